@@ -1,0 +1,57 @@
+# Each target works alone on a fresh clone: it builds .venv when that is missing or out of date.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install -qq -c constraints.txt
+
+# pip builds the package in an environment of its own, which `-c` does not reach; these do (the
+# second is the name that newer releases of pip read).
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
+
+PYTEST_ARGS ?= -n 2 --dist loadfile
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint perf clean
+
+help:  ## Show this list.
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/'
+
+demo: $(VENV)/.installed-demo  ## Run the quickstart against a server that it starts itself.
+	$(BIN)/python examples/quickstart/quickstart.py
+
+test: lint  ## Lint, type-check and run every test, with branch coverage.
+	$(BIN)/python -m pytest $(PYTEST_ARGS) --cov --cov-report=term
+
+lint: $(VENV)/.installed-test  ## Check style, format and types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+perf: $(VENV)/.installed-perf  ## Measure; choose with ARGS="<scenario> ...".
+	$(BIN)/python -m perf $(ARGS)
+
+clean:  ## Remove the environment and everything that was built.
+	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed-demo: $(VENV)/.created pyproject.toml constraints.txt
+	@echo 'Installing packages into $(VENV); the first time takes a few minutes.'
+	$(PIP_INSTALL) -e '.[examples]'
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.created pyproject.toml constraints.txt
+	@echo 'Installing packages into $(VENV); the first time takes a few minutes.'
+	$(PIP_INSTALL) -e '.[test,lint,cli]'
+	@touch $@
+
+$(VENV)/.installed-perf: $(VENV)/.created pyproject.toml constraints.txt
+	@echo 'Installing packages into $(VENV); the first time takes a few minutes.'
+	$(PIP_INSTALL) -e '.[perf]'
+	@touch $@

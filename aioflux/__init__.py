@@ -1,0 +1,83 @@
+"""Object storage for asyncio, with PyTorch datasets and checkpoints on top.
+
+    async with aioflux.open_store("gs://bucket/prefix") as store:
+        data = await store.get("a.bin")
+
+`aioflux.sync` has the same names for blocking code, `aioflux.data` the datasets,
+`aioflux.checkpoint` the checkpoints and `aioflux.testing` a server to test against. They and the
+store load on first use: `import aioflux` imports neither torch nor a cloud SDK.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from aioflux._errors import (
+    AiofluxError,
+    AlreadyExistsError,
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    ChecksumError,
+    CredentialsError,
+    NotFoundError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+    StorageError,
+    TransientError,
+)
+from aioflux._meta import DeleteResult, ObjectMeta
+from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
+
+if TYPE_CHECKING:
+    from aioflux import checkpoint as checkpoint
+    from aioflux import data as data
+    from aioflux import sync as sync
+    from aioflux import testing as testing
+    from aioflux.store import Store, open_store
+
+__all__ = [
+    "AiofluxError",
+    "AlreadyExistsError",
+    "CheckpointCorruptError",
+    "CheckpointError",
+    "CheckpointNotFoundError",
+    "ChecksumError",
+    "CredentialsError",
+    "DeleteResult",
+    "NotFoundError",
+    "ObjectMeta",
+    "PermissionDeniedError",
+    "PreconditionFailedError",
+    "RetryPolicy",
+    "StorageError",
+    "Store",
+    "Timeouts",
+    "TransferOptions",
+    "TransientError",
+    "__version__",
+    "open_store",
+]
+
+__version__ = "0.1.0"
+
+_LAZY_NAMES = {"Store": "aioflux.store", "open_store": "aioflux.store"}
+_LAZY_MODULES = ("checkpoint", "data", "sync", "testing")
+
+# Hidden from type checkers, to which it would promise that every name exists.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name in _LAZY_NAMES:
+            value = getattr(import_module(_LAZY_NAMES[name]), name)
+        elif name in _LAZY_MODULES:
+            value = import_module(f"aioflux.{name}")
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_LAZY_MODULES})

@@ -1,0 +1,10 @@
+"""`python -m aioflux`: the same as the command `aioflux`."""
+
+from __future__ import annotations
+
+import sys
+
+from aioflux.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Every error that aioflux raises.
+
+    AiofluxError(Exception)
+    ├── StorageError                 message="", *, uri, status
+    │   ├── NotFoundError            (FileNotFoundError)
+    │   ├── PermissionDeniedError    (PermissionError)
+    │   ├── AlreadyExistsError       (FileExistsError)   mode="create"
+    │   ├── PreconditionFailedError  the object changed under the caller
+    │   ├── ChecksumError            bytes received or sent do not match
+    │   └── TransientError           attempts ran out; __cause__ is the last failure
+    ├── CredentialsError
+    └── CheckpointError
+        ├── CheckpointNotFoundError
+        └── CheckpointCorruptError
+
+Each can be built from one message, because PyTorch re-raises a worker's error as
+`type(error)(text)`, and each pickles with its fields, because torch.distributed.checkpoint gathers
+errors by pickle.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "AiofluxError",
+    "AlreadyExistsError",
+    "CheckpointCorruptError",
+    "CheckpointError",
+    "CheckpointNotFoundError",
+    "ChecksumError",
+    "CredentialsError",
+    "NotFoundError",
+    "PermissionDeniedError",
+    "PreconditionFailedError",
+    "StorageError",
+    "TransientError",
+]
+
+
+class AiofluxError(Exception):
+    """Base of every error that aioflux raises."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # OSError subclasses rebuild from args alone; fields and notes travel in the instance
+        # dictionary.
+        return type(self), (self.message,), self.__dict__.copy()
+
+
+class StorageError(AiofluxError):
+    """A storage service refused or failed a request, or its answer cannot be right.
+
+    Attributes:
+        message: What was asked, of what, and what to do next.
+        uri: Whole uri of the object, prefix or bucket; empty where none applies.
+        status: HTTP status of the answer, or None where there was none.
+    """
+
+    def __init__(self, message: str = "", *, uri: str = "", status: int | None = None) -> None:
+        super().__init__(message)
+        self.uri = uri
+        self.status = status
+
+
+class NotFoundError(StorageError, FileNotFoundError):
+    """No object (or bucket, or upload) has this name, or not in this generation."""
+
+
+class PermissionDeniedError(StorageError, PermissionError):
+    """The credentials in use may not do this."""
+
+
+class AlreadyExistsError(StorageError, FileExistsError):
+    """`mode="create"` met an object that exists."""
+
+
+class PreconditionFailedError(StorageError):
+    """The object changed under the caller: its generation is not the expected one."""
+
+
+class ChecksumError(StorageError):
+    """Bytes that were received or sent do not match their checksum."""
+
+
+class TransientError(StorageError):
+    """A failure that another attempt may mend; raised to the caller when attempts or time ran out.
+
+    Attributes:
+        retry_after_seconds: The wait that the service asked for, or None.
+        num_bytes_received: Leading bytes of the body that arrived before it broke.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        uri: str = "",
+        status: int | None = None,
+        retry_after_seconds: float | None = None,
+        num_bytes_received: int = 0,
+    ) -> None:
+        super().__init__(message, uri=uri, status=status)
+        self.retry_after_seconds = retry_after_seconds
+        self.num_bytes_received = num_bytes_received
+
+
+class CredentialsError(AiofluxError):
+    """No usable credentials were found, or they could not be refreshed."""
+
+
+class CheckpointError(AiofluxError):
+    """A checkpoint could not be saved or loaded."""
+
+
+class CheckpointNotFoundError(CheckpointError):
+    """No checkpoint, or no checkpoint of this step, exists."""
+
+
+class CheckpointCorruptError(CheckpointError):
+    """A checkpoint exists, but its bytes do not verify."""

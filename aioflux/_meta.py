@@ -1,0 +1,55 @@
+"""What is known about an object, a page of a listing, and the outcome of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from aioflux._errors import StorageError
+
+__all__ = ["DeleteResult", "ObjectMeta"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectMeta:
+    """Metadata of one object, as the service told it."""
+
+    key: str
+    """Name of the object, below the prefix that the store was opened with."""
+    uri: str
+    """Whole uri of the object."""
+    size: int
+    """Stored size, in bytes."""
+    etag: str = ""
+    """Entity tag as the service gave it, quotes removed."""
+    generation: str = ""
+    """Identity of this content: the generation on GCS, the version on S3; empty where a service
+    has none."""
+    crc32c: int | None = None
+    """CRC32C (Castagnoli) of the stored bytes, or None where the service gave none."""
+    updated: datetime | None = None
+    """Time of the last change, aware, in UTC."""
+    content_type: str = ""
+    """Media type."""
+    content_encoding: str = ""
+    """`gzip` where the stored bytes are compressed, else empty. aioflux hands out stored bytes."""
+    storage_class: str = ""
+    """Storage class in the service's own words."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """The user's own metadata."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeleteResult:
+    """What became of each key of a `delete_many`; nothing is lost in silence."""
+
+    deleted: tuple[str, ...]
+    """Keys that were deleted."""
+    missing: tuple[str, ...] = ()
+    """Keys that named no object; not an error, since the aim is reached."""
+    errors: Mapping[str, StorageError] = field(default_factory=dict)
+    """Keys that could not be deleted, with the reason."""

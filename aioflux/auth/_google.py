@@ -1,0 +1,168 @@
+"""Google credentials: found and refreshed by google-auth, handed out as bearer tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from datetime import UTC
+from typing import TYPE_CHECKING, Any
+
+from aioflux._errors import CredentialsError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+__all__ = ["AnonymousToken", "GoogleToken", "ProvidedToken", "open_token"]
+
+SCOPES = ("https://www.googleapis.com/auth/devstorage.full_control",)
+
+_EARLY_SECONDS = 240.0
+"""A token is renewed in the background this long before it expires. The metadata server itself
+gives out the same token until about 4 minutes before its end
+(cloud.google.com/compute/docs/access/authenticate-workloads)."""
+
+_AGAIN_SECONDS = 10.0
+"""Time between two attempts to renew a token that is still valid."""
+
+_HOW_TO_SIGN_IN = (
+    "run 'gcloud auth application-default login', set GOOGLE_APPLICATION_CREDENTIALS to a key "
+    "file, or pass credentials=; for a public bucket pass "
+    "google.auth.credentials.AnonymousCredentials()"
+)
+
+
+class AnonymousToken:
+    """Sends no credentials: emulators and public buckets."""
+
+    async def get(self) -> str | None:
+        """Return None: no token."""
+        return None
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+class ProvidedToken:
+    """Asks the caller's function for a token, each time one is needed; the function caches."""
+
+    def __init__(self, provider: Callable[[], str | Awaitable[str]]) -> None:
+        self._provider = provider
+
+    async def get(self) -> str | None:
+        """Return the provider's token."""
+        token = self._provider()
+        return await token if inspect.isawaitable(token) else token
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+class GoogleToken:
+    """A token of google-auth credentials, renewed before it expires, one renewal at a time.
+
+    It has the two methods that gcloud-aio-storage calls on its own token class, so that one object
+    serves both planes.
+    """
+
+    def __init__(self, credentials: Any = None, *, clock: Callable[[], float] = time.time) -> None:
+        """Take credentials, or find the default ones on first use.
+
+        Args:
+            credentials: google-auth credentials.
+            clock: Unix time, in seconds.
+        """
+        self._credentials = credentials
+        self._clock = clock
+        self._value: str | None = None
+        self._renew_at = 0.0
+        self._expires_at = 0.0
+        self._renewal: asyncio.Task[None] | None = None
+
+    async def get(self) -> str | None:
+        """Return a token that is valid now.
+
+        Raises:
+            CredentialsError: No credentials were found, or they cannot be refreshed.
+        """
+        now = self._clock()
+        if now < self._renew_at:
+            return self._value
+        if self._renewal is None or self._renewal.done():
+            self._renewal = asyncio.create_task(self._renew())
+            # Where the old token is still valid, a renewal that fails is tried again in a while,
+            # and its error raised once the token has ended.
+            self._renew_at = min(now + _AGAIN_SECONDS, self._expires_at)
+            self._renewal.add_done_callback(lambda task: task.cancelled() or task.exception())
+        if now >= self._expires_at:
+            await asyncio.shield(self._renewal)
+        return self._value
+
+    async def close(self) -> None:
+        """Stop a renewal that is under way."""
+        if self._renewal is not None and not self._renewal.done():
+            self._renewal.cancel()
+            await asyncio.gather(self._renewal, return_exceptions=True)
+
+    async def _renew(self) -> None:
+        value, expiry = await asyncio.to_thread(self._refresh)
+        self._value = value
+        self._expires_at = expiry
+        remaining = expiry - self._clock()
+        self._renew_at = expiry - min(_EARLY_SECONDS, remaining / 2)
+
+    def _refresh(self) -> tuple[str, float]:
+        import google.auth
+        from google.auth import exceptions
+        from google.auth.transport.requests import Request
+
+        try:
+            if self._credentials is None:
+                self._credentials, _ = google.auth.default(scopes=SCOPES)
+            # The caller's token is used first, and for ever where it has no end: it may be one
+            # that cannot be refreshed.
+            is_first_or_endless = self._value is None or self._credentials.expiry is None
+            if not (is_first_or_endless and self._credentials.valid):
+                self._credentials.refresh(Request())
+        except exceptions.DefaultCredentialsError as exc:
+            raise CredentialsError(f"no Google credentials were found: {_HOW_TO_SIGN_IN}") from exc
+        except exceptions.GoogleAuthError as exc:
+            raise CredentialsError(
+                f"Google credentials could not be refreshed ({type(exc).__name__}): "
+                f"{_HOW_TO_SIGN_IN}"
+            ) from exc
+        expiry = self._credentials.expiry
+        # google-auth keeps naive times in UTC. Credentials without an end are asked again after an
+        # hour.
+        end = expiry.replace(tzinfo=UTC).timestamp() if expiry else self._clock() + 3600.0
+        return self._credentials.token, end
+
+
+def open_token(credentials: Any, *, emulator: bool) -> AnonymousToken | ProvidedToken | GoogleToken:
+    """Choose where tokens come from.
+
+    Args:
+        credentials: google-auth credentials, a function that returns a token (or an awaitable of
+            one), or None for Application Default Credentials.
+        emulator: The endpoint is an emulator, which is asked without credentials unless some are
+            given.
+
+    Raises:
+        TypeError: `credentials` is none of these.
+    """
+    if credentials is None:
+        return AnonymousToken() if emulator else GoogleToken()
+    import google.auth.credentials as google_credentials
+
+    if isinstance(credentials, google_credentials.AnonymousCredentials):
+        return AnonymousToken()
+    if isinstance(credentials, google_credentials.Credentials):
+        if isinstance(credentials, google_credentials.Scoped) and credentials.requires_scopes:
+            credentials = credentials.with_scopes(SCOPES)  # type: ignore[no-untyped-call]
+        return GoogleToken(credentials)
+    if callable(credentials):
+        return ProvidedToken(credentials)
+    raise TypeError(
+        "credentials must be google-auth credentials or a function that returns a token, not "
+        f"{type(credentials).__name__}"
+    )

@@ -1,0 +1,15 @@
+"""Checkpoints in object storage.
+
+    with open_writer("gs://bucket/model.pt") as file: torch.save(state_dict, file)
+    with open_reader("gs://bucket/model.pt") as file: state_dict = torch.load(file)
+
+The file objects here are for `torch.save` and `torch.load`, and for whatever else takes a binary
+file: pickle, zipfile, numpy, safetensors. They need no PyTorch themselves.
+"""
+
+from __future__ import annotations
+
+from aioflux.checkpoint._reader import CheckpointReader, open_reader
+from aioflux.checkpoint._writer import CheckpointWriter, open_writer
+
+__all__ = ["CheckpointReader", "CheckpointWriter", "open_reader", "open_writer"]

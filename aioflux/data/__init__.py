@@ -1,0 +1,24 @@
+"""PyTorch datasets over the objects below a uri.
+
+    dataset = IterableDataset("gs://bucket/train", transform=decode)
+    for batch in DataLoader(dataset, batch_size=64, num_workers=4): ...
+ One object is one sample. `MapDataset` has a length and takes indices; `IterableDataset` streams,
+split by rank and worker. Both list once, where they are built, sort by key, and read what they
+listed: an object that was replaced since is an error and never other data. Fork, spawn and
+forkserver workers each open connections of their own.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch  # noqa: F401  every name below is torch's, too
+except ModuleNotFoundError as exc:
+    raise ModuleNotFoundError(
+        "aioflux.data needs PyTorch: pip install 'aioflux[torch]'", name=exc.name
+    ) from exc
+
+from aioflux.data._iterable import IterableDataset
+from aioflux.data._map import MapDataset
+from aioflux.data._sample import Sample
+
+__all__ = ["IterableDataset", "MapDataset", "Sample"]

@@ -1,0 +1,149 @@
+"""MapDataset: objects by index."""
+
+from __future__ import annotations
+
+from operator import index as as_index
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from torch.utils.data import Dataset
+
+from aioflux.data._objects import Objects
+from aioflux.data._transform import transformed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import SupportsIndex, Unpack
+
+    from aioflux._meta import ObjectMeta
+    from aioflux._policy import StoreOptions
+    from aioflux.data._sample import Sample
+
+__all__ = ["MapDataset"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class MapDataset(Dataset[T_co]):
+    """The objects below a uri as a dataset with a length and indices, sorted by key.
+
+    Lists once, when it is built. Reads are pinned to the generations that were listed: an object
+    that was deleted or replaced since is a NotFoundError that names it, also through DataLoader.
+    DataLoader reads the objects of a batch at once.
+
+    Objects of size 0 whose key ends with "/" are left out: consoles put them in place of empty
+    directories.
+
+    Without a transform the items are `Sample`, which DataLoader's default collate does not know:
+    give a transform that returns tensors, numbers, strings or tuples of these, or `DataLoader(...,
+    collate_fn=list)` for lists of samples. With spawn or forkserver workers the transform must
+    pickle, as a function at the top of a module does.
+    """
+
+    @overload
+    def __init__(
+        self: MapDataset[Sample],
+        uri: str,
+        *,
+        transform: None = None,
+        **options: Unpack[StoreOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, uri: str, *, transform: Callable[[Sample], T_co], **options: Unpack[StoreOptions]
+    ) -> None: ...
+    def __init__(
+        self,
+        uri: str,
+        *,
+        transform: Callable[[Sample], Any] | None = None,
+        **options: Unpack[StoreOptions],
+    ) -> None:
+        """List the objects below `uri`.
+
+        Args:
+            uri: As `aioflux.open_store` takes it; keys are relative to it.
+            transform: Makes an item of a `Sample`, in the process that reads it.
+            options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
+                `ssl_context`, as `aioflux.open_store`. Limits hold for each DataLoader worker by
+                itself.
+
+        Raises:
+            NotFoundError: There is no object below `uri`.
+        """
+        self._build(Objects.listed(uri, options), transform)
+
+    @overload
+    @classmethod
+    def from_keys(
+        cls,
+        uri: str,
+        keys: Iterable[str] | Iterable[ObjectMeta],
+        *,
+        transform: None = None,
+        **options: Unpack[StoreOptions],
+    ) -> MapDataset[Sample]: ...
+    @overload
+    @classmethod
+    def from_keys(
+        cls,
+        uri: str,
+        keys: Iterable[str] | Iterable[ObjectMeta],
+        *,
+        transform: Callable[[Sample], T],
+        **options: Unpack[StoreOptions],
+    ) -> MapDataset[T]: ...
+    @classmethod
+    def from_keys(
+        cls,
+        uri: str,
+        keys: Iterable[str] | Iterable[ObjectMeta],
+        *,
+        transform: Callable[[Sample], Any] | None = None,
+        **options: Unpack[StoreOptions],
+    ) -> MapDataset[Any]:
+        """Build a dataset of these objects, in this order, without a listing.
+
+        Args:
+            uri: What the keys are relative to.
+            keys: Names, read in whatever generation they have then; or metadata of a listing, which
+                pins them.
+            transform: As for the class.
+            options: As for the class.
+        """
+        dataset: MapDataset[Any] = cls.__new__(cls)
+        dataset._build(Objects.named(uri, keys, options), transform)
+        return dataset
+
+    def _build(self, objects: Objects, transform: Callable[[Sample], Any] | None) -> None:
+        self._objects = objects
+        self._transform = transform
+
+    def __repr__(self) -> str:
+        return f"<MapDataset of {len(self)} objects below {self._objects.uri}>"
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def __getitem__(self, index: SupportsIndex) -> T_co:
+        """Read the object at `index`; a negative one counts from the end.
+
+        Raises:
+            IndexError: There are not so many objects.
+        """
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[T_co]:
+        """Read the objects at `indices` at once, in this order; DataLoader calls it for each batch.
+
+        Raises:
+            StorageError: The first object that cannot be read, named.
+        """
+        samples = self._objects.read([self._position(index) for index in indices])
+        return [transformed(sample, self._transform) for sample in samples]
+
+    def _position(self, index: SupportsIndex) -> int:
+        position = as_index(index)
+        if not -len(self) <= position < len(self):
+            raise IndexError(f"index {position} is out of range for {self!r}")
+        return position % len(self)

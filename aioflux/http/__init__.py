@@ -1,0 +1,33 @@
+"""HTTP/1.1 client data plane: from the kernel into the caller's buffer, and back.
+
+Every service sends its object bytes through `open_pool`. One request is one attempt; retries,
+checksums and status codes are the caller's.
+"""
+
+from aioflux.http._codec import Headers, ResponseHead
+from aioflux.http._connection import Response
+from aioflux.http._origin import Origin
+from aioflux.http._pool import Pool
+from aioflux.http._select import RequestPool, open_pool
+from aioflux.http._transport_errors import (
+    ConnectError,
+    ConnectionLostError,
+    ProtocolError,
+    StalledError,
+    TransportError,
+)
+
+__all__ = [
+    "ConnectError",
+    "ConnectionLostError",
+    "Headers",
+    "Origin",
+    "Pool",
+    "ProtocolError",
+    "RequestPool",
+    "Response",
+    "ResponseHead",
+    "StalledError",
+    "TransportError",
+    "open_pool",
+]

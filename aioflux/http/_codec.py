@@ -1,0 +1,267 @@
+"""HTTP/1.1 heads and the chunked coding as pure functions over bytes.
+
+Stricter than RFC 9112 asks of a client, because a response that two parsers could frame
+differently is a response whose bytes belong to nobody: no whitespace before a colon, no folded
+lines, no bare CR or LF, not both Content-Length and Transfer-Encoding, no transfer coding but
+`chunked`. Whatever h11 refuses is refused here too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from aioflux.http._transport_errors import ProtocolError
+
+__all__ = [
+    "MAX_HEAD_BYTES",
+    "ChunkedDecoder",
+    "Headers",
+    "ResponseHead",
+    "encode_head",
+    "parse_head",
+]
+
+MAX_HEAD_BYTES: Final = 64 * 1024
+_MAX_CHUNK_LINE_BYTES: Final = 4096
+_MAX_TRAILER_BYTES: Final = 16 * 1024
+_MAX_REMEMBERED_NAMES: Final = 512
+
+_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_TARGET = re.compile(rb"[!-~]+")
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?")
+_CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;.*)?[ \t]*")
+# 18 digits fit a signed 64-bit number; nothing stored is longer.
+_MAX_LENGTH_DIGITS: Final = 18
+_CONTROLS = bytes(c for c in range(32) if c not in b"\t\r\n") + b"\x7f"
+
+# Checked names, as they came -> in lower case. A service sends the same dozen names for ever: a
+# dictionary hit costs 20 ns, matching and lowering a name 320.
+_names: dict[bytes, bytes] = {}
+
+
+class Headers(Mapping[bytes, bytes]):
+    """Fields of a response: names in lower case, repeated fields joined with `b", "`."""
+
+    __slots__ = ("_fields", "get")
+
+    def __init__(self, fields: dict[bytes, bytes]) -> None:
+        self._fields = fields
+        self.get = fields.get  # type: ignore[method-assign]  # C speed, same contract
+
+    def __getitem__(self, name: bytes) -> bytes:
+        return self._fields[name]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __repr__(self) -> str:
+        # Values stay out: a Location or a cookie may carry a signature.
+        return f"Headers({', '.join(name.decode('latin-1') for name in self._fields)})"
+
+    def __reduce__(self) -> tuple[type[Headers], tuple[dict[bytes, bytes]]]:
+        return Headers, (self._fields,)
+
+
+class ResponseHead(NamedTuple):
+    """Status line and fields of a response, and what they say about its framing."""
+
+    status: int
+    headers: Headers
+    http_minor: int
+    keep_alive: bool
+    content_length: int | None
+    chunked: bool
+
+
+def encode_head(method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+    """Encode the head of a request, the empty line included.
+
+    Args:
+        method: Method, for example `b"GET"`.
+        target: Path and query, already percent-encoded.
+        headers: Names and values in the order in which they are sent.
+
+    Raises:
+        ValueError: A part could end its line early or start another one.
+    """
+    lines = [b"%b %b HTTP/1.1" % (method, target)]
+    for name, value in headers:
+        if name not in _names:
+            _checked_name(name, ValueError)
+        lines.append(b"%b: %b" % (name, value))
+    head = b"\r\n".join(lines) + b"\r\n\r\n"
+    # One count over the whole head is cheaper than a look at every value.
+    num_ends = len(lines) + 1
+    if head.count(b"\n") != num_ends or head.count(b"\r") != num_ends or b"\0" in head:
+        raise ValueError("method, target and header values must not contain CR, LF or NUL")
+    if _TARGET.fullmatch(target) is None:
+        raise ValueError("target must be percent-encoded: visible ASCII only, no spaces")
+    if method not in _names:
+        _checked_name(method, ValueError)
+    return head
+
+
+def parse_head(data: bytes) -> ResponseHead:
+    """Parse the head of a response.
+
+    Args:
+        data: From the first byte of the status line to the empty line, both included.
+
+    Raises:
+        ProtocolError: The head is not valid, or its framing could be read in two ways.
+    """
+    if len(data) > MAX_HEAD_BYTES:
+        raise ProtocolError(f"response head is over {MAX_HEAD_BYTES} bytes")
+    if data[-4:] != b"\r\n\r\n":
+        raise ProtocolError("response head does not end with an empty line")
+    lines = data[:-4].split(b"\r\n")
+    num_ends = len(lines) + 1
+    if data.count(b"\n") != num_ends or data.count(b"\r") != num_ends:
+        raise ProtocolError("response head contains a bare CR or LF")
+    if len(data.translate(None, _CONTROLS)) != len(data):
+        raise ProtocolError("response head contains a control character")
+    match = _STATUS_LINE.fullmatch(lines[0])
+    if match is None:
+        raise ProtocolError(f"not an HTTP/1.1 status line: {lines[0][:40]!r}")
+    fields = _parse_fields(lines)
+    return _frame(int(match[2]), 1 if match[1] == b"1" else 0, fields)
+
+
+def _parse_fields(lines: list[bytes]) -> dict[bytes, bytes]:
+    """Fields in the lines after the first."""
+    fields: dict[bytes, bytes] = {}
+    known = _names.get
+    for index in range(1, len(lines)):
+        raw, colon, value = lines[index].partition(b":")
+        if not colon:
+            raise ProtocolError("a header line has no colon")
+        name = known(raw) or _checked_name(raw, ProtocolError)
+        value = value.strip(b" \t")
+        fields[name] = fields[name] + b", " + value if name in fields else value
+    return fields
+
+
+def _checked_name(raw: bytes, error: type[Exception]) -> bytes:
+    """Lower-case form of a name; raises `error` where it is no token."""
+    if _TOKEN.fullmatch(raw) is None:
+        raise error(f"not a valid HTTP token: {raw[:40]!r}")
+    name = bytes(raw).lower()
+    if len(_names) < _MAX_REMEMBERED_NAMES:
+        _names[bytes(raw)] = name
+    return name
+
+
+def _frame(status: int, http_minor: int, fields: dict[bytes, bytes]) -> ResponseHead:
+    """Head with the framing that its fields ask for."""
+    coding = fields.get(b"transfer-encoding")
+    length = fields.get(b"content-length")
+    connection = fields.get(b"connection")
+    keep_alive = http_minor == 1
+    if keep_alive and connection is not None and connection != b"keep-alive":
+        tokens = connection.lower().split(b",")
+        keep_alive = all(token.strip(b" \t") != b"close" for token in tokens)
+    content_length = None
+    if length is not None:
+        if not length.isdigit() or len(length) > _MAX_LENGTH_DIGITS:
+            length = _agreed_length(length)
+        content_length = int(length)
+    if coding is not None:
+        if content_length is not None:
+            raise ProtocolError("response has both Content-Length and Transfer-Encoding")
+        if coding.lower() != b"chunked" or not http_minor:
+            raise ProtocolError(
+                f"unsupported transfer coding {coding[:40]!r} in HTTP/1.{http_minor}"
+            )
+    return ResponseHead(
+        status, Headers(fields), http_minor, keep_alive, content_length, coding is not None
+    )
+
+
+def _agreed_length(joined: bytes) -> bytes:
+    """The one length that a repeated Content-Length names."""
+    lengths = {part.strip(b" \t") for part in joined.split(b",")}
+    length = lengths.pop()
+    if lengths or not length.isdigit() or len(length) > _MAX_LENGTH_DIGITS:
+        raise ProtocolError(f"no single valid Content-Length: {joined[:40]!r}")
+    return length
+
+
+class ChunkedDecoder:
+    """Takes the framing off a chunked body, in whatever pieces it arrives.
+
+    Attributes:
+        is_done: The last chunk and its trailers have been seen; trailers are checked and dropped.
+    """
+
+    __slots__ = ("_line", "_num_trailer_bytes", "_read", "_remaining", "is_done")
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._line = bytearray()
+        self._num_trailer_bytes = 0
+        self._remaining = 0
+        # What the next line is: the handler returns nothing and sets the state that follows.
+        self._read = self._read_size
+
+    def feed(self, data: bytes | bytearray, start: int, end: int, body: list[memoryview]) -> int:
+        """Append to `body` the views of `data[start:end]` that are payload.
+
+        Returns:
+            Where reading stopped: `end`, or one past the end of the body when `is_done`.
+
+        Raises:
+            ProtocolError: The framing is not valid; what is in `body` by then is.
+        """
+        view = memoryview(data)
+        while start < end and not self.is_done:
+            if self._remaining:
+                num_bytes = min(self._remaining, end - start)
+                body.append(view[start : start + num_bytes])
+                self._remaining -= num_bytes
+                start += num_bytes
+            else:
+                start = self._feed_line(data, start, end)
+        return start
+
+    def _feed_line(self, data: bytes | bytearray, start: int, end: int) -> int:
+        """Collect one line up to its LF, and read it when it is whole."""
+        newline = data.find(b"\n", start, end)
+        stop = end if newline < 0 else newline + 1
+        self._line += data[start:stop]
+        if len(self._line) > _MAX_CHUNK_LINE_BYTES:
+            raise ProtocolError(f"a line of chunked framing is over {_MAX_CHUNK_LINE_BYTES} bytes")
+        if newline >= 0:
+            line = bytes(self._line)
+            self._line.clear()
+            if line[-2:] != b"\r\n" or b"\r" in line[:-2]:
+                raise ProtocolError("a line of chunked framing does not end with CRLF alone")
+            if len(line.translate(None, _CONTROLS)) != len(line):
+                raise ProtocolError("chunked framing contains a control character")
+            self._read(line[:-2])
+        return stop
+
+    def _read_size(self, line: bytes) -> None:
+        match = _CHUNK_LINE.fullmatch(line)
+        if match is None:
+            raise ProtocolError(f"not a chunk size: {line[:40]!r}")
+        self._remaining = int(match[1], 16)
+        self._read = self._read_end_of_chunk if self._remaining else self._read_trailer
+
+    def _read_end_of_chunk(self, line: bytes) -> None:
+        if line:
+            raise ProtocolError("a chunk is longer than its size says")
+        self._read = self._read_size
+
+    def _read_trailer(self, line: bytes) -> None:
+        self._num_trailer_bytes += len(line)
+        if self._num_trailer_bytes > _MAX_TRAILER_BYTES:
+            raise ProtocolError(f"trailers are over {_MAX_TRAILER_BYTES} bytes")
+        if line:
+            _parse_fields([b"", line])
+        else:
+            self.is_done = True

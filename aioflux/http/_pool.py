@@ -1,0 +1,236 @@
+"""Bounded keep-alive connections to each origin, and the requests over them."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import TYPE_CHECKING, Final
+
+from aioflux.http._body import Buffer, Destination, as_destination, as_views
+from aioflux.http._codec import encode_head
+from aioflux.http._connection import Connection, Response
+from aioflux.http._lane import Lane
+from aioflux.http._request import BODY_METHODS, RESENDABLE, check_headers, head_seconds_of
+from aioflux.http._transport_errors import ConnectError, ConnectionLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aioflux._policy import Timeouts
+    from aioflux.http._origin import Origin
+
+__all__ = ["Pool"]
+
+_MAX_TICK_SECONDS: Final = 0.25
+
+
+class Pool:
+    """Requests over bounded keep-alive connections.
+
+    A pool belongs to the event loop of its first request. Nothing is opened before that.
+
+    Attributes:
+        num_opened: Connections opened so far.
+        num_stale: Kept-alive connections that were found closed under a request, which was then
+            sent again over a new one.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_connections: int,
+        timeouts: Timeouts,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        """Take the limits; open nothing.
+
+        Args:
+            max_connections: Most connections to one origin; further requests wait in line.
+            timeouts: How long one attempt waits for the network.
+            ssl_context: How servers are verified; by default the system's authorities.
+        """
+        if max_connections < 1:
+            raise ValueError(f"max_connections must be above 0, not {max_connections!r}")
+        self.num_opened = 0
+        self.num_stale = 0
+        self._max_connections = max_connections
+        self._timeouts = timeouts
+        self._ssl_context = ssl_context
+        self._lanes: dict[Origin, Lane] = {}
+        self._authorities: dict[Origin, bytes] = {}
+        # Every open connection, and where it belongs.
+        self._open: dict[Connection, Lane] = {}
+        self._all_lost: asyncio.Event | None = None
+        self._ticker: asyncio.TimerHandle | None = None
+        self._tick_seconds = min(timeouts.progress_seconds / 4, _MAX_TICK_SECONDS)
+        self._is_closed = False
+
+    @property
+    def num_open(self) -> int:
+        """Connections that are open."""
+        return len(self._open)
+
+    @property
+    def num_idle(self) -> int:
+        """Open connections without a request."""
+        return sum(len(lane.idle) for lane in self._lanes.values())
+
+    async def request(
+        self,
+        origin: Origin,
+        method: bytes,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        *,
+        body: Sequence[Buffer] | Buffer | None = None,
+        into: Destination | None = None,
+        max_body_bytes: int | None = None,
+        head_seconds: float | None = None,
+    ) -> Response:
+        """Send one request and receive its whole response. Redirects are not followed.
+
+        A GET or HEAD that finds its kept-alive connection closed is sent once more over a new one.
+        Cancellation closes the connection under way and frees its place.
+
+        Args:
+            origin: The server.
+            method: Method, in upper case.
+            target: Path and query, percent-encoded.
+            headers: Further headers; Host and Content-Length are added here.
+            body: Memory that is sent as it is, without a copy; it must not change meanwhile.
+            into: Memory for the body of a 2xx response, or a function that gives memory for a
+                length. Other bodies get a buffer of their own, of 1 MiB at most.
+            max_body_bytes: Longest body of a 2xx response that is accepted.
+            head_seconds: Time for the response to begin once the request has left, in seconds; by
+                default `progress_seconds` for GET and HEAD and `idle_seconds` for the others.
+
+        Raises:
+            TransportError: There is no whole response.
+            ValueError: The request cannot be encoded, or `into` cannot be written.
+            RuntimeError: The pool is closed.
+        """
+        views = as_views(body) if body is not None else []
+        lane = self._lanes.get(origin)
+        if lane is None:
+            lane = self._add_lane(origin)
+        head = self._encode(origin, method, target, headers, views)
+        if isinstance(into, memoryview):
+            into = as_destination(into)
+        if head_seconds is None:
+            head_seconds = head_seconds_of(method, self._timeouts)
+        connection = await lane.take()
+        try:
+            while True:
+                if connection is None or not connection.is_usable:
+                    connection = await self._open_connection(origin, lane)
+                try:
+                    return await connection.send(
+                        head,
+                        views,
+                        is_head=method == b"HEAD",
+                        into=into,
+                        max_body_bytes=max_body_bytes,
+                        head_seconds=head_seconds,
+                    )
+                except ConnectionLostError:
+                    is_stale = connection.num_requests > 1 and not connection.response_begun
+                    if not (is_stale and method in RESENDABLE) or self._is_closed:
+                        raise
+                    self.num_stale += 1
+                    connection = None
+        except BaseException:
+            # Cancelled: what is under way must not reach the caller's memory any more.
+            if connection is not None:
+                connection.abort()
+            raise
+        finally:
+            lane.give_back(connection)
+
+    async def aclose(self) -> None:
+        """Fail what is under way, close every connection, and wait until all are closed."""
+        self._is_closed = True
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
+        for lane in self._lanes.values():
+            lane.fail_waiters(ConnectionLostError("the pool was closed"))
+        for connection in tuple(self._open):
+            connection.fail_closed()
+        while self._open:
+            # A new one each time: a connection that was being opened meanwhile comes after the
+            # first is set, and waiting for a set event never lets the loop turn.
+            self._all_lost = asyncio.Event()
+            await self._all_lost.wait()
+
+    def _add_lane(self, origin: Origin) -> Lane:
+        self._authorities[origin] = origin.authority
+        lane = self._lanes[origin] = Lane(self._max_connections)
+        return lane
+
+    def _encode(
+        self,
+        origin: Origin,
+        method: bytes,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        views: list[memoryview],
+    ) -> bytes:
+        """Head of a request, with the headers that the connection answers for."""
+        if self._is_closed:
+            raise RuntimeError("the pool is closed")
+        check_headers(headers)
+        lines = [(b"Host", self._authorities[origin]), *headers]
+        if views or method in BODY_METHODS:
+            lines.append((b"Content-Length", b"%d" % sum(map(len, views))))
+        return encode_head(method, target, lines)
+
+    async def _open_connection(self, origin: Origin, lane: Lane) -> Connection:
+        """Open a connection in a place that the caller has taken."""
+        loop = asyncio.get_running_loop()
+        is_tls = origin.scheme == "https"
+        context = self._tls_context() if is_tls else None
+
+        def connection_factory() -> Connection:
+            return Connection(on_lost=self._connection_lost, is_tls=is_tls)
+
+        limit = self._timeouts.connect_seconds
+        where = f"{origin.scheme}://{origin.authority.decode()}"
+        try:
+            async with asyncio.timeout(limit):
+                _, connection = await loop.create_connection(
+                    connection_factory, origin.host, origin.port, ssl=context
+                )
+        except TimeoutError as exc:
+            raise ConnectError(f"no connection to {where} within {limit:g} s") from exc
+        except (OSError, ssl.SSLError, ssl.CertificateError) as exc:
+            raise ConnectError(f"no connection to {where}: {exc}") from exc
+        self.num_opened += 1
+        if connection.is_lost:
+            raise ConnectionLostError(f"{where} closed the connection as soon as it was open")
+        self._open[connection] = lane
+        if self._is_closed:
+            connection.abort()
+            raise ConnectionLostError("the pool was closed")
+        if self._ticker is None:
+            self._ticker = loop.call_later(self._tick_seconds, self._tick, loop)
+        return connection
+
+    def _tls_context(self) -> ssl.SSLContext:
+        if self._ssl_context is None:
+            self._ssl_context = ssl.create_default_context()
+            self._ssl_context.set_alpn_protocols(["http/1.1"])
+        return self._ssl_context
+
+    def _connection_lost(self, connection: Connection) -> None:
+        lane = self._open.pop(connection, None)
+        if lane is not None:
+            lane.lost(connection)
+        if not self._open and self._all_lost is not None:
+            self._all_lost.set()
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look at every connection; come again while there is one."""
+        now = loop.time()
+        for connection in tuple(self._open):
+            connection.check(now, self._timeouts)
+        self._ticker = loop.call_later(self._tick_seconds, self._tick, loop) if self._open else None

@@ -1,0 +1,41 @@
+"""What a request means before it is sent: rules over values, shared by both clients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from aioflux._policy import Timeouts
+
+__all__ = ["BODY_METHODS", "RESENDABLE", "check_headers", "head_seconds_of"]
+
+RESENDABLE: Final = frozenset((b"GET", b"HEAD"))
+"""Sent again where a kept-alive connection turns out to be closed.
+
+Not PUT and DELETE, idempotent as they are (RFC 9110, 9.2.2): under a precondition, a second one
+that follows a first whose answer was lost is refused, and only the caller, who knows that there
+were two, can tell that from a conflict.
+"""
+BODY_METHODS: Final = frozenset((b"POST", b"PUT", b"PATCH"))
+"""Say so where they have no body; for the others no length means no body (RFC 9110, 8.6)."""
+
+_READS: Final = frozenset((b"GET", b"HEAD"))
+_OWN_HEADERS: Final = frozenset((b"host", b"content-length", b"transfer-encoding", b"connection"))
+
+
+def head_seconds_of(method: bytes, timeouts: Timeouts) -> float:
+    """Time for a response to begin: reads are answered from what is stored, writes take work."""
+    return timeouts.progress_seconds if method in _READS else timeouts.idle_seconds
+
+
+def check_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Refuse the headers that the client answers for.
+
+    Raises:
+        ValueError: One of them is among `headers`.
+    """
+    for name, _ in headers:
+        if name.lower() in _OWN_HEADERS:
+            raise ValueError(f"the header {name!r} is set by the pool")

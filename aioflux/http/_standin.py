@@ -1,0 +1,297 @@
+"""The same requests over aiohttp, for networks that are reached through a proxy.
+
+Slower than the data plane, with the same promises to the caller, and tested by the same suite.
+One difference: aiohttp does not tell a broken chunked framing from a lost connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+from yarl import URL
+
+from aioflux.http._body import (
+    Buffer,
+    Destination,
+    StreamedBody,
+    as_destination,
+    as_views,
+    check_length,
+    new_buffer,
+    place,
+)
+from aioflux.http._codec import MAX_HEAD_BYTES, Headers, ResponseHead, encode_head
+from aioflux.http._connection import Response
+from aioflux.http._request import BODY_METHODS, check_headers, head_seconds_of
+from aioflux.http._transport_errors import (
+    ConnectError,
+    ConnectionLostError,
+    ProtocolError,
+    StalledError,
+    TransportError,
+)
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Sequence
+    from types import SimpleNamespace
+
+    from aiohttp.abc import AbstractStreamWriter
+
+    from aioflux._policy import Timeouts
+    from aioflux.http._origin import Origin
+
+__all__ = ["AiohttpPool"]
+
+_SLICE_BYTES: Final = 256 * 1024
+_READ_BYTES: Final = 512 * 1024
+
+
+class AiohttpPool:
+    """Requests over one aiohttp session, through the proxies that the environment names."""
+
+    def __init__(
+        self,
+        *,
+        max_connections: int,
+        timeouts: Timeouts,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        """Take the limits, as `Pool` does; open nothing."""
+        if max_connections < 1:
+            raise ValueError(f"max_connections must be above 0, not {max_connections!r}")
+        self._max_connections = max_connections
+        self._timeouts = timeouts
+        self._ssl_context = ssl_context
+        self._session: aiohttp.ClientSession | None = None
+        self._is_closed = False
+
+    async def request(
+        self,
+        origin: Origin,
+        method: bytes,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        *,
+        body: Sequence[Buffer] | Buffer | None = None,
+        into: Destination | None = None,
+        max_body_bytes: int | None = None,
+        head_seconds: float | None = None,
+    ) -> Response:
+        """Send one request and receive its whole response; see `Pool.request`."""
+        if self._is_closed:
+            raise RuntimeError("the pool is closed")
+        check_headers(headers)
+        encode_head(method, target, headers)
+        if isinstance(into, memoryview):
+            into = as_destination(into)
+        if head_seconds is None:
+            head_seconds = head_seconds_of(method, self._timeouts)
+        attempt = _Attempt(self._timeouts.progress_seconds, head_seconds)
+        views = as_views(body)
+        payload = _Payload(views, attempt) if views or method in BODY_METHODS else None
+        try:
+            async with (
+                asyncio.timeout(None) as attempt.scope,
+                self._open_session().request(
+                    method.decode(),
+                    URL(_url(origin, target), encoded=True),
+                    headers=[(name.decode(), value.decode()) for name, value in headers],
+                    data=payload,
+                    allow_redirects=False,
+                    trace_request_ctx=attempt,
+                ) as answer,
+            ):
+                return await self._receive(answer, attempt, payload, into, max_body_bytes)
+        except TransportError as exc:
+            raise attempt.describe(exc) from exc.__cause__
+        except (TimeoutError, aiohttp.ClientError, OSError) as exc:
+            raise attempt.describe(_mapped(exc, origin)) from exc
+        finally:
+            attempt.scope = None
+
+    async def aclose(self) -> None:
+        """Fail what is under way and close every connection."""
+        self._is_closed = True
+        if self._session is not None:
+            await self._session.close()
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        """The session, opened by the first request."""
+        if self._session is None:
+            trace = aiohttp.TraceConfig()
+            trace.on_request_headers_sent.append(_headers_sent)
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=0,
+                    limit_per_host=self._max_connections,
+                    keepalive_timeout=self._timeouts.idle_seconds,
+                    ssl=self._ssl_context or True,
+                ),
+                timeout=aiohttp.ClientTimeout(
+                    total=None, sock_connect=self._timeouts.connect_seconds
+                ),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                trust_env=True,
+                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+                read_bufsize=_READ_BYTES,
+                max_line_size=MAX_HEAD_BYTES,
+                max_field_size=MAX_HEAD_BYTES,
+                trace_configs=[trace],
+            )
+        return self._session
+
+    async def _receive(
+        self,
+        answer: aiohttp.ClientResponse,
+        attempt: _Attempt,
+        payload: _Payload | None,
+        into: Destination | None,
+        max_body_bytes: int | None,
+    ) -> Response:
+        """Receive the body of a response into its destination."""
+        head = attempt.head = _head_of(answer)
+        attempt.moved()
+        num_bytes = head.content_length
+        if answer.method == "HEAD" or head.status in (204, 304):
+            num_bytes = 0
+        if num_bytes is not None and 200 <= head.status < 300:
+            check_length(num_bytes, into, max_body_bytes)
+            into = memoryview(new_buffer(num_bytes)) if into is None else place(into, num_bytes)
+        streamed = StreamedBody(
+            status=head.status, chunked=False, into=into, max_body_bytes=max_body_bytes
+        )
+        async for data in answer.content.iter_any():
+            attempt.moved()
+            try:
+                streamed.feed(data, 0, len(data))
+            finally:
+                attempt.num_received = streamed.num_bytes
+            if streamed.is_truncated:
+                break
+        if streamed.is_truncated or (payload is not None and not payload.is_sent):
+            # Not `release`: the writer would go on reading the caller's memory.
+            answer.close()
+        return Response(head.status, head.headers, streamed.finish(), streamed.num_bytes)
+
+
+class _Attempt:
+    """Progress of one request, and the deadline that moves with it.
+
+    Attributes:
+        scope: The deadline; None once the request has ended.
+        head: Head of the response, once it is here.
+        num_received: Leading bytes of the body in their destination.
+        is_sent: The server may have seen the request.
+    """
+
+    def __init__(self, progress_seconds: float, head_seconds: float) -> None:
+        self.scope: asyncio.Timeout | None = None
+        self.head: ResponseHead | None = None
+        self.num_received = 0
+        self.is_sent = False
+        self._progress_seconds = progress_seconds
+        self._head_seconds = head_seconds
+
+    def moved(self) -> None:
+        """Bytes arrived, or left: the next ones are due."""
+        self._due_in(self._progress_seconds)
+
+    def sent(self) -> None:
+        """The request has left: the response is due to begin."""
+        self._due_in(self._head_seconds)
+
+    def describe(self, error: TransportError) -> TransportError:
+        """The error, with how far the request had come."""
+        error.head = self.head
+        error.num_bytes_received = self.num_received
+        error.request_sent = self.is_sent
+        return error
+
+    def _due_in(self, seconds: float) -> None:
+        self.is_sent = True
+        if self.scope is not None and not self.scope.expired():
+            self.scope.reschedule(asyncio.get_running_loop().time() + seconds)
+
+
+class _Payload(aiohttp.payload.Payload):
+    """A body that is written from the caller's memory, slice by slice.
+
+    Attributes:
+        is_sent: All of it was handed to the transport.
+    """
+
+    def __init__(self, views: list[memoryview], attempt: _Attempt) -> None:
+        super().__init__(views)
+        self.is_sent = False
+        self._views = views
+        self._attempt = attempt
+        self._size = sum(map(len, views))
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """Text of the body, which nobody has a use for."""
+        return b"".join(self._views).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Write the slices, each when the transport has room."""
+        for view in self._views:
+            for start in range(0, len(view), _SLICE_BYTES):
+                self._attempt.moved()
+                await writer.write(view[start : start + _SLICE_BYTES])
+        self.is_sent = True
+        self._attempt.sent()
+
+    async def write_with_length(
+        self, writer: AbstractStreamWriter, content_length: int | None
+    ) -> None:
+        """Write all: the length that aiohttp asks for is our own."""
+        await self.write(writer)
+
+
+async def _headers_sent(
+    session: aiohttp.ClientSession, context: SimpleNamespace, params: object
+) -> None:
+    attempt: _Attempt = context.trace_request_ctx
+    attempt.sent()
+
+
+def _url(origin: Origin, target: bytes) -> str:
+    return f"{origin.scheme}://{origin.authority.decode()}{target.decode()}"
+
+
+def _head_of(answer: aiohttp.ClientResponse) -> ResponseHead:
+    """Head of aiohttp's response, in our form."""
+    fields: dict[bytes, bytes] = {}
+    for raw, value in answer.raw_headers:
+        name = raw.lower()
+        fields[name] = fields[name] + b", " + value if name in fields else value
+    minor = 1 if answer.version is None else answer.version.minor
+    length = answer.content_length
+    coding = fields.get(b"transfer-encoding")
+    keep_alive = fields.get(b"connection", b"").lower() != b"close"
+    return ResponseHead(
+        answer.status, Headers(fields), minor, keep_alive, length, coding is not None
+    )
+
+
+def _mapped(exc: Exception, origin: Origin) -> TransportError:
+    """What an error of aiohttp is called here."""
+    where = f"{origin.scheme}://{origin.authority.decode()}"
+    if isinstance(
+        exc,
+        (
+            aiohttp.ClientConnectorError,
+            aiohttp.ClientConnectorCertificateError,
+            aiohttp.ClientHttpProxyError,
+            aiohttp.ConnectionTimeoutError,
+        ),
+    ):
+        return ConnectError(f"no connection to {where}: {exc}")
+    if isinstance(exc, TimeoutError):
+        return StalledError(f"the request to {where} stood still for too long")
+    if isinstance(exc, (aiohttp.ClientResponseError, aiohttp.InvalidURL)):
+        return ProtocolError(f"not a valid response from {where}: {type(exc).__name__}")
+    return ConnectionLostError(f"the connection to {where} was lost: {exc}")

@@ -1,0 +1,1 @@
+"""aioflux behind the interfaces of other libraries."""

@@ -1,0 +1,1 @@
+"""Storage services: one method is one request and one attempt."""

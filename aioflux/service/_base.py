@@ -1,0 +1,241 @@
+"""The contract between transfers and one storage service: one method, one request, one attempt.
+
+A service is bound to one bucket and prefix. Keys are relative to that prefix in both directions.
+Nothing here retries, splits or limits: that is the work of `transfer/`. Every failure is one of
+`aioflux._errors`; a failure that another attempt may mend is a `TransientError`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from aioflux._meta import ObjectMeta
+
+__all__ = ["Body", "Capabilities", "Page", "Precondition", "Service", "Source", "UploadedPart"]
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capabilities:
+    """What a service can do, declared instead of found out by trying."""
+
+    generations: bool = True
+    """Reads can be pinned to a generation."""
+    compose: bool = True
+    """Objects can be concatenated by the service."""
+    max_compose_sources: int = 32
+    """Sources of one compose."""
+    conditional_complete: bool = False
+    """Completing a multipart upload honours a precondition."""
+    min_part_size_bytes: int = 5 * MIB
+    """Smallest part but the last, in bytes."""
+    max_part_size_bytes: int = 5 * 1024 * MIB
+    """Largest part, in bytes."""
+    max_parts: int = 10_000
+    """Parts of one multipart upload."""
+    page_size: int = 1000
+    """Objects in one page of a listing, at most."""
+    part_checksums: bool = True
+    """Parts travel with their crc32c, which the service compares."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Precondition:
+    """What must hold for a write to happen. Empty: it always happens."""
+
+    if_generation_match: str | None = None
+    """The generation that the object must have."""
+    if_absent: bool = False
+    """No object of this key may exist."""
+
+    def __bool__(self) -> bool:
+        return self.if_absent or self.if_generation_match is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """One source of a compose or copy."""
+
+    key: str
+    """Key of the source."""
+    generation: str = ""
+    """Generation that it must have; empty for any."""
+
+
+@dataclass(slots=True)
+class Body:
+    """Bytes of one response to a read, with what the service said of the whole object."""
+
+    data: bytes | bytearray | memoryview
+    """The bytes received: in the caller's own memory where that was given."""
+    size: int
+    """Stored size of the whole object, in bytes."""
+    generation: str
+    """Generation that was read; empty where a service has none."""
+    crc32c: int | None
+    """CRC32C of the whole object, or None."""
+    meta: Callable[[], ObjectMeta]
+    """Builds the metadata that came with the bytes; not all services tell all of it here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One response of a listing, sorted by key."""
+
+    objects: Sequence[ObjectMeta]
+    """Objects of this page."""
+    prefixes: Sequence[str]
+    """Common prefixes of this page, where a delimiter was asked for."""
+    next_token: str
+    """Where the next page begins; empty at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadedPart:
+    """One part that a service holds for a multipart upload."""
+
+    number: int
+    """Number of the part, from 1."""
+    etag: str
+    """Entity tag that completes the upload."""
+    size: int
+    """Bytes in the part."""
+
+
+class Service(ABC):
+    """One bucket and prefix of one storage service."""
+
+    capabilities: Capabilities
+
+    def __init__(self, *, root_uri: str, prefix: str) -> None:
+        self._root_uri = root_uri
+        self._prefix = prefix
+
+    def uri(self, key: str = "") -> str:
+        """Return the whole uri of a key, for errors and metadata."""
+        return f"{self._root_uri}{self._prefix}{key}"
+
+    @abstractmethod
+    async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
+        """Read the metadata of an object."""
+
+    @abstractmethod
+    async def get(
+        self,
+        key: str,
+        *,
+        generation: str = "",
+        start: int = 0,
+        end: int | None = None,
+        into: memoryview | None = None,
+    ) -> Body:
+        """Read the bytes `[start, end)` of an object.
+
+        Args:
+            key: Name of the object.
+            generation: Read this generation and no other.
+            start: First byte.
+            end: One past the last byte; beyond the end of the object, or None, it means the end.
+            into: Memory that takes the bytes; must hold as many as there are.
+
+        Raises:
+            NotFoundError: No such object, or not in this generation.
+            TransientError: The body broke off; `num_bytes_received` leading bytes are in `into`.
+        """
+
+    @abstractmethod
+    async def put(
+        self,
+        key: str,
+        data: bytes | memoryview,
+        *,
+        crc32c: int | None,
+        precondition: Precondition,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectMeta:
+        """Write a whole object; the service compares `crc32c` where one is given."""
+
+    @abstractmethod
+    async def delete(self, key: str, *, generation: str = "") -> None:
+        """Delete an object."""
+
+    @abstractmethod
+    async def list_page(
+        self,
+        prefix: str,
+        *,
+        start_offset: str = "",
+        end_offset: str = "",
+        delimiter: str = "",
+        page_token: str = "",
+        page_size: int | None = None,
+    ) -> Page:
+        """Read one page of the keys below `prefix`, within `[start_offset, end_offset)`."""
+
+    @abstractmethod
+    async def compose(
+        self,
+        key: str,
+        sources: Sequence[Source],
+        *,
+        precondition: Precondition,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectMeta:
+        """Concatenate objects of this bucket into `key`, on the service."""
+
+    @abstractmethod
+    async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
+        """Copy an object within the bucket, on the service."""
+
+    @abstractmethod
+    async def initiate_upload(
+        self, key: str, *, content_type: str = "", metadata: Mapping[str, str] | None = None
+    ) -> str:
+        """Begin a multipart upload and return its id."""
+
+    @abstractmethod
+    async def put_part(
+        self,
+        key: str,
+        upload_id: str,
+        number: int,
+        pieces: Sequence[bytes | memoryview],
+        *,
+        offset: int,
+        crc32c: int | None,
+    ) -> UploadedPart:
+        """Send one part: the concatenation of `pieces`, which stands at `offset` in the object."""
+
+    @abstractmethod
+    async def complete_upload(
+        self,
+        key: str,
+        upload_id: str,
+        parts: Sequence[UploadedPart],
+        *,
+        precondition: Precondition,
+    ) -> ObjectMeta:
+        """Make the object of the parts visible, whole.
+
+        A precondition is given only to services that declare `conditional_complete`.
+        """
+
+    @abstractmethod
+    async def abort_upload(self, key: str, upload_id: str) -> None:
+        """Forget an upload and its parts. An unknown upload is no error: the aim is reached."""
+
+    @abstractmethod
+    async def list_uploads(self, prefix: str) -> Sequence[tuple[str, str]]:
+        """Return (key, upload id) of every open upload below a prefix."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close connections and sessions. The service cannot be used afterwards."""

@@ -1,0 +1,446 @@
+"""Google Cloud Storage: bytes, parts and listings on the data plane, the rest on the control plane.
+
+The XML API carries bytes: it takes preconditions and checksums as headers, answers with all of an
+object's checksums, and speaks the multipart protocol. Requests with `Accept-Encoding: gzip` get the
+stored bytes of a compressed object, whose checksum is known; without it the service would
+decompress them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from aioflux._errors import StorageError, TransientError
+from aioflux.auth._google import open_token
+from aioflux.http import Origin, ProtocolError, TransportError, open_pool
+from aioflux.http._memory import BytesBuffer
+from aioflux.service import _gcs_wire as wire
+from aioflux.service import _multipart as multipart
+from aioflux.service._base import Body, Capabilities, Page, Precondition, Service, UploadedPart
+from aioflux.service._gcs_control import GCSControl
+from aioflux.service._status import error_from_status
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Mapping, Sequence
+
+    from aioflux._meta import ObjectMeta
+    from aioflux._policy import Timeouts
+    from aioflux.http import Response
+    from aioflux.service._base import Source
+
+__all__ = ["GCSService"]
+
+DEFAULT_ENDPOINT = "https://storage.googleapis.com"
+
+_STORED_BYTES = (b"Accept-Encoding", b"gzip")
+_USER_AGENT = (b"User-Agent", b"aioflux")
+_DEFAULT_TYPE = "application/octet-stream"
+_COMPLETE_SECONDS = 600.0
+"""Completing an upload of many parts can take minutes
+(cloud.google.com/storage/docs/xml-api/post-object-complete)."""
+
+
+class GCSService(Service):
+    """One bucket and prefix of Google Cloud Storage."""
+
+    capabilities = Capabilities()
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        *,
+        endpoint_url: str = DEFAULT_ENDPOINT,
+        emulator: bool = False,
+        credentials: Any = None,
+        timeouts: Timeouts,
+        max_connections: int,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        super().__init__(root_uri=f"gs://{bucket}/", prefix=prefix)
+        self._origin = Origin.from_url(endpoint_url)
+        self._token = open_token(credentials, emulator=emulator)
+        self._pool = open_pool(
+            self._origin,
+            max_connections=max_connections,
+            timeouts=timeouts,
+            ssl_context=ssl_context,
+        )
+        self._control = GCSControl(
+            bucket,
+            api_root=endpoint_url.rstrip("/"),
+            token=self._token,
+            timeouts=timeouts,
+            max_connections=max_connections,
+            ssl_context=ssl_context,
+        )
+        # Content type and metadata of the uploads under way, which no later answer repeats.
+        self._begun: dict[str, tuple[str, Mapping[str, str]]] = {}
+        self._bucket_path = f"/{quote(bucket, safe='')}"
+        self._list_path = f"/storage/v1/b/{quote(bucket, safe='')}/o"
+
+    async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
+        uri = self.uri(key)
+        resource = await self._control.head(self._name(key), generation=generation, uri=uri)
+        return wire.meta_from_resource(resource, key=key, uri=uri)
+
+    async def get(
+        self,
+        key: str,
+        *,
+        generation: str = "",
+        start: int = 0,
+        end: int | None = None,
+        into: memoryview | None = None,
+    ) -> Body:
+        target = self._path(key)
+        if generation:
+            target += f"?generation={generation}"
+        headers = [_STORED_BYTES]
+        if start or end is not None:
+            headers.append((b"Range", f"bytes={start}-{'' if end is None else end - 1}".encode()))
+        made: list[BytesBuffer] = []
+
+        def allocate(size: int) -> memoryview:
+            made.append(BytesBuffer(size))
+            return made[-1].view
+
+        response = await self._send(
+            b"GET",
+            target.encode(),
+            "read",
+            key,
+            headers=headers,
+            into=allocate if into is None else into,
+            accept=(416,),
+        )
+        if response.status == 416:
+            return self._past_the_end(key, response, start)
+        return self._body(key, response, made, start)
+
+    def _body(self, key: str, response: Response, made: list[BytesBuffer], start: int) -> Body:
+        headers = response.headers
+        size = response.num_bytes
+        if response.status == 206:
+            size = int((headers.get(b"content-range") or b"").rpartition(b"/")[2])
+        elif start:
+            raise StorageError(
+                f"could not read {self.uri(key)} from byte {start}: the service ignored the range",
+                uri=self.uri(key),
+                status=response.status,
+            )
+        data = made[-1].finish(response.num_bytes) if made else response.body
+        return Body(
+            data=data,
+            size=size,
+            generation=(headers.get(b"x-goog-generation") or b"").decode(),
+            crc32c=wire.hash_crc32c(headers.get(b"x-goog-hash")),
+            meta=lambda: wire.meta_from_headers(headers, key=key, uri=self.uri(key), size=size),
+        )
+
+    def _past_the_end(self, key: str, response: Response, start: int) -> Body:
+        # An empty object has no byte 0, so that even `bytes=0-` is past its end (RFC 9110, 14.1.2).
+        size = int((response.headers.get(b"content-range") or b"/0").rpartition(b"/")[2])
+        headers = response.headers
+        generation = (headers.get(b"x-goog-generation") or b"").decode()
+        crc32c = wire.hash_crc32c(headers.get(b"x-goog-hash")) if size else 0
+        return Body(
+            data=b"",
+            size=size,
+            generation=generation,
+            crc32c=crc32c,
+            meta=lambda: wire.meta_from_headers(headers, key=key, uri=self.uri(key), size=size),
+        )
+
+    async def put(
+        self,
+        key: str,
+        data: bytes | memoryview,
+        *,
+        crc32c: int | None,
+        precondition: Precondition,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectMeta:
+        headers = _object_headers(content_type, metadata) + wire.precondition_headers(precondition)
+        headers += _hash_header(crc32c)
+        response = await self._send(
+            b"PUT", self._path(key).encode(), "write", key, headers=headers, body=data
+        )
+        meta = wire.meta_from_headers(
+            response.headers, key=key, uri=self.uri(key), size=memoryview(data).nbytes
+        )
+        # The answer's own Content-Type is that of an empty body, not the object's.
+        return replace(meta, content_type=content_type or _DEFAULT_TYPE, metadata=metadata or {})
+
+    async def delete(self, key: str, *, generation: str = "") -> None:
+        # On the data plane: aiohttp sends a DELETE again by itself where its connection was lost,
+        # and the second answer to a delete that was done is "not found".
+        headers = wire.precondition_headers(Precondition(if_generation_match=generation or None))
+        await self._send(b"DELETE", self._path(key).encode(), "delete", key, headers=headers)
+
+    async def list_page(
+        self,
+        prefix: str,
+        *,
+        start_offset: str = "",
+        end_offset: str = "",
+        delimiter: str = "",
+        page_token: str = "",
+        page_size: int | None = None,
+    ) -> Page:
+        query = {
+            "fields": wire.LIST_FIELDS,
+            "maxResults": str(page_size or self.capabilities.page_size),
+        }
+        for name, value in (
+            ("prefix", self._prefix + prefix),
+            ("startOffset", start_offset and self._prefix + start_offset),
+            ("endOffset", end_offset and self._prefix + end_offset),
+            ("delimiter", delimiter),
+            ("pageToken", page_token),
+        ):
+            if value:
+                query[name] = value  # noqa: PERF403  a comprehension hides the condition
+        target = f"{self._list_path}?{urlencode(query)}".encode()
+        response = await self._send(b"GET", target, "list", prefix)
+        try:
+            page = wire.decode_page(response.body)
+        except msgspec.MsgspecError as exc:
+            uri = self.uri(prefix)
+            raise TransientError(
+                f"could not list {uri}: the answer is not a listing", uri=uri
+            ) from exc
+        cut = len(self._prefix)
+        return Page(
+            objects=[
+                wire.meta_from_resource(item, key=item.name[cut:], uri=self.uri(item.name[cut:]))
+                for item in page.items
+            ],
+            prefixes=[name[cut:] for name in page.prefixes],
+            next_token=page.next_page_token,
+        )
+
+    async def compose(
+        self,
+        key: str,
+        sources: Sequence[Source],
+        *,
+        precondition: Precondition,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectMeta:
+        uri = self.uri(key)
+        resource = await self._control.compose(
+            self._name(key),
+            [(self._name(source.key), source) for source in sources],
+            precondition=precondition,
+            content_type=content_type,
+            metadata=metadata,
+            uri=uri,
+        )
+        return wire.meta_from_resource(resource, key=key, uri=uri)
+
+    async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
+        resource = await self._control.copy(
+            source,
+            self._name(source.key),
+            self._name(key),
+            precondition=precondition,
+            uri=self.uri(source.key),
+            target_uri=self.uri(key),
+        )
+        return wire.meta_from_resource(resource, key=key, uri=self.uri(key))
+
+    async def initiate_upload(
+        self, key: str, *, content_type: str = "", metadata: Mapping[str, str] | None = None
+    ) -> str:
+        response = await self._send(
+            b"POST",
+            multipart.initiate_target(self._path(key)),
+            "begin an upload of",
+            key,
+            headers=_object_headers(content_type, metadata),
+            body=b"",
+        )
+        upload_id = self._field(response, "UploadId", key)
+        self._begun[upload_id] = (content_type or _DEFAULT_TYPE, metadata or {})
+        return upload_id
+
+    async def put_part(
+        self,
+        key: str,
+        upload_id: str,
+        number: int,
+        pieces: Sequence[bytes | memoryview],
+        *,
+        offset: int,
+        crc32c: int | None,
+    ) -> UploadedPart:
+        response = await self._send(
+            b"PUT",
+            multipart.part_target(self._path(key), upload_id, number),
+            f"write part {number} of",
+            key,
+            headers=_hash_header(crc32c),
+            body=pieces,
+        )
+        etag = (response.headers.get(b"etag") or b"").decode("latin-1")
+        return UploadedPart(number, etag, sum(memoryview(piece).nbytes for piece in pieces))
+
+    async def complete_upload(
+        self,
+        key: str,
+        upload_id: str,
+        parts: Sequence[UploadedPart],
+        *,
+        precondition: Precondition,
+    ) -> ObjectMeta:
+        assert not precondition  # the service would complete in silence whatever it says
+        response = await self._send(
+            b"POST",
+            multipart.abort_target(self._path(key), upload_id),
+            "complete the upload of",
+            key,
+            headers=[(b"Content-Type", b"application/xml")],
+            body=multipart.complete_body(parts),
+            head_seconds=_COMPLETE_SECONDS,
+        )
+        etag = self._field(response, "ETag", key).strip('"')
+        size = sum(part.size for part in parts)
+        meta = wire.meta_from_headers(response.headers, key=key, uri=self.uri(key), size=size)
+        # The headers describe the answer's own XML; what the upload was begun with stands.
+        content_type, metadata = self._begun.pop(upload_id, ("", {}))
+        return replace(meta, etag=etag, content_type=content_type, metadata=metadata)
+
+    async def abort_upload(self, key: str, upload_id: str) -> None:
+        target = multipart.abort_target(self._path(key), upload_id)
+        await self._send(b"DELETE", target, "abort the upload of", key, accept=(404,))
+        self._begun.pop(upload_id, None)
+
+    async def list_uploads(self, prefix: str) -> Sequence[tuple[str, str]]:
+        found: list[tuple[str, str]] = []
+        key_marker = id_marker = ""
+        while True:
+            target = multipart.list_uploads_target(
+                self._bucket_path,
+                prefix=self._prefix + prefix,
+                key_marker=key_marker,
+                id_marker=id_marker,
+            )
+            response = await self._send(b"GET", target, "list the uploads of", prefix)
+            try:
+                uploads, key_marker, id_marker = multipart.parse_uploads(response.body)
+            except (ValueError, KeyError) as exc:
+                uri = self.uri(prefix)
+                raise TransientError(
+                    f"could not list the uploads of {uri}: {exc}", uri=uri
+                ) from exc
+            found += [(key[len(self._prefix) :], upload_id) for key, upload_id in uploads]
+            if not key_marker:
+                return found
+
+    async def aclose(self) -> None:
+        await self._pool.aclose()
+        await self._control.aclose()
+        await self._token.close()
+
+    def _path(self, key: str) -> str:
+        return f"{self._bucket_path}/{quote(self._name(key), safe='/')}"
+
+    def _name(self, key: str) -> str:
+        """Return the object's whole name.
+
+        Raises:
+            ValueError: It is "." or "..": no object has these names, and in a url they would mean
+                the bucket.
+        """
+        name = self._prefix + key
+        if name in {".", ".."}:
+            raise ValueError(f"{name!r} is no name for an object")
+        return name
+
+    def _field(self, response: Response, name: str, key: str) -> str:
+        # A complete can answer 200 and carry an error in its body, as on S3.
+        try:
+            return multipart.parse_fields(response.body)[name]
+        except (ValueError, KeyError) as exc:
+            code, detail = multipart.parse_error(response.body)
+            uri = self.uri(key)
+            raise TransientError(
+                f"could not upload {uri}: the answer has no {name} ({code} {detail})",
+                uri=uri,
+                status=response.status,
+            ) from exc
+
+    async def _send(
+        self,
+        method: bytes,
+        target: bytes,
+        action: str,
+        key: str,
+        *,
+        headers: list[tuple[bytes, bytes]] | None = None,
+        body: Any = None,
+        into: Any = None,
+        accept: tuple[int, ...] = (),
+        head_seconds: float | None = None,
+    ) -> Response:
+        """Send one request on the data plane; the one place where its errors become ours."""
+        sent = [_USER_AGENT, *(headers or ())]
+        if token := await self._token.get():
+            sent.append((b"Authorization", b"Bearer " + token.encode()))
+        try:
+            response = await self._pool.request(
+                self._origin, method, target, sent, body=body, into=into, head_seconds=head_seconds
+            )
+        except RuntimeError as exc:
+            uri = self.uri(key)
+            raise StorageError(f"could not {action} {uri}: the store was closed", uri=uri) from exc
+        except ProtocolError as exc:
+            uri = self.uri(key)
+            raise StorageError(f"could not {action} {uri}: {exc}", uri=uri) from exc
+        except TransportError as exc:
+            uri = self.uri(key)
+            raise TransientError(
+                f"could not {action} {uri}: {exc}",
+                uri=uri,
+                num_bytes_received=exc.num_bytes_received,
+            ) from exc
+        if 200 <= response.status < 300 or response.status in accept:
+            return response
+        raise self._refused(response, action, key)
+
+    def _refused(self, response: Response, action: str, key: str) -> StorageError:
+        code, detail = multipart.parse_error(response.body)
+        retry_after = response.headers.get(b"retry-after")
+        return error_from_status(
+            response.status,
+            action=action,
+            uri=self.uri(key),
+            code=code,
+            detail=detail or wire.decode_error(response.body),
+            retry_after=retry_after.decode("latin-1") if retry_after else None,
+        )
+
+
+def _object_headers(
+    content_type: str, metadata: Mapping[str, str] | None
+) -> list[tuple[bytes, bytes]]:
+    headers = [(b"Content-Type", (content_type or _DEFAULT_TYPE).encode())]
+    headers += [
+        (b"x-goog-meta-" + name.encode(), value.encode())
+        for name, value in (metadata or {}).items()
+    ]
+    return headers
+
+
+def _hash_header(crc32c: int | None) -> list[tuple[bytes, bytes]]:
+    if crc32c is None:
+        return []
+    return [(b"x-goog-hash", f"crc32c={wire.encode_crc32c(crc32c)}".encode())]

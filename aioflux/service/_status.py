@@ -1,0 +1,98 @@
+"""What an answer means: HTTP statuses and service codes mapped to errors."""
+
+from __future__ import annotations
+
+import email.utils
+import time
+
+from aioflux._errors import (
+    ChecksumError,
+    NotFoundError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+    StorageError,
+    TransientError,
+)
+
+__all__ = ["error_from_status", "parse_retry_after"]
+
+_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+_DIGEST_CODES = frozenset({"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch"})
+
+
+def parse_retry_after(value: str | None, *, now: float | None = None) -> float | None:
+    """Return the seconds that a Retry-After header asks for (RFC 9110, 10.2.3), or None.
+
+    Args:
+        value: The header: seconds, or an HTTP date.
+        now: Current Unix time, in seconds; the clock's where it is not given.
+    """
+    if not value:
+        return None
+    text = value.strip()
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        moment = email.utils.parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return max(0.0, moment.timestamp() - (time.time() if now is None else now))
+
+
+def error_from_status(
+    status: int,
+    *,
+    action: str,
+    uri: str,
+    code: str = "",
+    detail: str = "",
+    retry_after: str | None = None,
+) -> StorageError:
+    """Return the error for an answer that is not a success.
+
+    Args:
+        status: HTTP status.
+        action: What was asked, as a verb: "read", "compose".
+        uri: Of what.
+        code: The service's own code, such as `NoSuchKey`.
+        detail: The service's own words, shortened here.
+        retry_after: Retry-After header.
+    """
+    said = f"HTTP {status}" + (f" {code}" if code else "")
+    words = " ".join(detail.split())[:300]
+    tail = f" ({words})" if words else ""
+    if status in _TRANSIENT:
+        return TransientError(
+            f"could not {action} {uri}: the service answered {said}{tail}",
+            uri=uri,
+            status=status,
+            retry_after_seconds=parse_retry_after(retry_after),
+        )
+    if code in _DIGEST_CODES:
+        return ChecksumError(
+            f"could not {action} {uri}: the service received other bytes than were sent, "
+            f"{said}{tail}",
+            uri=uri,
+            status=status,
+        )
+    if status == 404:
+        return NotFoundError(
+            f"could not {action} {uri}: nothing of this name exists, {said}{tail}; list the prefix "
+            "to see what does",
+            uri=uri,
+            status=status,
+        )
+    if status in {401, 403}:
+        return PermissionDeniedError(
+            f"could not {action} {uri}: {said}{tail}; check that the credentials in use may "
+            f"{action} objects there",
+            uri=uri,
+            status=status,
+        )
+    if status == 412:
+        return PreconditionFailedError(
+            f"could not {action} {uri}: its generation is not the expected one, {said}{tail}",
+            uri=uri,
+            status=status,
+        )
+    return StorageError(f"could not {action} {uri}: {said}{tail}", uri=uri, status=status)

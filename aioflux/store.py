@@ -1,0 +1,585 @@
+"""Store: objects below one uri. It guards arguments and owns the policies; `transfer/` works.
+
+Over 500 lines because it is the one place where every public operation is declared: more than half
+of it is signatures and docstrings, and a method does no more than check and hand on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+
+from aioflux._meta import DeleteResult, ObjectMeta
+from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
+from aioflux._uri import Location, parse_uri
+from aioflux.service._base import Precondition, Source
+from aioflux.service._open import ServiceConfig, open_service
+from aioflux.transfer import _compose, _delete, _download, _listing, _upload
+from aioflux.transfer._download import Fetched
+from aioflux.transfer._fanout import Items, bounded_batches, bounded_map
+from aioflux.transfer._limits import ByteBudget, Limits
+from aioflux.transfer._reader import ObjectReader
+from aioflux.transfer._session import Session
+from aioflux.transfer._upload import ObjectWriter, WriteRequest
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+    from types import TracebackType
+
+__all__ = ["ObjectReader", "ObjectWriter", "Store", "open_store"]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+WriteMode: TypeAlias = Literal["overwrite", "create"]
+# Named here, because inside the class `list` is a method.
+Metas: TypeAlias = list[ObjectMeta]
+DataBatch: TypeAlias = list[tuple[str, bytes]]
+MetaBatch: TypeAlias = list[tuple[ObjectMeta, bytes]]
+FetchedBatch: TypeAlias = list[tuple[str, Fetched]]
+Sessions: TypeAlias = "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session]"
+
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def open_store(
+    uri: str,
+    *,
+    transfer: TransferOptions | None = None,
+    retry: RetryPolicy | None = None,
+    timeouts: Timeouts | None = None,
+    credentials: Any = None,
+    endpoint_url: str | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+) -> Store:
+    """Open the objects below a uri. Sends nothing: connections are made on first use.
+
+    Args:
+        uri: `gs://bucket/prefix`, `file:///dir` or `memory://name/prefix`. Keys are relative to it;
+            a prefix without a trailing slash gets one.
+        transfer: How much is under way at once; `TransferOptions()` by default.
+        retry: When a failed request is sent again; `RetryPolicy()` by default.
+        timeouts: How long one attempt waits; `Timeouts()` by default.
+        credentials: For `gs://`: google-auth credentials, or a function that returns an access
+            token (or an awaitable of one). By default Application Default Credentials. A store with
+            credentials of the first kind does not pickle.
+        endpoint_url: Another endpoint, such as that of an emulator. For `gs://` the environment
+            variable STORAGE_EMULATOR_HOST stands in where this is not given. `http://` endpoints
+            are asked without credentials.
+        ssl_context: TLS settings, such as a custom CA; the system's trust store by default. A store
+            with one does not pickle.
+
+    Returns:
+        A store: use it as `async with`, or call `aclose` when done.
+
+    Raises:
+        ValueError: The uri cannot be opened, or a setting has no effect with it.
+    """
+    return Store(
+        parse_uri(uri),
+        transfer=transfer or TransferOptions(),
+        retry=retry or RetryPolicy(),
+        timeouts=timeouts or Timeouts(),
+        credentials=credentials,
+        endpoint_url=endpoint_url,
+        ssl_context=ssl_context,
+    )
+
+
+class Store:
+    """Objects below one uri, with the policies of their transfer.
+
+    One store may be used from several event loops; each gets its own connections. A store pickles
+    with its settings and without connections or credentials, and survives a fork.
+
+    Wherever a key is taken, an `ObjectMeta` from `list` or `head` may stand in: the read is then
+    pinned to the generation that was seen, and fails with NotFoundError where the object was
+    replaced since.
+    """
+
+    def __init__(
+        self,
+        location: Location,
+        *,
+        transfer: TransferOptions,
+        retry: RetryPolicy,
+        timeouts: Timeouts,
+        credentials: Any = None,
+        endpoint_url: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        key = location.key
+        if key and not key.endswith("/"):
+            key += "/"
+        self.transfer = transfer
+        self.retry = retry
+        self._config = ServiceConfig(
+            location=Location(location.scheme, location.bucket, key),
+            timeouts=timeouts,
+            max_connections=transfer.max_in_flight,
+            credentials=credentials,
+            endpoint_url=endpoint_url,
+            ssl_context=ssl_context,
+        )
+        if location.scheme not in {"gs", "file", "memory"}:
+            raise ValueError(f"{location}: aioflux does not yet speak {location.scheme}://")
+        if location.scheme != "gs" and (credentials is not None or endpoint_url is not None):
+            raise ValueError(f"{location} takes neither credentials nor an endpoint_url")
+        self.sessions: Sessions = weakref.WeakKeyDictionary()
+        self._closed = False
+        _stores.add(self)
+
+    @property
+    def uri(self) -> str:
+        """The uri that keys are relative to."""
+        return str(self._config.location)
+
+    def __repr__(self) -> str:
+        return f"<Store {self.uri}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        config = self._config
+        if config.ssl_context is not None:
+            raise TypeError(f"{self!r} does not pickle: its ssl_context cannot leave the process")
+        # A function of a module pickles as its name; anything else could hold a token.
+        provider = config.credentials
+        if provider is not None and "." in getattr(provider, "__qualname__", "."):
+            raise TypeError(
+                f"{self!r} does not pickle: credentials are never carried along; pass "
+                "a module-level function that returns a token, or rely on the default credentials"
+            )
+        settings = (self.transfer, self.retry, config.timeouts)
+        return _restore, (config.location, *settings, config.credentials, config.endpoint_url)
+
+    async def __aenter__(self) -> Self:
+        self._session()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop and end the store; twice does nothing."""
+        self._closed = True
+        await close_session(self.sessions)
+
+    def forget_sessions(self) -> object:
+        """Drop all connections unclosed, and return what a forked child must never collect."""
+        inherited = list(self.sessions.items())
+        self.sessions.clear()
+        return inherited
+
+    def _session(self) -> Session:
+        if self._closed:
+            raise ValueError(f"{self!r} is closed; open another")
+        loop = asyncio.get_running_loop()
+        session = self.sessions.get(loop)
+        if session is None:
+            limits = Limits(
+                max_in_flight=self.transfer.max_in_flight,
+                max_in_flight_bytes=self.transfer.max_in_flight_bytes,
+            )
+            service = open_service(self._config)
+            session = Session(service, self.transfer, self.retry, limits)
+            self.sessions[loop] = session
+        return session
+
+    async def head(self, key: str | ObjectMeta) -> ObjectMeta:
+        """Read the metadata of an object.
+
+        Raises:
+            NotFoundError: No object has this key.
+        """
+        session = self._session()
+        name, meta = _key(key)
+        generation = meta.generation if meta else ""
+        return await session.call(name, lambda _: session.service.head(name, generation=generation))
+
+    async def get(self, key: str | ObjectMeta) -> bytes:
+        """Read a whole object, in parallel ranges where it is large, and verify its crc32c.
+
+        Raises:
+            NotFoundError: No object has this key, or not in the generation that was listed.
+            ChecksumError: The bytes do not match the object's checksum, three times in a row.
+            PreconditionFailedError: A read by name met a replaced object, three times in a row.
+        """
+        name, meta = _key(key)
+        fetched = await _download.fetch(self._session(), name, meta)
+        return fetched.data
+
+    async def get_into(
+        self, key: str | ObjectMeta, buffer: bytearray | memoryview, *, start: int = 0
+    ) -> int:
+        """Read an object straight into memory, in parallel ranges where there are several.
+
+        Args:
+            key: Name of the object.
+            buffer: Writable memory; its length is the most that is read.
+            start: First byte.
+
+        Returns:
+            Bytes read; fewer than `buffer` holds only where the object ends first.
+
+        Raises:
+            ChecksumError: The whole object was read and does not match its crc32c, three times.
+            PreconditionFailedError: A read by name met a replaced object, three times in a row.
+            ValueError: `start` is negative or `buffer` cannot be written.
+        """
+        view = memoryview(buffer).cast("B")
+        if view.readonly:
+            raise ValueError("get_into needs writable memory, such as a bytearray")
+        if start < 0:
+            raise ValueError(f"start must be 0 or more, not {start}")
+        name, meta = _key(key)
+        return await _download.fetch_into(self._session(), name, view, start=start, meta=meta)
+
+    async def get_range(self, key: str | ObjectMeta, *, start: int, end: int) -> bytes:
+        """Read the bytes `[start, end)` of an object.
+
+        Args:
+            key: Name of the object.
+            start: First byte, counted from 0.
+            end: One past the last byte. Beyond the end of the object it means the end.
+
+        Returns:
+            The bytes; fewer than `end - start` only where the object ends first.
+
+        Raises:
+            NotFoundError: No object has this key.
+            ValueError: `start` is negative, or `end` is not above it.
+        """
+        if start < 0 or end <= start:
+            raise ValueError(f"a range needs 0 <= start < end, not [{start}, {end})")
+        name, meta = _key(key)
+        return await _download.fetch_range(self._session(), name, start=start, end=end, meta=meta)
+
+    async def get_many(
+        self, keys: Items[str | ObjectMeta], *, ordered: bool = True
+    ) -> AsyncGenerator[tuple[str, bytes], None]:
+        """Yield `(key, data)` of many objects, verified, fetched ahead of the consumer.
+
+        Up to `max_in_flight` requests are under way.
+
+        Args:
+            keys: Names, or metadata of a listing (saves a request where an object is large, and
+                pins generations). May be a generator, synchronous or asynchronous, such as `list`;
+                it is asked for the next key only when there is room for it.
+            ordered: In the order of `keys`; otherwise as they arrive.
+
+        Raises:
+            StorageError: The first object that cannot be read ends the iteration, named.
+        """
+        batches = self.get_batches(keys, ordered=ordered)
+        async with aclosing(batches):
+            async for batch in batches:
+                for pair in batch:
+                    yield pair
+
+    async def get_batches(
+        self, keys: Items[str | ObjectMeta], *, ordered: bool = True
+    ) -> AsyncGenerator[DataBatch, None]:
+        """Yield what `get_many` yields, in lists of what is there at once: fewer steps."""
+        batches = self._fetch_many(keys, ordered=ordered)
+        async with aclosing(batches):
+            async for batch in batches:
+                yield [(name, fetched.data) for name, fetched in batch]
+
+    async def fetch_batches(
+        self, keys: Items[str | ObjectMeta], *, ordered: bool = True
+    ) -> AsyncGenerator[MetaBatch, None]:
+        """Yield lists of `(meta, data)`: the metadata that was listed or came with the bytes."""
+        batches = self._fetch_many(keys, ordered=ordered)
+        async with aclosing(batches):
+            async for batch in batches:
+                yield [(fetched.meta(), fetched.data) for _, fetched in batch]
+
+    async def _fetch_many(
+        self, keys: Items[str | ObjectMeta], *, ordered: bool
+    ) -> AsyncGenerator[FetchedBatch, None]:
+        session = self._session()
+        _refuse_one(keys)
+        # Finished objects wait here for the consumer. The budget is this iteration's own: unread
+        # results must not keep other calls of the same store from going on.
+        ahead = ByteBudget(self.transfer.max_in_flight_bytes)
+
+        async def one(item: str | ObjectMeta) -> tuple[str, Fetched]:
+            name, meta = _key(item)
+            size = meta.size if meta else session.limits.unknown_size.num_bytes
+            await ahead.acquire(size)
+            try:
+                fetched = await _download.fetch(session, name, meta)
+            except BaseException:
+                ahead.release(size)
+                raise
+            ahead.charge(len(fetched.data))
+            ahead.release(size)
+            return name, fetched
+
+        batches = bounded_batches(
+            one, keys, max_in_flight=self.transfer.max_in_flight, ordered=ordered
+        )
+        async with aclosing(batches):
+            async for batch in batches:
+                yield batch
+                ahead.release(sum(len(fetched.data) for _, fetched in batch))
+
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectMeta, None]:
+        """Yield the metadata of every object whose key begins with `prefix`, sorted by key.
+
+        The order is that of the keys' UTF-8 bytes.
+        """
+        pages = self.list_pages(prefix)
+        async with aclosing(pages):
+            async for page in pages:
+                for meta in page:
+                    yield meta
+
+    async def list_pages(self, prefix: str = "") -> AsyncGenerator[Sequence[ObjectMeta], None]:
+        """Yield what `list` yields, a page of the service at a time."""
+        pages = _listing.list_pages(self._session(), prefix)
+        async with aclosing(pages):
+            async for page in pages:
+                yield page
+
+    async def list_all(self, prefix: str = "") -> Metas:
+        """Return the metadata of every object whose key begins with `prefix`, sorted by key."""
+        return [meta async for page in self.list_pages(prefix) for meta in page]
+
+    async def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        mode: WriteMode = "overwrite",
+        if_generation_match: str | None = None,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectMeta:
+        """Write a whole object: it appears whole or not at all.
+
+        Args:
+            key: Name of the object.
+            data: Its bytes; sent from where they are, in parallel parts where there are many.
+            mode: "overwrite" replaces an object of this name, "create" fails where there is one.
+            if_generation_match: Replace only this generation.
+            content_type: Media type; `application/octet-stream` by default.
+            metadata: The user's own metadata.
+
+        Raises:
+            AlreadyExistsError: `mode="create"`, and there is such an object.
+            PreconditionFailedError: The object has another generation.
+            ChecksumError: The service received or stored other bytes; nothing of them stays.
+        """
+        request = self._request(key, mode, if_generation_match, content_type, metadata)
+        return await _upload.put(self._session(), request, memoryview(data).cast("B"))
+
+    async def put_many(
+        self, pairs: Items[tuple[str, Buffer]], *, mode: WriteMode = "overwrite"
+    ) -> AsyncGenerator[ObjectMeta, None]:
+        """Write many objects, and yield the metadata of each as it is stored.
+
+        Up to `max_in_flight` requests are under way.
+
+        Raises:
+            StorageError: The first object that cannot be written ends the iteration, named; those
+                yielded are stored.
+        """
+        session = self._session()
+
+        async def one(pair: tuple[str, Buffer]) -> ObjectMeta:
+            request = self._request(pair[0], mode, None, "", None)
+            return await _upload.put(session, request, memoryview(pair[1]).cast("B"))
+
+        stored = bounded_map(one, pairs, max_in_flight=self.transfer.max_in_flight, ordered=False)
+        async with aclosing(stored):
+            async for meta in stored:
+                yield meta
+
+    @asynccontextmanager
+    async def open_writer(
+        self,
+        key: str,
+        *,
+        mode: WriteMode = "overwrite",
+        if_generation_match: str | None = None,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[ObjectWriter]:
+        """Write an object piece by piece: `async with store.open_writer(key) as writer: ...`.
+
+        The object becomes visible, whole, when the body ends without an exception; otherwise
+        nothing does and nothing stays. Memory is bounded by `TransferOptions.max_buffered_bytes`.
+        Arguments and errors as `put`.
+        """
+        request = self._request(key, mode, if_generation_match, content_type, metadata)
+        async with ObjectWriter(self._session(), request) as writer:
+            yield writer
+
+    @asynccontextmanager
+    async def open_reader(self, key: str | ObjectMeta) -> AsyncIterator[ObjectReader]:
+        """Read an object piece by piece: `async with store.open_reader(key) as reader: ...`.
+
+        Pinned to the generation it has now. Ranges are fetched ahead up to
+        `TransferOptions.max_buffered_bytes`.
+        """
+        name, meta = _key(key)
+        reader = ObjectReader(self._session(), meta or await self.head(name))
+        async with reader:
+            yield reader
+
+    async def compose(
+        self,
+        key: str,
+        sources: Sequence[str | ObjectMeta],
+        *,
+        mode: WriteMode = "overwrite",
+        if_generation_match: str | None = None,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectMeta:
+        """Concatenate objects of this store into one, on the service.
+
+        Args:
+            key: Name of the result; may be one of the sources.
+            sources: 1 to 32 objects on `gs://`, in order.
+            mode: As `put`.
+            if_generation_match: As `put`.
+            content_type: Media type of the result.
+            metadata: The user's own metadata.
+
+        Raises:
+            NotFoundError: A source does not exist, or not in the generation that was listed.
+            ValueError: No sources, or more than the service takes at once.
+        """
+        session = self._session()
+        _refuse_one(sources)
+        most = session.service.capabilities.max_compose_sources
+        if not 1 <= len(sources) <= most:
+            raise ValueError(
+                f"compose takes 1 to {most} sources, not {len(sources)}; compose groups first"
+            )
+        request = self._request(key, mode, if_generation_match, content_type, metadata)
+        return await _compose.compose(session, request, [_source(each) for each in sources])
+
+    async def copy(
+        self, source: str | ObjectMeta, key: str, *, mode: WriteMode = "overwrite"
+    ) -> ObjectMeta:
+        """Copy an object within the store, on the service.
+
+        Raises:
+            NotFoundError: There is no such source.
+            AlreadyExistsError: `mode="create"`, and there is an object of this name.
+        """
+        precondition = self._request(key, mode, None, "", None).precondition
+        return await _compose.copy(self._session(), _source(source), key, precondition=precondition)
+
+    async def delete(self, key: str | ObjectMeta) -> None:
+        """Delete an object; with metadata of a listing, only in that generation.
+
+        Raises:
+            NotFoundError: No object has this key.
+            PreconditionFailedError: The object was replaced since it was listed.
+        """
+        name, meta = _key(key)
+        await _delete.delete(self._session(), name, generation=meta.generation if meta else "")
+
+    async def delete_many(self, keys: Iterable[str | ObjectMeta]) -> DeleteResult:
+        """Delete many objects, up to `max_in_flight` at once, and tell what became of each.
+
+        One that cannot be deleted does not keep the others: look at `DeleteResult.errors`. With
+        metadata of a listing, an object is deleted only in the generation that was listed.
+
+        Raises:
+            TypeError: `keys` is one string.
+        """
+        _refuse_one(keys)
+        sources = [_source(key) for key in keys]
+        return await _delete.delete_many(
+            self._session(), sources, max_in_flight=self.transfer.max_in_flight
+        )
+
+    def _request(
+        self,
+        key: str,
+        mode: WriteMode,
+        if_generation_match: str | None,
+        content_type: str,
+        metadata: Mapping[str, str] | None,
+    ) -> WriteRequest:
+        if mode not in {"overwrite", "create"}:
+            raise ValueError(f'mode must be "overwrite" or "create", not {mode!r}')
+        if mode == "create" and if_generation_match is not None:
+            raise ValueError('mode="create" and if_generation_match exclude each other')
+        return WriteRequest(
+            _key(key)[0],
+            Precondition(if_generation_match=if_generation_match, if_absent=mode == "create"),
+            content_type,
+            metadata,
+        )
+
+
+def _restore(
+    location: Location,
+    transfer: TransferOptions,
+    retry: RetryPolicy,
+    timeouts: Timeouts,
+    credentials: Any,
+    endpoint_url: str | None,
+) -> Store:
+    return Store(
+        location,
+        transfer=transfer,
+        retry=retry,
+        timeouts=timeouts,
+        credentials=credentials,
+        endpoint_url=endpoint_url,
+    )
+
+
+def _key(key: str | ObjectMeta) -> tuple[str, ObjectMeta | None]:
+    """Return the name, and the metadata where that was given.
+
+    Raises:
+        TypeError: It is neither.
+        ValueError: It is empty.
+    """
+    if isinstance(key, ObjectMeta):
+        return key.key, key
+    if not isinstance(key, str):
+        raise TypeError(f"a key is a string or an ObjectMeta, not {type(key).__name__}")
+    if not key:
+        raise ValueError("a key must not be empty")
+    return key, None
+
+
+def _refuse_one(keys: object) -> None:
+    """Refuse one string, which would be taken for the keys that its letters name.
+
+    Raises:
+        TypeError: It is one.
+    """
+    if isinstance(keys, (str, bytes)):
+        raise TypeError(f"give several keys, not the one {keys!r}; put it in a list")
+
+
+def _source(key: str | ObjectMeta) -> Source:
+    name, meta = _key(key)
+    return Source(key=name, generation=meta.generation if meta else "")
+
+
+async def close_session(sessions: Sessions) -> None:
+    """Close the connections of the running loop."""
+    session = sessions.pop(asyncio.get_running_loop(), None)
+    if session is not None:
+        await session.service.aclose()
+
+
+def live_stores() -> list[Store]:
+    """Return the stores of this process."""
+    return list(_stores)

@@ -1,0 +1,283 @@
+"""The synchronous face of Store: the same names and arguments, blocking.
+
+    store = aioflux.sync.open_store("gs://bucket/train")
+    for meta in store.list(): ...
+
+Every call crosses to one background event loop, which all stores of the process share, once a call,
+page or batch. What the asynchronous method says of arguments, results and errors holds here too.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+from aioflux import bridge
+from aioflux import store as _store
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from types import TracebackType
+
+    from aioflux._meta import DeleteResult, ObjectMeta
+    from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
+    from aioflux.store import Buffer, DataBatch, MetaBatch, Metas, WriteMode
+
+__all__ = ["ObjectReader", "ObjectWriter", "Store", "open_store"]
+
+
+def open_store(
+    uri: str,
+    *,
+    transfer: TransferOptions | None = None,
+    retry: RetryPolicy | None = None,
+    timeouts: Timeouts | None = None,
+    credentials: Any = None,
+    endpoint_url: str | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+) -> Store:
+    """Open the objects below a uri; as `aioflux.open_store`, for blocking callers."""
+    return Store(
+        _store.open_store(
+            uri,
+            transfer=transfer,
+            retry=retry,
+            timeouts=timeouts,
+            credentials=credentials,
+            endpoint_url=endpoint_url,
+            ssl_context=ssl_context,
+        )
+    )
+
+
+class ObjectReader:
+    """An object opened for reading; see `aioflux.store.ObjectReader`."""
+
+    def __init__(self, reader: _store.ObjectReader) -> None:
+        self._reader = reader
+        self.meta = reader.meta
+
+    def read(self, size: int = -1) -> bytes:
+        """Read up to `size` bytes, all that is left where it is negative."""
+        return bridge.run(self._reader.read(size))
+
+    def readinto(self, view: bytearray | memoryview) -> int:
+        """Fill `view` and return how many bytes there were."""
+        return bridge.run(self._reader.readinto(view))
+
+    def tell(self) -> int:
+        """Return the position of the next byte."""
+        return self._reader.tell()
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Move to a position, as `io.IOBase.seek`."""
+        return self._reader.seek(offset, whence)
+
+
+class ObjectWriter:
+    """An object under construction; see `aioflux.store.ObjectWriter`."""
+
+    def __init__(self, writer: _store.ObjectWriter) -> None:
+        self._writer = writer
+
+    @property
+    def meta(self) -> ObjectMeta:
+        """Metadata of the object, once it is visible."""
+        return self._writer.meta
+
+    def write(self, data: Buffer) -> int:
+        """Take the bytes of `data` and return how many they are."""
+        return bridge.run(self._writer.write(data))
+
+    def tell(self) -> int:
+        """Return how many bytes were written."""
+        return self._writer.tell()
+
+
+class Store:
+    """Objects below one uri; see `aioflux.Store`."""
+
+    def __init__(self, store: _store.Store) -> None:
+        self._store = store
+        bridge.close_when_dropped(store)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._store,)
+
+    @property
+    def uri(self) -> str:
+        """The uri that keys are relative to."""
+        return self._store.uri
+
+    @property
+    def transfer(self) -> TransferOptions:
+        """How much is under way at once."""
+        return self._store.transfer
+
+    @property
+    def retry(self) -> RetryPolicy:
+        """When a failed request is sent again."""
+        return self._store.retry
+
+    def __repr__(self) -> str:
+        return f"<sync {self._store!r}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections and end the store. Closing twice does nothing."""
+        bridge.run(self._store.aclose())
+
+    def head(self, key: str | ObjectMeta) -> ObjectMeta:
+        """Read the metadata of an object."""
+        return bridge.run(self._store.head(key))
+
+    def get(self, key: str | ObjectMeta) -> bytes:
+        """Read a whole object and verify it."""
+        return bridge.run(self._store.get(key))
+
+    def get_into(
+        self, key: str | ObjectMeta, buffer: bytearray | memoryview, *, start: int = 0
+    ) -> int:
+        """Read an object straight into memory."""
+        return bridge.run(self._store.get_into(key, buffer, start=start))
+
+    def get_range(self, key: str | ObjectMeta, *, start: int, end: int) -> bytes:
+        """Read the bytes `[start, end)` of an object."""
+        return bridge.run(self._store.get_range(key, start=start, end=end))
+
+    def get_many(
+        self, keys: Iterable[str | ObjectMeta], *, ordered: bool = True
+    ) -> Iterator[tuple[str, bytes]]:
+        """Yield `(key, data)` of many objects, verified."""
+        for batch in self.get_batches(keys, ordered=ordered):
+            yield from batch
+
+    def get_batches(
+        self, keys: Iterable[str | ObjectMeta], *, ordered: bool = True
+    ) -> Iterator[DataBatch]:
+        """Yield what `get_many` yields in lists of those that are there at once."""
+        fed = bridge.feed(keys, max_ahead=self.transfer.max_in_flight)
+        return bridge.iterate(self._store.get_batches(fed, ordered=ordered), feed=fed)
+
+    def fetch_batches(
+        self, keys: Iterable[str | ObjectMeta], *, ordered: bool = True
+    ) -> Iterator[MetaBatch]:
+        """Yield lists of `(meta, data)`."""
+        fed = bridge.feed(keys, max_ahead=self.transfer.max_in_flight)
+        return bridge.iterate(self._store.fetch_batches(fed, ordered=ordered), feed=fed)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectMeta]:
+        """Yield the metadata of every object whose key begins with `prefix`, sorted by key."""
+        for page in self.list_pages(prefix):
+            yield from page
+
+    def list_pages(self, prefix: str = "") -> Iterator[Sequence[ObjectMeta]]:
+        """Yield what `list` yields, a page of the service at a time."""
+        return bridge.iterate(self._store.list_pages(prefix))
+
+    def list_all(self, prefix: str = "") -> Metas:
+        """Return the metadata of every object whose key begins with `prefix`, sorted by key."""
+        return bridge.run(self._store.list_all(prefix))
+
+    def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        mode: WriteMode = "overwrite",
+        if_generation_match: str | None = None,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectMeta:
+        """Write a whole object: it appears whole or not at all."""
+        return bridge.run(
+            self._store.put(
+                key,
+                data,
+                mode=mode,
+                if_generation_match=if_generation_match,
+                content_type=content_type,
+                metadata=metadata,
+            )
+        )
+
+    def put_many(
+        self, pairs: Iterable[tuple[str, Buffer]], *, mode: WriteMode = "overwrite"
+    ) -> Iterator[ObjectMeta]:
+        """Write many objects and yield the metadata of each as it is stored."""
+        fed = bridge.feed(pairs, max_ahead=self.transfer.max_in_flight)
+        return bridge.iterate(self._store.put_many(fed, mode=mode), feed=fed)
+
+    @contextmanager
+    def open_writer(
+        self,
+        key: str,
+        *,
+        mode: WriteMode = "overwrite",
+        if_generation_match: str | None = None,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> Iterator[ObjectWriter]:
+        """Write an object piece by piece; it becomes visible when the body ends well."""
+        writer = self._store.open_writer(
+            key,
+            mode=mode,
+            if_generation_match=if_generation_match,
+            content_type=content_type,
+            metadata=metadata,
+        )
+        with bridge.entered(writer) as opened:
+            yield ObjectWriter(opened)
+
+    @contextmanager
+    def open_reader(self, key: str | ObjectMeta) -> Iterator[ObjectReader]:
+        """Read an object piece by piece, at the generation that it has now."""
+        with bridge.entered(self._store.open_reader(key)) as opened:
+            yield ObjectReader(opened)
+
+    def compose(
+        self,
+        key: str,
+        sources: Sequence[str | ObjectMeta],
+        *,
+        mode: WriteMode = "overwrite",
+        if_generation_match: str | None = None,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectMeta:
+        """Concatenate objects of this store into one, on the service."""
+        return bridge.run(
+            self._store.compose(
+                key,
+                sources,
+                mode=mode,
+                if_generation_match=if_generation_match,
+                content_type=content_type,
+                metadata=metadata,
+            )
+        )
+
+    def copy(
+        self, source: str | ObjectMeta, key: str, *, mode: WriteMode = "overwrite"
+    ) -> ObjectMeta:
+        """Copy an object within the store, on the service."""
+        return bridge.run(self._store.copy(source, key, mode=mode))
+
+    def delete(self, key: str | ObjectMeta) -> None:
+        """Delete an object."""
+        bridge.run(self._store.delete(key))
+
+    def delete_many(self, keys: Iterable[str | ObjectMeta]) -> DeleteResult:
+        """Delete many objects and tell what became of each."""
+        return bridge.run(self._store.delete_many(list(keys)))

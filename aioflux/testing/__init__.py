@@ -1,0 +1,33 @@
+"""What users need to test code that runs on aioflux, and what aioflux tests itself with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aioflux.testing._process import GCSServerProcess
+    from aioflux.testing.gcs_server import GCSServer
+    from aioflux.testing.store_suite import StoreSuite
+
+__all__ = ["GCSServer", "GCSServerProcess", "StoreSuite"]
+
+
+def __getattr__(name: str) -> object:
+    """Import on first use: the server needs httptools and uvloop, the suite needs pytest."""
+    if name == "GCSServer":
+        from aioflux.testing.gcs_server import GCSServer
+
+        return GCSServer
+    if name == "GCSServerProcess":
+        from aioflux.testing._process import GCSServerProcess
+
+        return GCSServerProcess
+    if name == "StoreSuite":
+        import pytest
+
+        # Before the import, so that a failing assertion of the suite shows its values.
+        pytest.register_assert_rewrite("aioflux.testing.store_suite")
+        from aioflux.testing.store_suite import StoreSuite
+
+        return StoreSuite
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

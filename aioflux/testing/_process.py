@@ -1,0 +1,151 @@
+"""GCSServerProcess: the server in a process of its own, as `aioflux serve` runs it."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from typing import IO, TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+_READY = "Serving on "
+_STOP_SECONDS = 10.0
+
+
+class GCSServerProcess:
+    """A server in its own process: for benchmarks, and for tests that kill it.
+
+    The process ends with the `with` block, and also when its parent dies.
+
+    Args:
+        buckets: Buckets to create at the start.
+        root: Directory that keeps objects between runs; None keeps them in memory.
+        port: Port to listen on; 0 takes a free one.
+        arguments: Further options of `aioflux serve`.
+        start_seconds: How long it may take until it listens.
+    """
+
+    def __init__(
+        self,
+        *,
+        buckets: Iterable[str] = (),
+        root: str | Path | None = None,
+        port: int = 0,
+        arguments: Sequence[str] = (),
+        start_seconds: float = 30.0,
+    ) -> None:
+        self.url = ""
+        """Root of the server, once it runs."""
+        self._command = [sys.executable, "-m", "aioflux", "serve", "--until-stdin-closes"]
+        self._command += ["--port", str(port), *arguments]
+        for bucket in buckets:
+            self._command += ["--bucket", bucket]
+        if root is not None:
+            self._command += ["--root", str(root)]
+        self._start_seconds = start_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Id of the process.
+
+        Raises:
+            RuntimeError: It does not run.
+        """
+        return self._running().pid
+
+    def start(self) -> None:
+        """Start the process; returns when it listens.
+
+        Raises:
+            RuntimeError: It runs already, has ended at once or did not listen in time.
+        """
+        if self._process is not None:
+            raise RuntimeError("the server runs already")
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `_forget`
+        self._process = subprocess.Popen(  # noqa: S603 - our own command
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+        )
+        line = self._first_line(self._process)
+        if not line.startswith(_READY):
+            self._process.kill()
+            status = self._process.wait()
+            self._errors.seek(0)
+            errors = self._errors.read().decode(errors="replace").strip()
+            self._forget()
+            raise RuntimeError(f"the server did not start (status {status}): {errors or line!r}")
+        self.url = line.removeprefix(_READY).strip()
+
+    def stop(self) -> int:
+        """End the process in order, if it runs; return its exit status."""
+        if self._process is None:
+            return 0
+        self._process.terminate()
+        try:
+            status = self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        self._forget()
+        return status
+
+    def signal(self, number: int) -> int:
+        """Send a signal that ends the process (SIGKILL, SIGINT, ...); return its exit status.
+
+        Raises:
+            RuntimeError: It does not run.
+        """
+        process = self._running()
+        process.send_signal(number)
+        status = process.wait(_STOP_SECONDS)
+        self._forget()
+        return status
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise RuntimeError("the server does not run")
+        return self._process
+
+    def _first_line(self, process: subprocess.Popen[bytes]) -> str:
+        """Read a line, or what there is of one when the process or the time ends."""
+        assert process.stdout is not None
+        deadline = time.monotonic() + self._start_seconds
+        received = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while b"\n" not in received:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    break
+                data = os.read(process.stdout.fileno(), 4096)
+                if not data:
+                    break
+                received += data
+        return received.partition(b"\n")[0].decode()
+
+    def _forget(self) -> None:
+        process, self._process = self._process, None
+        errors, self._errors = self._errors, None
+        pipes = () if process is None else (process.stdin, process.stdout)
+        for stream in (*pipes, errors):
+            if stream is not None:
+                stream.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

@@ -1,0 +1,253 @@
+"""A storage service that fails as a script says: for tests of what is sent again or given up.
+
+Faults on the wire are those of `GCSServer`; these are injected above it, without sockets or time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+
+from aioflux._errors import StorageError, TransientError
+from aioflux.service._base import Body, Service
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from aioflux._meta import ObjectMeta
+    from aioflux.service._base import Page, Precondition, Source, UploadedPart
+
+__all__ = ["Fault", "FlakyService"]
+
+T = TypeVar("T")
+
+_GARBAGE = 0xEE
+"""What memory holds that a broken body never filled."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """What becomes of one call."""
+
+    kind: Literal["refuse", "lose", "hang", "hang_after", "cut", "short", "flip"]
+    """Refused before anything happens; done, but the answer lost; waiting before or after it is
+    done; a body that breaks off, that is short without a word, or that has one wrong bit."""
+    error: StorageError | None = None
+    """Raised where the kind raises; a TransientError by default."""
+    num_bytes: int = 0
+    """Bytes of the body before it breaks off or ends, or the place of the wrong bit."""
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a call hangs."""
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    """Lets a hanging call go on."""
+
+
+class FlakyService(Service):
+    """Passes every call on to another service, with the next fault of its operation.
+
+    Attributes:
+        calls: (operation, key) of every call, in order.
+    """
+
+    def __init__(self, inner: Service) -> None:
+        super().__init__(root_uri=inner.uri(), prefix="")
+        self.capabilities = inner.capabilities
+        self.calls: list[tuple[str, str]] = []
+        self._inner = inner
+        self._faults: defaultdict[str, deque[Fault | None]] = defaultdict(deque)
+
+    def fail(self, operation: str, *faults: Fault | None) -> None:
+        """Have the next calls of an operation fail, one fault each; None lets one pass."""
+        self._faults[operation].extend(faults)
+
+    def count(self, operation: str) -> int:
+        """Return how often an operation was called."""
+        return sum(name == operation for name, _ in self.calls)
+
+    async def _run(self, operation: str, key: str, call: Callable[[], Awaitable[T]]) -> T:
+        self.calls.append((operation, key))
+        faults = self._faults[operation]
+        fault = faults.popleft() if faults else None
+        if fault is None:
+            return await call()
+        uri = self.uri(key)
+        error = fault.error or TransientError(f"could not {operation} {uri}: a fault", uri=uri)
+        if fault.kind == "refuse":
+            raise error
+        if fault.kind == "hang":
+            fault.reached.set()
+            await fault.released.wait()
+        result = await call()
+        if fault.kind == "hang_after":
+            fault.reached.set()
+            await fault.released.wait()
+        if fault.kind == "lose":
+            raise error
+        return cast("T", _altered(result, fault, uri)) if isinstance(result, Body) else result
+
+    async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
+        """Pass on, or fail."""
+        return await self._run("head", key, lambda: self._inner.head(key, generation=generation))
+
+    async def get(
+        self,
+        key: str,
+        *,
+        generation: str = "",
+        start: int = 0,
+        end: int | None = None,
+        into: memoryview | None = None,
+    ) -> Body:
+        """Pass on, or fail."""
+
+        def call() -> Awaitable[Body]:
+            return self._inner.get(key, generation=generation, start=start, end=end, into=into)
+
+        return await self._run("get", key, call)
+
+    async def put(
+        self,
+        key: str,
+        data: bytes | memoryview,
+        *,
+        crc32c: int | None,
+        precondition: Precondition,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectMeta:
+        """Pass on, or fail."""
+        settings: dict[str, Any] = {"content_type": content_type, "metadata": metadata}
+        return await self._run(
+            "put",
+            key,
+            lambda: self._inner.put(
+                key, data, crc32c=crc32c, precondition=precondition, **settings
+            ),
+        )
+
+    async def delete(self, key: str, *, generation: str = "") -> None:
+        """Pass on, or fail."""
+        await self._run("delete", key, lambda: self._inner.delete(key, generation=generation))
+
+    async def list_page(
+        self,
+        prefix: str,
+        *,
+        start_offset: str = "",
+        end_offset: str = "",
+        delimiter: str = "",
+        page_token: str = "",
+        page_size: int | None = None,
+    ) -> Page:
+        """Pass on, or fail."""
+        return await self._run(
+            "list_page",
+            prefix,
+            lambda: self._inner.list_page(
+                prefix,
+                start_offset=start_offset,
+                end_offset=end_offset,
+                delimiter=delimiter,
+                page_token=page_token,
+                page_size=page_size,
+            ),
+        )
+
+    async def compose(
+        self,
+        key: str,
+        sources: Sequence[Source],
+        *,
+        precondition: Precondition,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectMeta:
+        """Pass on, or fail."""
+        settings: dict[str, Any] = {"content_type": content_type, "metadata": metadata}
+        return await self._run(
+            "compose",
+            key,
+            lambda: self._inner.compose(key, sources, precondition=precondition, **settings),
+        )
+
+    async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
+        """Pass on, or fail."""
+        return await self._run(
+            "copy", key, lambda: self._inner.copy(source, key, precondition=precondition)
+        )
+
+    async def initiate_upload(
+        self, key: str, *, content_type: str = "", metadata: Mapping[str, str] | None = None
+    ) -> str:
+        """Pass on, or fail."""
+        settings: dict[str, Any] = {"content_type": content_type, "metadata": metadata}
+        return await self._run(
+            "initiate_upload", key, lambda: self._inner.initiate_upload(key, **settings)
+        )
+
+    async def put_part(
+        self,
+        key: str,
+        upload_id: str,
+        number: int,
+        pieces: Sequence[bytes | memoryview],
+        *,
+        offset: int,
+        crc32c: int | None,
+    ) -> UploadedPart:
+        """Pass on, or fail."""
+
+        def call() -> Awaitable[UploadedPart]:
+            return self._inner.put_part(
+                key, upload_id, number, pieces, offset=offset, crc32c=crc32c
+            )
+
+        return await self._run("put_part", key, call)
+
+    async def complete_upload(
+        self,
+        key: str,
+        upload_id: str,
+        parts: Sequence[UploadedPart],
+        *,
+        precondition: Precondition,
+    ) -> ObjectMeta:
+        """Pass on, or fail."""
+        return await self._run(
+            "complete_upload",
+            key,
+            lambda: self._inner.complete_upload(key, upload_id, parts, precondition=precondition),
+        )
+
+    async def abort_upload(self, key: str, upload_id: str) -> None:
+        """Pass on, or fail."""
+        await self._run("abort_upload", key, lambda: self._inner.abort_upload(key, upload_id))
+
+    async def list_uploads(self, prefix: str) -> Sequence[tuple[str, str]]:
+        """Pass on, or fail."""
+        return await self._run("list_uploads", prefix, lambda: self._inner.list_uploads(prefix))
+
+    async def aclose(self) -> None:
+        """Close the other service."""
+        await self._inner.aclose()
+
+
+def _altered(body: Body, fault: Fault, uri: str) -> Body:
+    """Spoil a body, in the memory that it came in."""
+    data = memoryview(body.data)
+    if data.readonly:
+        data = memoryview(bytearray(data))
+    if fault.kind == "flip":
+        data[fault.num_bytes] ^= 1
+        return replace(body, data=data)
+    if fault.kind in {"cut", "short"}:
+        size = min(fault.num_bytes, data.nbytes)
+        data[size:] = bytes([_GARBAGE]) * (data.nbytes - size)
+        if fault.kind == "short":
+            return replace(body, data=data[:size])
+        raise fault.error or TransientError(
+            f"could not read {uri}: the body broke off", uri=uri, num_bytes_received=size
+        )
+    return body

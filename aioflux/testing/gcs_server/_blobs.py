@@ -1,0 +1,152 @@
+"""Where the bytes of objects lie: a small interface, and memory behind it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from aioflux.testing.gcs_server._memory import is_owned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from aioflux.testing.gcs_server._messages import Buffer
+
+_LEAF_BYTES = 256 * 1024
+
+
+class Blob(ABC):
+    """Bytes that never change, owned by one record."""
+
+    size: int
+
+    @abstractmethod
+    def view(self, start: int, end: int) -> Buffer:
+        """Return the bytes `[start, end)` in one piece, valid even after `discard`."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Release the bytes: their owner is gone."""
+
+    def views(self, start: int, end: int) -> Sequence[Buffer]:
+        """Return the bytes `[start, end)` in the pieces in which they lie, without a copy."""
+        return (self.view(start, end),)
+
+    def leaves(self) -> Sequence[Blob]:
+        """Return the blobs that this one is made of, none of which is made of others."""
+        return (self,)
+
+
+class Blobs(ABC):
+    """Makes blobs."""
+
+    @abstractmethod
+    def put(self, pieces: Iterable[Buffer]) -> Blob:
+        """Store pieces, one after another, as one blob."""
+
+    @abstractmethod
+    def share(self, leaf: Blob) -> Blob:
+        """Return a second blob of the same bytes, with a life of its own."""
+
+    def concat(self, blobs: Sequence[Blob]) -> Blob:
+        """Make a new blob of the bytes of several, leaving the sources alone.
+
+        Large leaves are shared and small neighbours are copied together, so that it takes
+        little time and an object that grows by many small steps does not fall to dust.
+        """
+        groups = group([leaf for blob in blobs for leaf in blob.leaves() if leaf.size])
+        made = [
+            self.share(leaves[0])
+            if len(leaves) == 1
+            else self.put(leaf.view(0, leaf.size) for leaf in leaves)
+            for leaves in groups
+        ]
+        return made[0] if len(made) == 1 else JoinedBlob(made) if made else self.put(())
+
+
+class JoinedBlob(Blob):
+    """Several blobs, one after another.
+
+    Args:
+        leaves: The blobs, none of them empty or joined; they belong to this one now.
+    """
+
+    def __init__(self, leaves: Sequence[Blob]) -> None:
+        self._leaves = tuple(leaves)
+        self._starts = list(accumulate((leaf.size for leaf in leaves), initial=0))
+        self.size = self._starts.pop()
+
+    def view(self, start: int, end: int) -> Buffer:
+        """See base class."""
+        views = self.views(start, end)
+        return views[0] if len(views) == 1 else b"".join(views)
+
+    def views(self, start: int, end: int) -> Sequence[Buffer]:
+        """See base class."""
+        views: list[Buffer] = []
+        index = bisect_right(self._starts, start) - 1
+        while start < end:
+            leaf, base = self._leaves[index], self._starts[index]
+            stop = min(end, base + leaf.size)
+            views.append(leaf.view(start - base, stop - base))
+            start, index = stop, index + 1
+        return views
+
+    def leaves(self) -> Sequence[Blob]:
+        """See base class."""
+        return self._leaves
+
+    def discard(self) -> None:
+        """See base class."""
+        for leaf in self._leaves:
+            leaf.discard()
+
+
+def group(leaves: Sequence[Blob]) -> list[list[Blob]]:
+    """Divide leaves into runs: those below 256 KiB lie with neighbours, others alone."""
+    groups: list[list[Blob]] = []
+    room = 0
+    for leaf in leaves:
+        if leaf.size <= room:
+            groups[-1].append(leaf)
+            room -= leaf.size
+        else:
+            groups.append([leaf])
+            room = _LEAF_BYTES - leaf.size
+    return groups
+
+
+class MemoryBlob(Blob):
+    """Bytes in memory."""
+
+    __slots__ = ("_data", "size")
+
+    def __init__(self, data: Buffer) -> None:
+        self._data = data
+        self.size = len(data)
+
+    def view(self, start: int, end: int) -> Buffer:
+        """See base class."""
+        if start == 0 and end == self.size:
+            return self._data
+        return memoryview(self._data)[start:end]
+
+    def discard(self) -> None:
+        """See base class; the garbage collector does it."""
+
+
+class MemoryBlobs(Blobs):
+    """Keeps every blob in memory."""
+
+    def put(self, pieces: Iterable[Buffer]) -> Blob:
+        """See base class."""
+        parts = list(pieces)
+        if len(parts) == 1 and is_owned(parts[0]):
+            return MemoryBlob(parts[0])
+        return MemoryBlob(b"".join(parts))
+
+    def share(self, leaf: Blob) -> Blob:
+        """See base class; immutable bytes need no copy."""
+        return leaf

@@ -1,0 +1,125 @@
+"""How the bytes of one response leave: a pure schedule of sends, waits and cuts.
+
+The wire runs the schedule with `loop.call_later`; nothing here knows a clock or a socket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from aioflux.testing.gcs_server._messages import Buffer
+
+SLICE_BYTES = 16 << 20  # views cost nothing: 8 MiB whole went out 1.3 times as fast as by 1 MiB
+BEFORE_HEAD = -1
+_PACED_SECONDS = 0.01
+_LINK_BYTES = 64 << 10  # what one response may send before another has its turn
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delivery:
+    """How to send one response. Byte positions count the body only."""
+
+    delay_seconds: float = 0.0
+    """Wait before the first byte of the head."""
+    stall_at: int | None = None
+    """Position before which to wait `stall_seconds`."""
+    stall_seconds: float = 0.0
+    cut_at: int | None = None
+    """Position at which the connection ends early; `BEFORE_HEAD` sends nothing at all."""
+    reset: bool = False
+    """End the connection with RST rather than FIN."""
+    bytes_per_second: float | None = None
+    """Pace of the body."""
+    link: Callable[[int], float] | None = None
+    """A way shared with other responses: told a number of bytes, it returns the seconds until
+    they may go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Write the body's bytes `[start, end)`; the head goes before the first of them."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Write nothing for a while."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """End the connection."""
+
+    reset: bool
+
+
+Step = Send | Wait | Cut
+PLAIN = Delivery()
+
+
+def steps(size: int, delivery: Delivery | None) -> Iterator[Step]:
+    """Plan the sending of a body of `size` bytes.
+
+    Args:
+        size: Length of the body in bytes.
+        delivery: How to misbehave; None not at all.
+
+    Yields:
+        The steps in order. `Send(0, 0)` writes the head alone.
+    """
+    plan = delivery or PLAIN
+    if plan.delay_seconds > 0:
+        yield Wait(plan.delay_seconds)
+    if plan.cut_at is not None and plan.cut_at <= BEFORE_HEAD:
+        yield Cut(plan.reset)
+        return
+    end = size if plan.cut_at is None else min(plan.cut_at, size)
+    yield Send(0, 0)
+    position = 0
+    stall_at = None if plan.stall_at is None else min(plan.stall_at, end)
+    if stall_at is not None:
+        yield from _spread(0, stall_at, plan)
+        yield Wait(plan.stall_seconds)
+        position = stall_at
+    yield from _spread(position, end, plan)
+    if plan.cut_at is not None:
+        yield Cut(plan.reset)
+
+
+def _spread(start: int, end: int, plan: Delivery) -> Iterator[Step]:
+    """Send a range in slices, with waits between them where a pace is asked for."""
+    pace, link = plan.bytes_per_second, plan.link
+    size = SLICE_BYTES if link is None else _LINK_BYTES
+    if pace is not None:
+        size = min(size, max(1, int(pace * _PACED_SECONDS)))
+    for position in range(start, end, size):
+        stop = min(position + size, end)
+        if link is not None:
+            wait = link(stop - position)
+            if wait > 0:
+                yield Wait(wait)
+        yield Send(position, stop)
+        if pace is not None:
+            yield Wait((stop - position) / pace)
+
+
+def cut_out(pieces: Sequence[Buffer], start: int, end: int) -> list[Buffer]:
+    """Select the bytes `[start, end)` of a sequence of buffers, without a copy."""
+    selected: list[Buffer] = []
+    offset = 0
+    for piece in pieces:
+        low, high = max(start - offset, 0), min(end - offset, len(piece))
+        if low < high:
+            selected.append(memoryview(piece)[low:high])
+        offset += len(piece)
+        if offset >= end:
+            break
+    return selected

@@ -1,0 +1,127 @@
+"""Bytes of objects in files: one per leaf, never changed once a record names it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import uuid
+from typing import TYPE_CHECKING
+
+from aioflux.testing.gcs_server._blobs import Blob, Blobs, JoinedBlob
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from aioflux.testing.gcs_server._messages import Buffer
+
+_MAPPED_BYTES = 1024 * 1024
+"""From here on a mapping is cheaper than a copy."""
+
+
+class FileBlob(Blob):
+    """Bytes in a file.
+
+    Args:
+        path: The file, which belongs to this blob.
+        size: Its size in bytes.
+    """
+
+    __slots__ = ("path", "size")
+
+    def __init__(self, path: str, size: int) -> None:
+        self.path = path
+        self.size = size
+
+    def view(self, start: int, end: int) -> Buffer:
+        """See base class; a mapping outlives its file's name."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if end - start < _MAPPED_BYTES:
+                return os.pread(descriptor, end - start, start)
+            skipped = start % mmap.ALLOCATIONGRANULARITY
+            size, offset = end - start + skipped, start - skipped
+            mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ, offset=offset)
+            return memoryview(mapped)[skipped:]
+        finally:
+            os.close(descriptor)
+
+    def discard(self) -> None:
+        """See base class."""
+        os.unlink(self.path)
+
+
+class FileBlobs(Blobs):
+    """Keeps every blob in a file of its own.
+
+    A file that no record names is a leftover; `sweep` deletes those of a killed server.
+
+    Args:
+        root: Directory for the files and nothing else; made where it is missing.
+        fsync: Wait until the disk has the bytes: they then survive a loss of power, too.
+    """
+
+    def __init__(self, root: Path, *, fsync: bool = False) -> None:
+        self._root = root
+        self._fsync = fsync
+        for number in range(256):
+            (root / f"{number:02x}").mkdir(parents=True, exist_ok=True)
+
+    def put(self, pieces: Iterable[Buffer]) -> FileBlob:
+        """See base class.
+
+        Raises:
+            OSError: The disk is full, for one; nothing is left behind.
+        """
+        path, size = self._new_path(), 0
+        try:
+            with open(path, "xb") as file:
+                for piece in pieces:
+                    size += file.write(piece)
+                if self._fsync:
+                    file.flush()
+                    os.fsync(file.fileno())
+        except BaseException:
+            os.unlink(path)
+            raise
+        return FileBlob(path, size)
+
+    def share(self, leaf: Blob) -> FileBlob:
+        """See base class: a second name of the same file."""
+        assert isinstance(leaf, FileBlob)
+        path = self._new_path()
+        try:
+            os.link(leaf.path, path)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(leaf.path, path)
+        return FileBlob(path, leaf.size)
+
+    def open(self, names: Sequence[str]) -> Blob:
+        """Return the blob whose leaves have these names: those that `names_of` gave.
+
+        Raises:
+            OSError: A file is missing.
+        """
+        paths = [self._path(name) for name in names]
+        leaves = [FileBlob(path, os.stat(path).st_size) for path in paths]
+        return leaves[0] if len(leaves) == 1 else JoinedBlob(leaves)
+
+    def sweep(self, names: set[str]) -> None:
+        """Delete every file but those named."""
+        for number in range(256):
+            with os.scandir(self._root / f"{number:02x}") as entries:
+                for entry in entries:
+                    if entry.name not in names:
+                        os.unlink(entry.path)
+
+    def _new_path(self) -> str:
+        return self._path(uuid.uuid4().hex)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name[:2]}/{name}"
+
+
+def names_of(blob: Blob) -> list[str]:
+    """Return the names by which `FileBlobs.open` finds a blob again."""
+    return [leaf.path.rpartition("/")[2] for leaf in blob.leaves() if isinstance(leaf, FileBlob)]

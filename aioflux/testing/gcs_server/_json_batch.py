@@ -1,0 +1,155 @@
+"""JSON API: batch, many requests in one (cloud.google.com/storage/docs/batch)."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from aioflux.testing.gcs_server._delivery import BEFORE_HEAD, PLAIN, Delivery
+from aioflux.testing.gcs_server._errors import APIError, invalid
+from aioflux.testing.gcs_server._messages import Request, Response, error_response
+from aioflux.testing.gcs_server._mime import BodyPart, split_body
+from aioflux.testing.gcs_server._routes import Route
+
+if TYPE_CHECKING:
+    from aioflux.testing.gcs_server._state import State
+
+_MAX_CALLS = 100
+_MEDIA_ROOTS = (b"/upload/", b"/download/", b"/batch")
+
+
+class Application(Protocol):
+    """What answers requests that come alone."""
+
+    def handle(self, request: Request) -> Response:
+        """Answer a request; never raises."""
+
+    def finished(self, request: Request, response: Response) -> None:
+        """Learn that an answer has been sent."""
+
+
+def batch_routes(app: Application) -> tuple[Route, ...]:
+    """Return the routes of batches, whose requests an application answers one by one."""
+
+    def batch(state: State, request: Request) -> Response:
+        """Answer each request of the body, in order; one that fails does not stop the others."""
+        parts = split_body(request)
+        if len(parts) > _MAX_CALLS:
+            raise invalid(f"The batch has {len(parts)} calls; at most {_MAX_CALLS} are allowed.")
+        boundary = f"batch_{secrets.token_urlsafe(24)}"
+        body = bytearray()
+        plans: list[Delivery] = []
+        for part in parts:
+            _answer(part, request, app, boundary, body, plans)
+        body += f"--{boundary}--\r\n".encode()
+        content_type = ("Content-Type", f"multipart/mixed; boundary={boundary}")
+        return Response(headers=(content_type,), body=bytes(body), delivery=_joined(plans))
+
+    return tuple(
+        Route(method="POST", pattern=pattern, operation="storage.batch", handler=batch)
+        for pattern in ("/batch/storage/v1", "/batch/storage/v1/")
+    )
+
+
+def _answer(
+    part: BodyPart,
+    outer: Request,
+    app: Application,
+    boundary: str,
+    body: bytearray,
+    plans: list[Delivery],
+) -> None:
+    """Answer one request of a batch: append its part to the body and its misbehaviour to plans."""
+    try:
+        request = _parse_request(part, outer)
+    except APIError as exc:
+        response = error_response(exc, xml=False)
+    else:
+        response = app.handle(request)
+        response.sent_bytes = response.size
+        app.finished(request, response)
+    content_id = part.headers.get("content-id", "")
+    named = f"Content-ID: {_response_id(content_id)}\r\n" if content_id else ""
+    head = f"--{boundary}\r\nContent-Type: application/http\r\n{named}\r\n".encode()
+    start = len(body)
+    body += head
+    body += response.head()
+    if response.delivery is not None:
+        plans.append(_moved(response.delivery, start, len(body)))
+    for piece in response.pieces():
+        body += piece
+    body += b"\r\n"
+
+
+def _moved(plan: Delivery, start: int, body_start: int) -> Delivery:
+    """Return what a plan for one answer asks of the whole.
+
+    Args:
+        plan: Its positions count the body of the answer.
+        start: Where the part of the answer begins in the whole.
+        body_start: Where the body of the answer begins in the whole.
+    """
+    cut_at, stall_at = plan.cut_at, plan.stall_at
+    if cut_at is not None and cut_at <= BEFORE_HEAD:
+        cut_at = start or BEFORE_HEAD
+    elif cut_at is not None:
+        cut_at += body_start
+    return replace(
+        plan, cut_at=cut_at, stall_at=None if stall_at is None else stall_at + body_start
+    )
+
+
+def _joined(plans: list[Delivery]) -> Delivery | None:
+    """Make one plan of those of all answers: the longest delay, the first stall and cut."""
+    if not plans:
+        return None
+    joined = replace(PLAIN, delay_seconds=max(plan.delay_seconds for plan in plans))
+    cut = min(
+        (plan for plan in plans if plan.cut_at is not None),
+        key=lambda plan: plan.cut_at or 0,
+        default=PLAIN,
+    )
+    stall = next((plan for plan in plans if plan.stall_at is not None), PLAIN)
+    if cut.cut_at is None or (stall.stall_at or 0) < cut.cut_at:
+        joined = replace(joined, stall_at=stall.stall_at, stall_seconds=stall.stall_seconds)
+    return replace(joined, cut_at=cut.cut_at, reset=cut.reset)
+
+
+def _response_id(content_id: str) -> str:
+    """Derive the Content-ID of an answer from that of its request: `<x>` gives `<response-x>`."""
+    bare = content_id.removeprefix("<")
+    return f"{content_id[: len(content_id) - len(bare)]}response-{bare}"
+
+
+def _parse_request(part: BodyPart, outer: Request) -> Request:
+    """Read the request in a part; it has the host of the batch where it names none.
+
+    Raises:
+        APIError: 400, it is malformed or of a kind that batches do not take.
+    """
+    head, body = _cut_head(bytes(part.data))
+    line, *lines = head.splitlines() or [b""]
+    words = line.split()
+    if part.headers.get("content-type", "").split(";")[0] != "application/http" or len(words) < 2:
+        raise APIError(400, "badRequest", "Failed to parse batch request: no request in a part.")
+    target = words[1]
+    if b"://" in target:
+        target = b"/" + target.partition(b"://")[2].partition(b"/")[2]
+    if target.startswith(_MEDIA_ROOTS) or b"alt=media" in target:
+        raise APIError(400, "badRequest", "Uploads and downloads are not supported in batches.")
+    pairs = [line.partition(b":")[::2] for line in lines]
+    headers = [(name.strip(), value.strip()) for name, value in pairs]
+    if not any(name.lower() == b"host" for name, _ in headers):
+        headers.append((b"Host", outer.headers.get("host", "localhost").encode("latin-1")))
+    method = words[0].decode("ascii", "replace").upper()
+    request = Request(method, target, headers, [body] if body else [], scheme=outer.scheme)
+    request.in_batch = True
+    return request
+
+
+def _cut_head(data: bytes) -> tuple[bytes, bytes]:
+    """Separate the head of a request from its body, whatever ends its lines."""
+    found = [(at, blank) for blank in (b"\r\n\r\n", b"\n\n") if (at := data.find(blank)) >= 0]
+    at, blank = min(found, default=(len(data), b""))
+    return data[:at], data[at + len(blank) :]

@@ -1,0 +1,270 @@
+"""JSON API: resumable uploads (cloud.google.com/storage/docs/performing-resumable-uploads).
+
+A session persists what it receives in steps of 256 KiB and answers 308 with the range it has;
+the request that completes the object commits it.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote, urlencode
+
+from aioflux.testing.gcs_server._attributes import declared_in_resource
+from aioflux.testing.gcs_server._checksums import Digest, agreed, declared_in
+from aioflux.testing.gcs_server._errors import APIError, invalid
+from aioflux.testing.gcs_server._fields import resource_response
+from aioflux.testing.gcs_server._json_insert import attributes_for, name_for
+from aioflux.testing.gcs_server._messages import Request, Response
+from aioflux.testing.gcs_server._names import check_object_name
+from aioflux.testing.gcs_server._preconditions import from_query, integer
+from aioflux.testing.gcs_server._records import ResumableUpload
+from aioflux.testing.gcs_server._resources import object_resource
+from aioflux.testing.gcs_server._routes import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from aioflux.testing.gcs_server._messages import Buffer
+    from aioflux.testing.gcs_server._state import State
+
+STEP_BYTES = 256 << 10
+_MAX_FINISHED = 1024
+_CONTENT_RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18}|\*)|\*)/(\d{1,18}|\*)")
+
+
+class Extent(NamedTuple):
+    """What a Content-Range says of a body."""
+
+    start: int | None
+    """Where in the object the body begins; None: there is no body."""
+    end: int | None
+    """Where it ends, exclusive; None where the header leaves it to the body."""
+    size: int | None
+    """Size of the whole object; None while it is unknown."""
+
+
+def parse_content_range(header: str | None) -> Extent:
+    """Parse a Content-Range; without one the body is the whole object.
+
+    Raises:
+        APIError: 400, it is malformed.
+    """
+    if header is None:
+        return Extent(0, None, None)
+    form = _CONTENT_RANGE.fullmatch(header.strip())
+    if form is None:
+        raise invalid(f"Failed to parse Content-Range header: {header}")
+    first, last, total = form.groups()
+    start = None if first is None else int(first)
+    end = None if last in (None, "*") else int(last) + 1
+    size = None if total == "*" else int(total)
+    known = [number for number in (start, end, size) if number is not None]
+    if known != sorted(known):
+        raise invalid(f"Failed to parse Content-Range header: {header}")
+    return Extent(start, end, size)
+
+
+def start_upload(state: State, request: Request) -> Response:
+    """Open a session; preconditions are judged now and again when the object is complete."""
+    resource = request.json()
+    bucket, name = request.params["bucket"], name_for(request, resource)
+    check_object_name(name)
+    preconditions = from_query(request.query)
+    preconditions.check(state.find(bucket, name))
+    content_type = request.headers.get("x-upload-content-type")
+    upload = ResumableUpload(
+        upload_id=secrets.token_urlsafe(48),
+        bucket=bucket,
+        name=name,
+        attributes=attributes_for(request, resource, content_type),
+        declared=agreed(declared_in_resource(resource), declared_in(request.headers)),
+        preconditions=preconditions,
+        started_us=state.now(),
+        size=integer(request.headers, "x-upload-content-length"),
+    )
+    upload.digest = Digest(with_md5=state.needs_md5(upload.declared))
+    state.journal.put_resumable(upload)
+    state.resumable_uploads[upload.upload_id] = upload
+    query = urlencode({"uploadType": "resumable", "name": name, "upload_id": upload.upload_id})
+    path = f"/upload/storage/v1/b/{quote(bucket, safe='')}/o?{query}"
+    headers = (("Location", request.base_url + path), ("X-GUploader-UploadID", upload.upload_id))
+    return Response(headers=headers)
+
+
+def continue_upload(state: State, request: Request) -> Response:
+    """Take bytes, or tell which have been persisted."""
+    upload = _find(state, request)
+    if upload.resource is not None:
+        return resource_response(request, dict(upload.resource))
+    extent = parse_content_range(request.headers.get("content-range"))
+    length = sum(map(len, request.pieces))
+    if "content-range" not in request.headers:
+        extent = Extent(0, length, length)
+    _check_extent(upload, extent, length)
+    if extent.size is not None:
+        upload.size = extent.size
+    if extent.start is not None:
+        receive(state, upload, extent.start, request.pieces)
+    if upload.size is None or upload.received < upload.size:
+        if extent.start is not None:
+            state.journal.put_resumable(upload)
+        return _incomplete(upload)
+    upload.declared = agreed(upload.declared, declared_in(request.headers))
+    return _finish(state, request, upload)
+
+
+def cancel_upload(state: State, request: Request) -> Response:
+    """Forget a session and what it received."""
+    upload = _find(state, request)
+    _drop(state, upload)
+    return Response(status=499)
+
+
+def receive(state: State, upload: ResumableUpload, start: int, pieces: Sequence[Buffer]) -> None:
+    """Persist the bytes that are new; those received before are skipped.
+
+    Args:
+        state: Where the bytes go.
+        upload: A session that is not complete.
+        start: Place of the first byte in the object.
+        pieces: The bytes. Where they do not reach the end of the object, they count only up to a
+            multiple of 256 KiB.
+
+    Raises:
+        APIError: 503, bytes before `start` are missing.
+    """
+    if start > upload.received:
+        message = (
+            "Invalid request. According to the Content-Range header, the upload offset is "
+            f"{start} byte(s), which exceeds already uploaded size of {upload.received} byte(s)."
+        )
+        raise APIError(503, "backendError", message)
+    end = start + sum(map(len, pieces))
+    if end != upload.size:
+        end -= end % STEP_BYTES
+    if end <= upload.received:
+        return
+    new = list(_cut(pieces, upload.received - start, end - start))
+    for piece in new:
+        upload.digest.update(piece)
+    upload.pieces.append(state.blobs.put(new))
+    upload.received = end
+
+
+def _cut(pieces: Sequence[Buffer], start: int, end: int) -> Iterator[Buffer]:
+    """Yield the bytes `[start, end)` of a sequence of pieces."""
+    for piece in pieces:
+        if start <= 0 and len(piece) <= end:
+            yield piece
+        elif start < len(piece) and end > 0:
+            yield memoryview(piece)[max(start, 0) : end]
+        start, end = start - len(piece), end - len(piece)
+
+
+def _check_extent(upload: ResumableUpload, extent: Extent, length: int) -> None:
+    """Compare what the header says with the body and with what was said before.
+
+    Raises:
+        APIError: 400.
+    """
+    if extent.start is None and length:
+        raise invalid("A request without a range of bytes has a body.")
+    if extent.start is not None and extent.end not in (None, extent.start + length):
+        raise invalid(f"Content-Range does not fit the Content-Length of {length} byte(s).")
+    if extent.size not in (None, upload.size) and upload.size is not None:
+        message = f"The size of the object was {upload.size} byte(s), and now is {extent.size}."
+        raise invalid(message)
+    size = upload.size if extent.size is None else extent.size
+    end = upload.received if extent.start is None else extent.start + length
+    if size is not None and end > size:
+        raise invalid(f"More than {size} byte(s) were sent.")
+    if extent.start is not None and end != size and length < STEP_BYTES:
+        message = (
+            "Invalid request. The number of bytes uploaded is required to be equal or greater "
+            f"than {STEP_BYTES}, except for the final request (it's recommended to be the exact "
+            f"multiple of {STEP_BYTES}). The received request contained {length} bytes, which "
+            "does not meet this requirement."
+        )
+        raise invalid(message)
+
+
+def _incomplete(upload: ResumableUpload) -> Response:
+    """Tell which bytes have been persisted; no Range means none."""
+    persisted = (("Range", f"bytes=0-{upload.received - 1}"),) if upload.received else ()
+    headers = (*persisted, ("X-GUploader-UploadID", upload.upload_id))
+    return Response(status=308, headers=headers)
+
+
+def _finish(state: State, request: Request, upload: ResumableUpload) -> Response:
+    """Commit the object. Where a precondition fails, the session and its bytes stay."""
+    crc32c, md5 = upload.digest.crc32c, upload.digest.md5
+    try:
+        upload.declared.check(crc32c=crc32c, md5=md5)
+    except APIError:
+        _drop(state, upload)
+        raise
+    record = state.commit(
+        upload.bucket,
+        upload.name,
+        state.blobs.concat(upload.pieces),
+        crc32c=crc32c,
+        md5=md5,
+        attributes=upload.attributes,
+        preconditions=upload.preconditions,
+    )
+    upload.resource = object_resource(record, request.base_url)
+    pieces, upload.pieces = upload.pieces, []
+    state.journal.put_resumable(upload)
+    for blob in pieces:
+        blob.discard()
+    _forget_oldest(state)
+    return resource_response(request, dict(upload.resource))
+
+
+def _find(state: State, request: Request) -> ResumableUpload:
+    upload = state.resumable_uploads.get(request.query["upload_id"])
+    if upload is None or upload.bucket != request.params["bucket"]:
+        raise APIError(404, "notFound", "No such upload.", code="NoSuchUpload")
+    return upload
+
+
+def _drop(state: State, upload: ResumableUpload) -> None:
+    state.journal.drop_resumable(upload)
+    del state.resumable_uploads[upload.upload_id]
+    for blob in upload.pieces:
+        blob.discard()
+
+
+def _forget_oldest(state: State) -> None:
+    """Bound how many finished sessions are remembered."""
+    uploads = state.resumable_uploads
+    finished = [key for key, upload in uploads.items() if upload.resource is not None]
+    for key in finished[:-_MAX_FINISHED]:
+        state.journal.drop_resumable(uploads[key])
+        del uploads[key]
+
+
+_UPLOADS = "/upload/storage/v1/b/{bucket}/o"
+_INSERT = "storage.objects.insert"
+_SESSION = {"uploadType": "resumable", "upload_id": None}
+_BARE_SESSION = {"upload_id": None}
+ROUTES = (
+    Route(
+        method="POST",
+        pattern=_UPLOADS,
+        operation=_INSERT,
+        handler=start_upload,
+        where={"uploadType": "resumable"},
+    ),
+    *(
+        Route(method=method, pattern=_UPLOADS, operation=_INSERT, handler=handler, where=where)
+        for where in (_SESSION, _BARE_SESSION)
+        for method, handler in (
+            ("PUT", continue_upload),
+            ("POST", continue_upload),
+            ("DELETE", cancel_upload),
+        )
+    ),
+)

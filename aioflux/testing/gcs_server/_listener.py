@@ -1,0 +1,110 @@
+"""The listening socket: accepts connections, paces them and ends those that stall."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import TYPE_CHECKING
+
+from aioflux.testing.gcs_server import _forks
+from aioflux.testing.gcs_server._network import PACED_BY_KERNEL
+from aioflux.testing.gcs_server._wire import PERIODS, Connection
+
+if TYPE_CHECKING:
+    import ssl
+
+    from aioflux.testing.gcs_server._app import App
+
+_BACKLOG = 1024
+_SO_MAX_PACING_RATE = 47  # Linux; the module socket does not name it
+_NO_PACING = -1
+
+
+class Listener:
+    """A socket and the connections that it has accepted; belongs to one loop.
+
+    Args:
+        app: Answers the requests.
+        loop: Serves the socket.
+        sock: Socket that listens.
+        bytes_per_second: Bandwidth of each connection; None has no limit.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        *,
+        bytes_per_second: int | None,
+    ) -> None:
+        self._app = app
+        self._loop = loop
+        self._sock = sock
+        self._period = app.limits.stalled_seconds / PERIODS
+        self._server: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        if bytes_per_second is not None:
+            _pace(sock, bytes_per_second)
+
+    async def open(self, ssl_context: ssl.SSLContext | None) -> None:
+        """Begin to accept connections, over TLS where there is a context."""
+        app, loop = self._app, self._loop
+        scheme = "http" if ssl_context is None else "https"
+        self._server = await loop.create_server(
+            lambda: Connection(app, loop, scheme=scheme),
+            sock=self._sock,
+            backlog=_BACKLOG,
+            ssl=ssl_context,
+        )
+        _forks.hold(self._sock.fileno())
+        self._timer = loop.call_later(self._period, self._check)
+
+    async def close(self) -> None:
+        """Close the socket and every connection."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        _forks.release(self._sock.fileno())
+        with contextlib.suppress(OSError):  # not every system can
+            self._sock.shutdown(socket.SHUT_RDWR)  # whoever else has the descriptor
+        server.close()
+        while self._app.connections:
+            for connection in tuple(self._app.connections):
+                connection.abort()
+            await asyncio.sleep(0)
+        await server.wait_closed()
+
+    def pace(self, bytes_per_second: int | None) -> None:
+        """Change the bandwidth of each connection, open ones included; from any thread."""
+        _pace(self._sock, bytes_per_second)
+        self._loop.call_soon_threadsafe(self._pace_open, bytes_per_second)
+
+    def _pace_open(self, bytes_per_second: int | None) -> None:
+        for connection in self._app.connections:
+            _pace(connection.socket, bytes_per_second)
+
+    def _check(self) -> None:
+        """Look for half-sent requests, once in a period: no request has a timer of its own."""
+        for connection in tuple(self._app.connections):
+            connection.check_progress()
+        self._timer = self._loop.call_later(self._period, self._check)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address and listens.
+
+    Raises:
+        OSError: The address is taken, or not one of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+
+
+def _pace(sock: socket.socket, bytes_per_second: int | None) -> None:
+    if PACED_BY_KERNEL:
+        rate = _NO_PACING if bytes_per_second is None else min(bytes_per_second, 0x7FFF_FFFF)
+        sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)

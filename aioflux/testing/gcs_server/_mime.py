@@ -1,0 +1,103 @@
+"""Bodies of several parts (RFC 2046): `multipart/related` uploads and `multipart/mixed` batches.
+
+Public clients end lines with CRLF (google-cloud-storage uploads, gcloud-aio-storage) or with a
+bare LF (gcsfs, google-cloud-storage batches); the line of the first boundary tells which.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from email.message import Message
+from typing import TYPE_CHECKING
+
+from aioflux.testing.gcs_server._errors import APIError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from aioflux.testing.gcs_server._messages import Request
+
+_BLANK_LINE = re.compile(rb"(?:\A|\r?\n)\r?\n")
+_PADDING = b" \t"
+
+
+@dataclass(frozen=True, slots=True)
+class BodyPart:
+    """One part of a body."""
+
+    headers: Mapping[str, str]
+    """By lower-case name."""
+    data: memoryview
+
+
+def split_body(request: Request) -> list[BodyPart]:
+    """Split the body of a request into its parts; their data is not copied.
+
+    Raises:
+        APIError: 400, the body is not what its Content-Type says.
+    """
+    boundary = _boundary(request.headers.get("content-type", ""))
+    pieces = request.pieces
+    body = pieces[0] if len(pieces) == 1 else request.body
+    if not isinstance(body, bytes | bytearray):
+        body = bytes(body)
+    return [split_head(part) for part in _split(body, b"--" + boundary.encode())]
+
+
+def split_head(part: memoryview) -> BodyPart:
+    """Separate headers from what follows the first blank line."""
+    window = bytes(part[: 64 << 10])
+    blank = _BLANK_LINE.search(window)
+    if blank is None:
+        return BodyPart(parse_headers(window), part[len(part) :])
+    return BodyPart(parse_headers(window[: blank.start()]), part[blank.end() :])
+
+
+def parse_headers(head: bytes) -> dict[str, str]:
+    """Read header lines, whatever ends them; the last of a name counts."""
+    lines = (line.partition(":") for line in head.decode("utf-8", "replace").splitlines())
+    return {name.strip().lower(): value.strip() for name, colon, value in lines if colon}
+
+
+def _boundary(content_type: str) -> str:
+    message = Message()
+    message["Content-Type"] = content_type
+    boundary = message.get_boundary()
+    if message.get_content_maintype() != "multipart" or not boundary:
+        raise _malformed("its Content-Type names no boundary")
+    return boundary
+
+
+def _split(body: bytes | bytearray, delimiter: bytes) -> Iterator[memoryview]:
+    """Yield what lies between the boundary lines; preamble and epilogue are left out."""
+    view = memoryview(body)
+    line_end, start = b"", -1
+    for begin, end, is_last in _boundary_lines(body, delimiter):
+        if start >= 0:
+            stop = begin - len(line_end)
+            yield view[start : max(start, stop)]
+        if is_last:
+            return
+        if not line_end:
+            line_end = b"\r\n" if body[end - 2 : end] == b"\r\n" else b"\n"
+        start = end
+    raise _malformed("its closing boundary is missing")
+
+
+def _boundary_lines(body: bytes | bytearray, delimiter: bytes) -> Iterator[tuple[int, int, bool]]:
+    """Yield where each boundary line begins and ends, and whether it is the closing one."""
+    begin = body.find(delimiter)
+    while begin >= 0:
+        end = begin + len(delimiter)
+        if begin == 0 or body[begin - 1 : begin] == b"\n":
+            if body[end : end + 2] == b"--":
+                yield begin, end + 2, True
+            newline = body.find(b"\n", end)
+            if newline >= 0 and not body[end:newline].strip(_PADDING + b"\r"):
+                yield begin, newline + 1, False
+        begin = body.find(delimiter, end)
+
+
+def _malformed(reason: str) -> APIError:
+    return APIError(400, "badContent", f"Malformed multipart body: {reason}.")

@@ -1,0 +1,158 @@
+"""From method and raw target to an operation: the table that operation modules fill.
+
+Paths are split on `/` before percent-decoding, so that `%2F` in a name stays part of the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+from aioflux.testing.gcs_server._errors import APIError, invalid
+from aioflux.testing.gcs_server._messages import Request, Response
+from aioflux.testing.gcs_server._state import State
+
+Handler = Callable[[State, Request], Response]
+
+_RETRY_ROOTS = frozenset({"retry_test", "retry_tests"})
+_JSON_ROOTS = frozenset({"storage", "upload", "download", "batch", *_RETRY_ROOTS})
+_CACHED = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """A decoded request target."""
+
+    segments: tuple[str, ...]
+    query: Mapping[str, str]
+    pairs: tuple[tuple[str, str], ...]
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the path belongs to the JSON API; every other one is `/bucket/key`."""
+        first = self.segments[0] if self.segments else ""
+        return first in _RETRY_ROOTS or (len(self.segments) > 1 and first in _JSON_ROOTS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Route:
+    """One operation.
+
+    `pattern` is a path with `{name}` for one segment and a final `{name*}` for the rest, slashes
+    included. `where` names query parameters that must be present, with the value they must
+    have or None for any. Of the routes that fit, the one with most in `where` is taken.
+    """
+
+    method: str
+    pattern: str
+    operation: str
+    """As Google's storage-testbench names it; XML operations begin with `xml.`."""
+    handler: Handler
+    where: Mapping[str, str | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The operation that a request asks for."""
+
+    route: Route
+    url: Url
+    params: Mapping[str, str]
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation."""
+        return self.route.operation
+
+
+class Router:
+    """Finds routes; remembers the latest targets, since reads repeat.
+
+    Args:
+        routes: The tables of all operation modules.
+    """
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        ordered = sorted(routes, key=lambda route: -len(route.where or {}))
+        self._routes = [(route, tuple(route.pattern.strip("/").split("/"))) for route in ordered]
+        self._cache: dict[tuple[str, bytes], Match] = {}
+
+    def match(self, method: str, target: bytes) -> Match:
+        """Return the operation of a request.
+
+        Raises:
+            APIError: 400 where the target cannot be decoded, 404 or 405 where nothing fits.
+        """
+        known = self._cache.get((method, target))
+        if known is not None:
+            return known
+        match = self._search(method, parse_target(target))
+        if len(self._cache) >= _CACHED:
+            self._cache.clear()
+        self._cache[method, target] = match
+        return match
+
+    def _search(self, method: str, url: Url) -> Match:
+        segments = url.segments
+        if not url.is_json and len(segments) == 2 and not segments[1]:
+            segments = segments[:1]  # `/bucket/` is the bucket
+        found_path = False
+        for route, pattern in self._routes:
+            if url.is_json != (pattern[0] in _JSON_ROOTS):
+                continue
+            params = _fit(pattern, segments)
+            if params is None or not _fits_query(route.where, url.query):
+                continue
+            if route.method == method:
+                return Match(route, url, params)
+            found_path = True
+        if found_path:
+            raise APIError(405, "methodNotAllowed", f"Method {method} is not allowed here")
+        raise APIError(404, "notFound", "Not Found")
+
+
+def parse_target(target: bytes) -> Url:
+    """Decode a request target.
+
+    Raises:
+        APIError: 400, it is no UTF-8 behind its percent-encoding.
+    """
+    if target[:4] == b"http" and b"://" in target:
+        target = b"/" + target.partition(b"://")[2].partition(b"/")[2]
+    path, _, query = target.partition(b"?")
+    try:
+        raw = path.removeprefix(b"/").split(b"/")
+        segments = tuple(unquote_to_bytes(segment).decode() for segment in raw)
+        pairs = tuple(parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict"))
+    except UnicodeDecodeError as exc:
+        raise invalid("The request target is not valid UTF-8") from exc
+    return Url(segments, dict(pairs), pairs)
+
+
+def is_json_target(target: bytes) -> bool:
+    """Judge which API a target belongs to, even one that cannot be decoded."""
+    first = target.partition(b"?")[0].removeprefix(b"/").partition(b"/")[0]
+    return first.decode("latin-1") in _JSON_ROOTS
+
+
+def _fits_query(where: Mapping[str, str | None] | None, query: Mapping[str, str]) -> bool:
+    wanted = (where or {}).items()
+    return all(name in query and value in (None, query[name]) for name, value in wanted)
+
+
+def _fit(pattern: tuple[str, ...], segments: tuple[str, ...]) -> Mapping[str, str] | None:
+    """Lay a pattern over a path; None where it does not fit."""
+    rest = pattern[-1].endswith("*}")
+    fixed = len(pattern) - rest
+    if len(segments) <= fixed if rest else len(segments) != fixed:
+        return None
+    params: dict[str, str] = {}
+    for part, segment in zip(pattern[:fixed], segments, strict=False):
+        if part.startswith("{"):
+            params[part[1:-1]] = segment
+        elif part != segment:
+            return None
+    if rest:
+        params[pattern[-1][1:-2]] = "/".join(segments[fixed:])
+    return params if all(params.values()) else None

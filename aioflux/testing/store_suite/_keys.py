@@ -1,0 +1,118 @@
+"""The contract of names: what Cloud Storage takes as a key comes back as it was given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aioflux._errors import StorageError
+from aioflux.testing.store_suite._base import SuiteBase
+
+if TYPE_CHECKING:
+    from aioflux.store import Store
+
+__all__ = ["KeyContract"]
+
+NAMES = [
+    "a/b/c.tar.gz",
+    ".hidden",
+    "..two",
+    "a b  c",
+    " leading and trailing ",
+    "50%",
+    "a%20b%2Fc%zz",
+    "q?x=1&y=2#frag;p=3",
+    "plus+minus-tilde~star*bang!",
+    "quotes'\"<tag>&amp;",
+    "back\\slash:colon|pipe",
+    "[brackets]{braces}^`",
+    "tab\tand\x7fdelete",
+    "\u00e9 composed",
+    "e\u0301 decomposed",
+    "日本語/ключ/مفتاح",
+    "\U0001f600\U0010fffd",
+    "uploads",
+    "o/o/compose",
+]
+"""Names that are paths below a directory, too."""
+
+ODD_NAMES = [
+    "/leading",
+    "trailing/",
+    "a//b",
+    "a/./b",
+    "a/../b",
+    "../up",
+    "./here",
+    "...",
+    "//",
+]
+"""Names that a directory cannot hold, or not under the same name."""
+
+LIMIT_BYTES = 1024
+"""Longest name, in bytes of UTF-8 (cloud.google.com/storage/docs/objects#naming)."""
+
+
+@pytest.mark.asyncio
+class KeyContract(SuiteBase):
+    """Any key, through every operation."""
+
+    async def _round_trip(self, store: Store, key: str) -> None:
+        data = key.encode()
+        meta = await store.put(key, data)
+        assert meta.key == key
+        assert self.read_back_door(key) == data
+        assert await store.get(key) == data
+        assert (await store.head(key)).uri == meta.uri
+        assert meta.uri.startswith(store.uri)
+        assert [each.key for each in await store.list_all(key)] == [key]
+        await store.compose("target", [key])
+        await store.copy("target", key)
+        await store.compose(key, [key, "target"])
+        async with store.open_writer(key) as writer:
+            await writer.write(data + b"!")
+        assert self.read_back_door(key) == data + b"!"
+        await store.delete(key)
+        await store.delete("target")
+        assert await store.list_all() == []
+
+    @pytest.mark.parametrize("key", NAMES)
+    async def test_a_key_comes_back_as_it_was_given(self, store: Store, key: str) -> None:
+        """Put, get, head, list, compose, copy, write and delete by it."""
+        await self._round_trip(store, key)
+
+    @pytest.mark.parametrize("key", ODD_NAMES)
+    async def test_slashes_and_dots_mean_nothing(self, store: Store, key: str) -> None:
+        """They are characters like others."""
+        self.require("takes_any_key")
+        await self._round_trip(store, key)
+
+    @pytest.mark.parametrize("letter", ["k", "\u00e9", "\U0001f600"])
+    async def test_a_name_may_have_1024_bytes(self, store: Store, letter: str) -> None:
+        """Counted in UTF-8, the store's own prefix included."""
+        self.require("takes_any_key")
+        prefix = store.uri.partition("://")[2].partition("/")[2]
+        room = LIMIT_BYTES - len(prefix.encode())
+        key = letter * (room // len(letter.encode()))
+        await self._round_trip(store, key + "k" * (room - len(key.encode())))
+
+    @pytest.mark.parametrize("key", ODD_NAMES)
+    async def test_a_key_that_is_refused_touches_nothing(self, store: Store, key: str) -> None:
+        """A service of directories says that it cannot hold such a name, and does nothing."""
+        if self.can.takes_any_key or key == "...":
+            pytest.skip("the service takes this key")
+        self.write_back_door("b", b"1")
+        with pytest.raises((ValueError, StorageError)) as failure:
+            await store.put(key, b"2")
+        assert repr(key) in str(failure.value)
+        with pytest.raises((ValueError, StorageError)):
+            await store.get(key)
+        assert [meta.key for meta in await store.list_all()] == ["b"]
+
+    async def test_two_forms_of_a_letter_are_two_keys(self, store: Store) -> None:
+        """Names are not normalised."""
+        await store.put("\u00e9", b"composed")
+        await store.put("e\u0301", b"decomposed")
+        assert [meta.key for meta in await store.list_all()] == ["e\u0301", "\u00e9"]
+        assert await store.get("\u00e9") == b"composed"

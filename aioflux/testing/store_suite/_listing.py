@@ -1,0 +1,95 @@
+"""The contract of list, list_pages and list_all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aioflux.testing.store_suite._base import SuiteBase
+
+if TYPE_CHECKING:
+    from aioflux.store import Store
+
+__all__ = ["ListContract"]
+
+KEYS = [
+    "a",
+    "a-b",
+    "a.b",
+    "a/b",
+    "a/b-c",
+    "a/b.c",
+    "a/c/d",
+    "a0",
+    "b",
+    "e\u0301",
+    "z/z",
+    "\u00e9",
+    "\uff5e",
+    "\U0001f600/x",
+]
+"""Sorted by UTF-8: `-` and `.` before `/`, and astral characters last (not so in UTF-16)."""
+
+
+@pytest.mark.asyncio
+class ListContract(SuiteBase):
+    """Listings."""
+
+    def _write_keys(self) -> list[str]:
+        # A service of directories cannot hold both `a` and what is below it.
+        keys = KEYS if self.can.takes_any_key else [key for key in KEYS if key != "a"]
+        assert keys == sorted(keys, key=str.encode)
+        for key in reversed(keys):
+            self.write_back_door(key, key.encode())
+        return keys
+
+    async def test_an_empty_store_lists_nothing(self, store: Store) -> None:
+        """No objects, no pages, no error."""
+        assert await store.list_all() == []
+        assert [page async for page in store.list_pages("a")] == []
+
+    async def test_listings_are_sorted_by_utf8_bytes(self, store: Store) -> None:
+        """`list`, `list_all` and `list_pages` give the same objects in the same order."""
+        keys = self._write_keys()
+        assert [meta.key async for meta in store.list()] == keys
+        assert [meta.key for meta in await store.list_all()] == keys
+        pages = [page async for page in store.list_pages()]
+        assert [meta.key for page in pages for meta in page] == keys
+        assert all(pages)
+
+    @pytest.mark.parametrize(
+        "prefix", ["a", "a/", "a/b", "a/b.", "e", "z/z", "\U0001f600", "nothing", "a/c/d/e"]
+    )
+    async def test_a_prefix_is_a_beginning_of_keys(self, store: Store, prefix: str) -> None:
+        """It need not end with a slash, and may be a whole key."""
+        keys = self._write_keys()
+        listed = [meta.key for meta in await store.list_all(prefix)]
+        assert listed == [key for key in keys if key.startswith(prefix)]
+
+    async def test_metadata_of_a_listing_is_that_of_head(self, store: Store) -> None:
+        """Key, uri, size, generation and checksum; and it can be read by."""
+        for key in self._write_keys():
+            [meta] = [each for each in await store.list_all(key) if each.key == key]
+            head = await store.head(key)
+            assert (meta.uri, meta.size) == (head.uri, len(key.encode()))
+            assert (meta.generation, meta.crc32c) == (head.generation, head.crc32c)
+            assert await store.get(meta) == key.encode()
+
+    async def test_a_listing_goes_on_over_pages(self, store: Store) -> None:
+        """No key is lost or given twice where one page ends and the next begins."""
+        count = 2 * self.can.page_size + 1
+        keys = [f"p/{at:05}" for at in range(count)]
+        for key in keys:
+            self.write_back_door(key, b"")
+        pages = [[meta.key for meta in page] async for page in store.list_pages("p/")]
+        assert max(map(len, pages)) <= self.can.page_size
+        assert [key for page in pages for key in page] == keys
+
+    async def test_a_listing_may_be_left_early(self, store: Store) -> None:
+        """The store goes on."""
+        self._write_keys()
+        async for meta in store.list():
+            assert meta.key
+            break
+        assert await store.list_all("nothing") == []

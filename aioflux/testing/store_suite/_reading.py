@@ -1,0 +1,198 @@
+"""The contract of head, get, get_into and get_range."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aioflux._errors import NotFoundError
+from aioflux.testing.store_suite._base import KIB, SuiteBase, pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from aioflux.store import Store
+
+__all__ = ["ReadContract"]
+
+SIZES = [0, 1, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, 200 * KIB]
+"""Around the size of one range."""
+
+
+@pytest.mark.asyncio
+class ReadContract(SuiteBase):
+    """Reads of one object."""
+
+    async def test_head_tells_key_uri_size_and_generation(self, store: Store) -> None:
+        """`head` describes the object."""
+        self.write_back_door("a/b.bin", b"12345")
+        meta = await store.head("a/b.bin")
+        assert (meta.key, meta.size) == ("a/b.bin", 5)
+        assert meta.uri.startswith(store.uri)
+        assert meta.uri.endswith("/a/b.bin")
+        assert meta.generation
+        assert meta.updated is not None
+        assert meta.updated.utcoffset() is not None
+
+    async def test_head_tells_the_checksum(self, store: Store) -> None:
+        """`ObjectMeta.crc32c` is that of the bytes."""
+        self.require("has_checksums")
+        self.write_back_door("a", b"123456789")
+        assert (await store.head("a")).crc32c == 0xE3069283  # RFC 3720, B.4
+
+    async def test_generations_change_with_the_bytes(self, store: Store) -> None:
+        """An overwritten object has another generation, of the same size or not."""
+        seen = set()
+        for data in (b"1", b"2", b"3"):
+            self.write_back_door("a", data)
+            seen.add((await store.head("a")).generation)
+        assert len(seen) == 3
+
+    @pytest.mark.parametrize("size", SIZES)
+    async def test_get_returns_the_bytes(self, store: Store, size: int) -> None:
+        """`get` reads whole objects of any size."""
+        data = pattern(size)
+        self.write_back_door("a", data)
+        got = await store.get("a")
+        assert type(got) is bytes
+        assert got == data
+
+    @pytest.mark.parametrize("size", SIZES)
+    async def test_get_by_meta_returns_the_bytes(self, store: Store, size: int) -> None:
+        """`get` takes the metadata of `head` for the key."""
+        data = pattern(size)
+        self.write_back_door("a", data)
+        assert await store.get(await store.head("a")) == data
+
+    @pytest.mark.parametrize("size", [0, 1, 200 * KIB])
+    async def test_pinned_reads_never_give_other_bytes(self, store: Store, size: int) -> None:
+        """A read by metadata of an object that was replaced since is a NotFoundError."""
+        self.write_back_door("a", pattern(size))
+        meta = await store.head("a")
+        self.write_back_door("a", pattern(size, seed=1) or b"x")
+        with pytest.raises(NotFoundError):
+            await store.get(meta)
+        with pytest.raises(NotFoundError):
+            await store.get_range(meta, start=0, end=max(size, 1))
+        with pytest.raises(NotFoundError):
+            await store.head(meta)
+        if size:
+            with pytest.raises(NotFoundError):
+                await store.get_into(meta, bytearray(size))
+
+    async def test_missing_objects_are_not_found(self, store: Store) -> None:
+        """Each read of a key without an object is a NotFoundError with the whole uri."""
+        reads: list[Callable[[], Awaitable[object]]] = [
+            lambda: store.head("no/such"),
+            lambda: store.get("no/such"),
+            lambda: store.get_into("no/such", bytearray(1)),
+            lambda: store.get_range("no/such", start=0, end=1),
+            lambda: store.get_range("no/such", start=0, end=1 << 40),
+        ]
+        for read in reads:
+            with pytest.raises(NotFoundError, match="no/such") as failure:
+                await read()
+            assert failure.value.uri.startswith(store.uri)
+            assert failure.value.uri.endswith("/no/such")
+
+    async def test_a_key_is_no_directory(self, store: Store) -> None:
+        """An object below a key, or a part of a key, makes no object of that key."""
+        self.write_back_door("a/b", b"1")
+        for key in ("a", "a/b/c"):
+            with pytest.raises(NotFoundError):
+                await store.get(key)
+            with pytest.raises(NotFoundError):
+                await store.head(key)
+
+    @pytest.mark.parametrize("size", [0, 1, 100 * KIB])
+    @pytest.mark.parametrize("room", [0, 7])
+    async def test_get_into_fills_the_buffer(self, store: Store, size: int, room: int) -> None:
+        """`get_into` writes the object and leaves the memory behind it as it was."""
+        data = pattern(size)
+        self.write_back_door("a", data)
+        for key in ("a", await store.head("a")):
+            buffer = bytearray(b"\xff" * (size + room))
+            assert await store.get_into(key, buffer) == size
+            assert buffer == data + b"\xff" * room
+
+    async def test_get_into_reads_a_part(self, store: Store) -> None:
+        """`start` and the length of the buffer choose the bytes."""
+        data = pattern(200 * KIB)
+        self.write_back_door("a", data)
+        for key in ("a", await store.head("a")):
+            for start, size in ((0, 10), (5, 100 * KIB), (200 * KIB - 3, 10), (300 * KIB, 10)):
+                buffer = bytearray(size)
+                expected = data[start : start + size]
+                assert await store.get_into(key, buffer, start=start) == len(expected)
+                assert buffer[: len(expected)] == expected
+
+    async def test_get_into_takes_memory_of_any_format(self, store: Store) -> None:
+        """The buffer is filled as bytes, whatever its items are."""
+        data = pattern(16)
+        self.write_back_door("a", data)
+        numbers = array("i", [0] * 4)
+        assert await store.get_into("a", memoryview(numbers)) == 16
+        assert numbers.tobytes() == data
+
+    async def test_get_into_refuses_memory_that_cannot_be_written(self, store: Store) -> None:
+        """Read-only memory is a ValueError that says what is needed."""
+        self.write_back_door("a", b"1")
+        with pytest.raises(ValueError, match="writable memory"):
+            await store.get_into("a", memoryview(b"0"))
+        with pytest.raises(ValueError, match="-1"):
+            await store.get_into("a", bytearray(1), start=-1)
+
+    @pytest.mark.parametrize(
+        ("start", "end"),
+        [
+            (0, 1),
+            (0, 200 * KIB),
+            (10, 20),
+            (64 * KIB - 1, 64 * KIB + 1),
+            (1, 150 * KIB),
+            (199 * KIB, 1 << 40),
+            (0, 1 << 62),
+            (200 * KIB, 200 * KIB + 1),
+            (1 << 40, (1 << 40) + 1),
+        ],
+    )
+    async def test_get_range_is_half_open_and_ends_with_the_object(
+        self, store: Store, start: int, end: int
+    ) -> None:
+        """`get_range` returns `[start, end)` as far as the object goes."""
+        data = pattern(200 * KIB)
+        self.write_back_door("a", data)
+        got = await store.get_range("a", start=start, end=end)
+        assert type(got) is bytes
+        assert got == data[start:end]
+        assert await store.get_range(await store.head("a"), start=start, end=end) == data[start:end]
+
+    async def test_get_range_of_an_empty_object_is_empty(self, store: Store) -> None:
+        """Where there are no bytes, there are none to return."""
+        self.write_back_door("a", b"")
+        assert await store.get_range("a", start=0, end=10) == b""
+
+    @pytest.mark.parametrize(("start", "end"), [(-1, 5), (5, 5), (6, 5)])
+    async def test_get_range_refuses_a_range_of_nothing(
+        self, store: Store, start: int, end: int
+    ) -> None:
+        """A negative start, or an end not above it, is a ValueError that names both."""
+        with pytest.raises(ValueError, match=rf"\[{start}, {end}\)"):
+            await store.get_range("a", start=start, end=end)
+
+    async def test_keys_that_are_none_are_refused(self, store: Store) -> None:
+        """An empty key is a ValueError, another type a TypeError that names it."""
+        with pytest.raises(ValueError, match="empty"):
+            await store.get("")
+        with pytest.raises(TypeError, match="bytes"):
+            await store.get(b"a")  # type: ignore[arg-type]
+
+    async def test_a_closed_store_says_so(self) -> None:
+        """Every use after closing is a ValueError; closing again is none."""
+        store = self.opened()
+        await store.aclose()
+        await store.aclose()
+        with pytest.raises(ValueError, match="closed"):
+            await store.head("a")

@@ -1,0 +1,117 @@
+"""Sending a request again: the schedule, the decision, and the short loop that uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from aioflux._errors import TransientError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from aioflux._policy import RetryPolicy
+
+__all__ = ["backoff_bound", "next_delay", "with_retry"]
+
+T = TypeVar("T")
+
+
+def backoff_bound(attempt: int, policy: RetryPolicy) -> float:
+    """Return the largest wait after failed attempt `attempt` (from 1), in seconds."""
+    # Past 64 doublings the bound is max_seconds for any sensible policy, and the power would
+    # overflow.
+    growth = policy.multiplier ** min(attempt - 1, 64)
+    return min(policy.initial_seconds * growth, policy.max_seconds)
+
+
+def next_delay(
+    attempt: int,
+    policy: RetryPolicy,
+    *,
+    elapsed_seconds: float,
+    retry_after_seconds: float | None,
+    fraction: float,
+) -> float | None:
+    """Decide what follows a failed attempt.
+
+    Args:
+        attempt: Number of the attempt that failed, from 1.
+        policy: The limits.
+        elapsed_seconds: Time since the first attempt began.
+        retry_after_seconds: The wait that the service asked for, or None.
+        fraction: A random number in `[0, 1)`: full jitter (Brooker, "Exponential Backoff And
+            Jitter", 2015).
+
+    Returns:
+        Seconds to wait before the next attempt, or None where there must be none.
+    """
+    if attempt >= policy.max_attempts:
+        return None
+    delay = fraction * backoff_bound(attempt, policy)
+    if retry_after_seconds is not None:
+        # A little jitter on top, so that those who were told the same time do not come back as one.
+        delay += retry_after_seconds
+    return delay if elapsed_seconds + delay < policy.deadline_seconds else None
+
+
+async def with_retry(
+    attempt: Callable[[int], Awaitable[T]],
+    policy: RetryPolicy,
+    *,
+    uri_of: Callable[[], str] = str,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    jitter: Callable[[], float] = random.random,
+) -> T:
+    """Run `attempt(number)` until it succeeds, fails for good, or the policy ends.
+
+    Args:
+        attempt: One attempt; it is given its number, from 1. A TransientError asks for another.
+        policy: The limits. The deadline also ends an attempt that is under way.
+        uri_of: Tells what is asked for, should the deadline pass before any attempt ended.
+        clock: Time in seconds, from any beginning.
+        sleep: Waits for so many seconds.
+        jitter: Random numbers in `[0, 1)`.
+
+    Raises:
+        TransientError: Attempts or time ran out; `__cause__` is the last failure.
+    """
+    begun = clock()
+    number = 1
+    last: TransientError | None = None
+    try:
+        async with asyncio.timeout(policy.deadline_seconds) as deadline:
+            while True:
+                try:
+                    return await attempt(number)
+                except TransientError as exc:
+                    last = exc
+                    delay = next_delay(
+                        number,
+                        policy,
+                        elapsed_seconds=clock() - begun,
+                        retry_after_seconds=exc.retry_after_seconds,
+                        fraction=jitter(),
+                    )
+                    if delay is None:
+                        break
+                await sleep(delay)
+                number += 1
+    except TimeoutError as exc:
+        if not deadline.expired():
+            raise
+        if last is None:
+            uri = uri_of()
+            last = TransientError(f"no answer about {uri} came before the deadline", uri=uri)
+            last.__cause__ = exc
+    elapsed = clock() - begun
+    raise TransientError(
+        f"{last} (gave up after {number} attempts in {elapsed:.1f} s; RetryPolicy sets both)",
+        uri=last.uri,
+        status=last.status,
+        retry_after_seconds=last.retry_after_seconds,
+        num_bytes_received=last.num_bytes_received,
+    ) from last

@@ -1,0 +1,1 @@
+"""Measurements: one file per scenario, one per peer, side by side in one run."""

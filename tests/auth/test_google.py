@@ -1,0 +1,260 @@
+"""Tokens of google-auth: one renewal at a time, before the old one ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import UTC, datetime
+
+import google.auth.credentials
+import pytest
+from google.auth import exceptions
+
+from aioflux import CredentialsError
+from aioflux.auth._google import AnonymousToken, GoogleToken, ProvidedToken, open_token
+
+HOUR = 3600.0
+START = 1_700_000_000.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeCredentials(google.auth.credentials.Credentials):
+    """Credentials on a fake clock, whose refresh does what the test says."""
+
+    def __init__(self, clock: Clock, *, token: str | None = None, seconds: float = HOUR) -> None:
+        super().__init__()
+        self.clock = clock
+        self.token = token
+        self.seconds = seconds
+        self.failures: list[Exception] = []
+        self.num_refreshed = 0
+        self.under_way = 0
+        self.most_under_way = 0
+        self.may_end = threading.Event()
+        self.may_end.set()
+        self._until(clock.now + seconds if token else clock.now)
+
+    def _until(self, moment: float) -> None:
+        self.expiry = datetime.fromtimestamp(moment, UTC).replace(tzinfo=None)
+
+    @property
+    def expired(self) -> bool:
+        return self.expiry is not None and (
+            self.clock.now >= self.expiry.replace(tzinfo=UTC).timestamp() - 225
+        )
+
+    @property
+    def valid(self) -> bool:
+        return self.token is not None and not self.expired
+
+    def refresh(self, request: object) -> None:
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        self.may_end.wait(30)
+        self.under_way -= 1
+        if self.failures:
+            raise self.failures.pop(0)
+        self.num_refreshed += 1
+        self.token = f"token-{self.num_refreshed}"
+        self._until(self.clock.now + self.seconds)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+async def renewed(token: GoogleToken, value: str) -> None:
+    """Wait, as requests do, until the renewal in the background has come to an end."""
+    async with asyncio.timeout(10):
+        while await token.get() != value:  # noqa: ASYNC110  a thread ends it
+            await asyncio.sleep(0)
+
+
+async def test_many_at_once_wait_for_one_refresh(clock: Clock) -> None:
+    credentials = FakeCredentials(clock)
+    credentials.may_end.clear()
+    token = GoogleToken(credentials, clock=clock)
+    waiting = [asyncio.create_task(token.get()) for _ in range(50)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting)
+    credentials.may_end.set()
+    assert await asyncio.gather(*waiting) == ["token-1"] * 50
+    assert (credentials.num_refreshed, credentials.most_under_way) == (1, 1)
+
+
+async def test_a_token_is_used_until_shortly_before_its_end(clock: Clock) -> None:
+    credentials = FakeCredentials(clock)
+    token = GoogleToken(credentials, clock=clock)
+    assert await token.get() == "token-1"
+    clock.now += HOUR - 300
+    assert await token.get() == "token-1"
+    assert credentials.num_refreshed == 1
+
+
+async def test_it_is_renewed_in_the_background_while_it_is_valid(clock: Clock) -> None:
+    credentials = FakeCredentials(clock)
+    token = GoogleToken(credentials, clock=clock)
+    await token.get()
+    clock.now += HOUR - 200
+    credentials.may_end.clear()
+    assert await token.get() == "token-1"  # nobody waits for the renewal
+    credentials.may_end.set()
+    clock.now += 20
+    await renewed(token, "token-2")
+    await token.close()
+
+
+async def test_an_expired_token_is_never_given_out(clock: Clock) -> None:
+    credentials = FakeCredentials(clock)
+    token = GoogleToken(credentials, clock=clock)
+    await token.get()
+    clock.now += HOUR + 1
+    assert await token.get() == "token-2"
+
+
+async def test_a_renewal_that_fails_while_the_token_is_valid_is_tried_again(clock: Clock) -> None:
+    credentials = FakeCredentials(clock)
+    token = GoogleToken(credentials, clock=clock)
+    await token.get()
+    credentials.failures = [exceptions.TransportError("no network")]
+    clock.now += HOUR - 200
+    for _ in range(100):
+        assert await token.get() == "token-1"
+    async with asyncio.timeout(10):
+        while credentials.failures:  # noqa: ASYNC110  a thread ends it
+            await asyncio.sleep(0)
+    clock.now += 11
+    await token.get()
+    await renewed(token, "token-2")
+
+
+async def test_failures_do_not_hammer_the_server(clock: Clock) -> None:
+    credentials = FakeCredentials(clock)
+    token = GoogleToken(credentials, clock=clock)
+    await token.get()
+    credentials.failures = [exceptions.TransportError("no network") for _ in range(50)]
+    clock.now += HOUR - 200
+    async with asyncio.timeout(10):
+        while len(credentials.failures) == 50:
+            await token.get()
+            await asyncio.sleep(0)
+    for _ in range(50):
+        await token.get()
+        await asyncio.sleep(0)
+    assert len(credentials.failures) == 49
+    await token.close()
+
+
+async def test_a_token_that_ended_during_failures_is_not_given_out(clock: Clock) -> None:
+    credentials = FakeCredentials(clock)
+    token = GoogleToken(credentials, clock=clock)
+    await token.get()
+    credentials.failures = [exceptions.TransportError("no network") for _ in range(5)]
+    clock.now += HOUR - 5
+    await token.get()
+    clock.now += 6
+    for _ in range(2):  # the renewal under way, and one of its own
+        with pytest.raises(CredentialsError, match="could not be refreshed"):
+            await token.get()
+
+
+async def test_an_error_says_what_to_do_and_holds_no_secret(clock: Clock) -> None:
+    credentials = FakeCredentials(clock)
+    credentials.failures = [exceptions.RefreshError("response: refresh_token=SECRET")]
+    token = GoogleToken(credentials, clock=clock)
+    with pytest.raises(CredentialsError, match="gcloud auth application-default login") as raised:
+        await token.get()
+    assert "SECRET" not in str(raised.value)
+    assert "RefreshError" in str(raised.value)
+    assert await token.get() == "token-1"
+
+
+async def test_no_credentials_at_all_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
+    with pytest.raises(CredentialsError, match="GOOGLE_APPLICATION_CREDENTIALS"):
+        await GoogleToken().get()
+
+
+async def test_a_token_that_is_valid_is_used_without_a_refresh(clock: Clock) -> None:
+    credentials = FakeCredentials(clock, token="given")
+    token = GoogleToken(credentials, clock=clock)
+    assert await token.get() == "given"
+    assert credentials.num_refreshed == 0
+
+
+async def test_a_token_without_an_end_is_used_for_ever(clock: Clock) -> None:
+    credentials = FakeCredentials(clock, token="given")
+    credentials.expiry = None
+    token = GoogleToken(credentials, clock=clock)
+    for _ in range(5):
+        assert await token.get() == "given"
+        clock.now += HOUR
+    assert credentials.num_refreshed == 0
+
+
+async def test_closing_ends_a_renewal_that_waits(clock: Clock) -> None:
+    credentials = FakeCredentials(clock)
+    credentials.may_end.clear()
+    token = GoogleToken(credentials, clock=clock)
+    waiting = asyncio.create_task(token.get())
+    await asyncio.sleep(0)
+    await token.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    credentials.may_end.set()
+
+
+async def test_a_provider_may_be_a_function_or_a_coroutine_function() -> None:
+    async def later() -> str:
+        return "later"
+
+    assert await ProvidedToken(lambda: "now").get() == "now"
+    assert await ProvidedToken(later).get() == "later"
+
+
+def test_where_tokens_come_from(clock: Clock) -> None:
+    anonymous = google.auth.credentials.AnonymousCredentials()
+    assert isinstance(open_token(None, emulator=True), AnonymousToken)
+    assert isinstance(open_token(None, emulator=False), GoogleToken)
+    assert isinstance(open_token(anonymous, emulator=False), AnonymousToken)
+    assert isinstance(open_token(FakeCredentials(clock), emulator=True), GoogleToken)
+    assert isinstance(open_token(lambda: "x", emulator=False), ProvidedToken)
+    with pytest.raises(TypeError, match="not str"):
+        open_token("ya29.secret", emulator=False)
+
+
+class ScopedCredentials(FakeCredentials, google.auth.credentials.Scoped):
+    """Credentials that want to be told what for."""
+
+    asked: tuple[str, ...] = ()
+
+    @property
+    def requires_scopes(self) -> bool:
+        return True
+
+    def with_scopes(self, scopes: tuple[str, ...], default_scopes: object = None) -> object:
+        made = ScopedCredentials(self.clock)
+        made.asked = tuple(scopes)
+        ScopedCredentials.latest = made
+        return made
+
+
+async def test_credentials_are_scoped_to_storage(clock: Clock) -> None:
+    token = open_token(ScopedCredentials(clock), emulator=False)
+    assert await token.get() == "token-1"
+    assert ScopedCredentials.latest.asked[0].endswith("/devstorage.full_control")
+
+
+async def test_an_anonymous_token_is_none() -> None:
+    token = AnonymousToken()
+    assert await token.get() is None
+    await token.close()

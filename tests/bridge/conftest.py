@@ -1,0 +1,20 @@
+"""A server in this process, for stores here and in child processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aioflux.testing import GCSServer
+
+
+@pytest.fixture
+def server() -> Iterator[GCSServer]:
+    from aioflux.testing import GCSServer
+
+    with GCSServer(buckets=("bucket",)) as running:
+        yield running

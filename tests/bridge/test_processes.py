@@ -1,0 +1,242 @@
+"""Ctrl-C, forks and the end of a process, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aioflux.testing.gcs_server._app import Hook
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aioflux.testing import GCSServer
+    from aioflux.testing.gcs_server._messages import Request
+
+ROOT = Path(__file__).parents[2]
+LIMIT_SECONDS = 60
+
+PRELUDE = """
+import os, sys, warnings
+warnings.simplefilter("error")
+import aioflux, aioflux.sync
+options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
+store = aioflux.sync.open_store("gs://bucket/p", endpoint_url=sys.argv[1], transfer=options)
+def say(*words):
+    print(*words, flush=True)
+"""
+
+
+@contextmanager
+def running(script: str, server: GCSServer) -> Iterator[subprocess.Popen[str]]:
+    """Run a script that speaks to the server, in a process group of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", "-c", PRELUDE + script, server.url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def finish(process: subprocess.Popen[str]) -> list[str]:
+    """Return the lines that a script still says; it must end well and without complaint."""
+    out, err = process.communicate(timeout=LIMIT_SECONDS)
+    assert (process.returncode, err) == (0, ""), out + err
+    return out.splitlines()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+class Watch(Hook):
+    """Tells when a request has arrived."""
+
+    def __init__(self) -> None:
+        self._arrived: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
+
+    def before(self, request: Request) -> None:
+        self._arrived.put((request.match.operation, request.target))
+
+    def wait_for(self, pattern: str, word: str) -> None:
+        """Wait for a request of an operation with a word in its target."""
+        while True:
+            operation, target = self._arrived.get(timeout=LIMIT_SECONDS)
+            if fnmatchcase(operation, pattern) and word.encode() in target:
+                return
+
+
+STEPS = {
+    "get": ("store.get('get')", "*objects.get"),
+    "many": ("list(store.get_many(['many'] * 8))", "*objects.get"),
+    "generator": ("list(store.get_many('generator' for _ in range(8)))", "*objects.get"),
+    "list": ("list(store.list('list'))", "*objects.list"),
+    "put": ("store.put('put', bytes(12 << 20))", "xml.multipart.part"),
+    "writer": ("write('writer')", "xml.multipart.part"),
+    "create": ("store.put('create', bytes(12 << 20), mode='create')", "xml.multipart.part"),
+}
+
+INTERRUPTED = """
+def write(key):
+    with store.open_writer(key) as writer:
+        for _ in range(4):
+            writer.write(bytes(4 << 20))
+
+store.get("small")
+say("up")
+for step in sys.stdin:
+    try:
+        say("ready")
+        eval(compile(step, "step", "eval"))
+    except KeyboardInterrupt:
+        say("interrupted")
+    sys.stdin.readline()
+    assert store.get("small") == b"small"
+    say("usable")
+store.close()
+"""
+
+
+def test_ctrl_c_ends_the_work_and_leaves_the_store_usable(server: GCSServer) -> None:
+    for name in ("get", "many", "generator"):
+        server.put("bucket", f"p/{name}", bytes(20 << 20))
+    server.put("bucket", "p/small", b"small")
+    watch = Watch()
+    server.app.hooks += (watch,)
+    with running(INTERRUPTED, server) as process:
+        assert process.stdin is not None
+        assert line(process) == "up"
+        for name, (step, operation) in STEPS.items():
+            with server.faults.inject(operation, delay_seconds=3600.0):
+                process.stdin.write(f"{step}\n")
+                process.stdin.flush()
+                assert line(process) == "ready"
+                watch.wait_for(operation, ".aioflux-uploads" if name == "create" else name)
+                process.send_signal(signal.SIGINT)
+                assert line(process) == "interrupted", name
+                assert server.stats.open_uploads == 0, name
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert line(process) == "usable", name
+        assert server.keys("bucket") == ["p/generator", "p/get", "p/many", "p/small"]
+        assert finish(process) == []
+
+
+FORKED = """
+import threading
+keys = [f"{at:02}" for at in range(40)]
+expected = {key: key.encode() * 1000 for key in keys}
+
+def check():
+    assert dict(store.get_many(keys)) == expected
+    assert [meta.key for meta in store.list("0")] == keys[:10]
+    assert store.get("07") == expected["07"]
+
+def hammer(stop):
+    while not stop.is_set():
+        assert store.get("39") == expected["39"]
+
+check()
+stop = threading.Event()
+busy = threading.Thread(target=hammer, args=(stop,))
+busy.start()
+for number in range(6):
+    child = os.fork()
+    if not child:
+        check()
+        with store.open_writer(f"child/{number}") as writer:
+            writer.write(b"from the child")
+        if number % 2:
+            os._exit(0)
+        sys.exit(0)
+    check()
+    assert os.waitpid(child, 0)[1] == 0
+    check()
+    assert store.get(f"child/{number}") == b"from the child"
+stop.set()
+busy.join()
+store.close()
+say("done")
+"""
+
+
+def test_a_fork_leaves_parent_and_child_going_on(server: GCSServer) -> None:
+    for at in range(40):
+        server.put("bucket", f"p/{at:02}", f"{at:02}".encode() * 1000)
+    with running(FORKED, server) as process:
+        assert finish(process) == ["done"]
+
+
+FORKED_IN_THE_MIDDLE = """
+writing = store.open_writer("half")
+writer = writing.__enter__()
+writer.write(bytes(11 << 20))
+batches = store.get_batches(["a"] * 100)
+next(batches)
+child = os.fork()
+if not child:
+    assert store.get("a") == b"1"
+    del batches, writer, writing
+    import gc
+    gc.collect()
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert sum(map(len, batches)) >= 0
+writer.write(b"!")
+writing.__exit__(None, None, None)
+assert store.head("half").size == (11 << 20) + 1
+store.close()
+say("done")
+"""
+
+
+def test_a_child_does_not_touch_what_its_parent_has_under_way(server: GCSServer) -> None:
+    server.put("bucket", "p/a", b"1")
+    with running(FORKED_IN_THE_MIDDLE, server) as process:
+        assert finish(process) == ["done"]
+    assert server.stats.open_uploads == 0
+
+
+LEFT_OPEN = """
+batches = store.get_batches(["a"] * 100)
+next(batches)
+pairs = store.get_many("a" for _ in range(1000))
+next(pairs)
+say("done")
+"""
+
+
+def test_a_process_may_end_with_everything_open(server: GCSServer) -> None:
+    server.put("bucket", "p/a", b"1")
+    with running(LEFT_OPEN, server) as process:
+        assert finish(process) == ["done"]
+
+
+NOTHING_AT_IMPORT = """
+import threading
+assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
+assert "aiohttp" not in sys.modules and "google.auth" not in sys.modules
+say("done")
+"""
+
+
+def test_an_open_store_has_started_nothing(server: GCSServer) -> None:
+    with running(NOTHING_AT_IMPORT, server) as process:
+        assert finish(process) == ["done"]

@@ -1,0 +1,233 @@
+"""Crossing from blocking callers to the background loop, within one process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+import aioflux
+from aioflux import bridge, sync
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+
+async def thread_name() -> str:
+    return threading.current_thread().name
+
+
+@pytest.fixture
+def store() -> Iterator[sync.Store]:
+    with sync.open_store(f"memory://bridge-{uuid.uuid4().hex}") as opened:
+        yield opened
+
+
+def test_work_is_done_on_one_background_thread() -> None:
+    assert bridge.run(thread_name()) == "aioflux-loop"
+    with ThreadPoolExecutor(8) as threads:
+        names = list(threads.map(lambda _: bridge.run(thread_name()), range(50)))
+    assert set(names) == {"aioflux-loop"}
+    running = [each for each in threading.enumerate() if each.name == "aioflux-loop"]
+    assert len(running) == 1
+    assert running[0].daemon
+
+
+async def test_a_thread_with_a_running_loop_is_served() -> None:
+    assert bridge.run(thread_name()) == "aioflux-loop"
+
+
+def test_the_loops_own_thread_is_refused(store: sync.Store) -> None:
+    async def wait_for_itself() -> None:
+        store.head("a")
+
+    with pytest.raises(RuntimeError, match="await the same method"):
+        bridge.run(wait_for_itself())
+
+
+def test_errors_keep_their_type_and_fields(store: sync.Store) -> None:
+    with pytest.raises(aioflux.NotFoundError) as raised:
+        store.get("missing")
+    assert raised.value.uri.endswith("/missing")
+    assert raised.value.__traceback__ is not None
+
+
+def test_work_that_is_cancelled_from_within_does_not_hang_the_caller() -> None:
+    async def cancel_itself() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    with pytest.raises(asyncio.CancelledError):
+        bridge.run(cancel_itself())
+
+
+def test_many_threads_share_one_store(store: sync.Store) -> None:
+    for at in range(20):
+        store.put(f"{at}", bytes([at]))
+    with ThreadPoolExecutor(8) as threads:
+        got = list(threads.map(lambda at: store.get(f"{at % 20}"), range(200)))
+    assert got == [bytes([at % 20]) for at in range(200)]
+
+
+class Steps:
+    """An asynchronous iterator that notes how it ends."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    async def run(self) -> AsyncIterator[int]:
+        try:
+            for step in range(5):
+                yield step
+        finally:
+            await asyncio.sleep(0)
+            self.closed = True
+
+
+def test_leaving_an_iteration_early_closes_it() -> None:
+    steps = Steps()
+    for step in bridge.iterate(steps.run()):
+        if step == 2:
+            break
+    assert steps.closed
+
+
+def test_an_iteration_that_ends_is_closed() -> None:
+    steps = Steps()
+    assert list(bridge.iterate(steps.run())) == [0, 1, 2, 3, 4]
+    assert steps.closed
+
+
+def test_an_exception_in_the_body_is_seen_by_the_manager() -> None:
+    seen: list[BaseException] = []
+
+    @asynccontextmanager
+    async def manager() -> AsyncIterator[str]:
+        try:
+            yield "opened"
+        except ZeroDivisionError as exc:
+            seen.append(exc)
+            raise
+
+    with pytest.raises(ZeroDivisionError), bridge.entered(manager()):
+        raise ZeroDivisionError
+    assert len(seen) == 1
+
+
+def test_a_manager_may_swallow_the_exception() -> None:
+    @asynccontextmanager
+    async def manager() -> AsyncIterator[None]:
+        with suppress(ZeroDivisionError):
+            yield
+        left.append("after the exception")
+
+    left: list[str] = []
+    with bridge.entered(manager()):
+        raise ZeroDivisionError
+    assert left == ["after the exception"]
+
+
+def test_generators_run_in_the_callers_thread(store: sync.Store) -> None:
+    threads: set[str] = set()
+    local = contextvars.ContextVar[int]("local")
+    local.set(7)
+
+    def pairs() -> Iterator[tuple[str, bytes]]:
+        for at in range(500):
+            threads.add(threading.current_thread().name)
+            assert local.get() == 7
+            yield f"{at:03}", bytes([at % 251])
+
+    metas = list(store.put_many(pairs()))
+    assert len(metas) == 500
+    assert threads == {threading.current_thread().name}
+
+
+def test_generators_may_use_stores_themselves(store: sync.Store) -> None:
+    for at in range(300):
+        store.put(f"src/{at:03}", bytes([at % 251]))
+    copied = store.put_many(
+        (key.replace("src", "dst"), data) for key, data in store.get_many(store.list("src/"))
+    )
+    assert len(list(copied)) == 300
+    assert store.get("dst/299") == bytes([299 % 251])
+    batches = store.fetch_batches(meta for meta in store.list("dst/"))
+    assert sum(map(len, batches)) == 300
+    result = store.delete_many(meta.key for meta in store.list("src/"))
+    assert len(result.deleted) == 300
+
+
+def test_a_failing_generator_fails_the_call_with_its_own_error(store: sync.Store) -> None:
+    store.put("a", b"1")
+
+    def keys() -> Iterator[str]:
+        yield "a"
+        raise LookupError("mine")
+
+    pairs = store.get_many(keys())
+    assert next(pairs) == ("a", b"1")
+    with pytest.raises(LookupError, match="mine"):
+        next(pairs)
+
+
+def test_a_generator_may_be_as_quick_as_it_likes(store: sync.Store) -> None:
+    """The caller's thread answers before the loop has begun to wait; switching often shows it."""
+    store.put("a", b"1")
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        # One key for each crossing: a thousand chances to answer too early.
+        pairs = store.get_many(key for key in ["a"] * 20_000)
+        assert sum(len(data) for _, data in pairs) == 20_000
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_asynchronous_iterables_feed_the_asynchronous_face() -> None:
+    async def copy() -> int:
+        async with aioflux.open_store(f"memory://bridge-{uuid.uuid4().hex}") as store:
+            for at in range(50):
+                await store.put(f"a/{at}", b"x")
+            pairs = store.get_many(store.list("a/"))
+            moved = store.put_many((f"b{key}", data) async for key, data in pairs)
+            return len([meta async for meta in moved])
+
+    assert asyncio.run(copy()) == 50
+
+
+def test_one_store_serves_two_loops(server: object) -> None:
+    store = aioflux.open_store("gs://bucket/p", endpoint_url=server.url)  # type: ignore[attr-defined]
+
+    async def use(number: int) -> bytes:
+        await store.put(f"{number}", bytes([number]) * 100)
+        return await store.get(f"{number}")
+
+    async def use_and_close(number: int) -> bytes:
+        try:
+            return await use(number)
+        finally:
+            await store.aclose()
+
+    with sync.Store(store) as blocking:
+        blocking.put("0", b"0")
+        assert asyncio.run(use_and_close(1)) == b"\x01" * 100
+    with pytest.raises(ValueError, match="closed"):
+        asyncio.run(use(2))
+
+
+def test_a_closed_store_says_so(store: sync.Store) -> None:
+    store.close()
+    store.close()
+    with pytest.raises(ValueError, match="closed"):
+        store.get("a")
+    with pytest.raises(ValueError, match="closed"):
+        list(store.list())

@@ -1,0 +1,147 @@
+"""torch.save and torch.load through checkpoint files."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+import aioflux
+from aioflux import TransferOptions
+from aioflux.checkpoint import open_reader, open_writer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from aioflux.testing import GCSServer
+
+MIB = 1024 * 1024
+URI = "gs://bucket/run/model.pt"
+SMALL = TransferOptions(part_size_bytes=5 * MIB, range_size_bytes=MIB, max_buffered_bytes=10 * MIB)
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.complex64,
+    torch.int8,
+    torch.uint8,
+    torch.int64,
+    torch.bool,
+]
+
+
+def state(num_elements: int = 1000) -> dict[str, object]:
+    generator = torch.Generator().manual_seed(0)
+    tensors: dict[str, object] = {
+        str(dtype): torch.randint(0, 2, (num_elements,), generator=generator).to(dtype)
+        for dtype in DTYPES
+    }
+    shared = torch.randn(10, 30, generator=generator)
+    return {**tensors, "view": shared[2:5, ::3], "base": shared, "step": 7, "empty": torch.ones(0)}
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8)
+
+
+def assert_equal(left: dict[str, object], right: dict[str, object]) -> None:
+    assert left.keys() == right.keys()
+    for key, value in left.items():
+        other = right[key]
+        if isinstance(value, torch.Tensor):
+            assert isinstance(other, torch.Tensor)
+            assert (value.dtype, value.shape) == (other.dtype, other.shape)
+            assert torch.equal(as_bytes(value), as_bytes(other))
+        else:
+            assert value == other
+
+
+@pytest.mark.parametrize("num_elements", [1000, 1_000_000], ids=["one-request", "parts"])
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_a_state_dict_comes_back_equal(
+    server: GCSServer, num_elements: int, weights_only: bool
+) -> None:
+    saved = state(num_elements)
+    with open_writer(URI, transfer=SMALL) as file:
+        torch.save(saved, file)
+    with open_reader(URI, transfer=SMALL) as file:
+        assert_equal(saved, torch.load(file, weights_only=weights_only))
+
+
+def test_the_legacy_format_works_too(server: GCSServer) -> None:
+    saved = {"weight": torch.randn(100, 100), "step": 7}
+    with open_writer(URI) as file:
+        torch.save(saved, file, _use_new_zipfile_serialization=False)
+    with open_reader(URI) as file:
+        assert_equal(saved, torch.load(file))
+
+
+@pytest.mark.parametrize("scheme", ["memory", "file"])
+def test_other_services_work_alike(scheme: str, tmp_path: Path) -> None:
+    uri = "memory://torch/model.pt" if scheme == "memory" else f"file://{tmp_path}/model.pt"
+    saved = state()
+    with open_writer(uri) as file:
+        torch.save(saved, file)
+    with open_reader(uri) as file:
+        assert_equal(saved, torch.load(file))
+
+
+def test_weights_only_still_refuses_other_objects(server: GCSServer) -> None:
+    with open_writer(URI) as file:
+        torch.save({"arguments": Namespace(lr=1)}, file)
+    with open_reader(URI) as file, pytest.raises(Exception, match="Weights only load failed"):
+        torch.load(file, weights_only=True)
+
+
+def test_a_failed_write_is_raised_as_itself(server: GCSServer) -> None:
+    """torch.save makes a RuntimeError of it, about positions in a zip file."""
+    server.faults.add("*", status=403)
+    with (
+        pytest.raises(aioflux.PermissionDeniedError, match=URI),
+        open_writer(URI, transfer=SMALL) as file,
+    ):
+        torch.save(state(2_000_000), file)
+    server.faults.clear()
+    assert server.keys("bucket") == []
+    assert server.stats.open_uploads == 0
+
+
+def test_a_failed_save_leaves_the_object_before_it(server: GCSServer) -> None:
+    """torch.save ends its zip file properly even where it failed half-way."""
+    server.put("bucket", "run/model.pt", b"good")
+    with pytest.raises(Exception, match="pickle"), open_writer(URI) as file:
+        torch.save({"a": torch.ones(10), "b": lambda: None}, file)
+    assert server.get("bucket", "run/model.pt") == b"good"
+
+
+def test_loading_crosses_to_the_service_once_a_range(server: GCSServer) -> None:
+    """300 tensors in 4 MiB: a head, and each range of 1 MiB at most twice."""
+    saved = {str(number): torch.randn(3500) for number in range(300)}
+    with open_writer(URI, transfer=SMALL) as file:
+        torch.save(saved, file)
+    server.stats.reset()
+    with open_reader(URI, transfer=SMALL) as file:
+        assert_equal(saved, torch.load(file))
+    assert server.stats.total.requests <= 1 + 2 * 5
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_forgets_files_of_its_parent(server: GCSServer) -> None:
+    """The child ends without a trace; the parent's file goes on and is stored."""
+    with open_writer(URI, transfer=SMALL) as file:
+        file.write(bytes(12 * MIB))
+        child = os.fork()
+        if not child:
+            try:
+                file.write(bytes(2 * MIB))
+            except RuntimeError:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        file.write(bytes(MIB))
+    assert file.meta.size == 13 * MIB

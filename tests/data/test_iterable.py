@@ -1,0 +1,145 @@
+"""IterableDataset: a sorted stream, split by rank."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import aioflux
+from aioflux.data import IterableDataset, Sample
+from tests.data.transforms import key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.data.conftest import Bucket
+
+
+@contextmanager
+def process_group(rank: int) -> Iterator[None]:
+    """This process as one of three, without the others."""
+    hook = sys.excepthook  # torch puts its own in front, for good
+    dist.init_process_group("fake", rank=rank, world_size=3, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook
+
+
+@pytest.fixture
+def rank_1_of_3() -> Iterator[None]:
+    with process_group(1):
+        yield
+
+
+def test_a_stream_is_sorted_and_whole(bucket: Bucket) -> None:
+    keys = bucket.fill(30)
+    assert list(IterableDataset(bucket.uri, transform=key_of)) == keys
+
+
+def test_every_epoch_is_the_same(bucket: Bucket) -> None:
+    bucket.fill(5)
+    dataset = IterableDataset(bucket.uri, transform=key_of)
+    assert list(dataset) == list(dataset)
+
+
+def test_without_a_transform_samples_come(bucket: Bucket) -> None:
+    bucket.fill(1)
+    (sample,) = IterableDataset(bucket.uri)
+    assert isinstance(sample, Sample)
+    assert sample.data == b"data of 000"
+
+
+def test_given_ranks_share_the_objects(bucket: Bucket) -> None:
+    keys = bucket.fill(10)
+    shares = [
+        list(IterableDataset(bucket.uri, transform=key_of, rank=rank, world_size=3))
+        for rank in range(3)
+    ]
+    assert shares[1] == keys[1::3]
+    assert sorted(key for share in shares for key in share) == keys
+
+
+def test_the_process_group_tells_the_rank(bucket: Bucket, rank_1_of_3: None) -> None:
+    keys = bucket.fill(10)
+    assert list(IterableDataset(bucket.uri, transform=key_of)) == keys[1::3]
+
+
+def test_a_process_group_may_come_after_the_dataset(
+    bucket: Bucket, request: pytest.FixtureRequest
+) -> None:
+    keys = bucket.fill(10)
+    dataset = IterableDataset(bucket.uri, transform=key_of)
+    request.getfixturevalue("rank_1_of_3")
+    assert list(dataset) == keys[1::3]
+
+
+def test_a_pickle_carries_the_rank_of_its_process_group(bucket: Bucket) -> None:
+    """A spawned worker has no process group."""
+    keys = bucket.fill(10)
+    dataset = IterableDataset(bucket.uri, transform=key_of)
+    with process_group(2):
+        pickled = pickle.dumps(dataset)
+    assert list(pickle.loads(pickled)) == keys[2::3]
+
+
+def test_the_environment_tells_the_rank(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = bucket.fill(10)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert list(IterableDataset(bucket.uri, transform=key_of)) == keys[3::4]
+
+
+def test_a_given_rank_wins(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, rank_1_of_3: None
+) -> None:
+    keys = bucket.fill(10)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    dataset = IterableDataset(bucket.uri, transform=key_of, rank=0, world_size=2)
+    assert list(dataset) == keys[::2]
+
+
+def test_a_rank_without_objects_reads_none(bucket: Bucket) -> None:
+    bucket.fill(2)
+    assert list(IterableDataset(bucket.uri, rank=5, world_size=8)) == []
+
+
+def test_from_keys_streams_these(bucket: Bucket) -> None:
+    bucket.fill(5)
+    dataset = IterableDataset.from_keys(
+        bucket.uri, ["004", "000", "002"], transform=key_of, rank=0, world_size=2
+    )
+    assert list(dataset) == ["004", "002"]
+    assert bucket.server.stats.operation("objects.list").requests == 0
+
+
+def test_leaving_a_stream_early_leaves_nothing_under_way(bucket: Bucket) -> None:
+    keys = bucket.fill(300)
+    dataset = IterableDataset(bucket.uri, transform=key_of)
+    stream = iter(dataset)
+    assert next(stream) == "000"
+    stream.close()
+    assert list(dataset) == keys
+
+
+def test_an_object_that_was_replaced_ends_the_stream(bucket: Bucket) -> None:
+    bucket.fill(5)
+    dataset = IterableDataset(bucket.uri, transform=key_of)
+    bucket.put("002", b"other")
+    read = []
+    with pytest.raises(aioflux.NotFoundError) as caught:
+        read.extend(dataset)
+    assert caught.value.uri == "gs://bucket/train/002"
+
+
+def test_an_empty_listing_is_an_error(bucket: Bucket) -> None:
+    with pytest.raises(aioflux.NotFoundError, match="check the spelling"):
+        IterableDataset(bucket.uri)

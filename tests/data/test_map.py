@@ -1,0 +1,150 @@
+"""MapDataset: a length, indices and batches over a pinned, sorted listing."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING
+
+import pytest
+
+import aioflux
+from aioflux.data import MapDataset, Sample
+from aioflux.testing.gcs_server import Network
+from tests.data.transforms import give_token, key_of, refuse
+
+if TYPE_CHECKING:
+    from tests.data.conftest import Bucket
+
+
+def test_a_dataset_has_a_sample_for_each_object(bucket: Bucket) -> None:
+    bucket.fill(12)
+    dataset = MapDataset(bucket.uri)
+    assert len(dataset) == 12
+    sample = dataset[3]
+    assert isinstance(sample, Sample)
+    assert (sample.key, sample.data) == ("003", b"data of 003")
+    assert sample.uri == "gs://bucket/train/003"
+    assert sample.meta.size == 11
+
+
+def test_samples_are_sorted_by_key(bucket: Bucket) -> None:
+    for key in ("b", "ä", "a/2", "a", "B"):
+        bucket.put(key, b"x")
+    dataset = MapDataset(bucket.uri, transform=key_of)
+    assert [dataset[index] for index in range(5)] == ["B", "a", "a/2", "b", "ä"]
+
+
+def test_a_negative_index_counts_from_the_end(bucket: Bucket) -> None:
+    bucket.fill(3)
+    assert MapDataset(bucket.uri, transform=key_of)[-1] == "002"
+
+
+@pytest.mark.parametrize("index", [3, -4])
+def test_an_index_outside_is_an_index_error(bucket: Bucket, index: int) -> None:
+    bucket.fill(3)
+    with pytest.raises(IndexError, match="out of range"):
+        MapDataset(bucket.uri)[index]
+
+
+def test_a_batch_comes_in_the_order_of_its_indices(bucket: Bucket) -> None:
+    bucket.fill(9)
+    dataset = MapDataset(bucket.uri, transform=key_of)
+    assert dataset.__getitems__([7, 0, 7, -1]) == ["007", "000", "007", "008"]
+
+
+def test_a_batch_is_fetched_at_once(bucket: Bucket) -> None:
+    bucket.fill(8)
+    bucket.server.network = Network(latency_seconds=0.2)
+    MapDataset(bucket.uri).__getitems__(range(8))
+    assert bucket.server.stats.operation("objects.get").peak_in_flight > 1
+
+
+def test_an_empty_listing_is_an_error_that_names_the_uri(bucket: Bucket) -> None:
+    bucket.fill(1)
+    with pytest.raises(aioflux.NotFoundError, match="gs://bucket/trian/") as caught:
+        MapDataset("gs://bucket/trian")
+    assert caught.value.uri == "gs://bucket/trian/"
+
+
+def test_markers_of_directories_are_left_out(bucket: Bucket) -> None:
+    bucket.fill(1)
+    bucket.put("dir/", b"")
+    bucket.put("full/", b"x")
+    bucket.put("zero", b"")
+    keys = MapDataset(bucket.uri, transform=key_of).__getitems__(range(3))
+    assert keys == ["000", "full/", "zero"]
+
+
+def test_from_keys_sends_no_listing(bucket: Bucket) -> None:
+    bucket.fill(4)
+    dataset = MapDataset.from_keys(bucket.uri, ["003", "001", "003"])
+    assert [sample.data for sample in dataset.__getitems__([0, 1, 2])] == [
+        b"data of 003",
+        b"data of 001",
+        b"data of 003",
+    ]
+    assert bucket.server.stats.operation("objects.list").requests == 0
+
+
+def test_from_keys_with_a_filtered_listing_is_pinned(bucket: Bucket) -> None:
+    bucket.fill(4)
+    with aioflux.sync.open_store(bucket.uri) as store:
+        odd = [meta for meta in store.list() if int(meta.key) % 2]
+    dataset = MapDataset.from_keys(bucket.uri, odd, transform=key_of)
+    assert dataset.__getitems__([0, 1]) == ["001", "003"]
+    bucket.put("003", b"other")
+    with pytest.raises(aioflux.NotFoundError, match="gs://bucket/train/003"):
+        dataset[1]
+
+
+@pytest.mark.parametrize("keys", ["abc", ["a", b"b"], [1]], ids=["string", "mixed", "number"])
+def test_keys_of_another_kind_are_a_type_error(keys: list[str]) -> None:
+    with pytest.raises(TypeError, match="keys must"):
+        MapDataset.from_keys("memory://bucket", keys)
+
+
+@pytest.mark.parametrize("change", ["deleted", "replaced"])
+def test_an_object_that_changed_since_the_listing_is_an_error(bucket: Bucket, change: str) -> None:
+    bucket.fill(5)
+    dataset = MapDataset(bucket.uri)
+    if change == "deleted":
+        with aioflux.sync.open_store(bucket.uri) as store:
+            store.delete("003")
+    else:
+        bucket.put("003", b"other")
+    with pytest.raises(aioflux.NotFoundError) as caught:
+        dataset.__getitems__(range(5))
+    assert caught.value.uri == "gs://bucket/train/003"
+
+
+def test_a_transform_that_fails_names_the_sample(bucket: Bucket) -> None:
+    bucket.fill(1)
+    with pytest.raises(ArithmeticError) as caught:
+        MapDataset(bucket.uri, transform=refuse)[0]
+    assert caught.value.__notes__ == ["while transforming gs://bucket/train/000"]
+
+
+def test_a_pickle_keeps_the_settings(bucket: Bucket) -> None:
+    bucket.fill(2)
+    options = aioflux.TransferOptions(max_in_flight=3)
+    dataset = MapDataset(
+        bucket.uri,
+        transform=key_of,
+        transfer=options,
+        credentials=give_token,
+        endpoint_url=bucket.server.url,
+    )
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert copy[1] == "001"
+    assert copy._objects._store.transfer == options
+
+
+def test_an_unknown_option_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="shuffle"):
+        MapDataset("memory://bucket", shuffle=True)
+
+
+def test_construction_leaves_no_connection_open(bucket: Bucket) -> None:
+    bucket.fill(2)
+    dataset = MapDataset(bucket.uri)
+    assert not dataset._objects._store._store.sessions

@@ -1,0 +1,166 @@
+"""Both datasets through DataLoader: in the process itself, forked, spawned and from a fork server.
+
+The server runs on a thread of the parent, and the parent has used the dataset before the workers
+start, so that a forked worker inherits a running loop, its lock and its sockets. A fork server has
+the environment of its own first start, hence the explicit endpoint.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+import aioflux
+from aioflux.data import IterableDataset, MapDataset
+from tests.data.transforms import key_of, refuse, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.data.conftest import Bucket
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
+
+STARTS = ["fork", "spawn", "forkserver"]
+
+
+@contextmanager
+def reading(loader: DataLoader[Any]) -> Iterator[Iterator[Any]]:
+    """Iterate, and end the workers also where that fails.
+
+    Left to the garbage collector, torch waits 5 s for each worker of a loader that failed.
+    """
+    batches = iter(loader)
+    try:
+        yield batches
+    finally:
+        if loader.num_workers:
+            batches._shutdown_workers()
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_map_workers_read_every_object_in_order(bucket: Bucket, start: str) -> None:
+    keys = bucket.fill(40)
+    dataset = MapDataset(bucket.uri, transform=text_of, endpoint_url=bucket.server.url)
+    assert dataset[0] == ("000", "data of 000")
+    loader = DataLoader(dataset, batch_size=7, num_workers=2, multiprocessing_context=start)
+    read = [pair for batch in loader for pair in zip(*batch, strict=True)]
+    assert read == [(key, f"data of {key}") for key in keys]
+    assert dataset[1] == ("001", "data of 001")
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_iterable_workers_share_the_objects(bucket: Bucket, start: str) -> None:
+    keys = bucket.fill(41)
+    dataset = IterableDataset(bucket.uri, transform=key_of, endpoint_url=bucket.server.url)
+    assert next(iter(dataset)) == "000"
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context=start)
+    batches = list(loader)
+    assert sorted(key for batch in batches for key in batch) == keys
+    assert batches[0] == keys[:8:2]
+    assert list(dataset) == keys
+
+
+def test_ranks_and_workers_share_the_objects(bucket: Bucket) -> None:
+    keys = bucket.fill(23)
+    read = []
+    for rank in range(2):
+        dataset = IterableDataset(bucket.uri, transform=key_of, rank=rank, world_size=2)
+        loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
+        read += list(loader)
+    assert sorted(read) == keys
+
+
+def test_workers_live_on_over_epochs(bucket: Bucket) -> None:
+    keys = bucket.fill(10)
+    dataset = IterableDataset(bucket.uri, transform=key_of)
+    loader = DataLoader(
+        dataset,
+        batch_size=None,
+        num_workers=2,
+        multiprocessing_context="fork",
+        persistent_workers=True,
+    )
+    assert sorted(loader) == keys
+    assert sorted(loader) == keys
+
+
+def test_workers_do_not_list(bucket: Bucket) -> None:
+    bucket.fill(10)
+    dataset = IterableDataset(bucket.uri, transform=key_of)
+    list(DataLoader(dataset, num_workers=2, multiprocessing_context="fork"))
+    assert bucket.server.stats.operation("objects.list").requests == 1
+
+
+def test_samples_pass_through_a_loader_with_a_list_for_collate(bucket: Bucket) -> None:
+    bucket.fill(4)
+    loader = DataLoader(
+        MapDataset(bucket.uri),
+        batch_size=2,
+        collate_fn=list,
+        num_workers=2,
+        multiprocessing_context="fork",
+    )
+    assert [sample.uri for batch in loader for sample in batch] == [
+        f"gs://bucket/train/{number:03d}" for number in range(4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_workers", "change"),
+    [
+        (MapDataset, 0, "deleted"),
+        (MapDataset, 2, "deleted"),
+        (MapDataset, 2, "replaced"),
+        (IterableDataset, 0, "replaced"),
+        (IterableDataset, 2, "replaced"),
+    ],
+)
+def test_a_changed_object_fails_its_batch_by_type_and_name(
+    bucket: Bucket, kind: type[MapDataset], num_workers: int, change: str
+) -> None:
+    bucket.fill(8)
+    dataset = kind(bucket.uri, transform=key_of)
+    if change == "deleted":
+        with aioflux.sync.open_store(bucket.uri) as store:
+            store.delete("005")
+    else:
+        bucket.put("005", b"other")
+    context = "fork" if num_workers else None
+    loader = DataLoader(
+        dataset, batch_size=2, num_workers=num_workers, multiprocessing_context=context
+    )
+    with (
+        reading(loader) as batches,
+        pytest.raises(aioflux.NotFoundError, match="gs://bucket/train/005"),
+    ):
+        list(batches)
+
+
+def test_a_failed_batch_does_not_end_the_loader(bucket: Bucket) -> None:
+    """What comes after the error is whole: no sample is lost in silence."""
+    keys = bucket.fill(8)
+    dataset = MapDataset(bucket.uri, transform=key_of)
+    bucket.put("002", b"other")
+    loader = DataLoader(dataset, batch_size=2, num_workers=2, multiprocessing_context="fork")
+    with reading(loader) as batches:
+        assert next(batches) == keys[:2]
+        with pytest.raises(aioflux.NotFoundError):
+            next(batches)
+        assert list(batches) == [keys[4:6], keys[6:]]
+
+
+def test_a_failing_transform_names_its_sample_from_a_worker(bucket: Bucket) -> None:
+    bucket.fill(2)
+    dataset = MapDataset(bucket.uri, transform=refuse)
+    loader = DataLoader(dataset, num_workers=2, multiprocessing_context="fork")
+    with (
+        reading(loader) as batches,
+        pytest.raises(ArithmeticError, match="while transforming gs://bucket/train/00"),
+    ):
+        list(batches)

@@ -1,0 +1,24 @@
+"""Transforms that spawned workers can import."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aioflux.data import Sample
+
+
+def key_of(sample: Sample) -> str:
+    return sample.key
+
+
+def text_of(sample: Sample) -> tuple[str, str]:
+    return sample.key, sample.data.decode()
+
+
+def refuse(sample: Sample) -> str:
+    raise ArithmeticError("no such number")
+
+
+def give_token() -> str:
+    return "token"

@@ -1,0 +1,39 @@
+"""The quickstart runs as its page says: it learns, and leaves a real place as it was."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "quickstart" / "quickstart.py"
+
+
+def run(*arguments: str) -> str:
+    environment = {
+        key: value for key, value in os.environ.items() if key != "STORAGE_EMULATOR_HOST"
+    }
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments],
+        capture_output=True,
+        text=True,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stderr
+    return done.stdout
+
+
+def test_it_learns_from_a_server_of_its_own() -> None:
+    said = run()
+    assert "the loaded model predicts the same: True" in said
+    for step in ("put 1,797 images", "train, epoch 6", "save model.pt", "load model.pt"):
+        assert step in said
+
+
+def test_it_leaves_nothing_in_another_place(tmp_path: Path) -> None:
+    said = run("--uri", f"file://{tmp_path}")
+    assert "delete all of it" in said
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))

@@ -1,0 +1,106 @@
+"""Blobs in memory and in files: one contract."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aioflux.testing.gcs_server._blobs import Blobs, MemoryBlobs, group
+from aioflux.testing.gcs_server._file_blobs import FileBlobs, names_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SIZES = [0, 1, 100_000, 300_000, 3_000_000]
+
+
+@pytest.fixture(params=["memory", "files"])
+def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
+    return MemoryBlobs() if request.param == "memory" else FileBlobs(tmp_path)
+
+
+def content(size: int) -> bytes:
+    return (bytes(range(251)) * (size // 251 + 1))[:size]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_view_is_a_slice(blobs, size):
+    """view and views give the bytes of any range."""
+    data = content(size)
+    blob = blobs.put([data[: size // 3], data[size // 3 :]])
+    assert blob.size == size
+    for start, end in [(0, size), (0, size // 2), (size // 3, size), (size // 2, size // 2)]:
+        assert bytes(blob.view(start, end)) == data[start:end]
+        assert b"".join(blob.views(start, end)) == data[start:end]
+
+
+def test_a_view_outlives_its_blob(blobs):
+    """Bytes on their way to a client stay whole when their object goes."""
+    views = [(blob := blobs.put([content(size)])).view(0, size) for size in SIZES if size]
+    blob.discard()
+    assert bytes(views[-1]) == content(SIZES[-1])
+
+
+@pytest.fixture(scope="module")
+def file_blobs(tmp_path_factory: pytest.TempPathFactory) -> FileBlobs:
+    return FileBlobs(tmp_path_factory.mktemp("blobs"))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.sampled_from(SIZES[:4]), max_size=6), st.data())
+def test_concat_joins_and_leaves_its_sources_alone(
+    file_blobs: FileBlobs, sizes: list[int], data: st.DataObject
+) -> None:
+    """Any range of a joined blob is that of the bytes joined, whatever becomes of the sources."""
+    whole = b"".join(map(content, sizes)) * 2
+    start = data.draw(st.integers(0, len(whole)))
+    end = data.draw(st.integers(start, len(whole)))
+    for blobs in (MemoryBlobs(), file_blobs):
+        sources = [blobs.put([content(size)]) for size in sizes]
+        joined = blobs.concat(sources)
+        twice = blobs.concat([joined, joined])
+        for blob in [*sources, joined]:
+            blob.discard()
+        assert twice.size == len(whole)
+        assert bytes(twice.view(start, end)) == whole[start:end]
+        assert b"".join(twice.views(start, end)) == whole[start:end]
+        twice.discard()
+
+
+class Leaf:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+@given(st.lists(st.integers(1, 600_000)))
+def test_groups_keep_order_and_are_few(sizes: list[int]) -> None:
+    """Small neighbours share a group of at most 256 KiB; no two groups in a row could be one."""
+    groups = group([Leaf(size) for size in sizes])
+    assert [leaf.size for leaves in groups for leaf in leaves] == sizes
+    totals = [sum(leaf.size for leaf in leaves) for leaves in groups]
+    assert all(
+        total <= 256 * 1024 or len(leaves) == 1
+        for total, leaves in zip(totals, groups, strict=True)
+    )
+    firsts = [leaves[0].size for leaves in groups[1:]]
+    assert all(total + first > 256 * 1024 for total, first in zip(totals[:-1], firsts, strict=True))
+
+
+def test_a_failed_write_leaves_no_file(tmp_path):
+    """What breaks in the middle of a body is deleted."""
+    blobs = FileBlobs(tmp_path)
+    with pytest.raises(TypeError):
+        blobs.put([b"data", None])
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_leftovers_are_swept_and_named_files_found_again(tmp_path):
+    """open finds what names_of named; sweep deletes the rest."""
+    blobs = FileBlobs(tmp_path)
+    kept, _ = blobs.put([content(300_000)]), blobs.put([b"leftover"])
+    blobs.sweep(set(names_of(kept)))
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
+    assert bytes(blobs.open(names_of(kept)).view(0, 300_000)) == content(300_000)

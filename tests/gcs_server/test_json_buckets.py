@@ -1,0 +1,135 @@
+"""Buckets of the JSON API."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+PATH = "/storage/v1/b/bucket"
+
+
+def read(answer) -> dict:
+    assert answer.status == 200, answer.body
+    return json.loads(answer.body)
+
+
+def insert(call, **resource: object):
+    return call("POST", "/storage/v1/b?project=p", json.dumps(resource).encode())
+
+
+def reason(answer) -> str:
+    return json.loads(answer.body)["error"]["errors"][0]["reason"]
+
+
+def test_a_new_bucket_has_what_was_said_of_it(call):
+    made = read(insert(call, name="new", location="eu", storageClass="NEARLINE", labels={"a": "b"}))
+    assert (made["location"], made["storageClass"], made["labels"]) == (
+        "EU",
+        "NEARLINE",
+        {"a": "b"},
+    )
+    assert read(call("GET", "/storage/v1/b/new")) == made
+
+
+def test_a_name_is_taken_once(call):
+    answer = insert(call, name="bucket")
+    assert (answer.status, reason(answer)) == (409, "conflict")
+
+
+@pytest.mark.parametrize("name", ["ab", "Upper", "a" * 64, "-abc", "abc-", "a..b", "a b", "ä" * 3])
+def test_a_name_that_gcs_refuses_is_400(call, name):
+    answer = insert(call, name=name)
+    assert (answer.status, reason(answer)) == (400, "invalid")
+
+
+@pytest.mark.parametrize("name", ["abc", "a-b_c", "0.example.com", "a" * 63])
+def test_a_name_that_gcs_allows_works(call, name):
+    assert insert(call, name=name).status == 200
+    assert call("GET", f"/storage/v1/b/{name}").status == 200
+
+
+def test_a_bucket_without_a_name_is_400(call):
+    answer = insert(call)
+    assert (answer.status, reason(answer)) == (400, "required")
+
+
+def test_buckets_are_listed_in_pages(server, call):
+    for name in ("b1", "b2", "c1"):
+        server.create_bucket(name)
+    page = read(call("GET", "/storage/v1/b?project=p&maxResults=2"))
+    assert [item["name"] for item in page["items"]] == ["b1", "b2"]
+    token = page["nextPageToken"]
+    page = read(call("GET", f"/storage/v1/b?project=p&pageToken={token}"))
+    assert [item["name"] for item in page["items"]] == ["bucket", "c1"]
+    assert "nextPageToken" not in page
+    page = read(call("GET", "/storage/v1/b?project=p&prefix=c&fields=items/name"))
+    assert page == {"items": [{"name": "c1"}]}
+
+
+def test_a_patch_changes_labels(call):
+    call("PATCH", PATH, b'{"labels": {"a": "1", "b": "2"}}')
+    changed = read(call("PATCH", PATH, b'{"labels": {"a": null, "c": "3"}}'))
+    assert changed["labels"] == {"b": "2", "c": "3"}
+    assert changed["metageneration"] == "3"
+    assert read(call("GET", PATH)) == changed
+
+
+def test_a_patch_keeps_the_objects(server, call):
+    server.put("bucket", "key", b"data")
+    call("PATCH", PATH, b'{"storageClass": "NEARLINE"}')
+    assert server.get("bucket", "key") == b"data"
+
+
+def test_preconditions_on_a_bucket(call):
+    for method in ("GET", "PATCH", "DELETE"):
+        assert call(method, f"{PATH}?ifMetagenerationMatch=7").status == 412
+    assert call("GET", f"{PATH}?ifMetagenerationNotMatch=1").status == 304
+    assert call("DELETE", f"{PATH}?ifMetagenerationMatch=1").status == 204
+
+
+def test_only_an_empty_bucket_is_deleted(server, call):
+    server.put("bucket", "key", b"data")
+    answer = call("DELETE", PATH)
+    assert (answer.status, reason(answer)) == (409, "conflict")
+    call("DELETE", f"{PATH}/o/key")
+    assert call("DELETE", PATH).status == 204
+    assert call("GET", PATH).status == 404
+
+
+def test_every_permission_that_is_asked_for_is_granted(call):
+    query = "permissions=storage.objects.get&permissions=storage.objects.list"
+    answer = read(call("GET", f"{PATH}/iam/testPermissions?{query}"))
+    assert answer["permissions"] == ["storage.objects.get", "storage.objects.list"]
+    assert call("GET", f"/storage/v1/b/none/iam/testPermissions?{query}").status == 404
+    assert call("GET", f"{PATH}/iam/testPermissions").status == 400
+
+
+@pytest.mark.parametrize("method", ["GET", "PATCH", "DELETE"])
+def test_an_absent_bucket_is_404(call, method):
+    answer = call(method, "/storage/v1/b/none")
+    assert (answer.status, reason(answer)) == (404, "notFound")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"labels": 5}, {"labels": {"a": 5}}, {"storageClass": 5}, {"location": 5}],
+    ids=str,
+)
+def test_settings_of_the_wrong_type_are_400_and_make_no_bucket(server, call, settings):
+    """A refused insert leaves nothing behind."""
+    body = json.dumps({"name": "second", **settings}).encode()
+    assert call("POST", "/storage/v1/b", body).status == 400
+    assert list(server.state.buckets) == ["bucket"]
+
+
+def test_update_replaces_all_labels(call):
+    """PUT leaves no label that it does not name; the storage class stays."""
+    path = "/storage/v1/b/bucket"
+    body = {"labels": {"a": "1", "b": "2"}, "storageClass": "NEARLINE"}
+    assert call("PATCH", path, json.dumps(body).encode()).status == 200
+    answer = call("PUT", path, json.dumps({"labels": {"b": "3"}}).encode())
+    assert answer.status == 200
+    found = json.loads(answer.body)
+    assert (found["labels"], found["storageClass"]) == ({"b": "3"}, "NEARLINE")
+    assert found["metageneration"] == "3"

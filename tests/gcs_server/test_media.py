@@ -1,0 +1,112 @@
+"""Downloads and one-request uploads, by raw requests and by google-cloud-storage."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import storage
+
+KEYS = [
+    "plain",
+    "a/b/c.bin",
+    "dots/../up",
+    "sp ace +plus",
+    "100%25",
+    "%2F",
+    "käse/\u732b/\U0001f600",
+]
+DATA = bytes(range(100))
+
+
+@pytest.mark.parametrize("root", ["/storage/v1", "/download/storage/v1"])
+@pytest.mark.parametrize(
+    ("header", "start", "end"),
+    [
+        ("bytes=0-9", 0, 10),
+        ("bytes=90-", 90, 100),
+        ("bytes=-5", 95, 100),
+        ("bytes=-500", 0, 100),
+        ("bytes=95-500", 95, 100),
+    ],
+    ids=["closed", "open", "suffix", "suffix past the start", "past the end"],
+)
+def test_a_range_is_clipped_to_the_object(server, call, root, header, start, end):
+    server.put("bucket", "key", DATA)
+    answer = call("GET", f"{root}/b/bucket/o/key?alt=media", Range=header)
+    assert answer.status == 206
+    assert answer.body == DATA[start:end]
+    assert answer.headers["Content-Range"] == f"bytes {start}-{end - 1}/100"
+
+
+@pytest.mark.parametrize("header", ["bytes=100-", "bytes=200-300", "bytes=-0"])
+def test_a_range_beyond_the_object_is_416(server, call, header):
+    server.put("bucket", "key", DATA)
+    answer = call("GET", "/storage/v1/b/bucket/o/key?alt=media", Range=header)
+    assert answer.status == 416
+    assert answer.headers["Content-Range"] == "bytes */100"
+
+
+def test_an_absent_object_has_the_error_body_of_each_api(call):
+    answer = call("GET", "/storage/v1/b/bucket/o/none")
+    assert answer.status == 404
+    assert json.loads(answer.body)["error"]["errors"][0]["reason"] == "notFound"
+    answer = call("GET", "/bucket/none")
+    assert answer.status == 404
+    assert b"<Code>NoSuchKey</Code>" in answer.body
+    assert b"<Code>NoSuchBucket</Code>" in call("GET", "/other/none").body
+
+
+def test_a_bucket_is_made_once(call):
+    assert call("POST", "/storage/v1/b", b'{"name": "new"}').status == 200
+    assert json.loads(call("GET", "/storage/v1/b/new").body)["name"] == "new"
+    assert call("POST", "/storage/v1/b", b'{"name": "new"}').status == 409
+
+
+def test_xml_put_get_and_head_agree(server, call):
+    answer = call("PUT", "/bucket/a/b%2Fc", DATA, Content_Type="x/y", x_goog_meta_colour="red")
+    assert answer.status == 200
+    assert server.keys("bucket") == ["a/b/c"]
+    assert server.get("bucket", "a/b/c") == DATA
+    got, head = call("GET", "/bucket/a/b%2Fc"), call("HEAD", "/bucket/a/b%2Fc")
+    assert (got.body, head.body) == (DATA, b"")
+    assert got.headers.items() == head.headers.items()
+    assert got.headers["Content-Type"] == "x/y"
+    assert got.headers["x-goog-meta-colour"] == "red"
+    assert got.headers["ETag"] == answer.headers["ETag"]
+    assert [value.partition("=")[0] for value in got.headers.get_all("x-goog-hash")] == [
+        "crc32c",
+        "md5",
+    ]
+
+
+def test_generation_preconditions(server, call):
+    upload = "/upload/storage/v1/b/bucket/o?uploadType=media&name=key"
+    first = call("POST", f"{upload}&ifGenerationMatch=0", b"one")
+    assert first.status == 200
+    generation = json.loads(first.body)["generation"]
+    assert call("POST", f"{upload}&ifGenerationMatch=0", b"two").status == 412
+    path = "/storage/v1/b/bucket/o/key?alt=media"
+    assert call("GET", f"{path}&ifGenerationNotMatch={generation}").status == 304
+    assert call("GET", f"{path}&ifGenerationMatch=1").status == 412
+    assert call("POST", f"{upload}&ifGenerationMatch={generation}", b"two").status == 200
+    assert call("GET", f"{path}&generation={generation}").status == 404
+    assert call("GET", path).body == b"two"
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_google_cloud_storage_round_trip(server, key):
+    client = storage.Client(
+        project="p",
+        credentials=AnonymousCredentials(),
+        client_options={"api_endpoint": server.url},
+    )
+    try:
+        server.put("bucket", key, DATA)
+        blob = client.bucket("bucket").get_blob(key)
+        assert blob.size == 100
+        assert blob.download_as_bytes(checksum="md5") == DATA
+        assert server.keys("bucket") == [key]
+    finally:
+        client.close()

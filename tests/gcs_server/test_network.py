@@ -1,0 +1,166 @@
+"""`Network`: latency, bandwidth and limits on requests."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux.testing import GCSServer
+from aioflux.testing.gcs_server import Network
+from aioflux.testing.gcs_server._delivery import Delivery, Send, Wait, steps
+from aioflux.testing.gcs_server._network import Allowance
+
+MEDIA = "/storage/v1/b/bucket/o/k?alt=media"
+
+
+def seconds(action) -> float:
+    began = time.monotonic()
+    action()
+    return time.monotonic() - began
+
+
+def test_latency_comes_before_the_first_byte(server, call):
+    server.network = Network(latency_seconds=0.1)
+    assert 0.1 <= seconds(lambda: call("GET", "/bucket/k")) < 1
+
+
+def test_latency_of_requests_on_many_connections_passes_at_once(server):
+    server.network = Network(latency_seconds=0.1)
+
+    def read() -> None:
+        connection = http.client.HTTPConnection(server.host, server.port, timeout=10)
+        connection.request("GET", "/bucket/k")
+        connection.getresponse().read()
+        connection.close()
+
+    threads = [threading.Thread(target=read) for _ in range(20)]
+
+    def all_of_them() -> None:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert 0.1 <= seconds(all_of_them) < 1
+
+
+def test_spread_latency_is_decided_by_the_seed(server, call):
+    def sample() -> list[bool]:
+        server.network = Network(latency_seconds=0.02, latency_spread=1.5, seed=3)
+        return [seconds(lambda: call("GET", "/bucket/k")) > 0.02 for _ in range(8)]
+
+    assert sample().count(True) not in (0, 8)
+
+
+def test_pages_of_a_listing_take_longer(server, call):
+    server.network = Network(page_latency_seconds=0.3)
+    assert seconds(lambda: call("GET", "/storage/v1/b/bucket/o")) >= 0.3
+    assert seconds(lambda: call("GET", "/bucket/k")) < 0.3
+
+
+def test_bandwidth_of_a_connection():
+    """4 MB at 10 MB/s: what one socket buffer takes at once leaves some room below 0.4 s."""
+    network = Network(connection_bytes_per_second=10_000_000)
+    with GCSServer(buckets=("bucket",), network=network) as server:
+        server.put("bucket", "k", bytes(4_000_000))
+        connection = http.client.HTTPConnection(server.host, server.port, timeout=20)
+
+        def read() -> None:
+            connection.request("GET", MEDIA)
+            connection.getresponse().read()
+
+        assert 0.2 < seconds(read) < 4
+        server.network = Network()
+        read()
+        assert seconds(read) < 0.3
+        connection.close()
+
+
+def test_bandwidth_of_all_connections_together():
+    """8 clients share 10 MB/s for 2 MB together."""
+    with GCSServer(buckets=("bucket",), network=Network(bytes_per_second=10e6)) as server:
+        server.put("bucket", "k", bytes(250_000))
+
+        def read() -> None:
+            connection = http.client.HTTPConnection(server.host, server.port, timeout=20)
+            connection.request("GET", MEDIA)
+            assert len(connection.getresponse().read()) == 250_000
+            connection.close()
+
+        threads = [threading.Thread(target=read) for _ in range(8)]
+
+        def all_of_them() -> None:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+        assert 0.18 < seconds(all_of_them) < 3
+
+
+def test_uploads_take_the_time_that_the_shared_bandwidth_allows(server, call):
+    server.network = Network(bytes_per_second=10e6)
+    assert 0.15 < seconds(lambda: call("PUT", "/bucket/k", bytes(2_000_000))) < 3
+
+
+def test_requests_above_the_limit_are_429_with_retry_after(server, call):
+    server.put("bucket", "k", b"1")
+    server.network = Network(requests_per_second=0.5, request_burst=2)
+    answers = [call("GET", MEDIA) for _ in range(3)]
+    assert [answer.status for answer in answers] == [200, 200, 429]
+    assert answers[2].headers["Retry-After"] in ("1", "2")
+    assert b"rateLimitExceeded" in answers[2].body
+
+
+def test_limited_write_commits_nothing(server, call):
+    server.network = Network(requests_per_second=0.001)
+    assert call("PUT", "/bucket/a", b"1").status == 200
+    answer = call("PUT", "/bucket/b", b"1")
+    assert (answer.status, server.keys("bucket")) == (429, ["a"])
+    assert b"<Code>SlowDown</Code>" in answer.body
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 100)), max_size=30))
+def test_allowance_never_lets_more_through_than_its_rate(events):
+    """Whatever the requests, what is let through up to a time is at most rate * time + burst."""
+    allowance, now, taken = Allowance(10.0, 50.0), 0.0, 0
+    for pause, amount in events:
+        now += pause
+        if allowance.try_take(amount, now) == 0:
+            taken += amount
+        assert taken <= 10.0 * now + 50.0 + 1e-6
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=30))
+def test_allowance_taken_in_advance_is_paid_back(amounts):
+    """Bytes taken at once have all gone after their sum less the burst, at the rate."""
+    allowance = Allowance(100.0, 50.0)
+    waits = [allowance.take(amount, 0.0) for amount in amounts]
+    assert waits[-1] == pytest.approx(max(0.0, (sum(amounts) - 50.0) / 100.0))
+
+
+def test_shared_link_is_asked_before_each_slice():
+    asked: list[int] = []
+
+    def link(size: int) -> float:
+        asked.append(size)
+        return 0.5
+
+    plan = list(steps(100_000, Delivery(link=link)))
+    assert plan == [Send(0, 0), Wait(0.5), Send(0, 65536), Wait(0.5), Send(65536, 100_000)]
+    assert sum(asked) == 100_000
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"latency_seconds": -1}, {"bytes_per_second": 0}, {"request_burst": 0}],
+    ids=str,
+)
+def test_impossible_network_is_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        Network(**options)

@@ -1,0 +1,35 @@
+"""Generations and the order of names, without HTTP."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux.testing.gcs_server._names import SortedNames
+from aioflux.testing.gcs_server._state import State
+
+
+def test_generations_never_repeat_even_when_the_clock_stands():
+    state = State(clock=lambda: 7)
+    state.create_bucket("b")
+    seen = []
+    for _ in range(5):
+        seen.append(state.put("b", "k", [b""]).generation)
+        state.delete("b", "k")
+    assert seen == sorted(set(seen))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.text(max_size=2)), max_size=200))
+def test_names_are_in_utf8_order(changes):
+    names: SortedNames[int] = SortedNames()
+    model = set()
+    for add, look, name in changes:
+        if add:
+            names.put(name, 1)
+            model.add(name)
+        elif name in model:
+            names.remove(name)
+            model.remove(name)
+        if look:
+            assert names.ordered() == sorted(model, key=str.encode)
+    assert names.ordered() == sorted(model, key=str.encode)

@@ -1,0 +1,87 @@
+"""HTTPS: certificates made or given, and faults that work over it too."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+
+import pytest
+import requests
+
+from aioflux.testing import GCSServer
+from aioflux.testing.gcs_server._tls import make_certificates
+
+
+@pytest.fixture(scope="module")
+def server():
+    with GCSServer(buckets=("bucket",), tls=True) as server:
+        yield server
+
+
+@pytest.fixture
+def connection(server):
+    server.faults.clear()
+    context = server.client_ssl_context()
+    connection = http.client.HTTPSConnection("localhost", server.port, timeout=10, context=context)
+    yield connection
+    connection.close()
+
+
+def test_client_that_trusts_the_authority_reads(server):
+    server.put("bucket", "k", b"data")
+    answer = requests.get(f"{server.url}/bucket/k", verify=str(server.ca_file), timeout=10)
+    assert (answer.content, server.url[:8]) == (b"data", "https://")
+
+
+def test_client_that_does_not_is_refused(server):
+    connection = http.client.HTTPSConnection("localhost", server.port, timeout=10)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        connection.request("GET", "/bucket/k")
+    connection.close()
+
+
+def test_large_bodies_go_both_ways(server, connection):
+    data = bytes(range(256)) * 40_000
+    connection.request("PUT", "/bucket/large", data)
+    assert connection.getresponse().read() == b""
+    connection.request("GET", "/bucket/large")
+    assert connection.getresponse().read() == data
+
+
+def test_links_say_https(connection):
+    connection.request("GET", "/storage/v1/b/bucket")
+    assert b'"https://localhost' in connection.getresponse().read()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"truncate_at": 5}, (http.client.IncompleteRead, ssl.SSLEOFError)),
+        ({"lost": True}, (http.client.RemoteDisconnected, ssl.SSLEOFError)),
+        ({"reset": True}, (ConnectionResetError, ssl.SSLEOFError)),
+    ],
+    ids=str,
+)
+def test_faults(server, connection, options, error):
+    server.put("bucket", "k", b"0123456789")
+    with server.faults.inject("objects.get", **options):
+        connection.request("GET", "/bucket/k")
+        with pytest.raises(error):
+            connection.getresponse().read()
+
+
+def test_given_certificate(tmp_path):
+    made = make_certificates(tmp_path, ["localhost"])
+    with GCSServer(tls=(made.certificate_file, made.key_file)) as server:
+        context = made.client_context()
+        with (
+            socket.create_connection((server.host, server.port), timeout=10) as sock,
+            context.wrap_socket(sock, server_hostname="localhost") as wrapped,
+        ):
+            assert wrapped.version() in ("TLSv1.2", "TLSv1.3")
+
+
+def test_plain_server_has_no_authority():
+    with pytest.raises(ValueError, match="tls=True"):
+        _ = GCSServer().ca_file

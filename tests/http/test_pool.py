@@ -1,0 +1,724 @@
+"""The promises of both clients, kept against scripted servers and on both event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import ssl
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from aioflux._policy import Timeouts
+from aioflux.http import (
+    ConnectError,
+    ConnectionLostError,
+    Origin,
+    Pool,
+    ProtocolError,
+    StalledError,
+    open_pool,
+)
+from aioflux.http._standin import AiohttpPool
+from tests.http.scripted import Peer, answering, echoing, ok, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.asyncio
+
+FAST = Timeouts(connect_seconds=5, progress_seconds=0.5, idle_seconds=2)
+MIB = 1024 * 1024
+
+
+@pytest.fixture(params=[Pool, AiohttpPool], ids=["plane", "standin"])
+def make_pool(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """A context manager over a pool of either kind."""
+
+    @contextlib.asynccontextmanager
+    async def make(**options: Any) -> AsyncIterator[Any]:
+        pool = request.param(**({"max_connections": 4, "timeouts": FAST} | options))
+        try:
+            yield pool
+        finally:
+            await pool.aclose()
+
+    return make
+
+
+@contextlib.asynccontextmanager
+async def opening(**options: Any) -> AsyncIterator[Pool]:
+    """The data plane alone, for what only it promises."""
+    pool = Pool(**({"max_connections": 4, "timeouts": FAST} | options))
+    try:
+        yield pool
+    finally:
+        async with asyncio.timeout(5):
+            await pool.aclose()
+        assert pool.num_open == 0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until a condition that other tasks bring about."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110  any task may bring it about, in any turn of the loop
+            await asyncio.sleep(0)
+
+
+class TestBothClients:
+    async def test_a_request_leaves_as_asked_and_its_answer_comes_whole(self, make_pool) -> None:
+        async def script(peer: Peer) -> None:
+            server.requests.append(await peer.read_request())
+            await peer.send(ok(b"hello", b"ETag: abc", b"X-A: 1", b"X-A: 2"))
+            await peer.wait_closed_by_client()
+
+        async with serving(script) as (server, origin), make_pool() as pool:
+            response = await pool.request(
+                origin, b"GET", b"/a%2Fb?c=d%20e", [(b"Range", b"bytes=0-4")]
+            )
+            assert (response.status, bytes(response.body), response.num_bytes) == (200, b"hello", 5)
+            assert response.headers.get(b"etag") == b"abc"
+            assert response.headers.get(b"x-a") == b"1, 2"
+            head = server.requests[0][0]
+            assert head.startswith(b"GET /a%2Fb?c=d%20e HTTP/1.1\r\n")
+            assert b"Range: bytes=0-4\r\n" in head
+            assert b"Host: " + origin.authority in head
+            assert b"user-agent" not in head.lower()
+            assert b"content-length" not in head.lower()
+
+    @pytest.mark.parametrize("size", [0, 5, 70_000, 3 * MIB])
+    @pytest.mark.parametrize("method", [b"PUT", b"POST"])
+    async def test_bodies_of_any_size_go_out_and_come_back(self, make_pool, method, size) -> None:
+        data = bytes(range(256)) * (size // 256 + 1)
+        parts = [memoryview(data)[: size // 2], bytearray(data[size // 2 : size])]
+        async with serving(echoing) as (_, origin), make_pool() as pool:
+            response = await pool.request(origin, method, b"/", body=parts)
+            assert bytes(response.body) == data[:size]
+
+    @pytest.mark.parametrize("size", [1, 70_000, 3 * MIB])
+    async def test_a_body_is_received_into_the_callers_memory_and_not_beyond(
+        self, make_pool, size
+    ) -> None:
+        data = b"x" * size
+        memory = bytearray(size + 10)
+        async with serving(answering(ok(data))) as (_, origin), make_pool() as pool:
+            response = await pool.request(origin, b"GET", b"/", into=memoryview(memory))
+        assert response.num_bytes == size
+        assert isinstance(response.body, memoryview)
+        assert response.body.obj is memory
+        assert memory == data + bytes(10)
+
+    @pytest.mark.parametrize("size", [5, 70_000])
+    async def test_a_destination_may_be_a_function_of_the_length(self, make_pool, size) -> None:
+        made: list[bytearray] = []
+
+        def allocate(num_bytes: int) -> memoryview:
+            made.append(bytearray(num_bytes))
+            return memoryview(made[-1])
+
+        chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (
+            size,
+            b"y" * size,
+        )
+        refusal = ok(b"no", status=b"404 Not Found")
+        server_answers = answering(ok(b"x" * size), chunked, refusal)
+        async with serving(server_answers) as (_, origin), make_pool() as pool:
+            for _ in range(3):
+                await pool.request(origin, b"GET", b"/", into=allocate)
+        assert made == [b"x" * size, b"y" * size]
+
+    async def test_into_takes_no_body_of_another_status_than_2xx(self, make_pool) -> None:
+        memory = bytearray(4)
+        answer = answering(ok(b"a long refusal", status=b"404 Not Found"))
+        async with serving(answer) as (_, origin), make_pool() as pool:
+            response = await pool.request(origin, b"GET", b"/", into=memoryview(memory))
+        assert (response.status, bytes(response.body)) == (404, b"a long refusal")
+        assert memory == bytes(4)
+
+    async def test_a_refusal_is_kept_up_to_1_mib(self, make_pool) -> None:
+        answer = answering(ok(b"e" * 3 * MIB, status=b"500 Oops"))
+        async with serving(answer) as (_, origin), make_pool() as pool:
+            response = await pool.request(origin, b"GET", b"/")
+            assert (response.status, response.num_bytes) == (500, MIB)
+            assert (await pool.request(origin, b"GET", b"/")).status == 500
+
+    @pytest.mark.parametrize(
+        "framed",
+        [
+            pytest.param(ok(b"12345"), id="length"),
+            pytest.param(
+                b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n12345\r\n0\r\n\r\n",
+                id="chunked",
+            ),
+        ],
+    )
+    @pytest.mark.parametrize("limit", ["into", "max_body_bytes"])
+    async def test_a_body_longer_than_allowed_is_an_error_that_names_the_limit(
+        self, make_pool, framed, limit
+    ) -> None:
+        memory = bytearray(8)
+        option = {"into": memoryview(memory)[:4]} if limit == "into" else {"max_body_bytes": 4}
+        async with serving(answering(framed)) as (_, origin), make_pool() as pool:
+            with pytest.raises(ProtocolError, match=r"\b4\b"):
+                await pool.request(origin, b"GET", b"/", **option)
+        assert memory[4:] == bytes(4)
+
+    @pytest.mark.parametrize(
+        ("method", "answer"),
+        [
+            (b"HEAD", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"),
+            (b"HEAD", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"),
+            (b"DELETE", b"HTTP/1.1 204 No Content\r\n\r\n"),
+            (b"GET", b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n"),
+            (b"GET", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"),
+        ],
+    )
+    async def test_responses_without_a_body_keep_the_connection(
+        self, make_pool, method, answer
+    ) -> None:
+        async with serving(answering(answer)) as (server, origin), make_pool() as pool:
+            for _ in range(3):
+                response = await pool.request(origin, method, b"/")
+                assert response.num_bytes == 0
+            assert server.num_accepted == 1
+
+    async def test_chunked_bodies_arrive_whole_and_keep_the_connection(self, make_pool) -> None:
+        chunks = b"".join(b"%x\r\n%b\r\n" % (100_000, bytes([n]) * 100_000) for n in range(5))
+        answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+        whole = b"".join(bytes([n]) * 100_000 for n in range(5))
+        async with serving(answering(answer)) as (server, origin), make_pool() as pool:
+            assert bytes((await pool.request(origin, b"GET", b"/")).body) == whole
+            memory = bytearray(600_000)
+            response = await pool.request(origin, b"GET", b"/", into=memoryview(memory))
+            assert response.num_bytes == 500_000
+            assert response.body == whole
+            assert server.num_accepted == 1
+
+    async def test_a_body_without_framing_ends_with_the_connection(self, make_pool) -> None:
+        async def script(peer: Peer) -> None:
+            await peer.read_request()
+            await peer.send(b"HTTP/1.1 200 OK\r\n\r\n" + b"z" * 200_000)
+
+        async with serving(script) as (server, origin), make_pool() as pool:
+            for num in range(1, 3):
+                response = await pool.request(origin, b"GET", b"/")
+                assert bytes(response.body) == b"z" * 200_000
+                assert server.num_accepted == num
+
+    async def test_redirects_are_returned_and_bodies_stay_encoded(self, make_pool) -> None:
+        answer = ok(b"\x1f\x8bnot", b"Location: /b", b"Content-Encoding: gzip", status=b"302 Found")
+        async with serving(answering(answer)) as (_, origin), make_pool() as pool:
+            response = await pool.request(origin, b"GET", b"/")
+            assert (response.status, bytes(response.body)) == (302, b"\x1f\x8bnot")
+
+    async def test_interim_responses_are_skipped(self, make_pool) -> None:
+        answer = b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n" + ok(b"hello")
+        async with serving(answering(answer)) as (_, origin), make_pool() as pool:
+            assert bytes((await pool.request(origin, b"GET", b"/")).body) == b"hello"
+
+    @pytest.mark.parametrize("num_here", [0, 10, 100_000])
+    async def test_truncation_is_an_error_that_says_how_much_is_valid(
+        self, make_pool, num_here
+    ) -> None:
+        async def script(peer: Peer) -> None:
+            await peer.read_request()
+            await peer.send(b"HTTP/1.1 200 OK\r\nETag: a\r\nContent-Length: 200000\r\n\r\n")
+            await peer.send(b"v" * num_here)
+
+        memory = bytearray(200_000)
+        async with serving(script) as (_, origin), make_pool() as pool:
+            with pytest.raises(ConnectionLostError) as caught:
+                await pool.request(origin, b"GET", b"/", into=memoryview(memory))
+        assert caught.value.num_bytes_received == num_here
+        assert caught.value.head.headers[b"etag"] == b"a"
+        assert caught.value.request_sent
+        assert memory == b"v" * num_here + bytes(200_000 - num_here)
+
+    @pytest.mark.parametrize(
+        "begin",
+        [
+            pytest.param(b"", id="before-the-response"),
+            pytest.param(b"HTTP/1.1 200", id="in-the-head"),
+            pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", id="in-the-body"),
+        ],
+    )
+    async def test_a_stall_is_an_error_within_progress_seconds(self, make_pool, begin) -> None:
+        async def script(peer: Peer) -> None:
+            await peer.read_request()
+            await peer.send(begin)
+            await peer.wait_closed_by_client()
+
+        loop = asyncio.get_running_loop()
+        async with serving(script) as (_, origin), make_pool() as pool:
+            started = loop.time()
+            with pytest.raises(StalledError):
+                await pool.request(origin, b"GET", b"/")
+            assert 0.5 <= loop.time() - started < 1.0
+
+    async def test_a_server_that_takes_no_body_is_a_stall(self, make_pool) -> None:
+        async def script(peer: Peer) -> None:
+            await peer.read_head()
+            peer.reader._transport.pause_reading()
+            await stalled.wait()
+
+        stalled = asyncio.Event()
+        async with serving(script) as (_, origin), make_pool() as pool:
+            with pytest.raises(StalledError):
+                await pool.request(origin, b"PUT", b"/", body=bytes(32 * MIB))
+            stalled.set()
+
+    async def test_a_write_may_be_worked_on_for_longer_than_a_read(self, make_pool) -> None:
+        async def script(peer: Peer) -> None:
+            await peer.read_request()
+            await asyncio.sleep(0.9)
+            await peer.send(ok())
+            await peer.read_request()
+            await stalled.wait()
+
+        stalled = asyncio.Event()
+        async with serving(script) as (_, origin), make_pool() as pool:
+            assert (await pool.request(origin, b"PUT", b"/", body=b"a")).status == 200
+            with pytest.raises(StalledError):
+                await pool.request(origin, b"PUT", b"/", body=b"a", head_seconds=0.3)
+            stalled.set()
+
+    async def test_at_most_max_connections_are_open_and_all_requests_are_served(
+        self, make_pool
+    ) -> None:
+        async with (
+            serving(answering(ok(b"a"))) as (server, origin),
+            make_pool(max_connections=3) as pool,
+        ):
+            answers = await asyncio.gather(*(pool.request(origin, b"GET", b"/") for _ in range(50)))
+            assert len(answers) == 50
+            assert server.max_open == 3
+            assert server.num_accepted == 3
+
+    async def test_cancellation_closes_the_connection_and_leaves_the_pool_usable(
+        self, make_pool
+    ) -> None:
+        async def stalling(peer: Peer) -> None:
+            await peer.read_request()
+            await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc")
+            begun.set()
+            await peer.wait_closed_by_client()
+
+        begun = asyncio.Event()
+        async with (
+            serving(stalling, answering(ok(b"b"))) as (server, origin),
+            make_pool(max_connections=1) as pool,
+        ):
+            async with asyncio.TaskGroup() as group:
+                under_way = group.create_task(pool.request(origin, b"GET", b"/"))
+                await begun.wait()
+                waiting = group.create_task(pool.request(origin, b"GET", b"/"))
+                cancelled = group.create_task(pool.request(origin, b"GET", b"/"))
+                last = group.create_task(pool.request(origin, b"GET", b"/"))
+                await asyncio.sleep(0)
+                cancelled.cancel()
+                under_way.cancel()
+            assert under_way.cancelled()
+            assert cancelled.cancelled()
+            assert waiting.result().body == last.result().body == b"b"
+            await pool.aclose()
+            async with asyncio.timeout(5):
+                await server.all_closed.wait()
+
+    async def test_a_refused_connection_is_a_connect_error_and_nothing_was_sent(
+        self, make_pool
+    ) -> None:
+        async with serving(echoing) as (_, origin):
+            pass
+        async with make_pool() as pool:
+            with pytest.raises(ConnectError) as caught:
+                await pool.request(origin, b"GET", b"/")
+            assert not caught.value.request_sent
+
+    @pytest.mark.parametrize("name", [b"Host", b"content-length", b"Transfer-Encoding"])
+    async def test_the_callers_headers_cannot_change_the_framing(self, make_pool, name) -> None:
+        async with serving(echoing) as (server, origin), make_pool() as pool:
+            with pytest.raises(ValueError, match="pool"):
+                await pool.request(origin, b"GET", b"/", [(name, b"1")])
+            assert server.num_accepted == 0
+
+    async def test_a_closed_pool_refuses(self, make_pool) -> None:
+        async with serving(echoing) as (_, origin), make_pool() as pool:
+            await pool.aclose()
+            await pool.aclose()
+            with pytest.raises(RuntimeError, match="closed"):
+                await pool.request(origin, b"GET", b"/")
+
+    async def test_aclose_fails_what_is_under_way(self, make_pool) -> None:
+        async def script(peer: Peer) -> None:
+            await peer.read_request()
+            begun.set()
+            await peer.wait_closed_by_client()
+
+        begun = asyncio.Event()
+        async with serving(script) as (_, origin), make_pool() as pool:
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(failing(pool.request(origin, b"POST", b"/", body=b"a")))
+                await begun.wait()
+                await pool.aclose()
+            assert isinstance(task.result(), ConnectionLostError)
+
+    async def test_tls_is_verified(self, make_pool, authority: Authority) -> None:
+        async with serving(echoing, tls=authority.server_context()) as (_, origin):
+            async with make_pool(ssl_context=authority.client_context()) as pool:
+                data = bytes(3 * MIB)
+                response = await pool.request(origin, b"PUT", b"/", body=data)
+                assert response.body == data
+            async with make_pool() as pool:
+                with pytest.raises(ConnectError) as caught:
+                    await pool.request(origin, b"GET", b"/")
+                assert not caught.value.request_sent
+
+    async def test_an_answer_in_mid_upload_is_reported(self, make_pool) -> None:
+        async def script(peer: Peer) -> None:
+            await peer.read_head()
+            await peer.reader.readexactly(100_000)
+            await peer.send(ok(b"later", status=b"503 Busy"))
+            await stop_reading.wait()
+
+        stop_reading = asyncio.Event()
+        async with serving(script, echoing) as (server, origin), make_pool() as pool:
+            response = await pool.request(origin, b"PUT", b"/", body=bytes(64 * MIB))
+            stop_reading.set()
+            assert (response.status, bytes(response.body)) == (503, b"later")
+            assert (await pool.request(origin, b"PUT", b"/", body=b"b")).body == b"b"
+            assert server.num_accepted == 2
+
+
+async def failing(awaitable: Any) -> BaseException | None:
+    """The error of something that fails inside a TaskGroup."""
+    try:
+        await awaitable
+    except Exception as error:  # what is under test
+        return error
+    return None
+
+
+class TestPlane:
+    async def test_idle_connections_are_reused_last_in_first_out(self) -> None:
+        async def script(peer: Peer) -> None:
+            name = b"%d" % server.num_accepted
+            while True:
+                await peer.read_request()
+                if name == b"1":
+                    await release.wait()
+                await peer.send(ok(name))
+
+        release = asyncio.Event()
+        async with serving(script) as (server, origin), opening() as pool:
+            async with asyncio.TaskGroup() as group:
+                first = group.create_task(pool.request(origin, b"GET", b"/"))
+                await until(lambda: server.num_accepted == 1)
+                assert (await pool.request(origin, b"GET", b"/")).body == b"2"
+                release.set()
+            assert first.result().body == b"1"
+            assert pool.num_idle == 2
+            for _ in range(3):
+                assert (await pool.request(origin, b"GET", b"/")).body == b"1"
+            assert pool.num_opened == 2
+
+    @pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+    async def test_a_stale_connection_is_replaced_under_a_read(self, method) -> None:
+        async def one_answer(peer: Peer) -> None:
+            await peer.read_request()
+            await peer.send(ok())
+            await peer.read_request()
+            peer.reset()
+
+        async with serving(one_answer, answering(ok())) as (server, origin), opening() as pool:
+            for _ in range(2):
+                assert (await pool.request(origin, method, b"/")).status == 200
+            assert (pool.num_stale, pool.num_opened, server.num_accepted) == (1, 2, 2)
+
+    @pytest.mark.parametrize("method", [b"POST", b"PUT", b"DELETE"])
+    async def test_a_write_on_a_stale_connection_is_not_sent_twice(self, method) -> None:
+        async def one_answer(peer: Peer) -> None:
+            await peer.read_request()
+            await peer.send(ok())
+            server.requests.append(await peer.read_request())
+
+        async with serving(one_answer) as (server, origin), opening() as pool:
+            await pool.request(origin, method, b"/", body=b"1")
+            with pytest.raises(ConnectionLostError) as caught:
+                await pool.request(origin, method, b"/", body=b"2")
+            assert caught.value.request_sent
+            assert len(server.requests) == 1
+
+    async def test_a_fresh_connection_that_is_lost_is_an_error(self) -> None:
+        async def script(peer: Peer) -> None:
+            await peer.read_request()
+            peer.reset()
+
+        async with serving(script) as (server, origin), opening() as pool:
+            with pytest.raises(ConnectionLostError):
+                await pool.request(origin, b"GET", b"/")
+            assert server.num_accepted == 1
+
+    async def test_a_connection_closed_while_idle_frees_its_place(self) -> None:
+        async def script(peer: Peer) -> None:
+            await peer.read_request()
+            await peer.send(ok())
+
+        async with serving(script) as (_, origin), opening(max_connections=1) as pool:
+            for num in range(1, 4):
+                assert (await pool.request(origin, b"POST", b"/", body=b"a")).status == 200
+                await until(lambda: pool.num_open == 0)
+                assert pool.num_opened == num
+
+    async def test_an_idle_connection_is_closed_after_idle_seconds(self) -> None:
+        timeouts = Timeouts(progress_seconds=0.2, idle_seconds=0.3)
+        async with serving(echoing) as (server, origin), opening(timeouts=timeouts) as pool:
+            await pool.request(origin, b"GET", b"/")
+            assert pool.num_idle == 1
+            async with asyncio.timeout(1):
+                await server.all_closed.wait()
+            await until(lambda: pool.num_open == 0)
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            pytest.param(ok(b"a") + b"surplus", id="surplus"),
+            pytest.param(ok(b"a", b"Connection: close"), id="close"),
+            pytest.param(b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\na", id="HTTP/1.0"),
+        ],
+    )
+    async def test_a_connection_in_doubt_is_not_used_again(self, answer) -> None:
+        async with serving(answering(answer)) as (server, origin), opening() as pool:
+            for num in range(1, 3):
+                assert (await pool.request(origin, b"GET", b"/")).body == b"a"
+                assert server.num_accepted == num
+                assert pool.num_idle == 0
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            pytest.param(b"SSH-2.0-OpenSSH\r\n", id="not-HTTP"),
+            pytest.param(b"HTTP/1.1 101 Switching Protocols\r\n\r\n", id="101"),
+            pytest.param(b"HTTP/1.1 200 OK\r\nA: " + b"a" * 70_000, id="long-head"),
+            pytest.param(b"HTTP/1.1 100 Continue\r\n\r\n" * 50, id="endless-100"),
+            pytest.param(
+                b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nzz\r\n",
+                id="bad-chunk",
+            ),
+        ],
+    )
+    async def test_what_is_not_http_is_refused_at_once(self, answer) -> None:
+        async with serving(answering(answer)) as (_, origin), opening() as pool:
+            with pytest.raises(ProtocolError):
+                await pool.request(origin, b"GET", b"/")
+            assert pool.num_idle == 0
+
+    async def test_responses_split_at_every_byte_read_the_same(self) -> None:
+        whole = b"HTTP/1.1 100 Continue\r\n\r\n" + ok(b"hello", b"ETag: abc")
+
+        async def script(peer: Peer) -> None:
+            for cut in range(1, len(whole)):
+                await peer.read_request()
+                await peer.send(whole[:cut])
+                # Not a wait for an event: the two writes must not leave as one.
+                await asyncio.sleep(0.001)
+                await peer.send(whole[cut:])
+
+        async with serving(script) as (server, origin), opening() as pool:
+            for _ in range(1, len(whole)):
+                response = await pool.request(origin, b"GET", b"/")
+                assert (response.body, response.headers[b"etag"]) == (b"hello", b"abc")
+            assert server.num_accepted == 1
+
+    async def test_an_allocator_that_fails_fails_its_request_alone(self) -> None:
+        def refuse(num_bytes: int) -> memoryview:
+            raise MemoryError(num_bytes)
+
+        async with serving(answering(ok(b"a"))) as (_, origin), opening() as pool:
+            with pytest.raises(MemoryError):
+                await pool.request(origin, b"GET", b"/", into=refuse)
+            assert (await pool.request(origin, b"GET", b"/")).body == b"a"
+
+    async def test_read_only_memory_is_refused_before_anything_is_sent(self) -> None:
+        async with serving(echoing) as (server, origin), opening() as pool:
+            with pytest.raises(ValueError, match="writable"):
+                await pool.request(origin, b"GET", b"/", into=memoryview(b"abc"))
+            assert server.num_accepted == 0
+
+    async def test_an_upload_leaves_without_a_copy_of_it(self) -> None:
+        async def counting(peer: Peer) -> None:
+            await peer.read_head()
+            num_left = 20 * MIB
+            while num_left:
+                num_left -= len(await peer.reader.read(65536))
+            await peer.send(ok())
+
+        data = bytes(20 * MIB)
+        async with serving(counting) as (_, origin), opening() as pool:
+            tracemalloc.start()
+            try:
+                assert (await pool.request(origin, b"PUT", b"/", body=data)).status == 200
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+        # asyncio copies what the socket does not take of one slice; the server's end is here too.
+        assert peak < 4 * MIB
+
+    async def test_memory_of_an_upload_is_free_when_the_request_is_cancelled(self) -> None:
+        received = bytearray()
+
+        async def script(peer: Peer) -> None:
+            await peer.read_head()
+            begun.set()
+            await go_on.wait()
+            received.extend(await peer.wait_closed_by_client())
+
+        begun, go_on = asyncio.Event(), asyncio.Event()
+        data = bytearray(b"a" * 16 * MIB)
+        async with serving(script) as (server, origin), opening() as pool:
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(pool.request(origin, b"PUT", b"/", body=data))
+                await begun.wait()
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+                data[:] = b"b" * len(data)
+                go_on.set()
+            async with asyncio.timeout(5):
+                await server.all_closed.wait()
+        assert b"b" not in received
+        assert len(received) < len(data)
+
+    async def test_waiters_are_served_in_order(self) -> None:
+        async def script(peer: Peer) -> None:
+            while True:
+                head, _ = await peer.read_request()
+                server.requests.append((head.split()[1], b""))
+                await peer.send(ok())
+
+        async with serving(script) as (server, origin), opening(max_connections=1) as pool:
+            async with asyncio.TaskGroup() as group:
+                for num in range(10):
+                    group.create_task(pool.request(origin, b"GET", b"/%d" % num))
+            assert [target for target, _ in server.requests] == [b"/%d" % n for n in range(10)]
+
+    async def test_connecting_has_a_deadline(self) -> None:
+        # Accepted by the kernel, but the TLS handshake is never answered.
+        async def silent(peer: Peer) -> None:
+            await peer.wait_closed_by_client()
+
+        timeouts = Timeouts(connect_seconds=0.2)
+        async with serving(silent) as (_, origin), opening(timeouts=timeouts) as pool:
+            with pytest.raises(ConnectError, match="within"):
+                await pool.request(Origin("https", origin.host, origin.port), b"GET", b"/")
+
+    async def test_the_place_of_a_failed_connection_is_free_again(self) -> None:
+        async with serving(echoing) as (_, gone):
+            pass
+        async with opening(max_connections=1) as pool:
+            for _ in range(3):
+                with pytest.raises(ConnectError):
+                    await pool.request(gone, b"GET", b"/")
+
+
+class TestSelection:
+    async def test_a_proxy_for_the_origin_selects_the_standin(self, monkeypatch) -> None:
+        for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
+            monkeypatch.delenv(name, raising=False)
+            monkeypatch.delenv(name.upper(), raising=False)
+        options = {"max_connections": 1, "timeouts": FAST}
+        origin = Origin("https", "storage.googleapis.com", 443)
+        assert isinstance(open_pool(origin, **options), Pool)
+        monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+        assert isinstance(open_pool(origin, **options), AiohttpPool)
+        assert isinstance(open_pool(Origin("http", "a", 80), **options), Pool)
+        monkeypatch.setenv("NO_PROXY", "googleapis.com")
+        assert isinstance(open_pool(origin, **options), Pool)
+
+    async def test_requests_go_through_the_proxy(self, monkeypatch) -> None:
+        async with serving(answering(ok(b"by proxy"))) as (_, proxy):
+            monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{proxy.port}")
+            monkeypatch.setenv("NO_PROXY", "")
+            pool = open_pool(Origin("http", "bucket.test", 80), max_connections=1, timeouts=FAST)
+            response = await pool.request(Origin("http", "bucket.test", 80), b"GET", b"/")
+            await pool.aclose()
+            assert response.body == b"by proxy"
+
+
+class TestOrigin:
+    @pytest.mark.parametrize(
+        ("url", "authority"),
+        [
+            ("https://a.b/c?d", b"a.b"),
+            ("https://a.b:443", b"a.b"),
+            ("http://a.b:443", b"a.b:443"),
+            ("http://[::1]:8080/", b"[::1]:8080"),
+        ],
+    )
+    async def test_the_authority_names_a_port_that_is_not_the_schemes(self, url, authority) -> None:
+        assert Origin.from_url(url).authority == authority
+
+    @pytest.mark.parametrize(
+        "url", ["ftp://a", "http://", "http://u:p@a/", "http://a:99999/", "http://ä/"]
+    )
+    async def test_a_url_that_is_no_origin_is_refused(self, url) -> None:
+        with pytest.raises(ValueError, match=r"."):
+            Origin.from_url(url)
+
+
+class Authority:
+    """A certificate authority of our own, and a certificate for localhost."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "aioflux test authority")])
+        self._ca = self._issue(name, name, key, key, ca=True)
+        leaf_key = ec.generate_private_key(ec.SECP256R1())
+        leaf = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+        certificate = self._issue(leaf, name, leaf_key, key, ca=False)
+        pem = serialization.Encoding.PEM
+        (folder / "ca.pem").write_bytes(self._ca.public_bytes(pem))
+        (folder / "leaf.pem").write_bytes(
+            certificate.public_bytes(pem)
+            + leaf_key.private_bytes(
+                pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+
+    def server_context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self._folder / "leaf.pem")
+        return context
+
+    def client_context(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=self._folder / "ca.pem")
+
+    @staticmethod
+    def _issue(subject, issuer, key, issuer_key, *, ca: bool) -> x509.Certificate:
+        now = datetime.datetime.now(datetime.UTC)
+        names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(hours=1))
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .sign(issuer_key, hashes.SHA256())
+        )
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))

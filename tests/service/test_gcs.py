@@ -1,0 +1,233 @@
+"""Google Cloud Storage, one request at a time: what is sent, and what answers mean."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aioflux import (
+    ChecksumError,
+    NotFoundError,
+    PermissionDeniedError,
+    StorageError,
+    Timeouts,
+    TransientError,
+)
+from aioflux.service._base import Precondition, Source
+from aioflux.service._gcs import GCSService
+from aioflux.testing import GCSServer
+from aioflux.testing.gcs_server._app import Hook
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+    from aioflux.testing.gcs_server._messages import Request
+
+ANY = Precondition()
+
+
+@pytest.fixture
+def server() -> Iterator[GCSServer]:
+    with GCSServer(buckets=("bucket",)) as running:
+        running.put("bucket", "p/a", b"0123456789")
+        yield running
+
+
+@asynccontextmanager
+async def opened(url: str, **settings: Any) -> AsyncIterator[GCSService]:
+    service = GCSService(
+        "bucket",
+        "p/",
+        endpoint_url=url,
+        emulator="credentials" not in settings,
+        timeouts=Timeouts(),
+        max_connections=4,
+        **settings,
+    )
+    try:
+        yield service
+    finally:
+        await service.aclose()
+
+
+OPERATIONS: dict[str, Callable[[GCSService], Awaitable[object]]] = {
+    "head": lambda service: service.head("a"),
+    "get": lambda service: service.get("a"),
+    "put": lambda service: service.put("b", b"1", crc32c=None, precondition=ANY),
+    "delete": lambda service: service.delete("a"),
+    "list": lambda service: service.list_page(""),
+    "compose": lambda service: service.compose("b", [Source(key="a")], precondition=ANY),
+    "copy": lambda service: service.copy(Source(key="a"), "b", precondition=ANY),
+    "initiate": lambda service: service.initiate_upload("b"),
+    "put_part": lambda service: service.put_part("b", "id", 1, (b"1",), offset=0, crc32c=None),
+    "complete": lambda service: service.complete_upload("b", "id", [], precondition=ANY),
+    "abort": lambda service: service.abort_upload("b", "id"),
+    "list_uploads": lambda service: service.list_uploads(""),
+}
+each_operation = pytest.mark.parametrize("operation", OPERATIONS)
+
+
+@each_operation
+async def test_a_busy_service_is_asked_again_when_it_says(
+    server: GCSServer, operation: str
+) -> None:
+    async with opened(server.url) as service:
+        with (
+            server.faults.inject("*", status=503, retry_after=7),
+            pytest.raises(TransientError, match=r"gs://bucket/p/.*503") as raised,
+        ):
+            await OPERATIONS[operation](service)
+    assert raised.value.retry_after_seconds == 7.0
+    assert raised.value.status == 503
+
+
+@each_operation
+async def test_what_is_forbidden_is_not_asked_again(server: GCSServer, operation: str) -> None:
+    async with opened(server.url) as service:
+        with (
+            server.faults.inject("*", status=403),
+            pytest.raises(PermissionDeniedError, match="credentials"),
+        ):
+            await OPERATIONS[operation](service)
+
+
+@each_operation
+async def test_a_connection_that_ends_is_asked_again(server: GCSServer, operation: str) -> None:
+    async with opened(server.url) as service:
+        with (
+            server.faults.inject("*", reset=True),
+            pytest.raises(TransientError, match="gs://bucket/p/"),
+        ):
+            await OPERATIONS[operation](service)
+
+
+@each_operation
+async def test_a_server_that_is_not_there_is_asked_again(operation: str) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        async with opened(url) as service:
+            with pytest.raises(TransientError, match="gs://bucket/p/"):
+                await OPERATIONS[operation](service)
+
+
+GARBLED = {
+    name: call
+    for name, call in OPERATIONS.items()
+    if name in {"head", "list", "compose", "copy", "initiate", "complete", "list_uploads"}
+}
+
+
+@pytest.mark.parametrize("operation", GARBLED)
+@pytest.mark.parametrize("body", [b"<html>", b"{}", b"<Error><Code>Oops</Code></Error>"])
+async def test_an_answer_that_says_something_else_is_asked_again(
+    operation: str, body: bytes
+) -> None:
+    async with answering(body) as url, opened(url) as service:
+        if operation == "list" and body == b"{}":
+            assert list((await service.list_page("")).objects) == []
+        else:
+            with pytest.raises(TransientError, match="gs://bucket/p/"):
+                await GARBLED[operation](service)
+
+
+@asynccontextmanager
+async def answering(body: bytes, *head: str) -> AsyncIterator[str]:
+    """A server that has one answer for everything."""
+    lines = ["HTTP/1.1 200 OK", f"Content-Length: {len(body)}", "Connection: close", *head, "", ""]
+    answer = "\r\n".join(lines).encode() + body
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as running:
+        port = running.sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+
+
+async def test_a_service_that_ignores_a_range_is_not_believed() -> None:
+    async with answering(b"0123456789") as url, opened(url) as service:
+        assert bytes((await service.get("a", start=0, end=100)).data) == b"0123456789"
+        with pytest.raises(StorageError, match="ignored the range"):
+            await service.get("a", start=5, end=7)
+
+
+async def test_a_range_past_the_end_is_empty(server: GCSServer) -> None:
+    async with opened(server.url) as service:
+        body = await service.get("a", start=10, end=20)
+        assert (bytes(body.data), body.size) == (b"", 10)
+
+
+async def test_a_body_tells_what_it_is_a_part_of(server: GCSServer) -> None:
+    async with opened(server.url) as service:
+        head = await service.head("a")
+        body = await service.get("a", start=2, end=5)
+        assert bytes(body.data) == b"234"
+        assert (body.size, body.generation, body.crc32c) == (10, head.generation, head.crc32c)
+        assert body.meta().key == "a"
+        memory = bytearray(10)
+        into = await service.get("a", into=memoryview(memory))
+        assert (memory, into.size) == (b"0123456789", 10)
+
+
+async def test_bytes_that_arrive_wrong_are_refused_by_the_service(server: GCSServer) -> None:
+    async with opened(server.url) as service:
+        with pytest.raises(ChecksumError, match="other bytes"):
+            await service.put("b", b"1", crc32c=0, precondition=ANY)
+        with pytest.raises(NotFoundError):
+            await service.head("b")
+
+
+async def test_uploads_are_listed_below_the_prefix(server: GCSServer) -> None:
+    async with opened(server.url) as service:
+        ids = [await service.initiate_upload(f"up/{at}&<é") for at in range(3)]
+        assert sorted(await service.list_uploads("up/")) == sorted(
+            (f"up/{at}&<é", upload_id) for at, upload_id in enumerate(ids)
+        )
+        assert await service.list_uploads("other") == []
+        for at, upload_id in enumerate(ids):
+            await service.abort_upload(f"up/{at}&<é", upload_id)
+            await service.abort_upload(f"up/{at}&<é", upload_id)
+        assert await service.list_uploads("") == []
+
+
+async def test_completing_twice_is_not_found(server: GCSServer) -> None:
+    async with opened(server.url) as service:
+        upload_id = await service.initiate_upload("b", content_type="text/csv")
+        part = await service.put_part("b", upload_id, 1, (b"ab", b"c"), offset=0, crc32c=None)
+        meta = await service.complete_upload("b", upload_id, [part], precondition=ANY)
+        assert (meta.size, meta.generation) == (3, (await service.head("b")).generation)
+        with pytest.raises(NotFoundError, match="NoSuchUpload"):
+            await service.complete_upload("b", upload_id, [part], precondition=ANY)
+
+
+class Headers(Hook):
+    """Keeps the Authorization header of each request."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str | None]] = []
+
+    def before(self, request: Request) -> None:
+        found = request.headers.get("authorization")
+        self.seen.append((request.match.operation, found))
+
+
+@each_operation
+@pytest.mark.parametrize("token", [None, "a-token"])
+async def test_both_planes_send_the_same_token(
+    server: GCSServer, operation: str, token: str | None
+) -> None:
+    headers = Headers()
+    server.app.hooks += (headers,)
+    settings = {"credentials": lambda: token} if token else {}
+    async with opened(server.url, **settings) as service:
+        with suppress(NotFoundError):
+            await OPERATIONS[operation](service)
+    assert {header for _, header in headers.seen} == {token and f"Bearer {token}"}

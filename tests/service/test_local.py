@@ -1,0 +1,205 @@
+"""Objects as files: names, atomicity, and what else is in a directory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux import NotFoundError, PreconditionFailedError, StorageError
+from aioflux.service._base import Precondition, Source
+from aioflux.service._local import LocalService, check_key
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from aioflux import ObjectMeta
+
+ANY = Precondition()
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> LocalService:
+    return LocalService(str(tmp_path / "root"))
+
+
+def temporaries(directory: Path) -> list[Path]:
+    return list(directory.rglob(".aioflux-*"))
+
+
+async def put(service: LocalService, key: str, data: bytes = b"1") -> ObjectMeta:
+    return await service.put(key, data, crc32c=None, precondition=ANY)
+
+
+@given(st.text(alphabet=st.sampled_from("a./\\\0-~ :") | st.characters(codec="utf-8")))
+def test_a_key_that_passes_stays_below_the_directory(key: str) -> None:
+    try:
+        check_key(key)
+    except ValueError as exc:
+        assert repr(key) in str(exc)  # noqa: PT017  hypothesis and raises do not mix here
+        return
+    path = os.path.normpath(os.path.join("/srv/dir", key))
+    assert path == "/srv/dir/" + key
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "/", "/a", "a/", "a//b", ".", "..", "a/..", "../a", "a/./b", "a\0b", "a/.aioflux-x/b"],
+)
+def test_a_key_that_leaves_the_directory_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match="cannot be a file"):
+        check_key(key)
+
+
+@pytest.mark.parametrize("key", ["...", "..a", "a..", ".a/b.c", "a b", "~", "*"])
+def test_other_keys_are_taken(key: str) -> None:
+    check_key(key)
+
+
+async def test_every_operation_checks_the_key(service: LocalService) -> None:
+    calls = [
+        service.head("../a"),
+        service.get("../a"),
+        put(service, "../a"),
+        service.delete("../a"),
+        service.compose("../a", [Source(key="b")], precondition=ANY),
+        service.compose("b", [Source(key="../a")], precondition=ANY),
+        service.copy(Source(key="../a"), "b", precondition=ANY),
+        service.initiate_upload("../a"),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="cannot be a file"):
+            await call
+
+
+async def test_a_write_under_way_is_in_no_listing(service: LocalService, tmp_path: Path) -> None:
+    upload = await service.initiate_upload("d/a")
+    await service.put_part("d/a", upload, 1, (b"12",), offset=0, crc32c=None)
+    assert len(temporaries(tmp_path)) == 1
+    page = await service.list_page("")
+    assert (list(page.objects), list(page.prefixes)) == ([], [])
+    assert await service.list_uploads("d/") == [("d/a", upload)]
+    await service.abort_upload("d/a", upload)
+    await service.abort_upload("d/a", upload)
+    assert await service.list_uploads("") == []
+    assert temporaries(tmp_path) == []
+
+
+async def test_parts_may_arrive_in_any_order_and_again(service: LocalService) -> None:
+    upload = await service.initiate_upload("a")
+    second = await service.put_part("a", upload, 2, (b"cd", b"ef"), offset=2, crc32c=None)
+    await service.put_part("a", upload, 1, (b"xx",), offset=0, crc32c=None)
+    first = await service.put_part("a", upload, 1, (b"ab",), offset=0, crc32c=None)
+    await service.complete_upload("a", upload, [first, second], precondition=ANY)
+    assert bytes((await service.get("a")).data) == b"abcdef"
+    with pytest.raises(NotFoundError, match="no upload"):
+        await service.complete_upload("a", upload, [first, second], precondition=ANY)
+
+
+@pytest.mark.parametrize("operation", ["put", "compose", "complete"])
+async def test_a_condition_that_fails_leaves_nothing(
+    service: LocalService, tmp_path: Path, operation: str
+) -> None:
+    await put(service, "d/old", b"old")
+    upload = await service.initiate_upload("e/f/a")
+    part = await service.put_part("e/f/a", upload, 1, (b"1",), offset=0, crc32c=None)
+    unmet = Precondition(if_generation_match="other")
+    calls = {
+        "put": lambda: service.put("e/f/a", b"new", crc32c=None, precondition=unmet),
+        "compose": lambda: service.compose("e/f/a", [Source(key="d/old")], precondition=unmet),
+        "complete": lambda: service.complete_upload("e/f/a", upload, [part], precondition=unmet),
+    }
+    with pytest.raises(PreconditionFailedError):
+        await calls[operation]()
+    await service.abort_upload("e/f/a", upload)
+    assert temporaries(tmp_path) == []
+    assert [meta.key for meta in (await service.list_page("")).objects] == ["d/old"]
+    assert not tmp_path.joinpath("root/e").exists()
+
+
+async def test_a_delete_takes_empty_directories_along(
+    service: LocalService, tmp_path: Path
+) -> None:
+    await put(service, "a/b/c/d")
+    await put(service, "a/x")
+    await service.delete("a/b/c/d")
+    assert not (tmp_path / "root/a/b").exists()
+    assert (tmp_path / "root/a/x").exists()
+    await service.delete("a/x")
+    assert (tmp_path / "root").exists()
+
+
+async def test_neighbours_may_come_and_go(service: LocalService) -> None:
+    async def come_and_go(name: str) -> None:
+        for _ in range(60):
+            await put(service, f"a/b/{name}", name.encode())
+            assert bytes((await service.get(f"a/b/{name}")).data) == name.encode()
+            await service.delete(f"a/b/{name}")
+
+    await asyncio.gather(*(come_and_go(name) for name in "wxyz"))
+    assert list((await service.list_page("")).objects) == []
+
+
+async def test_generations_never_repeat(service: LocalService) -> None:
+    seen = [(await put(service, "a", bytes([at % 3]))).generation for at in range(100)]
+    assert len(set(seen)) == 100
+
+
+async def test_an_object_above_or_below_another_cannot_be_written(service: LocalService) -> None:
+    await put(service, "a/b")
+    for key in ("a", "a/b/c"):
+        with pytest.raises(StorageError, match="/a"):
+            await put(service, key)
+        with pytest.raises(NotFoundError):
+            await service.get(key)
+        with pytest.raises(NotFoundError):
+            await service.delete(key)
+    page = await service.list_page("")
+    assert [meta.key for meta in page.objects] == ["a/b"]
+
+
+async def test_a_directory_that_is_not_there_is_an_empty_store(service: LocalService) -> None:
+    assert list((await service.list_page("")).objects) == []
+    with pytest.raises(NotFoundError):
+        await service.head("a")
+
+
+async def test_a_delimiter_groups_keys(service: LocalService) -> None:
+    for key in ("a", "b/1", "b/2", "c/d/e", "f"):
+        await put(service, key)
+    pages = []
+    token = ""
+    while True:
+        page = await service.list_page("", delimiter="/", page_token=token, page_size=2)
+        pages.append(([meta.key for meta in page.objects], list(page.prefixes)))
+        token = page.next_token
+        if not token:
+            break
+    assert [name for objects, _ in pages for name in objects] == ["a", "f"]
+    assert [name for _, prefixes in pages for name in prefixes] == ["b/", "c/"]
+
+
+async def test_a_listing_starts_and_ends_where_it_is_told(service: LocalService) -> None:
+    for at in range(10):
+        await put(service, f"d{at}/k")
+    page = await service.list_page("d", start_offset="d3", end_offset="d6/k")
+    assert [meta.key for meta in page.objects] == ["d3/k", "d4/k", "d5/k"]
+
+
+async def test_metadata_is_refused_rather_than_lost(service: LocalService) -> None:
+    with pytest.raises(StorageError, match="metadata"):
+        await service.put("a", b"", crc32c=None, precondition=ANY, metadata={"label": "cat"})
+    with pytest.raises(NotFoundError):
+        await service.head("a")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+async def test_a_file_without_permission_is_denied(service: LocalService, tmp_path: Path) -> None:
+    await put(service, "a")
+    (tmp_path / "root/a").chmod(0)
+    with pytest.raises(PermissionError):
+        await service.get("a")

@@ -1,0 +1,68 @@
+"""Objects in memory: what the suite of stores does not ask of a service."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from aioflux import ChecksumError, NotFoundError, PreconditionFailedError
+from aioflux.service._base import Precondition
+from aioflux.service._memory import MemoryService
+
+ANY = Precondition()
+
+
+@pytest.fixture
+def service() -> MemoryService:
+    return MemoryService(uuid.uuid4().hex, "p/")
+
+
+async def test_wrong_bytes_are_refused(service: MemoryService) -> None:
+    with pytest.raises(ChecksumError, match="p/a"):
+        await service.put("a", b"1", crc32c=0, precondition=ANY)
+    upload = await service.initiate_upload("a")
+    with pytest.raises(ChecksumError, match="p/a"):
+        await service.put_part("a", upload, 1, (b"1",), offset=0, crc32c=0)
+    with pytest.raises(NotFoundError):
+        await service.head("a")
+
+
+async def test_an_upload_belongs_to_its_key(service: MemoryService) -> None:
+    upload = await service.initiate_upload("a")
+    with pytest.raises(NotFoundError, match="no upload"):
+        await service.put_part("b", upload, 1, (b"1",), offset=0, crc32c=None)
+    assert await service.list_uploads("") == [("a", upload)]
+    assert await service.list_uploads("b") == []
+
+
+async def test_a_condition_of_a_completion_is_judged(service: MemoryService) -> None:
+    await service.put("a", b"old", crc32c=None, precondition=ANY)
+    upload = await service.initiate_upload("a")
+    part = await service.put_part("a", upload, 1, (b"1",), offset=0, crc32c=None)
+    with pytest.raises(PreconditionFailedError):
+        await service.complete_upload(
+            "a", upload, [part], precondition=Precondition(if_absent=True)
+        )
+    assert bytes((await service.get("a")).data) == b"old"
+
+
+async def test_a_delimiter_groups_keys_over_pages(service: MemoryService) -> None:
+    for key in ("a", "b/1", "b/2", "c/d/e", "f", "g/h"):
+        await service.put(key, b"", crc32c=None, precondition=ANY)
+    names: list[str] = []
+    token = ""
+    while True:
+        page = await service.list_page("", delimiter="/", page_token=token, page_size=2)
+        names += [meta.key for meta in page.objects] + list(page.prefixes)
+        token = page.next_token
+        if not token:
+            break
+    assert sorted(names) == ["a", "b/", "c/", "f", "g/"]
+
+
+async def test_a_listing_starts_and_ends_where_it_is_told(service: MemoryService) -> None:
+    for at in range(10):
+        await service.put(f"d{at}", b"", crc32c=None, precondition=ANY)
+    page = await service.list_page("d", start_offset="d3", end_offset="d6")
+    assert [meta.key for meta in page.objects] == ["d3", "d4", "d5"]

@@ -1,0 +1,71 @@
+"""The multipart protocol: targets, bodies and answers."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from aioflux.service import _multipart as multipart
+from aioflux.service._base import UploadedPart
+
+LISTING = b"""<?xml version='1.0' encoding='UTF-8'?>
+<ListMultipartUploadsResult xmlns='http://s3.amazonaws.com/doc/2006-03-01/'>
+  <Bucket>b</Bucket><NextKeyMarker>k&amp;2</NextKeyMarker>
+  <NextUploadIdMarker>id2</NextUploadIdMarker><IsTruncated>true</IsTruncated>
+  <Upload><Key>k 1</Key><UploadId>id1</UploadId></Upload>
+  <Upload><Key>k&amp;2</Key><UploadId>id2</UploadId></Upload>
+</ListMultipartUploadsResult>"""
+
+
+def test_targets_quote_what_they_carry() -> None:
+    assert multipart.initiate_target("/b/k") == b"/b/k?uploads"
+    assert multipart.part_target("/b/k", "i/d+=", 7) == b"/b/k?partNumber=7&uploadId=i%2Fd%2B%3D"
+    assert multipart.abort_target("/b/k", "a&b") == b"/b/k?uploadId=a%26b"
+    assert (
+        multipart.list_uploads_target("/b", prefix="p/ ", key_marker="", id_marker="")
+        == b"/b?uploads&prefix=p%2F%20"
+    )
+    assert (
+        multipart.list_uploads_target("/b", prefix="", key_marker="k&", id_marker="i")
+        == b"/b?uploads&prefix=&key-marker=k%26&upload-id-marker=i"
+    )
+
+
+def test_a_completion_names_every_part() -> None:
+    body = multipart.complete_body([UploadedPart(1, '"a<&"', 5), UploadedPart(2, "b", 6)])
+    root = ET.fromstring(body)
+    assert [(part.findtext("PartNumber"), part.findtext("ETag")) for part in root] == [
+        ("1", '"a<&"'),
+        ("2", "b"),
+    ]
+
+
+def test_fields_are_read_with_and_without_namespaces() -> None:
+    plain = b"<R><UploadId>x&amp;y</UploadId><Empty/></R>"
+    spaced = b"<R xmlns='urn:z'><UploadId>x&amp;y</UploadId><Empty/></R>"
+    for body in (plain, bytearray(plain), memoryview(spaced)):
+        assert multipart.parse_fields(body) == {"UploadId": "x&y", "Empty": ""}
+    with pytest.raises(ValueError, match="not XML"):
+        multipart.parse_fields(b"{}")
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"<Error><Code>NoSuchKey</Code><Message>m</Message></Error>", ("NoSuchKey", "m")),
+        (b"<Error><Code>C</Code><Message>m</Message><Details>d</Details></Error>", ("C", "d")),
+        (b"<html><p>no", ("", "")),
+        (b"", ("", "")),
+    ],
+)
+def test_an_error_body_tells_code_and_words(body: bytes, expected: tuple[str, str]) -> None:
+    assert multipart.parse_error(body) == expected
+
+
+def test_a_page_of_uploads_tells_where_the_next_begins() -> None:
+    uploads, key_marker, id_marker = multipart.parse_uploads(LISTING)
+    assert uploads == [("k 1", "id1"), ("k&2", "id2")]
+    assert (key_marker, id_marker) == ("k&2", "id2")
+    last = LISTING.replace(b"true", b"false")
+    assert multipart.parse_uploads(last)[1:] == ("", "")

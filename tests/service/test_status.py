@@ -1,0 +1,95 @@
+"""What an answer means."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux import (
+    ChecksumError,
+    NotFoundError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+    StorageError,
+    TransientError,
+)
+from aioflux.service._status import error_from_status, parse_retry_after
+
+TABLE = [
+    (400, "", StorageError),
+    (400, "BadDigest", ChecksumError),
+    (400, "XAmzContentChecksumMismatch", ChecksumError),
+    (401, "", PermissionDeniedError),
+    (403, "AccessDenied", PermissionDeniedError),
+    (404, "NoSuchKey", NotFoundError),
+    (404, "NoSuchUpload", NotFoundError),
+    (408, "", TransientError),
+    (409, "", StorageError),
+    (410, "", StorageError),
+    (411, "", StorageError),
+    (412, "PreconditionFailed", PreconditionFailedError),
+    (416, "", StorageError),
+    (429, "SlowDown", TransientError),
+    (500, "InternalError", TransientError),
+    (501, "", StorageError),
+    (502, "", TransientError),
+    (503, "", TransientError),
+    (504, "", TransientError),
+    (308, "", StorageError),
+]
+
+
+@pytest.mark.parametrize(("status", "code", "kind"), TABLE)
+def test_a_status_has_one_meaning(status: int, code: str, kind: type[StorageError]) -> None:
+    error = error_from_status(
+        status, action="read", uri="gs://b/k", code=code, detail="the service's\n own words"
+    )
+    assert type(error) is kind
+    assert (error.uri, error.status) == ("gs://b/k", status)
+    for word in ("read", "gs://b/k", str(status), code, "the service's own words"):
+        assert word in str(error)
+
+
+def test_what_is_sent_again_does_not_hang_on_words() -> None:
+    error = error_from_status(400, action="read", uri="gs://b/k", detail="503 try again later")
+    assert not isinstance(error, TransientError)
+
+
+def test_long_words_of_a_service_are_cut() -> None:
+    error = error_from_status(500, action="read", uri="gs://b/k", detail="x" * 10_000)
+    assert len(str(error)) < 500
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None),
+        ("", None),
+        ("0", 0.0),
+        ("120", 120.0),
+        (" 7 ", 7.0),
+        ("-5", None),
+        ("1.5", None),
+        ("soon", None),
+        ("²", None),
+        ("Wed, 21 Oct 2015 07:28:10 GMT", 10.0),
+        ("Wed, 21 Oct 2015 07:27:00 GMT", 0.0),
+        ("Wed, 99 Oct 2015 07:27:00 GMT", None),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(value: str | None, expected: float | None) -> None:
+    now = 1445412480.0  # 2015-10-21 07:28:00 GMT
+    assert parse_retry_after(value, now=now) == expected
+
+
+@given(st.text(max_size=40))
+def test_any_retry_after_is_a_wait_or_nothing(value: str) -> None:
+    seconds = parse_retry_after(value, now=0.0)
+    assert seconds is None or seconds >= 0
+
+
+def test_the_wait_travels_with_the_error() -> None:
+    error = error_from_status(503, action="read", uri="gs://b/k", retry_after="3")
+    assert isinstance(error, TransientError)
+    assert error.retry_after_seconds == 3.0

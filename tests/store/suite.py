@@ -1,0 +1,26 @@
+"""The suite over one of the places."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aioflux.testing import StoreSuite
+
+if TYPE_CHECKING:
+    import aioflux
+    from tests.store.places import Place
+
+
+class PlaceSuite(StoreSuite):
+    """A subclass's own fixture sets `place`."""
+
+    place: Place
+
+    def open_store(self, *, transfer: aioflux.TransferOptions) -> aioflux.Store:
+        return self.place.open(transfer=transfer)
+
+    def write_back_door(self, key: str, data: bytes) -> None:
+        self.place.write(key, data)
+
+    def read_back_door(self, key: str) -> bytes:
+        return self.place.read(key)

@@ -1,0 +1,65 @@
+"""CRC32C of any memory, and of a whole from its parts."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux.transfer._checksums import combine_crc32c, crc32c
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", 0),
+        (b"123456789", 0xE3069283),
+        (bytes(32), 0x8A9136AA),
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+    ],
+    ids=["empty", "digits", "zeros", "ones", "rising"],
+)
+def test_published_values(data: bytes, expected: int) -> None:
+    # RFC 3720, appendix B.4, and the check value of CRC-32C.
+    assert crc32c(data) == expected
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 1_048_576, 1_200_001])
+def test_every_kind_of_memory_gives_the_same(size: int) -> None:
+    data = bytes(at % 251 for at in range(size))
+    expected = crc32c(data)
+    writable = bytearray(data)
+    assert crc32c(writable) == expected
+    assert crc32c(memoryview(writable)) == expected
+    assert crc32c(memoryview(data)) == expected
+    assert crc32c(memoryview(b"xx" + data)[2:]) == expected
+    writable.append(0)  # no view of it is held
+
+
+def test_items_of_any_format_are_bytes() -> None:
+    numbers = array("d", [1.5, -2.0])
+    assert crc32c(memoryview(numbers)) == crc32c(numbers.tobytes())
+
+
+@given(st.binary(max_size=300), st.integers(0, 300))
+def test_it_goes_on_from_what_came_before(data: bytes, cut: int) -> None:
+    assert crc32c(data[cut:], crc32c(data[:cut])) == crc32c(data)
+
+
+@given(st.lists(st.binary(max_size=200), max_size=8))
+def test_parts_combine_to_the_whole(parts: list[bytes]) -> None:
+    combined = 0
+    for part in parts:
+        combined = combine_crc32c(combined, crc32c(part), len(part))
+    assert combined == crc32c(b"".join(parts))
+
+
+@given(st.binary(min_size=1, max_size=50), st.integers(1, 2**40), st.integers(1, 2**40))
+def test_combining_is_associative_for_any_length(data: bytes, second: int, third: int) -> None:
+    value = crc32c(data)
+    left = combine_crc32c(combine_crc32c(value, value, second), value, third)
+    right = combine_crc32c(value, combine_crc32c(value, value, third), second + third)
+    assert left == right

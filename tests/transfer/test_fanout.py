@@ -1,0 +1,235 @@
+"""Many items through one function: order, bounds, failures and ends."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux.transfer._fanout import bounded_batches, bounded_map, gather
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+class Gate:
+    """A function whose calls end when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.cancelled: list[int] = []
+        self.open: dict[int, asyncio.Future[int]] = {}
+
+    async def __call__(self, item: int) -> int:
+        self.begun.append(item)
+        self.open[item] = asyncio.get_running_loop().create_future()
+        try:
+            return await self.open[item]
+        except asyncio.CancelledError:
+            self.cancelled.append(item)
+            raise
+
+    def end(self, item: int) -> None:
+        self.open.pop(item).set_result(item)
+
+    def fail(self, item: int, error: BaseException) -> None:
+        self.open.pop(item).set_exception(error)
+
+
+async def take(batches: AsyncIterator[list[int]]) -> list[int]:
+    return await anext(batches, [])
+
+
+async def test_results_come_in_the_order_of_the_items() -> None:
+    gate = Gate()
+    batches = bounded_batches(gate, range(4), max_in_flight=4)
+    async with aclosing(batches):
+        first = asyncio.create_task(take(batches))
+        await settle()
+        for item in (3, 1, 2):
+            gate.end(item)
+        await settle()
+        assert not first.done()
+        gate.end(0)
+        assert await first == [0, 1, 2, 3]
+        assert await take(batches) == []
+
+
+async def test_results_come_as_they_arrive() -> None:
+    gate = Gate()
+    batches = bounded_batches(gate, range(4), max_in_flight=4, ordered=False)
+    async with aclosing(batches):
+        first = asyncio.create_task(take(batches))
+        await settle()
+        gate.end(3)
+        assert await first == [3]
+        gate.end(1)
+        gate.end(0)
+        await settle()
+        assert await take(batches) == [1, 0]
+        gate.end(2)
+        assert await take(batches) == [2]
+        assert await take(batches) == []
+
+
+async def test_no_more_than_the_bound_is_under_way() -> None:
+    gate = Gate()
+    batches = bounded_batches(gate, range(10), max_in_flight=3)
+    async with aclosing(batches):
+        first = asyncio.create_task(take(batches))
+        await settle()
+        assert gate.begun == [0, 1, 2]
+        gate.end(1)
+        await settle()
+        assert gate.begun == [0, 1, 2, 3]
+        gate.end(0)
+        assert await first == [0, 1]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_a_slow_consumer_holds_the_work_back(*, ordered: bool) -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(1000):
+            taken.append(item)
+            yield item
+
+    async def work(item: int) -> int:
+        return item
+
+    batches = bounded_batches(work, items(), max_in_flight=3, ordered=ordered)
+    async with aclosing(batches):
+        await take(batches)
+        await settle()
+        assert len(taken) <= 12
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("is_async", [True, False])
+@given(delays=st.lists(st.integers(0, 5), max_size=30), width=st.integers(1, 8))
+def test_every_item_gives_one_result(
+    delays: list[int], width: int, *, ordered: bool, is_async: bool
+) -> None:
+    async def items() -> AsyncIterator[tuple[int, int]]:
+        for pair in enumerate(delays):
+            await asyncio.sleep(0)
+            yield pair
+
+    async def work(item: tuple[int, int]) -> int:
+        for _ in range(item[1]):
+            await asyncio.sleep(0)
+        return item[0]
+
+    async def collect() -> list[int]:
+        source = items() if is_async else enumerate(delays)
+        results = bounded_map(work, source, max_in_flight=width, ordered=ordered)
+        return [result async for result in results]
+
+    results = asyncio.run(collect())
+    assert (results if ordered else sorted(results)) == list(range(len(delays)))
+
+
+async def test_a_failure_waits_for_its_turn_where_order_is_kept() -> None:
+    gate = Gate()
+    batches = bounded_batches(gate, range(3), max_in_flight=3)
+    async with aclosing(batches):
+        first = asyncio.create_task(take(batches))
+        await settle()
+        gate.fail(1, ValueError("one"))
+        await settle()
+        assert not first.done()
+        gate.end(0)
+        assert await first == [0]
+        with pytest.raises(ValueError, match="one"):
+            await anext(batches)
+    assert gate.cancelled == [2]
+
+
+async def test_a_failure_comes_at_once_where_order_is_not_kept() -> None:
+    gate = Gate()
+    batches = bounded_batches(gate, range(3), max_in_flight=3, ordered=False)
+    first = asyncio.create_task(take(batches))
+    await settle()
+    gate.fail(2, ValueError("two"))
+    with pytest.raises(ValueError, match="two"):
+        await first
+    assert sorted(gate.cancelled) == [0, 1]
+
+
+async def test_the_iterator_may_fail() -> None:
+    def items() -> Iterator[int]:
+        yield 0
+        raise KeyError("mine")
+
+    gate = Gate()
+    batches = bounded_batches(gate, items(), max_in_flight=2)
+    first = asyncio.create_task(take(batches))
+    await settle()
+    gate.end(0)
+    assert await first == [0]
+    with pytest.raises(KeyError, match="mine"):
+        await anext(batches)
+
+
+async def test_a_call_that_is_cancelled_from_within_ends_the_iteration() -> None:
+    gate = Gate()
+    batches = bounded_batches(gate, range(5), max_in_flight=2)
+    first = asyncio.create_task(take(batches))
+    await settle()
+    gate.open[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+async def test_closing_cancels_and_waits() -> None:
+    before = asyncio.all_tasks()
+    gate = Gate()
+    batches = bounded_batches(gate, range(10), max_in_flight=3)
+    async with aclosing(batches):
+        first = asyncio.create_task(take(batches))
+        await settle()
+        gate.end(0)
+        assert await first == [0]
+        await settle()
+    assert sorted(gate.cancelled) == [1, 2, 3]
+    assert asyncio.all_tasks() == before
+
+
+async def test_cancelling_the_consumer_cancels_and_waits() -> None:
+    before = asyncio.all_tasks()
+    gate = Gate()
+    consumer = asyncio.create_task(take(bounded_batches(gate, range(10), max_in_flight=3)))
+    await settle()
+    consumer.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await consumer
+    assert sorted(gate.cancelled) == [0, 1, 2]
+    assert asyncio.all_tasks() == before
+
+
+async def test_gather_raises_the_first_failure_itself_and_ends_the_others() -> None:
+    gate = Gate()
+    waiting = asyncio.create_task(gather(gate(item) for item in range(3)))
+    await settle()
+    gate.fail(1, KeyError("one"))
+    with pytest.raises(KeyError, match="one"):
+        await waiting
+    assert sorted(gate.cancelled) == [0, 2]
+
+
+async def test_gather_keeps_the_order() -> None:
+    async def work(item: int) -> int:
+        await asyncio.sleep(0)
+        return item
+
+    assert await gather(work(item) for item in range(5)) == [0, 1, 2, 3, 4]

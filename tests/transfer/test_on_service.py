@@ -1,0 +1,136 @@
+"""Compose, copy, delete and list: lost answers are resolved by looking, never by guessing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aioflux import AlreadyExistsError, NotFoundError, PreconditionFailedError, TransientError
+from aioflux.service._base import Precondition, Source
+from aioflux.transfer._compose import compose, copy
+from aioflux.transfer._delete import delete, delete_many
+from aioflux.transfer._listing import list_pages
+from aioflux.transfer._upload import WriteRequest
+from tests.transfer.rig import LOSE, REFUSE, refused_for_good
+
+if TYPE_CHECKING:
+    from tests.transfer.rig import Rig
+
+A_AND_B = [Source(key="a"), Source(key="b")]
+ABSENT = Precondition(if_absent=True)
+
+
+@pytest.fixture(autouse=True)
+def objects(rig: Rig) -> None:
+    rig.put("a", b"1")
+    rig.put("b", b"2")
+
+
+@pytest.mark.parametrize("fault", [REFUSE, LOSE], ids=["refused", "lost"])
+async def test_an_append_is_never_made_twice(rig: Rig, fault: object) -> None:
+    rig.service.fail("compose", fault, fault)
+    meta = await compose(rig.session, WriteRequest("a"), A_AND_B)
+    assert rig.get("a") == b"12"
+    assert meta.size == 2
+
+
+async def test_an_append_that_somebody_else_made_meanwhile_is_not_ours(rig: Rig) -> None:
+    rig.service.fail("compose", REFUSE)
+    rig.service.fail("head", None, None, None)
+    original = rig.put("a", b"1")
+    rig.put("a", b"other")
+    with pytest.raises(NotFoundError):
+        await compose(
+            rig.session,
+            WriteRequest("a"),
+            [Source(key="a", generation=original.generation), Source(key="b")],
+        )
+    assert rig.get("a") == b"other"
+
+
+@pytest.mark.parametrize("fault", [REFUSE, LOSE], ids=["refused", "lost"])
+async def test_a_creating_compose_knows_its_own_result(rig: Rig, fault: object) -> None:
+    rig.service.fail("compose", fault)
+    await compose(rig.session, WriteRequest("c", ABSENT), A_AND_B)
+    assert rig.get("c") == b"12"
+    with pytest.raises(AlreadyExistsError, match="/c"):
+        await compose(rig.session, WriteRequest("c", ABSENT), A_AND_B)
+
+
+async def test_a_creating_compose_does_not_take_another_object_for_its_own(rig: Rig) -> None:
+    rig.put("c", b"other")
+    rig.service.fail("compose", REFUSE)
+    with pytest.raises(AlreadyExistsError, match="/c"):
+        await compose(rig.session, WriteRequest("c", ABSENT), A_AND_B)
+
+
+async def test_a_conditional_compose_survives_a_lost_answer(rig: Rig) -> None:
+    seen = rig.put("c", b"old").generation
+    request = WriteRequest("c", Precondition(if_generation_match=seen))
+    rig.service.fail("compose", LOSE)
+    await compose(rig.session, request, A_AND_B)
+    assert rig.get("c") == b"12"
+    with pytest.raises(PreconditionFailedError, match="/c"):
+        await compose(rig.session, request, A_AND_B)
+
+
+async def test_a_missing_source_stays_missing(rig: Rig) -> None:
+    rig.service.fail("compose", REFUSE)
+    with pytest.raises(NotFoundError, match="nothing"):
+        await compose(rig.session, WriteRequest("c"), [Source(key="nothing")])
+
+
+@pytest.mark.parametrize("fault", [REFUSE, LOSE], ids=["refused", "lost"])
+async def test_a_creating_copy_knows_its_own_result(rig: Rig, fault: object) -> None:
+    rig.service.fail("copy", fault)
+    await copy(rig.session, Source(key="a"), "c", precondition=ABSENT)
+    assert rig.get("c") == b"1"
+    rig.put("c", b"other")
+    rig.service.fail("copy", REFUSE)
+    with pytest.raises(AlreadyExistsError, match="/c"):
+        await copy(rig.session, Source(key="a"), "c", precondition=ABSENT)
+
+
+async def test_a_delete_whose_answer_is_lost_has_deleted(rig: Rig) -> None:
+    rig.service.fail("delete", LOSE)
+    await delete(rig.session, "a")
+    assert "a" not in rig.bucket.objects
+    with pytest.raises(NotFoundError):
+        await delete(rig.session, "a")
+
+
+async def test_a_delete_in_a_generation_keeps_what_came_since(rig: Rig) -> None:
+    seen = rig.put("a", b"1").generation
+    rig.service.fail("delete", LOSE)
+    await delete(rig.session, "a", generation=seen)
+    rig.put("a", b"new")
+    with pytest.raises(PreconditionFailedError):
+        await delete(rig.session, "a", generation=seen)
+    assert rig.get("a") == b"new"
+
+
+async def test_deleting_many_goes_on_after_a_failure(rig: Rig) -> None:
+    rig.service.fail("delete", refused_for_good(), *[REFUSE] * 4)
+    result = await delete_many(rig.session, [Source(key=key) for key in "abcd"], max_in_flight=1)
+    assert set(result.errors) == {"a", "b"}
+    assert result.missing == ("c", "d")
+    assert result.deleted == ()
+    assert rig.is_clean()
+
+
+async def test_a_page_that_fails_is_asked_again(rig: Rig) -> None:
+    for at in range(2500):
+        rig.put(f"p/{at:04}", b"")
+    rig.service.fail("list_page", REFUSE, None, LOSE, REFUSE)
+    pages = [page async for page in list_pages(rig.session, "p/")]
+    keys = [meta.key for page in pages for meta in page]
+    assert keys == [f"p/{at:04}" for at in range(2500)]
+    assert rig.service.count("list_page") == 6
+
+
+async def test_a_listing_gives_up_with_the_prefix_named(rig: Rig) -> None:
+    rig.service.fail("list_page", *[REFUSE] * 4)
+    with pytest.raises(TransientError, match="4 attempts"):
+        _ = [page async for page in list_pages(rig.session, "p/")]
+    assert rig.is_clean()

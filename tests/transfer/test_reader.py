@@ -1,0 +1,117 @@
+"""Reading an object as a stream: what is fetched ahead, and what a failure leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux import ChecksumError, TransientError
+from aioflux.testing.faults import Fault
+from aioflux.transfer._reader import ObjectReader
+from tests.transfer.rig import PART, REFUSE, Rig, pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DATA = pattern(10_000)
+
+moves = st.one_of(
+    st.tuples(st.just("read"), st.integers(-1, 4000)),
+    st.tuples(st.just("seek"), st.integers(0, 12_000)),
+    st.tuples(st.just("seek from end"), st.integers(-10_000, 10)),
+)
+
+
+@given(st.lists(moves, max_size=12))
+def test_it_reads_as_bytesio_does(moves: list[tuple[str, int]]) -> None:
+    asyncio.run(compare(moves))
+
+
+async def compare(moves: list[tuple[str, int]]) -> None:
+    rig = Rig("reader")
+    meta = rig.put("a", DATA)
+    model = io.BytesIO(DATA)
+    async with ObjectReader(rig.session, meta) as reader:
+        for move, number in moves:
+            if move == "read":
+                assert await reader.read(number) == model.read(number)
+            elif move == "seek":
+                assert reader.seek(number) == model.seek(number)
+            else:
+                assert reader.seek(number, io.SEEK_END) == model.seek(number, io.SEEK_END)
+            assert reader.tell() == model.tell()
+
+
+async def reach(condition: Callable[[], bool]) -> None:
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert condition()
+
+
+async def test_it_fetches_no_more_than_its_window_while_nobody_reads(rig: Rig) -> None:
+    step = PART
+    session = rig.new_session(range_size_bytes=step)  # two ranges are held
+    meta = rig.put("a", pattern(4 * step))
+    async with ObjectReader(session, meta) as reader:
+        await reader.read(1)
+        await reach(lambda: rig.service.count("get") == 2)
+        await reader.read(step)
+        await reach(lambda: rig.service.count("get") == 3)
+
+
+async def test_a_read_after_a_failed_one_gives_the_same_bytes(rig: Rig) -> None:
+    meta = rig.put("a", DATA)
+    session = rig.new_session(max_in_flight=1)
+    rig.service.fail("get", None, *[REFUSE] * 4)
+    async with ObjectReader(session, meta) as reader:
+        with pytest.raises(TransientError):
+            await reader.read(2_000)
+        assert reader.tell() == 0
+        assert await reader.read(2_000) == DATA[:2_000]
+        assert await reader.read() == DATA[2_000:]
+
+
+async def test_a_cancelled_read_loses_nothing(rig: Rig) -> None:
+    meta = rig.put("a", DATA)
+    hang = Fault(kind="hang")
+    rig.service.fail("get", None, hang)
+    async with ObjectReader(rig.session, meta) as reader:
+        reading = asyncio.create_task(reader.read())
+        await hang.reached.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        hang.released.set()
+        assert await reader.read() == DATA
+    assert rig.is_clean()
+
+
+async def test_wrong_bytes_are_an_error_once_all_were_read(rig: Rig) -> None:
+    meta = rig.put("a", DATA)
+    rig.service.fail("get", Fault(kind="flip", num_bytes=3))
+    async with ObjectReader(rig.session, meta) as reader:
+        with pytest.raises(ChecksumError, match="/a"):
+            await reader.read()
+
+
+async def test_a_broken_body_is_resumed(rig: Rig) -> None:
+    meta = rig.put("a", DATA)
+    rig.service.fail("get", Fault(kind="cut", num_bytes=300), Fault(kind="short", num_bytes=300))
+    async with ObjectReader(rig.session, meta) as reader:
+        assert await reader.read() == DATA
+
+
+async def test_closing_ends_what_is_fetched_ahead(rig: Rig) -> None:
+    meta = rig.put("a", DATA)
+    before = asyncio.all_tasks()
+    rig.service.fail("get", None, *[Fault(kind="hang") for _ in range(9)])
+    async with ObjectReader(rig.session, meta) as reader:
+        assert await reader.read(10) == DATA[:10]
+    await reader.aclose()
+    assert asyncio.all_tasks() == before
+    assert rig.is_clean()

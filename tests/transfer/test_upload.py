@@ -1,0 +1,302 @@
+"""Writing objects: parts, lost answers, wrong bytes, aborts and conditions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux import (
+    AlreadyExistsError,
+    ChecksumError,
+    CredentialsError,
+    PreconditionFailedError,
+    StorageError,
+    TransientError,
+)
+from aioflux.service._base import Precondition
+from aioflux.testing.faults import Fault
+from aioflux.transfer._upload import (
+    TEMPORARY_PREFIX,
+    ObjectWriter,
+    WriteRequest,
+    plan_part_size,
+    put,
+)
+from tests.transfer.rig import LOSE, MIB, PART, REFUSE, pattern, refused_for_good
+
+if TYPE_CHECKING:
+    from tests.transfer.rig import Rig
+
+SMALL, LARGE = pattern(1000), pattern(3 * PART + 5)
+PLAIN, CREATE = WriteRequest("a"), WriteRequest("a", Precondition(if_absent=True))
+SIZES = pytest.mark.parametrize("data", [SMALL, LARGE], ids=["one request", "parts"])
+
+
+@given(st.integers(5 * MIB, 5 * 1024 * MIB))
+def test_ten_thousand_parts_hold_the_largest_object(part_size: int) -> None:
+    sizes = [plan_part_size(number, part_size) for number in range(1, 10_001)]
+    assert sum(sizes) >= 5 * 1024**4
+    assert sizes[0] == part_size
+    assert sizes == sorted(sizes)
+    assert min(sizes) >= 5 * MIB
+    assert max(sizes) <= 5 * 1024 * MIB
+
+
+async def write(rig: Rig, request: WriteRequest, *pieces: bytes) -> ObjectWriter:
+    async with ObjectWriter(rig.session, request) as writer:
+        for piece in pieces:
+            await writer.write(piece)
+    return writer
+
+
+@pytest.mark.parametrize("request_", [PLAIN, CREATE], ids=["plain", "create"])
+@pytest.mark.parametrize("fault", [REFUSE, LOSE], ids=["refused", "lost"])
+@SIZES
+async def test_every_step_may_fail_once(
+    rig: Rig, data: bytes, fault: Fault, request_: WriteRequest
+) -> None:
+    for operation in ("put", "put_part", "complete_upload", "compose", "delete"):
+        rig.service.fail(operation, fault)
+    meta = await put(rig.session, request_, memoryview(data))
+    assert rig.get("a") == data
+    assert meta.generation == rig.bucket.objects["a"].meta.generation
+    assert list(rig.bucket.objects) == ["a"]
+    assert rig.is_clean()
+
+
+async def test_a_begin_whose_answer_is_lost_is_begun_again(rig: Rig) -> None:
+    # The service gave out an id that nobody heard: only a listing of uploads can find it.
+    rig.service.fail("initiate_upload", LOSE)
+    await put(rig.session, PLAIN, memoryview(LARGE))
+    assert rig.get("a") == LARGE
+    assert len(rig.bucket.uploads) == 1
+
+
+@SIZES
+async def test_a_lost_answer_is_not_taken_for_somebody_elses_object(rig: Rig, data: bytes) -> None:
+    rig.put("a", b"somebody else's")
+    rig.service.fail("put", REFUSE)
+    rig.service.fail("compose", REFUSE)
+    with pytest.raises(AlreadyExistsError, match="/a"):
+        await put(rig.session, CREATE, memoryview(data))
+    assert rig.get("a") == b"somebody else's"
+    assert list(rig.bucket.objects) == ["a"]
+    assert rig.is_clean()
+
+
+@SIZES
+async def test_a_write_in_a_generation_survives_a_lost_answer(rig: Rig, data: bytes) -> None:
+    seen = rig.put("a", b"old").generation
+    rig.service.fail("put", LOSE)
+    rig.service.fail("compose", LOSE)
+    request = WriteRequest("a", Precondition(if_generation_match=seen))
+    await put(rig.session, request, memoryview(data))
+    assert rig.get("a") == data
+    with pytest.raises(PreconditionFailedError, match="/a"):
+        await put(rig.session, request, memoryview(data))
+
+
+@pytest.mark.parametrize("request_", [PLAIN, CREATE], ids=["plain", "create"])
+@pytest.mark.parametrize("operation", ["initiate_upload", "put_part", "complete_upload"])
+async def test_a_failure_aborts_the_upload(
+    rig: Rig, operation: str, request_: WriteRequest
+) -> None:
+    rig.service.fail(operation, refused_for_good())
+    with pytest.raises(StorageError, match="no"):
+        await put(rig.session, request_, memoryview(LARGE))
+    assert not rig.bucket.objects
+    assert rig.is_clean()
+
+
+async def test_a_failing_reveal_leaves_no_temporary_object(rig: Rig) -> None:
+    rig.service.fail("compose", refused_for_good())
+    with pytest.raises(StorageError, match="no"):
+        await put(rig.session, CREATE, memoryview(LARGE))
+    assert not rig.bucket.objects
+
+
+async def test_foreign_errors_of_a_begin_come_back_as_they_are(rig: Rig) -> None:
+    rig.service.fail("initiate_upload", Fault(kind="refuse", error=CredentialsError("sign in")))  # type: ignore[arg-type]
+    with pytest.raises(CredentialsError, match="sign in"):
+        await put(rig.session, PLAIN, memoryview(LARGE))
+    assert rig.is_clean()
+
+
+async def test_an_abort_that_fails_is_noted_on_the_first_error(rig: Rig) -> None:
+    rig.service.fail("put_part", refused_for_good())
+    rig.service.fail("abort_upload", *[REFUSE] * 4)
+    with pytest.raises(StorageError, match="no") as raised:
+        await put(rig.session, PLAIN, memoryview(LARGE))
+    assert any("could not be aborted" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize("request_", [PLAIN, CREATE], ids=["plain", "create"])
+@pytest.mark.parametrize("kind", ["hang", "hang_after"])
+@pytest.mark.parametrize("operation", ["initiate_upload", "put_part", "complete_upload"])
+async def test_cancelling_anywhere_leaves_no_upload(
+    rig: Rig, operation: str, kind: str, request_: WriteRequest
+) -> None:
+    before = asyncio.all_tasks()
+    hang = Fault(kind=kind)  # type: ignore[arg-type]
+    rig.service.fail(operation, hang)
+    writing = asyncio.create_task(write(rig, request_, LARGE[: 2 * PART], LARGE[2 * PART :]))
+    await hang.reached.wait()
+    writing.cancel()
+    await asyncio.sleep(0)
+    hang.released.set()  # a begin that is in flight is heard out, so that it can be aborted
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    assert rig.is_clean()
+    # A completion that the service has done cannot be taken back; a temporary object can.
+    done = operation == "complete_upload" and kind == "hang_after" and request_ is PLAIN
+    assert list(rig.bucket.objects) == (["a"] if done else [])
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_second_cancellation_does_not_stop_the_abort(rig: Rig) -> None:
+    part, abort = Fault(kind="hang"), Fault(kind="hang")
+    rig.service.fail("put_part", part)
+    rig.service.fail("abort_upload", abort)
+    writing = asyncio.create_task(write(rig, PLAIN, LARGE))
+    await part.reached.wait()
+    writing.cancel()
+    await abort.reached.wait()
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    assert rig.bucket.uploads
+    abort.released.set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert rig.is_clean()
+
+
+async def test_a_cancelled_write_ends_the_writer(rig: Rig) -> None:
+    hang = Fault(kind="hang")
+    rig.service.fail("put_part", hang)
+    with pytest.raises(StorageError, match="cancelled"):
+        await self_healing(rig, hang)
+    assert not rig.bucket.objects
+    assert rig.is_clean()
+
+
+async def self_healing(rig: Rig, hang: Fault) -> None:
+    """A body that goes on after a write that was cut short: what it wrote is not whole."""
+    async with ObjectWriter(rig.session, PLAIN) as writer:
+        writing = asyncio.create_task(writer.write(pattern(4 * PART + 5)))
+        await hang.reached.wait()
+        writing.cancel()
+        await asyncio.wait([writing])
+
+
+async def test_a_failed_write_that_the_body_swallows_publishes_nothing(rig: Rig) -> None:
+    rig.service.fail("put_part", refused_for_good())
+
+    async def swallow() -> None:
+        async with ObjectWriter(rig.session, PLAIN) as writer:
+            for _ in range(3):
+                try:
+                    await writer.write(pattern(2 * PART))
+                except StorageError:
+                    continue
+
+    with pytest.raises(StorageError, match="no"):
+        await swallow()
+    assert not rig.bucket.objects
+    assert rig.is_clean()
+
+
+async def test_memory_is_bounded_while_parts_are_under_way(rig: Rig) -> None:
+    hangs = [Fault(kind="hang") for _ in range(4)]
+    rig.service.fail("put_part", *hangs)
+    async with ObjectWriter(rig.session, PLAIN) as writer:
+        await writer.write(pattern(PART))
+        await writer.write(pattern(PART))
+        # Two parts are held: one under way, one in the buffer. The next byte has to wait.
+        writing = asyncio.create_task(writer.write(b"x"))
+        await hangs[0].reached.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not writing.done()
+        for hang in hangs:
+            hang.released.set()
+        await writing
+    assert rig.get("a") == pattern(PART) * 2 + b"x"
+
+
+async def test_what_fits_one_part_is_one_request(rig: Rig) -> None:
+    await write(rig, PLAIN, pattern(PART))
+    assert [name for name, _ in rig.service.calls] == ["put"]
+
+
+async def test_a_conditional_upload_grows_under_another_key(rig: Rig) -> None:
+    await write(rig, CREATE, LARGE)
+    parts = [key for name, key in rig.service.calls if name == "put_part"]
+    assert all(key.startswith(TEMPORARY_PREFIX) for key in parts)
+    assert list(rig.bucket.objects) == ["a"]
+
+
+@SIZES
+async def test_stored_bytes_that_differ_are_removed(rig: Rig, data: bytes) -> None:
+    corrupting = CorruptingRig(rig)
+    with pytest.raises(ChecksumError, match="write it again"):
+        await put(corrupting.session, PLAIN, memoryview(data))
+    assert not rig.bucket.objects
+
+
+class CorruptingRig:
+    """The same bucket through a service that stores other bytes and does not notice."""
+
+    def __init__(self, rig: Rig) -> None:
+        bucket = rig.bucket
+        store = bucket.store
+        self.session = rig.session
+
+        def corrupt(key: str, data: bytes, **settings: object) -> object:
+            return store(key, data[:-1] + b"?", **settings)
+
+        bucket.store = corrupt
+
+
+async def test_a_part_that_arrives_wrong_is_refused(rig: Rig) -> None:
+    error = ChecksumError("other bytes arrived", uri="memory://x/a")
+    rig.service.fail("put_part", Fault(kind="refuse", error=error))
+    with pytest.raises(ChecksumError, match="other bytes"):
+        await write(rig, PLAIN, LARGE)
+    assert rig.is_clean()
+
+
+async def test_attempts_run_out(rig: Rig) -> None:
+    rig.service.fail("put", *[REFUSE] * 4)
+    with pytest.raises(TransientError, match="4 attempts"):
+        await put(rig.session, PLAIN, memoryview(SMALL))
+    assert rig.is_clean()
+
+
+async def test_aborting_a_writer_that_never_began_sends_nothing(rig: Rig) -> None:
+    writer = ObjectWriter(rig.session, PLAIN)
+    await writer.write(b"1")
+    await writer.abort()
+    await writer.abort()
+    await writer.aclose()
+    assert rig.service.calls == []
+
+
+async def test_an_abort_of_its_own_raises_where_it_fails(rig: Rig) -> None:
+    rig.service.fail("abort_upload", *[REFUSE] * 4)
+    writer = ObjectWriter(rig.session, PLAIN)
+    await writer.write(LARGE)
+    with pytest.raises(TransientError) as raised:
+        await writer.abort()
+    assert any("could not be aborted" in note for note in raised.value.__notes__)
+
+
+async def test_a_temporary_object_that_stays_is_told(rig: Rig) -> None:
+    rig.service.fail("delete", *[REFUSE] * 4)
+    with pytest.raises(StorageError, match=r"was written.*delete it"):
+        await put(rig.session, CREATE, memoryview(LARGE))
+    assert rig.get("a") == LARGE

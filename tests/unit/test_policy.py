@@ -1,0 +1,92 @@
+"""Policies: validated when built, hashable, and the same after a pickle."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+
+import pytest
+
+from aioflux import RetryPolicy, Timeouts, TransferOptions
+from aioflux._policy import MIB
+
+POLICIES = [TransferOptions, RetryPolicy, Timeouts]
+OUT_OF_RANGE = [
+    pytest.param(policy, field.name, value, id=f"{policy.__name__}.{field.name}={value}")
+    for policy in POLICIES
+    for field in dataclasses.fields(policy)
+    for value in {int: (0, -1), float: (0.0, -1.0, math.nan)}.get(type(field.default), ())
+]
+
+each_policy = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.__name__)
+
+
+@each_policy
+def test_defaults_are_valid(policy: type) -> None:
+    policy()
+
+
+@each_policy
+def test_equal_policies_hash_alike(policy: type) -> None:
+    assert policy() == policy()
+    assert hash(policy()) == hash(policy())
+
+
+@each_policy
+def test_a_policy_survives_a_pickle(policy: type) -> None:
+    assert pickle.loads(pickle.dumps(policy())) == policy()
+
+
+@each_policy
+def test_a_policy_cannot_be_changed(policy: type) -> None:
+    name = dataclasses.fields(policy)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(policy(), name, 1)
+
+
+@each_policy
+def test_fields_go_by_name_only(policy: type) -> None:
+    with pytest.raises(TypeError, match="positional"):
+        policy(1)
+
+
+@each_policy
+def test_an_unknown_field_is_refused(policy: type) -> None:
+    with pytest.raises(TypeError, match="max_flights"):
+        policy(max_flights=1)
+
+
+@pytest.mark.parametrize(("policy", "name", "value"), OUT_OF_RANGE)
+def test_a_number_out_of_range_is_refused_by_name_and_value(
+    policy: type, name: str, value: float
+) -> None:
+    with pytest.raises(ValueError, match=rf"{policy.__name__}\.{name} .*not {value!r}"):
+        policy(**{name: value})
+
+
+@pytest.mark.parametrize("size", [5 * MIB - 1, 5 * 1024 * MIB + 1])
+def test_a_part_that_no_service_takes_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match=f"part_size_bytes .*not {size}"):
+        TransferOptions(part_size_bytes=size, max_buffered_bytes=2 * size)
+
+
+@pytest.mark.parametrize("size", [5 * MIB, 5 * 1024 * MIB])
+def test_the_limits_of_a_part_are_allowed(size: int) -> None:
+    options = TransferOptions(part_size_bytes=size, max_buffered_bytes=size)
+    assert options.part_size_bytes == size
+
+
+def test_a_writer_must_hold_one_part() -> None:
+    with pytest.raises(ValueError, match=r"max_buffered_bytes must hold .*; set both"):
+        TransferOptions(part_size_bytes=128 * MIB)
+
+
+def test_one_attempt_switches_retries_off() -> None:
+    assert RetryPolicy(max_attempts=1).max_attempts == 1
+
+
+def test_delays_may_stay_constant_but_not_shrink() -> None:
+    assert RetryPolicy(multiplier=1.0).multiplier == 1.0
+    with pytest.raises(ValueError, match=r"multiplier must be 1 or more, not 0\.5"):
+        RetryPolicy(multiplier=0.5)

@@ -1,0 +1,82 @@
+"""Uris: what is written back is what was read, and what cannot be read is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux._uri import SCHEMES, Location, parse_uri
+
+object_schemes = st.sampled_from([scheme for scheme in SCHEMES if scheme != "file"])
+buckets = st.text(min_size=1).filter(lambda text: "/" not in text)
+
+
+@given(scheme=object_schemes, bucket=buckets, key=st.text())
+def test_an_object_uri_parses_to_what_wrote_it(scheme: str, bucket: str, key: str) -> None:
+    location = Location(scheme, bucket, key)
+    assert parse_uri(str(location)) == location
+
+
+@given(key=st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_file_uri_parses_to_what_wrote_it(key: str) -> None:
+    location = Location("file", "", f"/{key}")
+    assert parse_uri(str(location)) == location
+
+
+@given(text=st.text())
+def test_any_text_is_parsed_or_refused_with_value_error(text: str) -> None:
+    try:
+        location = parse_uri(text)
+    except ValueError:
+        return
+    assert location.scheme in SCHEMES
+
+
+@pytest.mark.parametrize(
+    ("uri", "location"),
+    [
+        ("gs://b", Location("gs", "b", "")),
+        ("gs://b/", Location("gs", "b", "")),
+        ("gs://b/k", Location("gs", "b", "k")),
+        ("gs://b/a%20b//c/../d?e#f", Location("gs", "b", "a%20b//c/../d?e#f")),
+        ("gs://b//k", Location("gs", "b", "/k")),
+        ("gcs://b/k", Location("gs", "b", "k")),
+        ("GS://B/K", Location("gs", "B", "K")),
+        ("s3://b/k", Location("s3", "b", "k")),
+        ("az://b/k", Location("az", "b", "k")),
+        ("memory://b/k", Location("memory", "b", "k")),
+        ("file:///a/b", Location("file", "", "/a/b")),
+        ("file://localhost/a/b", Location("file", "", "/a/b")),
+        ("file:///a%20b", Location("file", "", "/a b")),
+        ("file:///a?b#c", Location("file", "", "/a?b#c")),
+    ],
+)
+def test_a_uri_is_split_into(uri: str, location: Location) -> None:
+    assert parse_uri(uri) == location
+
+
+@pytest.mark.parametrize(
+    ("uri", "says"),
+    [
+        ("", "must begin with one of"),
+        ("bucket/key", "must begin with one of"),
+        ("/data/train", "must begin with one of"),
+        ("http://host/key", "must begin with one of"),
+        ("gs:/b/k", "must begin with one of"),
+        ("gs://", "names no bucket"),
+        ("gs:///key", "names no bucket"),
+        ("file://host/a", "names the host 'host'"),
+        ("file://", "is not absolute"),
+    ],
+)
+def test_a_wrong_uri_is_refused_and_named(uri: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        parse_uri(uri)
+    assert repr(uri) in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, b"gs://b/k", 1])
+def test_what_is_no_string_is_a_type_error(value: object) -> None:
+    with pytest.raises(TypeError, match=type(value).__name__):
+        parse_uri(value)
