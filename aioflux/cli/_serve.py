@@ -1,45 +1,18 @@
-"""The command `aioflux`: options in, exit status out; the work is done elsewhere.
-
-Exit status: 0 success, 1 a failure said in one line on stderr, 2 wrong usage, 130 Ctrl-C.
-"""
+"""`aioflux serve`: the API of Google Cloud Storage on this machine."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
-try:
-    import typer
-except ModuleNotFoundError:
-    sys.exit('aioflux: the command needs typer and rich: pip install "aioflux[cli]"')
+import typer
 
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer
 
-__all__ = ["app", "main"]
-
-app = typer.Typer(
-    name="aioflux",
-    help="Object storage at the speed of the network.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+__all__ = ["serve"]
 
 
-@app.callback()
-def _group() -> None:
-    """Keep `serve` a command of its own while there is no other."""
-
-
-def main() -> NoReturn:
-    """Run the command and exit."""
-    app()
-    raise SystemExit(0)
-
-
-@app.command()
 def serve(
     *,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -78,7 +51,7 @@ def serve(
     until_stdin_closes: Annotated[
         bool, typer.Option("--until-stdin-closes", help="End when standard input does.")
     ] = False,
-) -> None:
+) -> int:
     """Serve the API of Google Cloud Storage, for tests and trials."""
     # Long by its signature alone: each parameter is an option of the command, with its help.
     import msgspec
@@ -109,12 +82,11 @@ def serve(
             network=network,
             tls=files or tls,
         )
-        status = run(server, lambda: _announce(server), until_stdin_closes=until_stdin_closes)
+        return run(server, lambda: _announce(server), until_stdin_closes=until_stdin_closes)
     except msgspec.DecodeError as exc:
-        _fail(f"cannot serve {root}: a record in it is damaged: {exc}")
+        raise ValueError(f"cannot serve {root}: a record in it is damaged: {exc}") from exc
     except (OSError, ModuleNotFoundError, RuntimeError, ValueError) as exc:
-        _fail(f"cannot serve on {host}:{port}: {exc}")
-    raise typer.Exit(status)
+        raise ValueError(f"cannot serve on {host}:{port}: {exc}") from exc
 
 
 def _check_buckets(names: list[str]) -> None:
@@ -137,9 +109,3 @@ def _announce(server: GCSServer) -> None:
 
 
 _CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
-
-
-def _fail(message: str) -> NoReturn:
-    """End with one line on stderr."""
-    typer.echo(f"aioflux: {message}", err=True)
-    raise typer.Exit(1)

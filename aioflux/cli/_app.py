@@ -1,0 +1,100 @@
+"""The commands under one name, and how each failure ends: one line on stderr and a status."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from aioflux._errors import AiofluxError
+from aioflux.cli._cat import cat
+from aioflux.cli._loop import Stopped
+from aioflux.cli._ls import ls
+from aioflux.cli._rm import rm
+from aioflux.cli._serve import serve
+from aioflux.cli._stat import stat
+from aioflux.cli._text import complain, describe
+
+__all__ = ["app", "run_app"]
+
+_DEBUG = "AIOFLUX_DEBUG"
+_BROKEN_PIPE = 128 + 13
+
+app = typer.Typer(
+    name="aioflux",
+    help="Object storage at the speed of the network.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for _command in (ls, cat, rm, stat, serve):
+    app.command()(_command)
+
+# typer brings its own copy of click or uses an installed one, depending on its version.
+_UsageError, _ClickError = typer.BadParameter.__mro__[1:3]
+
+
+@app.callback()
+def _group(
+    *, debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of failures.")] = False
+) -> None:
+    """Objects are named by uris (gs://bucket/key, file:///dir/name) or by plain local paths."""
+    if debug:
+        os.environ[_DEBUG] = "1"
+
+
+def run_app(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit status.
+
+    The seam where every failure becomes one line: no traceback reaches who did not ask for it.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # Names of local files may be no UTF-8; they leave as the bytes that they are.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="surrogateescape")
+    try:
+        status = app(args=arguments, prog_name="aioflux", standalone_mode=False)
+        sys.stdout.flush()
+    except Stopped as exc:
+        return 128 + exc.number
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        _drop_stdout()
+        return _BROKEN_PIPE
+    except Exception as exc:  # the one place that lets nothing pass
+        return _failed(exc)
+    return status if isinstance(status, int) else 0
+
+
+def _failed(exc: Exception) -> int:
+    if isinstance(exc, _ClickError):
+        _explain_usage(exc)
+        return int(getattr(exc, "exit_code", 2))
+    if os.environ.get(_DEBUG, "0") not in {"", "0"}:
+        traceback.print_exception(exc)
+    elif isinstance(exc, (AiofluxError, OSError, ValueError)):
+        complain(describe(exc))
+    else:
+        complain(f"unexpected {type(exc).__name__}: {exc} ({_DEBUG}=1 shows where)")
+    return 1
+
+
+def _explain_usage(exc: BaseException) -> None:
+    message = str(getattr(exc, "format_message", lambda: exc)()).rstrip()
+    if "\n" in message:  # the help, which the command without arguments is answered with
+        typer.echo(message, err=True)
+        return
+    context = getattr(exc, "ctx", None)
+    path = context.command_path if context else "aioflux"
+    typer.echo(f"{path}: {message} (see {path} --help)", err=True)
+
+
+def _drop_stdout() -> None:
+    """Let nothing more be written to a pipe that nobody reads, at the exit neither."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -1,0 +1,138 @@
+"""A command on an event loop of its own: signals end it in order, threads do what blocks.
+
+    SIGINT, SIGTERM, SIGHUP -> the command's task is cancelled -> it cleans up -> Stopped
+
+While it cleans up, a second signal is only answered; the third ends the process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from aioflux.cli._text import complain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+__all__ = ["Stopped", "Threads", "in_daemon", "run"]
+
+T = TypeVar("T")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_MAX_SIGNALS = 3
+
+
+class Stopped(Exception):  # noqa: N818  it is no error that the user sees
+    """A signal ended the command, which has cleaned up.
+
+    Attributes:
+        number: Number of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by signal {number}")
+        self.number = number
+
+
+def run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Run the coroutine of a command to its end and return its exit status.
+
+    Raises:
+        Stopped: A signal ended it.
+    """
+    with asyncio.Runner(loop_factory=_new_loop) as runner:
+        return runner.run(_until_signal(work))
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # no wheels for Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+async def _until_signal(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(work())
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        received.append(number)
+        if len(received) == 1:
+            task.cancel()
+        elif len(received) < _MAX_SIGNALS:
+            complain("cleaning up; once more ends at once and may leave something behind")
+        else:
+            os._exit(128 + number)
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        raise Stopped(received[0]) from None
+
+
+class Threads:
+    """A few threads for what blocks; cancellation waits until a thread has cleaned up.
+
+    Attributes:
+        stop: Set when a call was cancelled; long calls look at it between their steps.
+    """
+
+    def __init__(self, num_threads: int = 4) -> None:
+        self.stop = threading.Event()
+        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="aioflux")
+
+    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function in a thread; it is over when this returns, however it returns."""
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._executor, function, *arguments)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self.stop.set()
+            while not future.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
+            with suppress(Exception):  # who waited for the result is gone
+                future.exception()
+            raise
+
+
+async def in_daemon(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function that may block without end, such as a read of a terminal.
+
+    Cancellation does not wait for it, and neither does the end of the process.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: T | None, error: BaseException | None) -> None:
+        if outcome.done():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)  # type: ignore[arg-type]  # a result without an error
+
+    def call() -> None:
+        result, error = None, None
+        try:
+            result = function(*arguments)
+        except Exception as exc:  # raised where the result is awaited
+            error = exc
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(tell, result, error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return await outcome

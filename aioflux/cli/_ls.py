@@ -1,0 +1,169 @@
+"""`aioflux ls`: objects and prefixes, one level or all."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aioflux._errors import NotFoundError
+from aioflux.cli._loop import run
+from aioflux.cli._place import Endpoint, open_place, parse_place, refuse_needless
+from aioflux.cli._text import (
+    format_count,
+    format_size,
+    format_time,
+    json_line,
+    meta_row,
+    one_line,
+    prefix_row,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from aioflux._meta import ObjectMeta
+    from aioflux.cli._place import Place
+    from aioflux.service._base import Page
+    from aioflux.store import Store
+
+__all__ = ["ls"]
+
+
+def ls(
+    uris: Annotated[
+        list[str], typer.Argument(metavar="URI...", help="Prefix, bucket, object or directory.")
+    ],
+    *,
+    long: Annotated[
+        bool, typer.Option("-l", "--long", help="Size, time of change and generation, too.")
+    ] = False,
+    recursive: Annotated[
+        bool, typer.Option("-r", "--recursive", help="All objects below, not one level.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per line; the fields stand above.")
+    ] = False,
+    endpoint_url: Endpoint = None,
+) -> int:
+    """List objects and prefixes by key, one whole uri per line.
+
+    "gs://b/p" lists what is below "p/", and the object "p" if there is one.
+
+    --json: type ("object" or "prefix") and uri; of an object also size (bytes), updated (RFC 3339,
+    UTC), generation, etag, crc32c (base64), content_type, content_encoding, storage_class and
+    metadata. What is not known is null or empty.
+    """
+    places = [parse_place(uri) for uri in uris]
+    refuse_needless(places, endpoint_url)
+    printer = _Printer(long=long, as_json=as_json)
+
+    async def work() -> int:
+        for place in places:
+            await _list(place, endpoint_url, printer, recursive=recursive)
+        printer.total()
+        return 0
+
+    return run(work)
+
+
+@dataclass(slots=True)
+class _Printer:
+    """Prints objects and prefixes in the form that was asked for, and counts them."""
+
+    long: bool
+    as_json: bool
+    num_objects: int = 0
+    num_bytes: int = 0
+
+    def objects(self, metas: Sequence[ObjectMeta]) -> None:
+        """Print a page of objects."""
+        self.num_objects += len(metas)
+        self.num_bytes += sum(meta.size for meta in metas)
+        _print("\n".join(map(self._line, metas)))
+
+    def page(self, store: Store, page: Page) -> None:
+        """Print a page of one level: objects and prefixes by key."""
+        rows = [(meta.key, self._line(meta)) for meta in page.objects]
+        prefixes = [(prefix, self._prefix(store.uri + prefix)) for prefix in page.prefixes]
+        self.num_objects += len(rows)
+        self.num_bytes += sum(meta.size for meta in page.objects)
+        _print("\n".join(line for _, line in heapq.merge(rows, prefixes)))
+
+    def total(self) -> None:
+        """Print the sum that ends a long listing."""
+        if self.long and not self.as_json:
+            count = format_count(self.num_objects, "object")
+            _print(f"{count}, {self.num_bytes:,} bytes ({format_size(self.num_bytes)})")
+
+    def _line(self, meta: ObjectMeta) -> str:
+        if self.as_json:
+            return json_line(meta_row(meta))
+        if not self.long:
+            return one_line(meta.uri)
+        updated = format_time(meta.updated) or "-"
+        return f"{meta.size:>14}  {updated:<24}  {meta.generation or '-'}  {one_line(meta.uri)}"
+
+    def _prefix(self, uri: str) -> str:
+        if self.as_json:
+            return json_line(prefix_row(uri))
+        return f"{'':>14}  {'':<24}  {one_line(uri)}" if self.long else one_line(uri)
+
+
+def _print(text: str) -> None:
+    if text:
+        print(text)  # noqa: T201
+
+
+async def _list(place: Place, endpoint: str | None, printer: _Printer, *, recursive: bool) -> None:
+    root, key = place.split()
+    async with open_place(root, endpoint) as store:
+        prefix = key if not key or key.endswith("/") else f"{key}/"
+        found = False
+        if prefix != key and (meta := await find(store, key)):
+            printer.objects([meta])
+            found = True
+        if recursive:
+            pages = store.list_pages(prefix)
+            async with aclosing(pages):
+                async for metas in pages:
+                    printer.objects(metas)
+                    found = True
+        else:
+            levels = _level_pages(store, prefix)
+            async with aclosing(levels):
+                async for page in levels:
+                    printer.page(store, page)
+                    found = True
+    if key and not found:
+        uri = str(place.location)
+        raise NotFoundError(f"there is no object and no prefix {uri}; check the spelling", uri=uri)
+
+
+async def find(store: Store, key: str) -> ObjectMeta | None:
+    """Return the metadata of an object, or None where there is none."""
+    try:
+        return await store.head(key)
+    except NotFoundError:
+        return None
+
+
+async def _level_pages(store: Store, prefix: str) -> AsyncGenerator[Page, None]:
+    """Yield pages of the objects and prefixes of one level."""
+    session = store.sessions[asyncio.get_running_loop()]
+    token = ""
+    while True:
+
+        async def attempt(_: int, token: str = token) -> Page:
+            return await session.service.list_page(prefix, delimiter="/", page_token=token)
+
+        page = await session.call(prefix, attempt)
+        if page.objects or page.prefixes:
+            yield page
+        token = page.next_token
+        if not token:
+            return

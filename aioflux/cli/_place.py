@@ -1,0 +1,99 @@
+"""What an argument names: a uri, or a plain local path."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aioflux._uri import Location, parse_uri
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from aioflux.store import Store
+
+__all__ = ["Endpoint", "Place", "open_place", "parse_place", "refuse_needless"]
+
+Endpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint-url",
+        metavar="URL",
+        help="Another endpoint for gs://, such as that of an emulator. The environment variable "
+        "STORAGE_EMULATOR_HOST stands in where this is not given.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One argument, read."""
+
+    text: str
+    """As it was given."""
+    location: Location
+    """Where it points; for a plain path the scheme is `file`, and the key the absolute path."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on a disk of this machine."""
+        return self.location.scheme == "file"
+
+    @property
+    def path(self) -> str:
+        """The local path, as it was given where it was given as a path."""
+        return self.location.key if "://" in self.text else self.text
+
+    def is_directory(self) -> bool:
+        """Tell whether it can only be a directory or prefix; looks at the disk if it is local."""
+        key = self.location.key
+        if self.is_local:
+            return self.path.endswith("/") or os.path.isdir(self.path)
+        return not key or key.endswith("/")
+
+    def split(self) -> tuple[str, str]:
+        """Return the uri of a store that holds it, and its key or prefix there.
+
+        That store is the bucket; on disk the directory itself, or the one that a file is in.
+        """
+        if not self.is_local:
+            return str(Location(self.location.scheme, self.location.bucket, "")), self.location.key
+        path = self.location.key
+        if self.is_directory():
+            return str(Location("file", "", path)), ""
+        parent, name = os.path.split(path)
+        return str(Location("file", "", parent)), name
+
+
+def parse_place(text: str) -> Place:
+    """Read an argument: with `://` it is a uri, without it is a local path.
+
+    Raises:
+        ValueError: It is empty, or a uri that cannot be opened.
+    """
+    if not text:
+        raise ValueError("a uri or path must not be empty")
+    if "://" in text:
+        return Place(text, parse_uri(text))
+    # Not normalized: where a link is on the way, `..` is for the system to resolve.
+    return Place(text, Location("file", "", os.path.join(os.getcwd(), text)))
+
+
+def open_place(root: str, endpoint: str | None) -> Store:
+    """Open the store that `Place.split` names."""
+    from aioflux.store import open_store
+
+    return open_store(root, endpoint_url=endpoint if root.startswith("gs:") else None)
+
+
+def refuse_needless(places: Iterable[Place], endpoint: str | None) -> None:
+    """Refuse an endpoint that nothing would be asked at.
+
+    Raises:
+        ValueError: There is one, and no `gs://` uri.
+    """
+    if endpoint is not None and not any(each.location.scheme == "gs" for each in places):
+        raise ValueError("--endpoint-url has an effect on gs:// uris only, and none is given")

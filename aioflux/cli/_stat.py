@@ -1,0 +1,61 @@
+"""`aioflux stat`: the metadata of objects."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from aioflux._errors import StorageError
+from aioflux.cli._loop import run
+from aioflux.cli._place import Endpoint, open_place, parse_place, refuse_needless
+from aioflux.cli._text import complain, describe, format_size, json_line, meta_row, one_line
+
+__all__ = ["stat"]
+
+
+def stat(
+    uris: Annotated[list[str], typer.Argument(metavar="URI...", help="Objects.")],
+    *,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per line, with the fields of ls --json.")
+    ] = False,
+    endpoint_url: Endpoint = None,
+) -> int:
+    """Show all metadata of objects; one that cannot be read does not keep the others."""
+    places = [parse_place(uri) for uri in uris]
+    refuse_needless(places, endpoint_url)
+
+    async def work() -> int:
+        status = 0
+        for place in places:
+            if place.is_directory():
+                raise ValueError(
+                    f"{place.text} is a bucket, prefix or directory; stat takes objects"
+                )
+            root, key = place.split()
+            async with open_place(root, endpoint_url) as store:
+                try:
+                    row = meta_row(await store.head(key))
+                except StorageError as exc:
+                    complain(describe(exc))
+                    status = 1
+                    continue
+            print(json_line(row) if as_json else _paragraph(row), flush=True)  # noqa: T201
+        return status
+
+    return run(work)
+
+
+def _paragraph(row: dict[str, Any]) -> str:
+    lines = [one_line(row["uri"])]
+    for name, value in row.items():
+        if name in {"type", "uri", "metadata"}:
+            continue
+        text = f"{value} ({format_size(value)})" if name == "size" else str(value or "-")
+        lines.append(f"  {name.replace('_', ' ') + ':':<18}{one_line(text)}")
+    lines += [
+        f"  {'metadata:':<18}{one_line(f'{name}: {value}')}"
+        for name, value in row["metadata"].items()
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,130 @@
+"""What the commands print: one line per thing, sizes and times for people, JSON for programs. Pure.
+
+The JSON rows are stable: names and meanings of fields do not change, new ones may be added.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sys
+from datetime import UTC
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from aioflux._meta import ObjectMeta
+
+__all__ = [
+    "complain",
+    "describe",
+    "format_count",
+    "format_seconds",
+    "format_size",
+    "format_time",
+    "json_line",
+    "meta_row",
+    "one_line",
+    "parse_age",
+    "prefix_row",
+]
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_AGES = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def one_line(text: str) -> str:
+    """Write what would break a line, or move the cursor of a terminal, as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or 0xDC80 <= ord(each) <= 0xDCFF else repr(each)[1:-1]
+        for each in text
+    )
+
+
+def describe(error: BaseException) -> str:
+    """Say a failure, and what was noted on it, in one line."""
+    if isinstance(error, OSError) and error.strerror and not getattr(error, "message", ""):
+        names = [name for name in (error.filename, error.filename2) if name is not None]
+        text = f"{' -> '.join(map(str, names))}: {error.strerror}" if names else error.strerror
+    else:
+        text = str(error) or type(error).__name__
+    return one_line("; ".join([text, *getattr(error, "__notes__", ())]).replace("\n", " "))
+
+
+def complain(message: str) -> None:
+    """Write one line to stderr."""
+    print(f"aioflux: {message}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def format_size(num_bytes: float) -> str:
+    """Write a number of bytes in units of 1024: `40.0 MiB`."""
+    power = 0
+    while num_bytes >= 1023.95 and power < len(_UNITS) - 1:
+        num_bytes /= 1024
+        power += 1
+    return f"{num_bytes:.1f} {_UNITS[power]}" if power else f"{num_bytes:.0f} B"
+
+
+def format_count(count: int, noun: str) -> str:
+    """Write a number of things: `1 object`, `10,000 objects`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration: `3.2 s`, `2:05`, `1:02:05`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def format_time(moment: datetime | None) -> str | None:
+    """Write a time in UTC as RFC 3339 does, in milliseconds: `2026-01-31T12:00:00.000Z`."""
+    if moment is None:
+        return None
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_age(text: str) -> float:
+    """Read `90s`, `30m`, `12h`, `1d` or `2w` as seconds.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
+    if not found:
+        raise ValueError(f"{text!r} is no age; write a number and a unit, such as 30m, 12h or 1d")
+    return float(found[1]) * _AGES[found[2]]
+
+
+def meta_row(meta: ObjectMeta) -> dict[str, Any]:
+    """Return the JSON fields of an object."""
+    crc32c = meta.crc32c
+    return {
+        "type": "object",
+        "uri": meta.uri,
+        "size": meta.size,
+        "updated": format_time(meta.updated),
+        "generation": meta.generation,
+        "etag": meta.etag,
+        "crc32c": None if crc32c is None else base64.b64encode(crc32c.to_bytes(4, "big")).decode(),
+        "content_type": meta.content_type,
+        "content_encoding": meta.content_encoding,
+        "storage_class": meta.storage_class,
+        "metadata": dict(sorted(meta.metadata.items())),
+    }
+
+
+def prefix_row(uri: str) -> dict[str, Any]:
+    """Return the JSON fields of a prefix."""
+    return {"type": "prefix", "uri": uri}
+
+
+def json_line(row: dict[str, Any]) -> str:
+    """Write a row as JSON, in ASCII, on one line."""
+    return json.dumps(row)
