@@ -27,7 +27,7 @@ from aioflux._errors import (
     StorageError,
     TransientError,
 )
-from aioflux._meta import DeleteResult, ObjectMeta
+from aioflux._meta import CleanResult, DeleteResult, ObjectMeta, OpenUpload
 from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
 
 if TYPE_CHECKING:
@@ -44,10 +44,12 @@ __all__ = [
     "CheckpointError",
     "CheckpointNotFoundError",
     "ChecksumError",
+    "CleanResult",
     "CredentialsError",
     "DeleteResult",
     "NotFoundError",
     "ObjectMeta",
+    "OpenUpload",
     "PermissionDeniedError",
     "PreconditionFailedError",
     "RetryPolicy",

@@ -1,4 +1,4 @@
-"""What is known about an object, a page of a listing, and the outcome of a batch."""
+"""What is known about an object or an open upload, and the outcome of a batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from aioflux._errors import StorageError
 
-__all__ = ["DeleteResult", "ObjectMeta"]
+__all__ = ["CleanResult", "DeleteResult", "ObjectMeta", "OpenUpload"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,3 +53,28 @@ class DeleteResult:
     """Keys that named no object; not an error, since the aim is reached."""
     errors: Mapping[str, StorageError] = field(default_factory=dict)
     """Keys that could not be deleted, with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenUpload:
+    """A multipart upload that was begun and neither completed nor aborted: its parts are billed."""
+
+    key: str
+    """Name that the object would have, below the store's prefix. On `file://`, where nobody knows
+    it any more, the name under which its bytes are kept."""
+    upload_id: str
+    """The service's name for the upload."""
+    initiated: datetime
+    """Time at which it was begun, aware, in UTC; on `file://`, of the last write to it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CleanResult:
+    """What a `clean` found and dealt with; in a dry run, what it would deal with."""
+
+    aborted: tuple[OpenUpload, ...]
+    """Uploads that were aborted, by key and id."""
+    removed: tuple[str, ...]
+    """Keys of left-over objects that were deleted, sorted."""
+    errors: Mapping[str, StorageError] = field(default_factory=dict)
+    """Keys that could not be dealt with, with the reason."""

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import weakref
 from contextlib import aclosing, asynccontextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
-from aioflux._meta import DeleteResult, ObjectMeta
+from aioflux._meta import CleanResult, DeleteResult, ObjectMeta
 from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
 from aioflux._uri import Location, parse_uri
 from aioflux.service._base import Precondition, Source
 from aioflux.service._open import ServiceConfig, open_service
-from aioflux.transfer import _compose, _delete, _download, _listing, _upload
+from aioflux.transfer import _clean, _compose, _delete, _download, _listing, _upload
 from aioflux.transfer._download import Fetched
 from aioflux.transfer._fanout import Items, bounded_batches, bounded_map
 from aioflux.transfer._limits import ByteBudget, Limits
@@ -502,6 +503,34 @@ class Store:
         sources = [_source(key) for key in keys]
         return await _delete.delete_many(
             self._session(), sources, max_in_flight=self.transfer.max_in_flight
+        )
+
+    async def clean(
+        self, prefix: str = "", *, older_than_seconds: float = 86_400.0, dry_run: bool = False
+    ) -> CleanResult:
+        """Remove what dead processes left below a prefix, and tell what that was.
+
+        Open multipart uploads are aborted; objects below `.aioflux-uploads/` (writes under a
+        condition, before they became visible) and `aioflux-composed-objects/` (composites that
+        serve one download), at any depth, are deleted. Lists the whole prefix.
+
+        Args:
+            prefix: What keys begin with.
+            older_than_seconds: Only what was begun or written at least so long ago, one day by
+                default. Younger uploads may be under way still.
+            dry_run: Tell, and remove nothing.
+
+        Raises:
+            ValueError: `older_than_seconds` is negative.
+        """
+        if not older_than_seconds >= 0:
+            raise ValueError(f"older_than_seconds must be 0 or more, not {older_than_seconds!r}")
+        return await _clean.clean(
+            self._session(),
+            prefix,
+            now=datetime.now(UTC),
+            older_than_seconds=older_than_seconds,
+            dry_run=dry_run,
         )
 
     def _request(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from aioflux._meta import DeleteResult, ObjectMeta
+    from aioflux._meta import CleanResult, DeleteResult, ObjectMeta
     from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
     from aioflux.store import Buffer, DataBatch, MetaBatch, Metas, WriteMode
 
@@ -281,3 +281,11 @@ class Store:
     def delete_many(self, keys: Iterable[str | ObjectMeta]) -> DeleteResult:
         """Delete many objects and tell what became of each."""
         return bridge.run(self._store.delete_many(list(keys)))
+
+    def clean(
+        self, prefix: str = "", *, older_than_seconds: float = 86_400.0, dry_run: bool = False
+    ) -> CleanResult:
+        """Remove what dead processes left below a prefix, and tell what that was."""
+        return bridge.run(
+            self._store.clean(prefix, older_than_seconds=older_than_seconds, dry_run=dry_run)
+        )

@@ -9,14 +9,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._meta import ObjectMeta, OpenUpload
 
-__all__ = ["Body", "Capabilities", "Page", "Precondition", "Service", "Source", "UploadedPart"]
+__all__ = [
+    "Body",
+    "Capabilities",
+    "Into",
+    "Page",
+    "Precondition",
+    "Service",
+    "Source",
+    "UploadedPart",
+]
+
+Into: TypeAlias = "memoryview | Callable[[int], memoryview]"
+"""Memory for a body, or what gives memory for its length in bytes, as soon as that is known."""
 
 MIB = 1024 * 1024
 
@@ -43,6 +55,9 @@ class Capabilities:
     """Objects in one page of a listing, at most."""
     part_checksums: bool = True
     """Parts travel with their crc32c, which the service compares."""
+    guarded_transport: bool = True
+    """Bytes cannot change unseen on their way here: they come over TLS, or over no network. Ranges,
+    for which services tell no checksum, are trusted then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +121,8 @@ class UploadedPart:
     """Entity tag that completes the upload."""
     size: int
     """Bytes in the part."""
+    crc32c: int | None = None
+    """CRC32C of what the service holds, where it tells one."""
 
 
 class Service(ABC):
@@ -133,7 +150,7 @@ class Service(ABC):
         generation: str = "",
         start: int = 0,
         end: int | None = None,
-        into: memoryview | None = None,
+        into: Into | None = None,
     ) -> Body:
         """Read the bytes `[start, end)` of an object.
 
@@ -142,11 +159,13 @@ class Service(ABC):
             generation: Read this generation and no other.
             start: First byte.
             end: One past the last byte; beyond the end of the object, or None, it means the end.
-            into: Memory that takes the bytes; must hold as many as there are.
+            into: Memory that takes the bytes; must hold as many as there are. A function is called
+                with their number, once at most, in any thread.
 
         Raises:
             NotFoundError: No such object, or not in this generation.
-            TransientError: The body broke off; `num_bytes_received` leading bytes are in `into`.
+            TransientError: The body broke off; `num_bytes_received` leading bytes of `generation`
+                are in `into`.
         """
 
     @abstractmethod
@@ -233,8 +252,8 @@ class Service(ABC):
         """Forget an upload and its parts. An unknown upload is no error: the aim is reached."""
 
     @abstractmethod
-    async def list_uploads(self, prefix: str) -> Sequence[tuple[str, str]]:
-        """Return (key, upload id) of every open upload below a prefix."""
+    async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
+        """Return every open upload whose key begins with a prefix, by key and id."""
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping, Sequence
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._meta import ObjectMeta, OpenUpload
     from aioflux._policy import Timeouts
-    from aioflux.http import Response
-    from aioflux.service._base import Source
+    from aioflux.http import Response, ResponseHead
+    from aioflux.service._base import Into, Source
 
 __all__ = ["GCSService"]
 
@@ -64,6 +64,9 @@ class GCSService(Service):
     ) -> None:
         super().__init__(root_uri=f"gs://{bucket}/", prefix=prefix)
         self._origin = Origin.from_url(endpoint_url)
+        self.capabilities = replace(
+            GCSService.capabilities, guarded_transport=self._origin.scheme == "https"
+        )
         self._token = open_token(credentials, emulator=emulator)
         self._pool = open_pool(
             self._origin,
@@ -96,7 +99,7 @@ class GCSService(Service):
         generation: str = "",
         start: int = 0,
         end: int | None = None,
-        into: memoryview | None = None,
+        into: Into | None = None,
     ) -> Body:
         target = self._path(key)
         if generation:
@@ -291,7 +294,10 @@ class GCSService(Service):
             body=pieces,
         )
         etag = (response.headers.get(b"etag") or b"").decode("latin-1")
-        return UploadedPart(number, etag, sum(memoryview(piece).nbytes for piece in pieces))
+        size = sum(memoryview(piece).nbytes for piece in pieces)
+        return UploadedPart(
+            number, etag, size, wire.hash_crc32c(response.headers.get(b"x-goog-hash"))
+        )
 
     async def complete_upload(
         self,
@@ -323,8 +329,8 @@ class GCSService(Service):
         await self._send(b"DELETE", target, "abort the upload of", key, accept=(404,))
         self._begun.pop(upload_id, None)
 
-    async def list_uploads(self, prefix: str) -> Sequence[tuple[str, str]]:
-        found: list[tuple[str, str]] = []
+    async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
+        found: list[OpenUpload] = []
         key_marker = id_marker = ""
         while True:
             target = multipart.list_uploads_target(
@@ -341,9 +347,10 @@ class GCSService(Service):
                 raise TransientError(
                     f"could not list the uploads of {uri}: {exc}", uri=uri
                 ) from exc
-            found += [(key[len(self._prefix) :], upload_id) for key, upload_id in uploads]
+            cut = len(self._prefix)
+            found += [replace(upload, key=upload.key[cut:]) for upload in uploads]
             if not key_marker:
-                return found
+                return sorted(found, key=lambda upload: (upload.key, upload.upload_id))
 
     async def aclose(self) -> None:
         await self._pool.aclose()
@@ -376,6 +383,7 @@ class GCSService(Service):
                 f"could not upload {uri}: the answer has no {name} ({code} {detail})",
                 uri=uri,
                 status=response.status,
+                maybe_done=True,
             ) from exc
 
     async def _send(
@@ -411,6 +419,8 @@ class GCSService(Service):
                 f"could not {action} {uri}: {exc}",
                 uri=uri,
                 num_bytes_received=exc.num_bytes_received,
+                generation=_generation(exc.head),
+                maybe_done=exc.request_sent,
             ) from exc
         if 200 <= response.status < 300 or response.status in accept:
             return response
@@ -427,6 +437,12 @@ class GCSService(Service):
             detail=detail or wire.decode_error(response.body),
             retry_after=retry_after.decode("latin-1") if retry_after else None,
         )
+
+
+def _generation(head: ResponseHead | None) -> str:
+    """Return the generation that an answer to a read belongs to; empty where none was told."""
+    value = None if head is None else head.headers.get(b"x-goog-generation")
+    return (value or b"").decode("latin-1")
 
 
 def _object_headers(

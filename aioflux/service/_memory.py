@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 from aioflux._errors import ChecksumError, NotFoundError, PreconditionFailedError
-from aioflux._meta import ObjectMeta
+from aioflux._meta import ObjectMeta, OpenUpload
 from aioflux.service._base import Body, Capabilities, Page, Service, UploadedPart
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from aioflux.service._base import Precondition, Source
+    from aioflux.service._base import Into, Precondition, Source
 
 __all__ = ["MemoryBucket", "MemoryService", "memory_bucket"]
 
@@ -34,6 +34,15 @@ class _Stored:
     meta: ObjectMeta
 
 
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    key: str
+    parts: dict[int, bytes]
+    content_type: str
+    metadata: dict[str, str]
+    initiated: datetime
+
+
 class MemoryBucket:
     """Objects and open uploads of one name, sorted by key."""
 
@@ -41,7 +50,7 @@ class MemoryBucket:
         self.name = name
         self.objects: dict[str, _Stored] = {}
         self.keys: list[str] = []
-        self.uploads: dict[str, tuple[str, dict[int, bytes], str, dict[str, str]]] = {}
+        self.uploads: dict[str, _Upload] = {}
 
     def store(
         self,
@@ -129,15 +138,16 @@ class MemoryService(Service):
         generation: str = "",
         start: int = 0,
         end: int | None = None,
-        into: memoryview | None = None,
+        into: Into | None = None,
     ) -> Body:
         stored = self._find(key, generation)
         part: bytes | memoryview = stored.data
         if start or end is not None:
             part = stored.data[start:end]
         if into is not None:
-            into[: len(part)] = part
-            part = into[: len(part)]
+            memory = into(len(part)) if callable(into) else into
+            memory[: len(part)] = part
+            part = memory[: len(part)]
         return Body(
             data=part,
             size=len(stored.data),
@@ -245,15 +255,14 @@ class MemoryService(Service):
         self, key: str, *, content_type: str = "", metadata: Mapping[str, str] | None = None
     ) -> str:
         upload_id = f"upload-{next(_generations)}"
-        whole = self._prefix + key
-        self._bucket.uploads[upload_id] = (whole, {}, content_type, dict(metadata or {}))
+        self._bucket.uploads[upload_id] = _Upload(
+            self._prefix + key, {}, content_type, dict(metadata or {}), datetime.now(UTC)
+        )
         return upload_id
 
-    def _upload(
-        self, key: str, upload_id: str
-    ) -> tuple[str, dict[int, bytes], str, dict[str, str]]:
+    def _upload(self, key: str, upload_id: str) -> _Upload:
         upload = self._bucket.uploads.get(upload_id)
-        if upload is None or upload[0] != self._prefix + key:
+        if upload is None or upload.key != self._prefix + key:
             uri = self.uri(key)
             raise NotFoundError(f"there is no upload {upload_id} of {uri}", uri=uri, status=404)
         return upload
@@ -270,7 +279,7 @@ class MemoryService(Service):
     ) -> UploadedPart:
         content = b"".join(pieces)
         self._compare(key, content, crc32c)
-        self._upload(key, upload_id)[1][number] = content
+        self._upload(key, upload_id).parts[number] = content
         return UploadedPart(number, f"part-{number}", len(content))
 
     async def complete_upload(
@@ -281,24 +290,27 @@ class MemoryService(Service):
         *,
         precondition: Precondition,
     ) -> ObjectMeta:
-        whole, held, content_type, metadata = self._upload(key, upload_id)
+        upload = self._upload(key, upload_id)
         self._check(key, precondition)
-        content = b"".join(held[part.number] for part in parts)
+        content = b"".join(upload.parts[part.number] for part in parts)
         del self._bucket.uploads[upload_id]
         return self._own(
-            self._bucket.store(whole, content, content_type=content_type, metadata=metadata)
+            self._bucket.store(
+                upload.key, content, content_type=upload.content_type, metadata=upload.metadata
+            )
         )
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         self._bucket.uploads.pop(upload_id, None)
 
-    async def list_uploads(self, prefix: str) -> Sequence[tuple[str, str]]:
+    async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
         cut = len(self._prefix)
-        return [
-            (whole[cut:], upload_id)
-            for upload_id, (whole, *_) in sorted(self._bucket.uploads.items())
-            if whole.startswith(self._prefix + prefix)
+        found = [
+            OpenUpload(key=upload.key[cut:], upload_id=upload_id, initiated=upload.initiated)
+            for upload_id, upload in self._bucket.uploads.items()
+            if upload.key.startswith(self._prefix + prefix)
         ]
+        return sorted(found, key=lambda upload: (upload.key, upload.upload_id))
 
     async def aclose(self) -> None:
         """Do nothing: the bucket outlives its stores."""

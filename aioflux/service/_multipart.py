@@ -7,9 +7,12 @@ docs.aws.amazon.com/AmazonS3/latest/API/API_CompleteMultipartUpload.html.
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 from xml.sax.saxutils import escape
+
+from aioflux._meta import OpenUpload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,8 +95,8 @@ def parse_error(data: bytes | bytearray | memoryview) -> tuple[str, str]:
     return fields.get("Code", ""), fields.get("Details") or fields.get("Message", "")
 
 
-def parse_uploads(data: bytes | bytearray | memoryview) -> tuple[list[tuple[str, str]], str, str]:
-    """Return the (key, upload id) pairs of one page, and the two markers of the next page.
+def parse_uploads(data: bytes | bytearray | memoryview) -> tuple[list[OpenUpload], str, str]:
+    """Return the uploads of one page, with whole keys, and the two markers of the next page.
 
     Raises:
         ValueError: The body is no such page.
@@ -101,11 +104,18 @@ def parse_uploads(data: bytes | bytearray | memoryview) -> tuple[list[tuple[str,
     root = _parse(data)
     if _local(root.tag) != "ListMultipartUploadsResult":
         raise ValueError(f"the service's answer is <{_local(root.tag)}>, not a page of uploads")
-    uploads: list[tuple[str, str]] = []
+    uploads: list[OpenUpload] = []
     for child in root:
         if _local(child.tag) == "Upload":
             fields = {_local(part.tag): part.text or "" for part in child}
-            uploads.append((fields["Key"], fields["UploadId"]))
+            begun = datetime.fromisoformat(fields["Initiated"])
+            uploads.append(
+                OpenUpload(
+                    key=fields["Key"],
+                    upload_id=fields["UploadId"],
+                    initiated=begun.astimezone(UTC) if begun.tzinfo else begun.replace(tzinfo=UTC),
+                )
+            )
     fields = {_local(child.tag): child.text or "" for child in root}
     if fields.get("IsTruncated", "").lower() != "true":
         return uploads, "", ""

@@ -16,8 +16,8 @@ from aioflux.service._base import Body, Service
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from aioflux._meta import ObjectMeta
-    from aioflux.service._base import Page, Precondition, Source, UploadedPart
+    from aioflux._meta import ObjectMeta, OpenUpload
+    from aioflux.service._base import Into, Page, Precondition, Source, UploadedPart
 
 __all__ = ["Fault", "FlakyService"]
 
@@ -73,7 +73,9 @@ class FlakyService(Service):
         if fault is None:
             return await call()
         uri = self.uri(key)
-        error = fault.error or TransientError(f"could not {operation} {uri}: a fault", uri=uri)
+        error = fault.error or TransientError(
+            f"could not {operation} {uri}: a fault", uri=uri, maybe_done=fault.kind == "lose"
+        )
         if fault.kind == "refuse":
             raise error
         if fault.kind == "hang":
@@ -98,7 +100,7 @@ class FlakyService(Service):
         generation: str = "",
         start: int = 0,
         end: int | None = None,
-        into: memoryview | None = None,
+        into: Into | None = None,
     ) -> Body:
         """Pass on, or fail."""
 
@@ -225,7 +227,7 @@ class FlakyService(Service):
         """Pass on, or fail."""
         await self._run("abort_upload", key, lambda: self._inner.abort_upload(key, upload_id))
 
-    async def list_uploads(self, prefix: str) -> Sequence[tuple[str, str]]:
+    async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
         """Pass on, or fail."""
         return await self._run("list_uploads", prefix, lambda: self._inner.list_uploads(prefix))
 
@@ -248,6 +250,9 @@ def _altered(body: Body, fault: Fault, uri: str) -> Body:
         if fault.kind == "short":
             return replace(body, data=data[:size])
         raise fault.error or TransientError(
-            f"could not read {uri}: the body broke off", uri=uri, num_bytes_received=size
+            f"could not read {uri}: the body broke off",
+            uri=uri,
+            num_bytes_received=size,
+            generation=body.generation,
         )
     return body

@@ -34,6 +34,7 @@ METHODS = {
     "copy",
     "delete",
     "delete_many",
+    "clean",
 }
 """The names of the plan."""
 

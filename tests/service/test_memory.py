@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from datetime import UTC, datetime
 
 import pytest
 
@@ -32,7 +33,9 @@ async def test_an_upload_belongs_to_its_key(service: MemoryService) -> None:
     upload = await service.initiate_upload("a")
     with pytest.raises(NotFoundError, match="no upload"):
         await service.put_part("b", upload, 1, (b"1",), offset=0, crc32c=None)
-    assert await service.list_uploads("") == [("a", upload)]
+    [found] = await service.list_uploads("")
+    assert (found.key, found.upload_id) == ("a", upload)
+    assert abs((datetime.now(UTC) - found.initiated).total_seconds()) < 60
     assert await service.list_uploads("b") == []
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from datetime import UTC, datetime
 
 import pytest
 
+from aioflux._meta import OpenUpload
 from aioflux.service import _multipart as multipart
 from aioflux.service._base import UploadedPart
 
@@ -13,8 +15,10 @@ LISTING = b"""<?xml version='1.0' encoding='UTF-8'?>
 <ListMultipartUploadsResult xmlns='http://s3.amazonaws.com/doc/2006-03-01/'>
   <Bucket>b</Bucket><NextKeyMarker>k&amp;2</NextKeyMarker>
   <NextUploadIdMarker>id2</NextUploadIdMarker><IsTruncated>true</IsTruncated>
-  <Upload><Key>k 1</Key><UploadId>id1</UploadId></Upload>
-  <Upload><Key>k&amp;2</Key><UploadId>id2</UploadId></Upload>
+  <Upload><Key>k 1</Key><UploadId>id1</UploadId>
+    <Initiated>2026-01-31T12:00:00.250Z</Initiated></Upload>
+  <Upload><Key>k&amp;2</Key><UploadId>id2</UploadId>
+    <Initiated>2026-01-31T13:00:00.250+01:00</Initiated></Upload>
 </ListMultipartUploadsResult>"""
 
 
@@ -65,7 +69,11 @@ def test_an_error_body_tells_code_and_words(body: bytes, expected: tuple[str, st
 
 def test_a_page_of_uploads_tells_where_the_next_begins() -> None:
     uploads, key_marker, id_marker = multipart.parse_uploads(LISTING)
-    assert uploads == [("k 1", "id1"), ("k&2", "id2")]
+    begun = datetime(2026, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC)
+    assert uploads == [
+        OpenUpload(key="k 1", upload_id="id1", initiated=begun),
+        OpenUpload(key="k&2", upload_id="id2", initiated=begun),
+    ]
     assert (key_marker, id_marker) == ("k&2", "id2")
     last = LISTING.replace(b"true", b"false")
     assert multipart.parse_uploads(last)[1:] == ("", "")

@@ -1,0 +1,98 @@
+"""What dead processes leave behind: open uploads, staged uploads and temporary composites.
+
+    list uploads, list objects -> what is stale (pure) -> abort, delete (pinned to its generation)
+
+Nobody can tell a dead process from a slow one, so that age decides: an upload that is still under
+way after `older_than_seconds` is aborted too, and fails for who writes it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aioflux._errors import StorageError
+from aioflux._meta import CleanResult
+from aioflux.service._base import Source
+from aioflux.transfer._delete import delete_many
+from aioflux.transfer._fanout import bounded_map
+from aioflux.transfer._listing import list_pages
+from aioflux.transfer._upload import TEMPORARY_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    from aioflux._meta import ObjectMeta, OpenUpload
+    from aioflux.transfer._session import Session
+
+__all__ = ["COMPOSITE_PREFIX", "clean", "stale_objects", "stale_uploads"]
+
+COMPOSITE_PREFIX = "aioflux-composed-objects/"
+"""Composites that serve one download are below this, in some store's prefix."""
+
+
+def is_temporary(key: str) -> bool:
+    """Tell whether a key is one of those that only aioflux writes, for a while."""
+    return any(f"/{prefix}" in f"/{key}" for prefix in (TEMPORARY_PREFIX, COMPOSITE_PREFIX))
+
+
+def stale_uploads(
+    uploads: Iterable[OpenUpload], *, now: datetime, older_than_seconds: float
+) -> list[OpenUpload]:
+    """Return the uploads that were begun at least so long before `now`."""
+    return [each for each in uploads if _age(each.initiated, now) >= older_than_seconds]
+
+
+def stale_objects(
+    metas: Iterable[ObjectMeta], *, now: datetime, older_than_seconds: float
+) -> list[ObjectMeta]:
+    """Return the temporary objects that were last written at least so long before `now`.
+
+    One whose time is not known stays.
+    """
+    return [
+        meta
+        for meta in metas
+        if is_temporary(meta.key)
+        and meta.updated is not None
+        and _age(meta.updated, now) >= older_than_seconds
+    ]
+
+
+def _age(since: datetime, now: datetime) -> float:
+    return (now - since).total_seconds()
+
+
+async def clean(
+    session: Session, prefix: str, *, now: datetime, older_than_seconds: float, dry_run: bool
+) -> CleanResult:
+    """Abort and delete what is stale below a prefix, and tell what became of it."""
+    found = await session.call(prefix, lambda _: session.service.list_uploads(prefix))
+    uploads = stale_uploads(found, now=now, older_than_seconds=older_than_seconds)
+    uploads.sort(key=lambda upload: (upload.key, upload.upload_id))
+    objects: list[ObjectMeta] = []
+    async for page in list_pages(session, prefix):
+        objects += stale_objects(page, now=now, older_than_seconds=older_than_seconds)
+    if dry_run:
+        return CleanResult(aborted=tuple(uploads), removed=tuple(meta.key for meta in objects))
+    errors: dict[str, StorageError] = {}
+
+    async def abort(upload: OpenUpload) -> OpenUpload | None:
+        try:
+            await session.call(
+                upload.key, lambda _: session.service.abort_upload(upload.key, upload.upload_id)
+            )
+        except StorageError as exc:
+            errors[upload.key] = exc
+            return None
+        return upload
+
+    most = session.options.max_in_flight
+    aborted = [upload async for upload in bounded_map(abort, uploads, max_in_flight=most)]
+    sources = [Source(key=meta.key, generation=meta.generation) for meta in objects]
+    deleted = await delete_many(session, sources, max_in_flight=most)
+    return CleanResult(
+        aborted=tuple(upload for upload in aborted if upload is not None),
+        removed=deleted.deleted,
+        errors=errors | dict(deleted.errors),
+    )

@@ -1,0 +1,103 @@
+"""What dead processes leave behind is found by its age and its place, and removed."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import aioflux
+from aioflux import ObjectMeta, OpenUpload
+from aioflux.service._memory import memory_bucket
+from aioflux.transfer._clean import stale_objects, stale_uploads
+
+NOW = datetime(2026, 2, 1, tzinfo=UTC)
+DAY = 86_400.0
+
+
+def meta(key: str, age: float | None) -> ObjectMeta:
+    updated = None if age is None else NOW - timedelta(seconds=age)
+    return ObjectMeta(key=key, uri=f"memory://b/{key}", size=1, updated=updated)
+
+
+@given(ages=st.lists(st.integers(0, 10**9)), limit=st.integers(0, 10**9))
+def test_uploads_are_stale_from_that_age_on(ages: list[int], limit: int) -> None:
+    uploads = [
+        OpenUpload(key="k", upload_id=str(age), initiated=NOW - timedelta(seconds=age))
+        for age in ages
+    ]
+    stale = stale_uploads(uploads, now=NOW, older_than_seconds=limit)
+    assert [upload.upload_id for upload in stale] == [str(age) for age in ages if age >= limit]
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        (".aioflux-uploads/0123", True),
+        ("run/7/.aioflux-uploads/0123", True),
+        ("aioflux-composed-objects/a/b", True),
+        ("x/aioflux-composed-objects/a", True),
+        (".aioflux-uploads", False),
+        ("x.aioflux-uploads/a", False),
+        ("my-aioflux-composed-objects/a", False),
+        ("train/a", False),
+    ],
+)
+def test_only_temporary_places_are_looked_at(key: str, expected: bool) -> None:
+    found = stale_objects([meta(key, 2 * DAY)], now=NOW, older_than_seconds=DAY)
+    assert bool(found) == expected
+
+
+@pytest.mark.parametrize("age", [DAY - 1, None], ids=["young", "of unknown age"])
+def test_what_may_be_under_way_stays(age: float | None) -> None:
+    found = [meta(".aioflux-uploads/a", age)]
+    assert stale_objects(found, now=NOW, older_than_seconds=DAY) == []
+
+
+@pytest.fixture
+async def store():
+    name = uuid.uuid4().hex
+    bucket = memory_bucket(name)
+    for key in (
+        "a/.aioflux-uploads/1",
+        "a/aioflux-composed-objects/2",
+        "a/3",
+        "b/.aioflux-uploads/4",
+    ):
+        bucket.store(key, b"1")
+    async with aioflux.open_store(f"memory://{name}") as opened:
+        session = next(iter(opened.sessions.values()))
+        await session.service.initiate_upload("a/5")
+        await session.service.initiate_upload("b/6")
+        yield opened
+
+
+async def keys(store: aioflux.Store) -> list[str]:
+    return [meta.key for meta in await store.list_all()]
+
+
+async def test_it_removes_what_is_below_the_prefix_and_nothing_else(store) -> None:
+    result = await store.clean("a/", older_than_seconds=0)
+    assert [upload.key for upload in result.aborted] == ["a/5"]
+    assert result.removed == ("a/.aioflux-uploads/1", "a/aioflux-composed-objects/2")
+    assert not result.errors
+    assert await keys(store) == ["a/3", "b/.aioflux-uploads/4"]
+    [left] = (await store.clean(older_than_seconds=0, dry_run=True)).aborted
+    assert left.key == "b/6"
+
+
+async def test_a_dry_run_tells_the_same_and_removes_nothing(store) -> None:
+    before = await keys(store)
+    told = await store.clean(older_than_seconds=0, dry_run=True)
+    assert await keys(store) == before
+    assert await store.clean(older_than_seconds=0) == told
+    assert (await store.clean(older_than_seconds=0)) == aioflux.CleanResult(aborted=(), removed=())
+
+
+async def test_by_default_a_day_must_have_passed(store) -> None:
+    assert await store.clean() == aioflux.CleanResult(aborted=(), removed=())
+    with pytest.raises(ValueError, match="-1"):
+        await store.clean(older_than_seconds=-1)
