@@ -95,6 +95,9 @@ class TransientError(StorageError):
     Attributes:
         retry_after_seconds: The wait that the service asked for, or None.
         num_bytes_received: Leading bytes of the body that arrived before it broke.
+        generation: Generation of that body, where its head arrived; the rest is read from it.
+        maybe_done: The request may have been carried out all the same: it was sent, and no answer
+            to it was heard. What must not happen twice is looked for before it is sent again.
     """
 
     def __init__(
@@ -105,10 +108,14 @@ class TransientError(StorageError):
         status: int | None = None,
         retry_after_seconds: float | None = None,
         num_bytes_received: int = 0,
+        generation: str = "",
+        maybe_done: bool = False,
     ) -> None:
         super().__init__(message, uri=uri, status=status)
         self.retry_after_seconds = retry_after_seconds
         self.num_bytes_received = num_bytes_received
+        self.generation = generation
+        self.maybe_done = maybe_done
 
 
 class CredentialsError(AiofluxError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
     import ssl
@@ -39,11 +39,21 @@ class TransferOptions:
     four parts."""
     verify: bool = True
     """Checksums of received and sent bytes are compared; True by default."""
+    verify_ranges: Literal["auto", "always", "never"] = "auto"
+    """How a range is verified that is not a whole object, for which services tell no checksum;
+    "auto" by default: over plain http it is read twice at the same time, and a third time where
+    the two differ; over TLS, which notices changed bytes itself, and from files once. "always"
+    reads twice everywhere, "never" nowhere. Without effect where `verify` is False."""
 
     def __post_init__(self) -> None:
         _require_positive(
             self, "max_in_flight", "max_in_flight_bytes", "range_size_bytes", "part_size_bytes"
         )
+        if self.verify_ranges not in {"auto", "always", "never"}:
+            raise ValueError(
+                'TransferOptions.verify_ranges must be "auto", "always" or "never", not '
+                f"{self.verify_ranges!r}"
+            )
         if not 5 * MIB <= self.part_size_bytes <= 5 * 1024 * MIB:
             raise ValueError(
                 "TransferOptions.part_size_bytes must be between 5 MiB and 5 GiB, the limits of "

@@ -28,6 +28,8 @@ __all__ = ["GCSControl"]
 
 T = TypeVar("T")
 
+_NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+
 
 class GCSControl:
     """JSON requests on one bucket, each one attempt, each with whole keys.
@@ -171,10 +173,14 @@ async def _guard(request: Awaitable[T], *, action: str, uri: str) -> T:
         )
     except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError, OSError) as exc:
         raise TransientError(
-            f"could not {action} {uri}: {str(exc) or type(exc).__name__}", uri=uri
+            f"could not {action} {uri}: {str(exc) or type(exc).__name__}",
+            uri=uri,
+            maybe_done=not isinstance(exc, _NEVER_SENT),
         ) from exc
     except json.JSONDecodeError as exc:
-        raise TransientError(f"could not {action} {uri}: the answer is not JSON", uri=uri) from exc
+        raise TransientError(
+            f"could not {action} {uri}: the answer is not JSON", uri=uri, maybe_done=True
+        ) from exc
     except RuntimeError as exc:  # aiohttp's word for a session that was closed
         raise StorageError(f"could not {action} {uri}: the store was closed", uri=uri) from exc
     # Not from aiohttp's error, nor in its context: that one shows the request with its token.
@@ -186,7 +192,7 @@ def _decode(answer: bytes, *, action: str, uri: str) -> wire.ObjectResource:
         return wire.decode_resource(answer)
     except msgspec.MsgspecError as exc:
         raise TransientError(
-            f"could not {action} {uri}: the answer is no object resource", uri=uri
+            f"could not {action} {uri}: the answer is no object resource", uri=uri, maybe_done=True
         ) from exc
 
 

@@ -17,6 +17,9 @@ from aioflux._errors import (
 __all__ = ["error_from_status", "parse_retry_after"]
 
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+_MAYBE_DONE = frozenset({500, 502, 504})
+"""Answers that leave open what became of the request: an error after the work, or a gateway's word
+for an answer that it did not get. 408, 429 and 503 are answers: nothing was done."""
 _DIGEST_CODES = frozenset({"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch"})
 
 
@@ -67,6 +70,7 @@ def error_from_status(
             uri=uri,
             status=status,
             retry_after_seconds=parse_retry_after(retry_after),
+            maybe_done=status in _MAYBE_DONE,
         )
     if code in _DIGEST_CODES:
         return ChecksumError(
