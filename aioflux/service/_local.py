@@ -1,28 +1,25 @@
 """Objects as files below one directory: `file:///dir`.
 
 A write goes to a temporary name beside its target, is synced, and becomes visible by a rename, or
-by a link where it must be new; both are atomic on local file systems and on NFS. A replacement
-under `if_generation_match` compares just before the rename: two such writers at the very same
-moment are not kept apart. User metadata and content types are not kept.
+by a link where it must be new; both are atomic on local file systems and on NFS. Writers of one
+object take turns for that moment, in whatever process they are, so that its preconditions hold.
+User metadata and content types are not kept.
 
-A key whose parent is an object cannot be written: `a` and `a/b` are not both files.
+A key whose parent is an object cannot be written: `a` and `a/b` are not both files. What else is in
+the directory, and what becomes of symbolic links, is told in `_local_walk`.
 
 Generations are made of modification time, inode and size. Files carry no checksum, so that reads
 are not verified.
-
-Over 500 lines because a file system offers none of what a service does in one request: listing in
-key order, conditions, uploads in parts and their clean-up are all written out here.
 """
 
 from __future__ import annotations
 
-import asyncio
+import errno
+import itertools
 import os
-import time
-import uuid
+import re
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,10 +29,23 @@ from aioflux._errors import (
     PermissionDeniedError,
     PreconditionFailedError,
     StorageError,
+    TransientError,
 )
 from aioflux._meta import ObjectMeta
 from aioflux._uri import quote_path
+from aioflux.http._memory import BytesBuffer
 from aioflux.service._base import Body, Capabilities, Page, Service, UploadedPart
+from aioflux.service._local_thread import BLOCK_BYTES, Stop, in_thread
+from aioflux.service._local_walk import TEMPORARY, Walk, check_key, locate, status_of
+from aioflux.service._local_write import (
+    finish,
+    link_new,
+    locked,
+    new_temporary,
+    prune,
+    replace,
+    write_all,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -44,31 +54,14 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalService"]
 
-_TEMPORARY = ".aioflux-"
-"""Names that begin so are writes under way: never listed, never taken as keys."""
-_COPY_BYTES = 4 * 1024 * 1024
-_MAX_DIRECTORY_RACES = 100
+_MAX_WALKS = 16
+"""Listings that are remembered between two of their pages; another one begins by a search."""
+_UPLOAD_ID = re.compile(re.escape(TEMPORARY) + r"(lock-)?[0-9a-f]{32}")
 
 
 def generation_of(status: os.stat_result) -> str:
     """Return the identity of a file's content."""
     return f"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"
-
-
-def check_key(key: str) -> None:
-    """Refuse a key that is no path strictly below a directory.
-
-    Raises:
-        ValueError: It is empty or absolute, has an empty, `.` or `..` segment or a NUL, or looks
-            like a write under way.
-    """
-    segments = key.split("/")
-    bad = any(segment in {"", ".", ".."} or segment.startswith(_TEMPORARY) for segment in segments)
-    if bad or "\0" in key:
-        raise ValueError(
-            f"{key!r} cannot be a file below a directory: segments must not be empty, '.' or "
-            f"'..', nor begin with {_TEMPORARY!r}"
-        )
 
 
 class LocalService(Service):
@@ -85,22 +78,23 @@ class LocalService(Service):
         self._root = Path(directory)
         super().__init__(root_uri=f"file://{quote_path(directory.rstrip('/'))}/", prefix="")
         self._uploads: dict[str, tuple[str, Path]] = {}
+        self._walks: dict[str, tuple[tuple[str, ...], Walk]] = {}
+        self._tokens = itertools.count(1)
 
     def uri(self, key: str = "") -> str:
         return super().uri(quote_path(key))
 
-    def _path(self, key: str) -> Path:
-        check_key(key)
-        return self._root / key
-
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
-        path = self._path(key)
+        check_key(key)
 
-        def stat() -> ObjectMeta:
+        def look(_: Stop) -> ObjectMeta:
             with self._mapped("read the metadata of", key, reading=True):
-                return self._meta(key, _regular(path), generation)
+                return self._meta(key, self._status(key)[1], generation)
 
-        return await asyncio.to_thread(stat)
+        return await in_thread(look)
+
+    def _status(self, key: str) -> tuple[str, os.stat_result]:
+        return status_of(str(self._root), key)
 
     async def get(
         self,
@@ -111,32 +105,47 @@ class LocalService(Service):
         end: int | None = None,
         into: memoryview | None = None,
     ) -> Body:
-        path = self._path(key)
+        check_key(key)
 
-        def read() -> Body:
-            with (
-                self._mapped("read", key, reading=True),
-                path.open("rb", buffering=0) as file,
-            ):
-                meta = self._meta(key, os.fstat(file.fileno()), generation)
-                stop = meta.size if end is None else min(end, meta.size)
-                view = memoryview(bytearray(max(0, stop - start))) if into is None else into
-                done = 0
-                while done < stop - start:
-                    num_read = os.preadv(file.fileno(), [view[done : stop - start]], start + done)
-                    if num_read == 0:
-                        break
-                    done += num_read
-                data = bytes(view[:done]) if into is None else into[:done]
+        def read(stop: Stop) -> Body:
+            with self._opened(key, generation) as (descriptor, meta):
+                wanted = max(0, (meta.size if end is None else min(end, meta.size)) - start)
+                own = BytesBuffer(wanted) if into is None else None
+                view = own.view if own is not None else into
+                assert view is not None
+                done = _fill(descriptor, view[:wanted], start, stop)
+                self._refuse_changed(key, os.fstat(descriptor), meta, done, wanted)
                 return Body(
-                    data=data,
+                    data=own.finish() if own is not None else view[:done],
                     size=meta.size,
                     generation=meta.generation,
                     crc32c=None,
                     meta=lambda: meta,
                 )
 
-        return await asyncio.to_thread(read)
+        return await in_thread(read, into_callers_memory=into is not None)
+
+    @contextmanager
+    def _opened(self, key: str, generation: str) -> Iterator[tuple[int, ObjectMeta]]:
+        """Open an object and read its metadata, in the generation where one is given."""
+        with self._mapped("read", key, reading=True):
+            path, _ = self._status(key)
+            # Not to wait for a writer, should it be replaced by a pipe in this moment.
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                yield descriptor, self._meta(key, os.fstat(descriptor), generation)
+            finally:
+                os.close(descriptor)
+
+    def _refuse_changed(
+        self, key: str, status: os.stat_result, meta: ObjectMeta, done: int, wanted: int
+    ) -> None:
+        """Refuse what was read of a file that somebody wrote into meanwhile: no store does that."""
+        if (generation_of(status), done) != (meta.generation, wanted):
+            uri = self.uri(key)
+            raise TransientError(
+                f"could not read {uri}: it was changed in place meanwhile", uri=uri
+            )
 
     async def put(
         self,
@@ -148,30 +157,34 @@ class LocalService(Service):
         content_type: str = "",
         metadata: Mapping[str, str] | None = None,
     ) -> ObjectMeta:
+        check_key(key)
         self._refuse_metadata(key, metadata)
-        path = self._path(key)
 
-        def write() -> ObjectMeta:
-            with self._mapped("write", key), self._temporary(path) as temporary:
+        def write(stop: Stop) -> ObjectMeta:
+            with self._mapped("write", key), self._temporary(key) as (path, temporary):
                 with temporary.open("r+b", buffering=0) as file:
-                    _write_all(file.fileno(), memoryview(data), 0)
-                    _finish(file.fileno())
-                return self._reveal(temporary, key, precondition)
+                    write_all(file.fileno(), data, 0, stop)
+                    status = finish(file.fileno())
+                return self._reveal(temporary, path, key, precondition, status, stop)
 
-        return await asyncio.to_thread(write)
+        return await in_thread(write)
 
     async def delete(self, key: str, *, generation: str = "") -> None:
-        path = self._path(key)
+        check_key(key)
 
-        def remove() -> None:
+        def remove(stop: Stop) -> None:
             with self._mapped("delete", key, reading=True):
-                status = _regular(path)
-                if generation and generation_of(status) != generation:
-                    raise self._changed(key, generation_of(status), generation)
-                path.unlink()
-            self._prune(path)
+                self._status(key)
+                path = Path(locate(str(self._root), key))
+                with locked(path):
+                    _, status = self._status(key)
+                    if generation and generation_of(status) != generation:
+                        raise self._changed(key, generation_of(status), generation)
+                    stop.check()
+                    path.unlink()
+            prune(path, self._root)
 
-        await asyncio.to_thread(remove)
+        await in_thread(remove)
 
     async def list_page(
         self,
@@ -183,30 +196,28 @@ class LocalService(Service):
         page_token: str = "",
         page_size: int | None = None,
     ) -> Page:
-        low = max(prefix, start_offset, page_token)
+        asked = (prefix, start_offset, end_offset, delimiter)
+        _, _, next_key = page_token.partition("/")
+        before, walk = self._walks.pop(page_token, ((), None))
         limit = page_size or self.capabilities.page_size
 
-        def walk() -> Page:
-            objects: list[ObjectMeta] = []
-            prefixes: list[str] = []
-            for key, entry in _walk(self._root, "", prefix, low):
-                if end_offset and key >= end_offset:
-                    break
-                cut = key.find(delimiter, len(prefix)) if delimiter else -1
-                common = key[: cut + len(delimiter)] if cut >= 0 else ""
-                if common and prefixes and prefixes[-1] == common:
-                    continue
-                if len(objects) + len(prefixes) >= limit:
-                    return Page(objects, prefixes, key)
-                if common:
-                    prefixes.append(common)
-                    continue
-                with suppress(FileNotFoundError):  # deleted while it was listed
-                    objects.append(self._meta(key, entry.stat(), ""))
-            return Page(objects, prefixes, "")
+        def read(_: Stop) -> tuple[Page, Walk]:
+            if walk is not None and before == asked:
+                going = walk
+            else:
+                going = Walk(str(self._root), prefix, max(prefix, start_offset, next_key))
+            found, prefixes, follows = going.take(limit, end=end_offset, delimiter=delimiter)
+            metas = [self._meta(key, status, "") for key, status in found]
+            token = f"{next(self._tokens)}/{follows}" if follows else ""
+            return Page(metas, prefixes, token), going
 
         with self._mapped("list", prefix):
-            return await asyncio.to_thread(walk)
+            page, going = await in_thread(read)
+        if page.next_token:
+            self._walks[page.next_token] = (asked, going)
+        while len(self._walks) > _MAX_WALKS:
+            del self._walks[next(iter(self._walks))]
+        return page
 
     async def compose(
         self,
@@ -217,25 +228,30 @@ class LocalService(Service):
         content_type: str = "",
         metadata: Mapping[str, str] | None = None,
     ) -> ObjectMeta:
+        for each in (key, *(source.key for source in sources)):
+            check_key(each)
         self._refuse_metadata(key, metadata)
-        path = self._path(key)
-        paths = [self._path(source.key) for source in sources]
 
-        def concatenate() -> ObjectMeta:
-            with self._mapped("compose", key), self._temporary(path) as temporary:
+        def concatenate(stop: Stop) -> ObjectMeta:
+            with self._mapped("compose", key), self._temporary(key) as (path, temporary):
                 with temporary.open("r+b", buffering=0) as target:
-                    for source, source_path in zip(sources, paths, strict=True):
-                        self._append(target.fileno(), source, source_path)
-                    _finish(target.fileno())
-                return self._reveal(temporary, key, precondition)
+                    size = 0
+                    for source in sources:
+                        size += self._append(target.fileno(), source, size, stop)
+                    status = finish(target.fileno())
+                return self._reveal(temporary, path, key, precondition, status, stop)
 
-        return await asyncio.to_thread(concatenate)
+        return await in_thread(concatenate)
 
-    def _append(self, target: int, source: Source, path: Path) -> None:
-        with self._mapped("read", source.key, reading=True), path.open("rb", buffering=0) as file:
-            self._meta(source.key, os.fstat(file.fileno()), source.generation)
-            while data := file.read(_COPY_BYTES):
-                _write_all(target, memoryview(data), None)
+    def _append(self, target: int, source: Source, offset: int, stop: Stop) -> int:
+        """Write a source at `offset` and return its size."""
+        with self._opened(source.key, source.generation) as (descriptor, meta):
+            done = 0
+            block = memoryview(bytearray(min(BLOCK_BYTES, meta.size)))
+            while num_read := _fill(descriptor, block[: meta.size - done], done, stop):
+                done += write_all(target, block[:num_read], offset + done, stop)
+            self._refuse_changed(source.key, os.fstat(descriptor), meta, done, meta.size)
+            return done
 
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
         return await self.compose(key, [source], precondition=precondition)
@@ -247,14 +263,14 @@ class LocalService(Service):
         content_type: str = "",
         metadata: Mapping[str, str] | None = None,
     ) -> str:
+        check_key(key)
         self._refuse_metadata(key, metadata)
-        path = self._path(key)
 
-        def begin() -> Path:
+        def begin(_: Stop) -> Path:
             with self._mapped("write", key):
-                return _new_temporary(path)
+                return new_temporary(Path(locate(str(self._root), key)), self._root)
 
-        temporary = await asyncio.to_thread(begin)
+        temporary = await in_thread(begin)
         self._uploads[temporary.name] = (key, temporary)
         return temporary.name
 
@@ -277,14 +293,14 @@ class LocalService(Service):
     ) -> UploadedPart:
         path = self._upload(key, upload_id)
 
-        def write() -> UploadedPart:
+        def write(stop: Stop) -> UploadedPart:
             at = offset
             with self._mapped("write", key), path.open("r+b", buffering=0) as file:
                 for piece in pieces:
-                    at += _write_all(file.fileno(), memoryview(piece), at)
+                    at += write_all(file.fileno(), piece, at, stop)
             return UploadedPart(number, f"{offset}", at - offset)
 
-        return await asyncio.to_thread(write)
+        return await in_thread(write)
 
     async def complete_upload(
         self,
@@ -294,31 +310,42 @@ class LocalService(Service):
         *,
         precondition: Precondition,
     ) -> ObjectMeta:
-        path = self._upload(key, upload_id)
+        temporary = self._upload(key, upload_id)
         expected = sum(part.size for part in parts)
 
-        def complete() -> ObjectMeta:
+        def complete(stop: Stop) -> ObjectMeta:
             with self._mapped("write", key):
-                with path.open("r+b", buffering=0) as file:
-                    _finish(file.fileno())
-                    size = os.fstat(file.fileno()).st_size
-                if size != expected:
+                with temporary.open("r+b", buffering=0) as file:
+                    status = finish(file.fileno())
+                if status.st_size != expected:
                     uri = self.uri(key)
-                    raise ChecksumError(f"{uri} has {size} bytes, not {expected}", uri=uri)
-                meta = self._reveal(path, key, precondition)
-                path.unlink(missing_ok=True)
+                    raise ChecksumError(
+                        f"{uri} has {status.st_size} bytes, not {expected}", uri=uri
+                    )
+                path = temporary.with_name(key.rpartition("/")[2])
+                meta = self._reveal(temporary, path, key, precondition, status, stop)
+                temporary.unlink(missing_ok=True)
                 return meta
 
-        meta = await asyncio.to_thread(complete)
+        meta = await in_thread(complete)
         del self._uploads[upload_id]
         return meta
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
-        if upload_id in self._uploads:
-            path = self._upload(key, upload_id)
-            with self._mapped("abort the upload of", key):
-                await asyncio.to_thread(self._drop, path)
-            self._uploads.pop(upload_id, None)
+        """See base class. An upload of another process, too: its id is its temporary name."""
+        if not _UPLOAD_ID.fullmatch(upload_id):
+            return
+
+        def drop(_: Stop) -> None:
+            with (
+                self._mapped("abort the upload of", key),
+                suppress(FileNotFoundError, NotADirectoryError),
+            ):
+                target = f"{key.rpartition('/')[0]}/x".lstrip("/")
+                self._drop(Path(locate(str(self._root), target)).with_name(upload_id))
+
+        await in_thread(drop)
+        self._uploads.pop(upload_id, None)
 
     async def list_uploads(self, prefix: str) -> Sequence[tuple[str, str]]:
         return sorted(
@@ -328,7 +355,8 @@ class LocalService(Service):
         )
 
     async def aclose(self) -> None:
-        """Do nothing: no file is kept open."""
+        """Forget the listings under way: no file is kept open."""
+        self._walks.clear()
 
     def _meta(self, key: str, status: os.stat_result, generation: str) -> ObjectMeta:
         actual = generation_of(status)
@@ -356,42 +384,50 @@ class LocalService(Service):
             uri = self.uri(key)
             raise StorageError(f"{uri} cannot carry metadata: files keep none", uri=uri)
 
-    def _reveal(self, temporary: Path, key: str, precondition: Precondition) -> ObjectMeta:
-        path = self._path(key)
-        if precondition.if_absent:
-            try:
-                os.link(temporary, path)
-            except FileExistsError as exc:
-                raise self._changed(key, "already", "absent") from exc
-        else:
-            expected = precondition.if_generation_match
-            if expected is not None and (actual := _current(path)) != expected:
-                raise self._changed(key, actual, expected)
-            temporary.replace(path)
-        _sync_directory(path.parent)
-        return self._meta(key, path.stat(), "")
+    def _reveal(
+        self,
+        temporary: Path,
+        path: Path,
+        key: str,
+        precondition: Precondition,
+        status: os.stat_result,
+        stop: Stop,
+    ) -> ObjectMeta:
+        """Make a finished file, whose status is given, visible as an object."""
+        expected = precondition.if_generation_match
+        with locked(path, required=expected is not None):
+            stop.check()
+            if precondition.if_absent:
+                try:
+                    link_new(temporary, path)
+                except FileExistsError as exc:
+                    raise self._changed(key, "already", "absent") from exc
+            else:
+                if expected is not None and (actual := self._current(key)) != expected:
+                    raise self._changed(key, actual, expected)
+                replace(temporary, path)
+        return self._meta(key, status, "")
+
+    def _current(self, key: str) -> str | None:
+        """Return the generation of an object, or None where there is none."""
+        try:
+            return generation_of(self._status(key)[1])
+        except FileNotFoundError:
+            return None
 
     @contextmanager
-    def _temporary(self, path: Path) -> Iterator[Path]:
-        temporary = _new_temporary(path)
+    def _temporary(self, key: str) -> Iterator[tuple[Path, Path]]:
+        """Make a file for the bytes of an object; yield the path of the object, and its own."""
+        path = Path(locate(str(self._root), key))
+        temporary = new_temporary(path, self._root)
         try:
-            yield temporary
+            yield path, temporary
         finally:
             self._drop(temporary)
 
     def _drop(self, temporary: Path) -> None:
         temporary.unlink(missing_ok=True)
-        self._prune(temporary)
-
-    def _prune(self, path: Path) -> None:
-        """Remove the directories that held nothing but this: a bucket has no directories."""
-        for parent in path.parents:
-            if parent == self._root or not parent.is_relative_to(self._root):
-                break
-            try:
-                parent.rmdir()
-            except OSError:
-                break
+        prune(temporary, self._root)
 
     @contextmanager
     def _mapped(self, action: str, key: str, *, reading: bool = False) -> Iterator[None]:
@@ -404,102 +440,37 @@ class LocalService(Service):
             yield
         except StorageError:
             raise
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as exc:
-            if not (reading or isinstance(exc, FileNotFoundError)):
-                raise StorageError(
-                    f"could not {action} {uri}: it is below an object, or objects are below it",
-                    uri=uri,
-                ) from exc
-            raise NotFoundError(
-                f"could not {action} {uri}: there is no such object", uri=uri
-            ) from exc
-        except PermissionError as exc:
-            raise PermissionDeniedError(
-                f"could not {action} {uri}: {exc.strerror}", uri=uri
-            ) from exc
         except OSError as exc:
-            raise StorageError(f"could not {action} {uri}: {exc.strerror or exc}", uri=uri) from exc
+            raise _error(exc, f"could not {action} {uri}", uri, reading=reading) from exc
 
 
-def _regular(path: Path) -> os.stat_result:
-    if path.is_dir():
-        raise FileNotFoundError(path)
-    return path.stat()
+def _error(error: OSError, what: str, uri: str, *, reading: bool) -> StorageError:
+    said = error.strerror or str(error)
+    if isinstance(error, FileNotFoundError) or (
+        reading and error.errno in {errno.ENOTDIR, errno.EISDIR}
+    ):
+        return NotFoundError(f"{what}: there is no such object ({said})", uri=uri)
+    if isinstance(error, NotADirectoryError | IsADirectoryError):
+        return StorageError(
+            f"{what}: it is below an object, or objects are below it ({said})", uri=uri
+        )
+    if isinstance(error, PermissionError):
+        return PermissionDeniedError(
+            f"{what}: {said}; check who may use the directory {error.filename or ''}".rstrip(),
+            uri=uri,
+        )
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return StorageError(f"{what}: {said}; nothing of it was kept, make room first", uri=uri)
+    return StorageError(f"{what}: {said}", uri=uri)
 
 
-def _current(path: Path) -> str | None:
-    """Return the generation of the object at a path, or None where there is none."""
-    try:
-        return generation_of(_regular(path))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _new_temporary(path: Path) -> Path:
-    """Make an empty file beside a path, and the directories above it."""
-    temporary = path.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
-    for attempt in range(_MAX_DIRECTORY_RACES):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.touch(exist_ok=False)
-            break
-        except (FileNotFoundError, FileExistsError):
-            # A delete of the last object in a directory removes it, here between two lines or
-            # within `mkdir`, which looks at what it met.
-            if attempt == _MAX_DIRECTORY_RACES - 1 or path.parent.is_file():
-                raise
-    return temporary
-
-
-def _finish(descriptor: int) -> None:
-    """Stamp and sync a file that is about to become visible.
-
-    The kernel stamps with a clock that ticks every 4 ms: an inode number that is given out again
-    within one tick would repeat a generation.
-    """
-    now = time.time_ns()
-    os.utime(descriptor, ns=(now, now))
-    os.fsync(descriptor)
-
-
-def _write_all(descriptor: int, view: memoryview, offset: int | None) -> int:
-    """Write all of `view` (at `offset`, or at the file's position) and return its length."""
-    view = view.cast("B")
+def _fill(descriptor: int, view: memoryview, start: int, stop: Stop) -> int:
+    """Read the bytes from `start` on and return how many there were."""
     done = 0
-    while done < view.nbytes:
-        if offset is None:
-            done += os.write(descriptor, view[done:])
-        else:
-            done += os.pwrite(descriptor, view[done:], offset + done)
+    while done < len(view):
+        stop.check()
+        num_read = os.preadv(descriptor, [view[done : done + BLOCK_BYTES]], start + done)
+        if num_read == 0:
+            break
+        done += num_read
     return done
-
-
-def _sync_directory(path: Path) -> None:
-    """Make a rename durable: the directory entry is data of its own."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _walk(
-    directory: Path, base: str, prefix: str, low: str
-) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield (key, entry) of every file of `prefix` whose key is not below `low`, sorted by key."""
-    try:
-        with os.scandir(directory) as found:
-            entries = [entry for entry in found if not entry.name.startswith(_TEMPORARY)]
-    except FileNotFoundError:
-        return
-    rows = sorted(((e.name + "/" if e.is_dir() else e.name, e) for e in entries), key=itemgetter(0))
-    for name, entry in rows:
-        key = base + name
-        if name.endswith("/"):
-            # A whole directory is left out where none of its keys can begin with the prefix or
-            # reach the start.
-            related = key.startswith(prefix) or prefix.startswith(key)
-            if related and key + "\U0010ffff" >= low:
-                yield from _walk(Path(entry.path), key, prefix, low)
-        elif key.startswith(prefix) and key >= low:
-            yield key, entry

@@ -1,0 +1,62 @@
+"""Blocking work on files, in a thread, that ends soon where nobody waits for it any more."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["BLOCK_BYTES", "Stop", "in_thread"]
+
+T = TypeVar("T")
+
+BLOCK_BYTES = 16 * 1024 * 1024
+"""Bytes between two looks at whether the work was cancelled: 2 to 10 ms."""
+
+
+class Stop:
+    """Tells the work of a thread whether anybody still waits for it."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        """Ask the work to end; from any thread."""
+        self._is_set = True
+
+    def check(self) -> None:
+        """End the work where it was cancelled.
+
+        Raises:
+            InterruptedError: It was.
+        """
+        if self._is_set:
+            raise InterruptedError(errno.EINTR, "cancelled")
+
+
+async def in_thread(work: Callable[[Stop], T], *, into_callers_memory: bool = False) -> T:
+    """Run blocking work in a thread; cancelled, it ends at its next `Stop.check`.
+
+    Args:
+        work: Given the `Stop`, to look at now and then.
+        into_callers_memory: A cancellation waits for that end, as the memory is the caller's again.
+    """
+    stop = Stop()
+    try:
+        future = asyncio.get_running_loop().run_in_executor(None, work, stop)
+    except RuntimeError:
+        return work(stop)  # the interpreter is ending and starts no more threads
+    try:
+        return await (asyncio.shield(future) if into_callers_memory else future)
+    except asyncio.CancelledError:
+        stop.set()
+        while into_callers_memory and not future.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([future])
+        if into_callers_memory and not future.cancelled():
+            future.exception()  # seen, so that the loop does not report it
+        raise

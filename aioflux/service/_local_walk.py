@@ -1,0 +1,274 @@
+"""Which keys a directory holds, in key order; and where a key is.
+
+Keys are paths below the directory. An object is a regular file. A symbolic link stands for what it
+leads to, as long as that is below the directory, too: one that leads out, to nothing or back to a
+directory that it is in is not there. Neither are pipes, sockets and devices, nor writes under way.
+
+A name that is not UTF-8 is a key as Python writes such names, with surrogate escapes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["TEMPORARY", "Walk", "check_key", "locate", "status_of", "temporaries"]
+
+TEMPORARY = ".aioflux-"
+"""Names that begin so are writes under way: never listed, never taken as keys."""
+_NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+"""What the system says of a path that leads to nothing."""
+
+
+def check_key(key: str) -> None:
+    """Refuse a key that is no path strictly below a directory.
+
+    Raises:
+        ValueError: It is empty or absolute, has an empty, `.` or `..` segment or a NUL, or looks
+            like a write under way.
+    """
+    if not _is_key(key):
+        raise ValueError(
+            f"{key!r} cannot be a file below a directory: segments must not be empty, '.' or "
+            f"'..', nor begin with {TEMPORARY!r}"
+        )
+
+
+def _is_key(key: str) -> bool:
+    segments = key.split("/")
+    bad = any(segment in {"", ".", ".."} or segment.startswith(TEMPORARY) for segment in segments)
+    return not bad and "\0" not in key
+
+
+def locate(root: str, key: str) -> str:
+    """Return the path of a key, whose last segment may be anything or nothing.
+
+    Raises:
+        PermissionError: A symbolic link on the way leads out of the directory.
+        ValueError: `check_key` refuses it.
+    """
+    check_key(key)
+    path = root.rstrip("/")
+    linked = False
+    for segment in key.split("/")[:-1]:
+        path += f"/{segment}"
+        linked = linked or os.path.islink(path)
+    if linked and not _is_below(os.path.realpath(path), os.path.realpath(root)):
+        raise PermissionError(
+            errno.EPERM, "a symbolic link on the way leads out of the directory", path
+        )
+    return f"{path}/{key.rpartition('/')[2]}"
+
+
+def status_of(root: str, key: str) -> tuple[str, os.stat_result]:
+    """Return path and status of the regular file that a key is.
+
+    Raises:
+        FileNotFoundError: There is none, or it is not below the directory.
+        OSError: It cannot be told.
+        ValueError: `check_key` refuses the key.
+    """
+    path = ""
+    try:
+        path = locate(root, key)
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            _, status = _follow(path, os.path.realpath(root))
+    except OSError as exc:
+        if exc.errno in {*_NOTHING, errno.EPERM}:
+            raise FileNotFoundError(errno.ENOENT, exc.strerror, path) from exc
+        raise
+    if not stat.S_ISREG(status.st_mode):
+        raise FileNotFoundError(errno.ENOENT, "it is no regular file", path)
+    return path, status
+
+
+def _is_below(real: str, root: str) -> bool:
+    return real == root or real.startswith(root.rstrip("/") + "/")
+
+
+def _follow(path: str, root: str) -> tuple[str, os.stat_result]:
+    """Return what a symbolic link leads to, below the directory whose real path is `root`."""
+    real = os.path.realpath(path)
+    if not _is_below(real, root):
+        raise FileNotFoundError(errno.ENOENT, "the symbolic link leads out of the directory", path)
+    # Of the link, not of its real path: where links lead around in a circle there is none.
+    return real, os.stat(path)
+
+
+class _Level:
+    """One directory on the way to the current key: what of it is still to come, last first."""
+
+    __slots__ = ("base", "real", "rows")
+
+    def __init__(self, base: str, real: str) -> None:
+        self.base = base
+        self.real = real
+        self.rows: list[tuple[str, os.DirEntry[str], str]] = []
+
+
+class Walk:
+    """The objects below a directory whose keys begin with `prefix`, from `low` on, in key order.
+
+    An iterator of (key, entry) that can be left and gone on with: each directory is read once, and
+    none that cannot hold such keys.
+    """
+
+    def __init__(self, root: str, prefix: str, low: str) -> None:
+        self._root = os.path.realpath(root)
+        self._prefix = prefix
+        self._low = low
+        self._skipped = ""
+        self._levels: list[_Level] = []
+        self._returned: list[tuple[str, os.DirEntry[str]]] = []
+        base = prefix[: prefix.rfind("/") + 1]
+        if not base:
+            self._enter(root, self._root, "")
+        elif _is_key(base[:-1]):
+            real = os.path.realpath(f"{self._root.rstrip('/')}/{base[:-1]}")
+            if _is_below(real, self._root):
+                self._enter(real, real, base)
+
+    def __iter__(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        return self
+
+    def __next__(self) -> tuple[str, os.DirEntry[str]]:
+        if self._returned:
+            return self._returned.pop()
+        while self._levels:
+            level = self._levels[-1]
+            if not level.rows:
+                self._levels.pop()
+                continue
+            name, entry, real = level.rows.pop()
+            key = level.base + name
+            if self._skipped and key.startswith(self._skipped):
+                continue
+            if not name.endswith("/"):
+                return key, entry
+            self._enter(entry.path, real or f"{level.real}/{name[:-1]}", key)
+        raise StopIteration
+
+    def take(
+        self, limit: int, *, end: str, delimiter: str
+    ) -> tuple[list[tuple[str, os.stat_result]], list[str], str]:
+        """Go on until there are `limit` keys and common prefixes, or to the key `end`.
+
+        Returns:
+            Keys with the status of their files, common prefixes up to the delimiter, and the next
+            key, from which on another walk would go on; empty at the end.
+        """
+        found: list[tuple[str, os.stat_result]] = []
+        prefixes: list[str] = []
+        for key, entry in self:
+            if end and key >= end:
+                break
+            if len(found) + len(prefixes) >= limit:
+                self._returned.append((key, entry))
+                return found, prefixes, key
+            cut = key.find(delimiter, len(self._prefix)) if delimiter else -1
+            if cut >= 0:
+                prefixes.append(key[: cut + len(delimiter)])
+                self._skip(prefixes[-1])
+                continue
+            with suppress(FileNotFoundError):  # deleted while it was listed
+                status = entry.stat()
+                if stat.S_ISREG(status.st_mode):
+                    found.append((key, status))
+        return found, prefixes, ""
+
+    def _skip(self, prefix: str) -> None:
+        """Leave out what is left of the keys that begin with `prefix`."""
+        self._skipped = prefix
+        while self._levels and self._levels[-1].base.startswith(prefix):
+            self._levels.pop()
+
+    def _enter(self, path: str, real: str, base: str) -> None:
+        level = _Level(base, real)
+        try:
+            with os.scandir(path) as found:
+                level.rows = [row for entry in found if (row := self._row(level, entry))]
+        except FileNotFoundError:
+            return  # removed meanwhile; and a root that is not there is an empty store
+        except NotADirectoryError:
+            if base:
+                return  # the prefix goes on behind an object
+            raise
+        level.rows.sort(key=_first, reverse=True)
+        self._levels.append(level)
+
+    def _row(
+        self, level: _Level, entry: os.DirEntry[str]
+    ) -> tuple[str, os.DirEntry[str], str] | None:
+        """Return (name, entry, real path of a link) of what may hold keys; `/` ends directories."""
+        name = entry.name
+        key = level.base + name
+        below = f"{key}/"
+        related = key.startswith(self._prefix) or self._prefix.startswith(below)
+        reaches = below >= self._low or self._low.startswith(below)
+        if not related or not reaches or name.startswith(TEMPORARY):
+            return None
+        if entry.is_dir(follow_symlinks=False):
+            return f"{name}/", entry, ""
+        real = ""
+        if entry.is_symlink():
+            linked = self._linked(level, entry)
+            if linked is None:
+                return None
+            real, is_directory = linked
+            if is_directory:
+                return f"{name}/", entry, real
+        elif not entry.is_file(follow_symlinks=False):
+            return None
+        if not key.startswith(self._prefix) or key < self._low:
+            return None
+        return name, entry, real
+
+    def _linked(self, level: _Level, entry: os.DirEntry[str]) -> tuple[str, bool] | None:
+        """Return where a link leads and whether to a directory, or None where it is not there."""
+        try:
+            real, status = _follow(entry.path, self._root)
+        except OSError as exc:
+            if exc.errno in _NOTHING:
+                return None
+            raise
+        if stat.S_ISREG(status.st_mode):
+            return real, False
+        within = {self._root, level.real, *(each.real for each in self._levels)}
+        if not stat.S_ISDIR(status.st_mode) or real in within:
+            return None
+        return real, True
+
+
+def _first(row: tuple[str, os.DirEntry[str], str]) -> str:
+    return row[0]
+
+
+def temporaries(root: str, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield what writers have under way, or left behind when they were killed.
+
+    As (path below the directory, status), in no order, of those whose path begins with `prefix`;
+    their status tells how long they have not been written to. Links are not followed.
+    """
+    directories = [""]
+    while directories:
+        base = directories.pop()
+        try:
+            with os.scandir(f"{root}/{base}") as found:
+                entries = list(found)
+        except FileNotFoundError:
+            continue  # gone meanwhile; and a root that is not there holds nothing
+        for entry in entries:
+            path = base + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                if path.startswith(prefix) or prefix.startswith(f"{path}/"):
+                    directories.append(f"{path}/")
+            elif entry.name.startswith(TEMPORARY) and path.startswith(prefix):
+                with suppress(FileNotFoundError):  # done meanwhile
+                    yield path, entry.stat(follow_symlinks=False)
