@@ -131,9 +131,17 @@ class Walk:
         if not base:
             self._enter(root, self._root, "")
         elif _is_key(base[:-1]):
-            real = os.path.realpath(f"{self._root.rstrip('/')}/{base[:-1]}")
+            self._begin(base)
+
+    def _begin(self, base: str) -> None:
+        """Begin at the directory that a prefix is in."""
+        real = os.path.realpath(f"{self._root.rstrip('/')}/{base[:-1]}")
+        try:
             if _is_below(real, self._root):
                 self._enter(real, real, base)
+        except OSError as exc:
+            if exc.errno not in _NOTHING:
+                raise
 
     def __iter__(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
         return self

@@ -91,10 +91,10 @@ def prune(path: Path, root: Path) -> None:
             break
         try:
             parent.rmdir()
-        except FileNotFoundError:
-            continue  # never made, or gone
-        except OSError:
-            break
+        except OSError as exc:
+            # Never made, or gone: its parent may be empty, too.
+            if exc.errno not in {errno.ENOENT, errno.ENAMETOOLONG}:
+                break
 
 
 def write_all(descriptor: int, data: bytes | memoryview, offset: int, stop: Stop) -> int:

@@ -1,0 +1,205 @@
+"""What goes wrong with files is said with a type, names the object and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aioflux import NotFoundError, PermissionDeniedError, StorageError, TransientError
+from aioflux.service._base import Precondition, Source
+from aioflux.service._local import LocalService
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ANY = Precondition()
+CREATE = Precondition(if_absent=True)
+NOBODY = 65534
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """Make a directory that an ordinary user owns, and be that user."""
+    made = Path(tempfile.mkdtemp(prefix="aioflux-test-"))
+    superuser = os.geteuid() == 0
+    if superuser:
+        os.chown(made, NOBODY, NOBODY)
+        os.seteuid(NOBODY)
+    try:
+        yield made
+    finally:
+        if superuser:
+            os.seteuid(0)
+        shutil.rmtree(made)
+
+
+@pytest.fixture
+def service(root: Path) -> LocalService:
+    return LocalService(str(root))
+
+
+async def put(service: LocalService, key: str, data: bytes = b"1") -> None:
+    await service.put(key, data, crc32c=None, precondition=ANY)
+
+
+def everything(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
+
+
+async def test_a_directory_that_may_not_be_written_to(root: Path, service: LocalService) -> None:
+    await put(service, "d/a")
+    (root / "d").chmod(0o500)
+    for call in (
+        put(service, "d/a"),
+        put(service, "d/e/f/b"),
+        service.delete("d/a"),
+        service.initiate_upload("d/b"),
+        service.compose("d/b", [Source(key="d/a")], precondition=CREATE),
+    ):
+        with pytest.raises(PermissionDeniedError, match=rf"file://{root}/d/.*Permission denied"):
+            await call
+    assert everything(root) == ["d", "d/a"]
+    assert bytes((await service.get("d/a")).data) == b"1"
+    (root / "d").chmod(0o700)
+
+
+async def test_what_may_not_be_read(root: Path, service: LocalService) -> None:
+    """It is denied, and not taken for missing: a listing that leaves it out would lie."""
+    await put(service, "a")
+    await put(service, "d/b")
+    (root / "a").chmod(0)
+    (root / "d").chmod(0)
+    for call in (
+        service.get("a"),
+        service.get("d/b"),
+        service.head("d/b"),
+        service.list_page(""),
+        service.list_page("d/"),
+        service.compose("c", [Source(key="a")], precondition=ANY),
+    ):
+        with pytest.raises(PermissionDeniedError, match=f"file://{root}"):
+            await call
+    (root / "d").chmod(0o700)
+    assert everything(root) == ["a", "d", "d/b"]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what a thread does: nothing in this loop could tell."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+LONG = "n" * 256
+
+
+@pytest.mark.parametrize("key", [LONG, f"d/{LONG}", f"d/e/{LONG}/x", "/".join(["n" * 200] * 25)])
+async def test_a_name_that_is_too_long(root: Path, service: LocalService, key: str) -> None:
+    for call in (put(service, key), service.compose(key, [], precondition=ANY)):
+        with pytest.raises(StorageError, match="too long") as failure:
+            await call
+        assert failure.value.uri == f"file://{root}/{key}"
+    with pytest.raises(NotFoundError):
+        await service.get(key)
+    with pytest.raises(NotFoundError):
+        await service.delete(key)
+    assert list((await service.list_page(key)).objects) == []
+    assert everything(root) == []
+
+
+@pytest.fixture
+def little_room() -> Iterator[int]:
+    """Let no file grow beyond a few bytes: what a full disk does, one write earlier or later."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    most = 100_000
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield most
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+async def test_a_disk_that_is_full(root: Path, service: LocalService, little_room: int) -> None:
+    await put(service, "a", b"old")
+    await put(service, "half", bytes(little_room))
+    too_much = bytes(little_room + 1)
+    upload = await service.initiate_upload("d/w")
+    for call in (
+        put(service, "a", too_much),
+        put(service, "d/e/b", too_much),
+        service.compose("c", [Source(key="half"), Source(key="half")], precondition=ANY),
+        service.put_part("d/w", upload, 1, (too_much,), offset=0, crc32c=None),
+    ):
+        with pytest.raises(StorageError, match=f"file://{root}/") as failure:
+            await call
+        assert isinstance(failure.value.__cause__, OSError)
+    await service.abort_upload("d/w", upload)
+    assert everything(root) == ["a", "half"]
+    assert bytes((await service.get("a")).data) == b"old"
+
+
+async def get_often(service: LocalService, key: str) -> None:
+    for _ in range(100):
+        await service.get(key)
+
+
+async def test_a_file_that_is_changed_in_place_is_not_read(
+    root: Path, service: LocalService
+) -> None:
+    """No store does that, but others may: two contents are never mixed."""
+    await put(service, "a", bytes(64 << 20))
+    stopping = threading.Event()
+
+    def scribble() -> None:
+        with (root / "a").open("r+b", buffering=0) as file:
+            while not stopping.is_set():
+                file.seek(0)
+                file.write(os.urandom(64))
+
+    thread = threading.Thread(target=scribble)
+    thread.start()
+    try:
+        with pytest.raises(TransientError, match="changed in place"):
+            await get_often(service, "a")
+    finally:
+        stopping.set()
+        thread.join()
+
+
+async def test_a_cancelled_write_is_never_published(root: Path, service: LocalService) -> None:
+    """Its bytes are the caller's memory, which may change from then on."""
+    data = bytearray(256 << 20)
+    for key in ("a", "d/b"):
+        task = asyncio.create_task(
+            service.put(key, memoryview(data), crc32c=None, precondition=ANY)
+        )
+        await until(lambda: bool(everything(root)))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: not everything(root))
+
+
+async def test_a_cancelled_read_leaves_the_callers_memory_alone(service: LocalService) -> None:
+    """When the cancellation is over, so is the reading."""
+    size = 256 << 20
+    await put(service, "a", b"\1" * size)
+    for _ in range(3):
+        buffer = bytearray(size)
+        task = asyncio.create_task(service.get("a", into=memoryview(buffer)))
+        await until(lambda first=buffer: first[0])
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not buffer[-1], "it was over before it was cancelled"
+        first = buffer.find(b"\0")
+        await asyncio.sleep(0.05)
+        assert buffer.find(b"\0") == first

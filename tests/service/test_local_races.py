@@ -1,0 +1,181 @@
+"""Writers of one object in several processes: every condition holds, and one of them wins."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aioflux import AlreadyExistsError, NotFoundError, PreconditionFailedError, StorageError
+from aioflux import sync as blocking
+from aioflux.service._base import Precondition
+from aioflux.service._local import LocalService
+from aioflux.service._local_walk import TEMPORARY, temporaries
+from aioflux.service._local_write import link_new, locked, replace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.synchronize import Barrier
+    from pathlib import Path
+
+NUM_PROCESSES = 4
+NUM_ROUNDS = 50
+processes = multiprocessing.get_context("forkserver")
+
+
+def create(uri: str, number: int, barrier: Barrier, results: Any) -> None:
+    """Create each key at the same moment as others do."""
+    won = []
+    with blocking.open_store(uri) as store:
+        for at in range(NUM_ROUNDS):
+            barrier.wait(60)
+            try:
+                if at % 2:
+                    store.put(f"d{at}/k", f"{number}".encode(), mode="create")
+                else:
+                    with store.open_writer(f"d{at}/k", mode="create") as writer:
+                        writer.write(f"{number}".encode())
+                won.append(at)
+            except AlreadyExistsError:
+                pass
+    results.put((number, won))
+
+
+def increment(uri: str, number: int, barrier: Barrier, results: Any) -> None:
+    """Add one to the object, fifty times, by reading and replacing what was read."""
+    won = []
+    with blocking.open_store(uri) as store:
+        barrier.wait(60)
+        while len(won) < NUM_ROUNDS:
+            meta = store.head("counter")
+            try:
+                count = int(store.get(meta)) + 1
+                store.put("counter", b"%d" % count, if_generation_match=meta.generation)
+                won.append(count)
+            except (PreconditionFailedError, NotFoundError):
+                continue  # replaced since it was looked at, or read
+    results.put((number, won))
+
+
+def run(work: Any, uri: str) -> dict[int, list[int]]:
+    """Run `work` in several processes at once and return what each has won."""
+    barrier, results = processes.Barrier(NUM_PROCESSES), processes.SimpleQueue()
+    started = [
+        processes.Process(target=work, args=(uri, number, barrier, results), daemon=True)
+        for number in range(NUM_PROCESSES)
+    ]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(100)
+        assert process.exitcode == 0
+    return dict(results.get() for _ in started)
+
+
+def test_one_of_many_creators_wins(tmp_path: Path) -> None:
+    won = run(create, f"file://{tmp_path}")
+    assert sorted(at for each in won.values() for at in each) == list(range(NUM_ROUNDS))
+    for number, rounds in won.items():
+        for at in rounds:
+            assert (tmp_path / f"d{at}/k").read_bytes() == f"{number}".encode()
+    assert list(temporaries(str(tmp_path), "")) == []
+
+
+def test_no_update_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "counter").write_bytes(b"0")
+    won = run(increment, f"file://{tmp_path}")
+    total = NUM_PROCESSES * NUM_ROUNDS
+    assert sorted(count for each in won.values() for count in each) == list(range(1, total + 1))
+    assert (tmp_path / "counter").read_bytes() == b"%d" % total
+    assert list(temporaries(str(tmp_path), "")) == []
+
+
+async def test_conditions_hold_between_tasks(tmp_path: Path) -> None:
+    """Where every other writer has none, too."""
+    service = LocalService(str(tmp_path))
+    first = await service.put("a", b"0", crc32c=None, precondition=Precondition())
+    last = first.generation
+    for _ in range(30):
+        expected = Precondition(if_generation_match=last)
+        outcomes = await asyncio.gather(
+            service.put("a", b"1", crc32c=None, precondition=expected),
+            service.put("a", b"2", crc32c=None, precondition=expected),
+            service.delete("a", generation=last),
+            return_exceptions=True,
+        )
+        won = [each for each in outcomes if not isinstance(each, BaseException)]
+        lost = {type(each) for each in outcomes if isinstance(each, BaseException)}
+        assert len(won) == 1, outcomes
+        assert lost <= {PreconditionFailedError, NotFoundError}
+        meta = await service.put("a", b"0", crc32c=None, precondition=Precondition())
+        last = meta.generation
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from aioflux.service._local_write import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(3600)
+"""
+
+
+def test_the_lock_of_a_killed_writer_is_free(tmp_path: Path) -> None:
+    """What is left of it is hidden, found by a clean-up and in nobody's way."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "a")],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        asyncio.run(write_after(tmp_path, lambda: holder.send_signal(signal.SIGKILL)))
+    assert list(temporaries(str(tmp_path), "")) == []
+
+
+async def write_after(directory: Path, release: Callable[[], None]) -> None:
+    service = LocalService(str(directory))
+    create_only = Precondition(if_absent=True)
+    writing = asyncio.create_task(service.put("a", b"1", crc32c=None, precondition=create_only))
+    assert await asyncio.wait([writing], timeout=0.2) == (set(), {writing})
+    release()
+    async with asyncio.timeout(10):
+        await writing
+    assert [meta.key for meta in (await service.list_page("")).objects] == ["a"]
+
+
+def test_a_link_or_rename_that_was_sent_twice_has_succeeded(tmp_path: Path) -> None:
+    """NFS sends it again where an answer is lost, and the second answer is an error."""
+    (tmp_path / f"{TEMPORARY}1").write_bytes(b"1")
+    (tmp_path / "a").hardlink_to(tmp_path / f"{TEMPORARY}1")
+    link_new(tmp_path / f"{TEMPORARY}1", tmp_path / "a")
+    (tmp_path / f"{TEMPORARY}2").write_bytes(b"2")
+    with pytest.raises(FileExistsError):
+        link_new(tmp_path / f"{TEMPORARY}2", tmp_path / "a")
+    with pytest.raises(FileNotFoundError):
+        replace(tmp_path / f"{TEMPORARY}3", tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == b"1"
+
+
+def test_locks_do_not_pile_up(tmp_path: Path) -> None:
+    for name in ("a", "a", "b" * 255):
+        with locked(tmp_path / name):
+            assert len(list(tmp_path.iterdir())) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_an_object_in_the_way_is_told_from_a_condition(tmp_path: Path) -> None:
+    service = LocalService(str(tmp_path))
+    await service.put("a", b"1", crc32c=None, precondition=Precondition())
+    create_only = Precondition(if_absent=True)
+    with pytest.raises(PreconditionFailedError, match="/a "):
+        await service.put("a", b"2", crc32c=None, precondition=create_only)
+    with pytest.raises(StorageError, match="below an object"):
+        await service.put("a/b", b"2", crc32c=None, precondition=create_only)
