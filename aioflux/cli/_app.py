@@ -11,6 +11,8 @@ import typer
 
 from aioflux._errors import AiofluxError
 from aioflux.cli._cat import cat
+from aioflux.cli._clean import clean
+from aioflux.cli._cp import cp
 from aioflux.cli._loop import Stopped
 from aioflux.cli._ls import ls
 from aioflux.cli._rm import rm
@@ -30,7 +32,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _command in (ls, cat, rm, stat, serve):
+for _command in (ls, cat, cp, rm, stat, clean, serve):
     app.command()(_command)
 
 # typer brings its own copy of click or uses an installed one, depending on its version.
@@ -85,8 +87,7 @@ def _failed(exc: Exception) -> int:
 
 def _explain_usage(exc: BaseException) -> None:
     message = str(getattr(exc, "format_message", lambda: exc)()).rstrip()
-    if "\n" in message:  # the help, which the command without arguments is answered with
-        typer.echo(message, err=True)
+    if not message:  # the help was the answer
         return
     context = getattr(exc, "ctx", None)
     path = context.command_path if context else "aioflux"

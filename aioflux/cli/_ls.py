@@ -12,7 +12,7 @@ import typer
 
 from aioflux._errors import NotFoundError
 from aioflux.cli._loop import run
-from aioflux.cli._place import Endpoint, open_place, parse_place, refuse_needless
+from aioflux.cli._place import Endpoint, open_place, parse_place, refuse_needless, uri_of
 from aioflux.cli._text import (
     format_count,
     format_size,
@@ -89,7 +89,7 @@ class _Printer:
     def page(self, store: Store, page: Page) -> None:
         """Print a page of one level: objects and prefixes by key."""
         rows = [(meta.key, self._line(meta)) for meta in page.objects]
-        prefixes = [(prefix, self._prefix(store.uri + prefix)) for prefix in page.prefixes]
+        prefixes = [(prefix, self._prefix(uri_of(store, prefix))) for prefix in page.prefixes]
         self.num_objects += len(rows)
         self.num_bytes += sum(meta.size for meta in page.objects)
         _print("\n".join(line for _, line in heapq.merge(rows, prefixes)))

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aioflux._uri import Location, parse_uri
+from aioflux._uri import Location, parse_uri, quote_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from aioflux.store import Store
 
-__all__ = ["Endpoint", "Place", "open_place", "parse_place", "refuse_needless"]
+__all__ = ["Endpoint", "Place", "open_place", "parse_place", "refuse_needless", "uri_of"]
 
 Endpoint = Annotated[
     str | None,
@@ -54,6 +54,10 @@ class Place:
             return self.path.endswith("/") or os.path.isdir(self.path)
         return not key or key.endswith("/")
 
+    def is_file(self) -> bool:
+        """Tell whether it is a local file."""
+        return self.is_local and os.path.isfile(self.path)
+
     def split(self) -> tuple[str, str]:
         """Return the uri of a store that holds it, and its key or prefix there.
 
@@ -87,6 +91,12 @@ def open_place(root: str, endpoint: str | None) -> Store:
     from aioflux.store import open_store
 
     return open_store(root, endpoint_url=endpoint if root.startswith("gs:") else None)
+
+
+def uri_of(store: Store, key: str) -> str:
+    """Return the whole uri of a key of a store."""
+    root = store.uri if store.uri.endswith("/") else f"{store.uri}/"
+    return root + (quote_path(key) if root.startswith("file:") else key)
 
 
 def refuse_needless(places: Iterable[Place], endpoint: str | None) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from aioflux.cli._loop import run
 from aioflux.cli._ls import find
-from aioflux.cli._place import Endpoint, open_place, parse_place, refuse_needless
+from aioflux.cli._place import Endpoint, open_place, parse_place, refuse_needless, uri_of
 from aioflux.cli._report import Report
 from aioflux.cli._text import describe, format_count, one_line
 
@@ -93,6 +93,6 @@ class _Remover:
         result = await store.delete_many(keys)
         self.num_deleted += len(result.deleted)
         for name in result.missing if isinstance(keys[0], str) else ():
-            self._report.fail(f"there is no object {one_line(store.uri + name)}")
+            self._report.fail(f"there is no object {one_line(uri_of(store, name))}")
         for error in result.errors.values():
             self._report.fail(describe(error))

@@ -1,0 +1,152 @@
+"""One run of `aioflux cp`: what it opens, shows and leaves."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import AsyncExitStack, aclosing
+from itertools import groupby
+from typing import TYPE_CHECKING, Self
+
+from aioflux.cli._copy_disk import Disk
+from aioflux.cli._copy_plan import Problem
+from aioflux.cli._copy_run import Copier, Tally
+from aioflux.cli._copy_store import Standard, Stored
+from aioflux.cli._copy_works import (
+    below_directory,
+    below_prefix,
+    each_file,
+    each_object,
+    refuse_inside,
+)
+from aioflux.cli._loop import Threads
+from aioflux.cli._place import open_place
+from aioflux.cli._text import complain, format_count, format_size, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+    from types import TracebackType
+
+    from aioflux.cli._copy_plan import Work
+    from aioflux.cli._copy_store import Goal, Origin
+    from aioflux.cli._copy_works import Target
+    from aioflux.cli._place import Place
+    from aioflux.store import Store
+
+__all__ = ["Copy"]
+
+
+class Copy:
+    """One run of the command: the stores it opens, its progress and what is left at the end."""
+
+    def __init__(
+        self, target: Target, endpoint: str | None, *, no_clobber: bool, dry_run: bool
+    ) -> None:
+        self._target = target
+        self._endpoint = endpoint
+        self._no_clobber = no_clobber
+        self._dry_run = dry_run
+        self._tally = Tally()
+        self._threads = Threads()
+        self._disk = Disk(self._threads, no_clobber=no_clobber)
+        self._stores: dict[str, Store] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        if not self._dry_run and _is_terminal():
+            from aioflux.cli._progress import shown
+
+            self._stack.enter_context(shown(self._tally))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._stack.__aexit__(kind, error, trace)
+        self._disk.tidy()
+        if error is not None and self._tally.num_objects:
+            complain(self._tally.summary("stopped; copied"))
+
+    def finish(self) -> int:
+        """Say what was done, and return the exit status."""
+        if self._dry_run:
+            objects = format_count(self._tally.num_objects, "object")
+            size = format_size(self._tally.num_bytes)
+            return self._tally.report.finish(f"would copy {objects}, {size}")
+        if self._target.place is None and not self._tally.report.num_failed:
+            return 0
+        return self._tally.report.finish(self._tally.summary("copied"))
+
+    async def below(self, source: Place) -> None:
+        """Copy what is below a directory or prefix; a single file or object where it is one."""
+        refuse_inside(source, self._target)
+        place = self._target.place
+        if place is not None and place.is_file():
+            raise ValueError(f"{place.text} is a file; -r needs a directory")
+        if not source.is_local:
+            store = await self._store(_root(source))
+            await self._run(Stored(store), below_prefix(store, source, self._target))
+        elif source.is_directory():
+            await self._run(self._disk, below_directory(self._threads, source, self._target))
+        else:
+            await self.each([source], from_stdin=False)
+
+    async def each(self, sources: Sequence[Place], *, from_stdin: bool) -> None:
+        """Copy single files and objects."""
+        taken: dict[str, str] = {}
+        if from_stdin:
+            await self._run(Standard(), self._stdin())
+        for root, group in groupby(sources, key=_root):
+            several = list(group)
+            if root:
+                store = await self._store(root)
+                works = each_object(store, several, self._target, taken)
+                await self._run(Stored(store), works)
+            else:
+                await self._run(self._disk, each_file(several, self._target, taken))
+
+    async def _stdin(self) -> AsyncGenerator[Work, None]:
+        if self._target.is_directory:
+            raise ValueError(
+                "standard input has no name: let TARGET be one, without a / at its end"
+            )
+        yield self._target.job("standard input", "", -1, "")
+
+    async def _store(self, root: str) -> Store:
+        if root not in self._stores:
+            store = open_place(root, self._endpoint)
+            self._stores[root] = await self._stack.enter_async_context(store)
+        return self._stores[root]
+
+    async def _goal(self) -> Goal:
+        place = self._target.place
+        if place is None:
+            return Standard()
+        if place.is_local:
+            return self._disk
+        return Stored(await self._store(_root(place)), no_clobber=self._no_clobber)
+
+    async def _run(self, origin: Origin, works: AsyncGenerator[Work, None]) -> None:
+        if not self._dry_run:
+            await Copier(origin, await self._goal(), self._tally).run(works)
+            return
+        async with aclosing(works):
+            async for work in works:
+                if isinstance(work, Problem):
+                    self._tally.report.fail(work.message)
+                    continue
+                print(f"would copy {one_line(work.source)} to {one_line(work.target)}")  # noqa: T201
+                self._tally.num_objects += 1
+                self._tally.num_bytes += max(work.size, 0)
+
+
+def _root(place: Place) -> str:
+    """Return the uri of the bucket, or nothing for local disk."""
+    return "" if place.is_local else place.split()[0]
+
+
+def _is_terminal() -> bool:
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

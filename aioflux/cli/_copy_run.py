@@ -1,0 +1,163 @@
+"""The executor of a copy: batches through a few lanes, large objects as streams.
+
+jobs -> batches -> read many -> write many     four batches at a time, each in memory whole
+                `-> pieces -> sink             two large objects at a time, piece by piece
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aioflux._errors import StorageError
+from aioflux.cli._copy_disk import SKIPPED
+from aioflux.cli._copy_plan import Batcher, Problem
+from aioflux.cli._copy_store import Stored
+from aioflux.cli._report import Report
+from aioflux.cli._text import describe, format_count, format_seconds, format_size, one_line
+from aioflux.transfer._fanout import bounded_map
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from aioflux.cli._copy_disk import Outcome
+    from aioflux.cli._copy_plan import Job, Work
+    from aioflux.cli._copy_store import Goal, Origin
+
+__all__ = ["Copier", "Tally"]
+
+_MAX_BATCHES = 4
+_MAX_LARGE = 2
+
+
+def _nothing() -> None:
+    return
+
+
+@dataclass(slots=True)
+class Tally:
+    """What is planned and what is done; `changed` is called when there is something to show."""
+
+    report: Report = field(default_factory=Report)
+    planned_objects: int = 0
+    planned_bytes: int = 0
+    is_size_known: bool = True
+    num_objects: int = 0
+    num_bytes: int = 0
+    num_skipped: int = 0
+    begun: float = field(default_factory=time.monotonic)
+    changed: Callable[[], None] = _nothing
+
+    def plan(self, job: Job) -> None:
+        """Count a job that will be done."""
+        self.planned_objects += 1
+        self.planned_bytes += max(job.size, 0)
+        self.is_size_known = self.is_size_known and job.size >= 0
+
+    def advance(self, num_bytes: int) -> None:
+        """Count bytes that went through."""
+        self.num_bytes += num_bytes
+        self.changed()
+
+    def finish(self, job: Job, outcome: Outcome, *, moved: int) -> None:
+        """Count what became of a job, of which `moved` bytes are counted already."""
+        if outcome is None:
+            self.num_objects += 1
+            self.num_bytes += max(job.size, 0) - moved if job.size >= 0 else 0
+            return
+        # What was moved for nothing is no progress, and what will not be moved is not awaited.
+        self.num_bytes -= moved
+        self.planned_bytes -= max(job.size, 0)
+        self.planned_objects -= 1
+        if outcome == SKIPPED:
+            self.num_skipped += 1
+        else:
+            assert isinstance(outcome, Exception)
+            self.report.fail(_named(job, outcome))
+
+    def summary(self, verb: str) -> str:
+        """Say what was done, how fast."""
+        seconds = max(time.monotonic() - self.begun, 1e-3)
+        skipped = f", {self.num_skipped:,} skipped" if self.num_skipped else ""
+        return (
+            f"{verb} {format_count(self.num_objects, 'object')}, {format_size(self.num_bytes)} in "
+            f"{format_seconds(seconds)} ({format_size(self.num_bytes / seconds)}/s){skipped}"
+        )
+
+
+def _named(job: Job, error: Exception) -> str:
+    """Say a failure; who is to look for it must find both ends in the line."""
+    text = describe(error)
+    source, target = one_line(job.source), one_line(job.target)
+    return text if source in text or target in text else f"cannot copy {source} to {target}: {text}"
+
+
+class Copier:
+    """Copies what one origin has to one goal."""
+
+    def __init__(self, origin: Origin, goal: Goal, tally: Tally) -> None:
+        self._origin = origin
+        self._goal = goal
+        self._tally = tally
+        self._large = asyncio.Semaphore(_MAX_LARGE)
+        # Within one bucket the service copies, and no byte passes here.
+        self._within: Stored | None = None
+        if isinstance(origin, Stored) and isinstance(goal, Stored) and origin.store is goal.store:
+            self._within = goal
+
+    async def run(self, works: AsyncGenerator[Work, None]) -> None:
+        """Copy everything; what cannot be copied is reported, and does not keep the others."""
+        async with aclosing(works), aclosing(self._batches(works)) as batches:
+            done = bounded_map(self._copy, batches, max_in_flight=_MAX_BATCHES, ordered=False)
+            async with aclosing(done):
+                async for _ in done:
+                    self._tally.changed()
+
+    async def _batches(
+        self, works: AsyncGenerator[Work, None]
+    ) -> AsyncGenerator[Sequence[Job], None]:
+        batcher = Batcher()
+        async for work in works:
+            if isinstance(work, Problem):
+                self._tally.report.fail(work.message)
+                continue
+            self._tally.plan(work)
+            for batch in batcher.add(work):
+                yield batch
+        if rest := batcher.rest():
+            yield rest
+
+    async def _copy(self, batch: Sequence[Job]) -> None:
+        if self._within is None and batch[0].is_large:
+            await self._stream(batch[0])
+            return
+        if self._within is not None:
+            outcomes = await self._within.copy_many(batch)
+        else:
+            bodies = await self._origin.read_many(batch)
+            outcomes = await self._goal.write_many(batch, bodies)
+        for job, outcome in zip(batch, outcomes, strict=True):
+            self._tally.finish(job, outcome, moved=0)
+
+    async def _stream(self, job: Job) -> None:
+        moved = 0
+        outcome: Outcome = None
+        async with self._large:
+            try:
+                async with self._goal.sink(job) as sink:
+                    if sink is not None:
+                        async with aclosing(self._origin.pieces(job)) as pieces:
+                            async for piece in pieces:
+                                await sink.write(piece)
+                                moved += len(piece)
+                                self._tally.advance(len(piece))
+                if sink is None or sink.was_skipped:
+                    outcome = SKIPPED
+            except BrokenPipeError:
+                raise
+            except (StorageError, OSError, ValueError) as exc:
+                outcome = exc
+        self._tally.finish(job, outcome, moved=moved)

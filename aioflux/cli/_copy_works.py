@@ -1,0 +1,206 @@
+"""What there is to copy: sources, listed, with the name of each at the target."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from aioflux._errors import NotFoundError, StorageError
+from aioflux.cli._copy_disk import walk
+from aioflux.cli._copy_plan import Clashes, Job, Problem, base_name, clash_message, local_problem
+from aioflux.cli._ls import find
+from aioflux.cli._place import uri_of
+from aioflux.cli._text import describe, one_line
+from aioflux.transfer._fanout import bounded_map
+from aioflux.transfer._upload import TEMPORARY_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from aioflux._meta import ObjectMeta
+    from aioflux.cli._copy_plan import Work
+    from aioflux.cli._loop import Threads
+    from aioflux.cli._place import Place
+    from aioflux.store import Store
+
+__all__ = ["Target", "below_directory", "below_prefix", "each_file", "each_object", "refuse_inside"]
+
+_WALK_ITEMS = 1000
+_MAX_HEADS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where copies go, and how they are named there."""
+
+    place: Place | None
+    """None for standard output."""
+    is_directory: bool
+    """Whether copies are named below it; otherwise it is the name of the one copy."""
+
+    def job(self, source: str, origin: ObjectMeta | str, size: int, rest: str) -> Work:
+        """Return the job of one source, whose name below the target is `rest`."""
+        if self.place is None:
+            return Job(source, "standard output", origin, "", size)
+        place = self.place
+        if not place.is_local:
+            base = place.location.key
+            if self.is_directory:
+                base = f"{base}/" if base and not base.endswith("/") else base
+                key = base + rest
+            else:
+                key = base
+            scheme, bucket = place.location.scheme, place.location.bucket
+            return Job(source, f"{scheme}://{bucket}/{key}", origin, key, size)
+        path = place.path
+        if self.is_directory:
+            if problem := local_problem(rest):
+                return Problem(f"cannot copy {one_line(source)} to local disk: {problem}")
+            path = f"{path.rstrip('/')}/{rest}"
+        return Job(source, path, origin, path, size)
+
+
+def refuse_inside(source: Place, target: Target) -> None:
+    """Refuse to copy a directory or prefix into itself, which would never end.
+
+    Raises:
+        ValueError: The target is the source, or below it.
+    """
+    place = target.place
+    if place is None or place.location.scheme != source.location.scheme:
+        return
+    if place.location.bucket != source.location.bucket:
+        return
+    inner, outer = place.location.key, source.location.key
+    if source.is_local:
+        inner, outer = os.path.realpath(place.path), os.path.realpath(source.path)
+    if f"{inner.rstrip('/')}/".startswith(f"{outer.rstrip('/')}/" if outer.rstrip("/") else ""):
+        raise ValueError(f"cannot copy {source.text} into itself ({place.text})")
+
+
+async def below_prefix(store: Store, source: Place, target: Target) -> AsyncGenerator[Work, None]:
+    """Yield a job for every object below a prefix; for the object itself where nothing is.
+
+    Raises:
+        NotFoundError: There is neither.
+    """
+    key = source.location.key
+    prefix = key if not key or key.endswith("/") else f"{key}/"
+    clashes = Clashes()
+    is_local = target.place is not None and target.place.is_local
+    found = False
+    pages = store.list_pages(prefix)
+    async with aclosing(pages):
+        async for page in pages:
+            found = True
+            for meta in page:
+                rest = meta.key[len(prefix) :]
+                if _is_under_way(meta.key) or not (rest or meta.size):
+                    continue
+                if is_local and (other := clashes.add(rest)):
+                    yield Problem(clash_message(meta.uri, uri_of(store, prefix + other)))
+                else:
+                    yield target.job(meta.uri, meta, meta.size, rest)
+    if found:
+        return
+    single = await find(store, key) if key != prefix else None
+    if single is None:
+        uri = str(source.location)
+        raise NotFoundError(f"there is no object below {uri}; check the spelling", uri=uri)
+    yield target.job(single.uri, single, single.size, base_name(key))
+
+
+def _is_under_way(key: str) -> bool:
+    """Tell whether it is a write of somebody else, which is not visible under its own name yet."""
+    return f"/{TEMPORARY_PREFIX}" in f"/{key}"
+
+
+async def below_directory(
+    threads: Threads, source: Place, target: Target
+) -> AsyncGenerator[Work, None]:
+    """Yield a job for every file below a local directory.
+
+    Raises:
+        ValueError: There is none.
+    """
+    root = source.path.rstrip("/") or "/"
+    found = walk(root, threads.stop)
+    is_empty = True
+    while items := await threads.run(lambda: list(islice(found, _WALK_ITEMS))):
+        is_empty = False
+        for item in items:
+            if isinstance(item, Problem):
+                yield item
+            else:
+                path = f"{root.rstrip('/')}/{item[0]}"
+                yield target.job(path, path, item[1], item[0])
+    if is_empty:
+        raise ValueError(f"there is no file below {one_line(source.text)}")
+
+
+async def each_file(
+    sources: Sequence[Place], target: Target, taken: dict[str, str]
+) -> AsyncGenerator[Work, None]:
+    """Yield a job for each of several local files."""
+    for source in sources:
+        try:
+            status = os.stat(source.path)
+        except OSError as exc:
+            yield Problem(f"cannot read {one_line(source.text)}: {exc.strerror}")
+            continue
+        if stat.S_ISDIR(status.st_mode):
+            yield Problem(f"{one_line(source.text)} is a directory; -r copies what is below it")
+            continue
+        work = target.job(source.path, source.path, status.st_size, base_name(source.path))
+        yield _once(work, taken)
+
+
+async def each_object(
+    store: Store, sources: Sequence[Place], target: Target, taken: dict[str, str]
+) -> AsyncGenerator[Work, None]:
+    """Yield a job for each of several objects of one store."""
+
+    async def look(source: Place) -> Work:
+        key = source.location.key
+        if source.is_directory():
+            return Problem(
+                f"{one_line(source.text)} is a bucket or prefix; -r copies what is below it"
+            )
+        try:
+            meta = await store.head(key)
+        except StorageError as exc:
+            return Problem(describe(exc))
+        return target.job(meta.uri, meta, meta.size, base_name(key))
+
+    works = bounded_map(look, sources, max_in_flight=_MAX_HEADS)
+    async with aclosing(works):
+        async for work in works:
+            yield _once(work, taken)
+
+
+def _once(work: Work, taken: dict[str, str]) -> Work:
+    """Refuse a target that an earlier source takes, or that is the source itself."""
+    if isinstance(work, Problem) or not work.goal:
+        return work
+    if work.source == work.target or (
+        isinstance(work.origin, str) and _is_same_file(work.origin, work.goal)
+    ):
+        return Problem(f"{one_line(work.source)} and {one_line(work.target)} are the same")
+    other = taken.setdefault(work.target, work.source)
+    if other != work.source:
+        return Problem(
+            f"cannot copy {one_line(work.source)} to {one_line(work.target)}: {one_line(other)} "
+            "has the same name there; copy one of the two elsewhere"
+        )
+    return work
+
+
+def _is_same_file(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return False

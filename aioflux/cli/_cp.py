@@ -1,0 +1,69 @@
+"""`aioflux cp`: objects from anywhere to anywhere."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from aioflux.cli._loop import run
+from aioflux.cli._place import Endpoint, parse_place, refuse_needless
+
+__all__ = ["cp"]
+
+
+def cp(
+    sources: Annotated[
+        list[str], typer.Argument(metavar="SOURCE...", help="Uris, paths, or - for stdin.")
+    ],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Uri, path, or - for stdout.")],
+    *,
+    recursive: Annotated[
+        bool, typer.Option("-r", "--recursive", help="Copy what is below SOURCE, which is one.")
+    ] = False,
+    no_clobber: Annotated[
+        bool, typer.Option("--no-clobber", "-n", help="Leave what exists as it is.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be copied, and copy nothing.")
+    ] = False,
+    endpoint_url: Endpoint = None,
+) -> int:
+    """Copy objects and files, with the names of "aws s3 cp".
+
+    TARGET is a directory if it ends in "/", is a bucket, or is a local directory that exists: the
+    copy keeps the last segment of its name there. Otherwise TARGET is the new name.
+
+    With -r, what is below SOURCE lands below TARGET, with the same names, whether or not either
+    ends in "/": "cp -r dir gs://b/p" makes "gs://b/p/..." of "dir/...". A key that would leave a
+    local TARGET ("..", "/..."), or that needs a directory where another is a file, is an error;
+    the others are copied. An empty object whose key ends in "/" becomes a directory. Links to
+    directories are not followed, and empty directories are not copied.
+
+    Copies replace what exists. Each appears whole or not at all; all are verified by crc32c.
+    """
+    if recursive and (len(sources) > 1 or sources == ["-"]):
+        raise typer.BadParameter("-r takes one SOURCE, which is not standard input")
+    if sources.count("-") > 1:
+        raise typer.BadParameter("standard input can be read once")
+    from aioflux.cli._copy import Copy
+    from aioflux.cli._copy_works import Target
+
+    places = [parse_place(text) for text in sources if text != "-"]
+    goal = None if target == "-" else parse_place(target)
+    refuse_needless([*places, *([goal] if goal else [])], endpoint_url)
+    named = Target(goal, goal is not None and (recursive or goal.is_directory()))
+    if len(sources) > 1 and goal is not None and not named.is_directory:
+        raise typer.BadParameter('with several SOURCEs, TARGET is a directory: end it in "/"')
+    if goal is None and recursive:
+        raise typer.BadParameter("-r does not go to standard output")
+
+    async def work() -> int:
+        async with Copy(named, endpoint_url, no_clobber=no_clobber, dry_run=dry_run) as copy:
+            if recursive:
+                await copy.below(places[0])
+            else:
+                await copy.each(places, from_stdin="-" in sources)
+        return copy.finish()
+
+    return run(work)

@@ -1,0 +1,63 @@
+"""The progress of a copy on a terminal: bar, bytes, objects, rate and time left."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from aioflux.cli._text import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.progress import Task
+
+    from aioflux.cli._copy_run import Tally
+
+__all__ = ["shown"]
+
+
+class _Rate(ProgressColumn):
+    """Bytes per second of the last seconds."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("-" if speed is None else f"{format_size(speed)}/s")
+
+
+@contextmanager
+def shown(tally: Tally) -> Iterator[None]:
+    """Show a tally on stderr until the body ends; failures are written above the bar."""
+    console = Console(file=sys.stderr)
+    columns = (
+        TextColumn("{task.percentage:>3.0f}%"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[amount]}"),
+        _Rate(),
+        TimeRemainingColumn(),
+    )
+    progress = Progress(*columns, console=console, transient=True, expand=True)
+    task = progress.add_task("", total=None, amount="")
+
+    def update() -> None:
+        total = tally.planned_bytes if tally.is_size_known else None
+        done = format_size(tally.num_bytes)
+        amount = f"{done} of {format_size(total)}" if total is not None else done
+        amount += f", {tally.num_objects:,} of {tally.planned_objects:,}"
+        progress.update(task, completed=tally.num_bytes, total=total, amount=amount)
+
+    def say(message: str) -> None:
+        console.print(f"aioflux: {message}", markup=False, highlight=False, soft_wrap=True)
+
+    tally.changed, told = update, tally.report.say
+    tally.report.say = say
+    try:
+        with progress:
+            yield
+    finally:
+        tally.report.say = told
