@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from aioflux import data as data
     from aioflux import sync as sync
     from aioflux import testing as testing
+    from aioflux._stats import LatencyHistogram, Progress, ProgressHook, StoreStats
     from aioflux.store import Store, open_store
 
 __all__ = [
@@ -47,14 +48,18 @@ __all__ = [
     "CleanResult",
     "CredentialsError",
     "DeleteResult",
+    "LatencyHistogram",
     "NotFoundError",
     "ObjectMeta",
     "OpenUpload",
     "PermissionDeniedError",
     "PreconditionFailedError",
+    "Progress",
+    "ProgressHook",
     "RetryPolicy",
     "StorageError",
     "Store",
+    "StoreStats",
     "Timeouts",
     "TransferOptions",
     "TransientError",
@@ -64,7 +69,14 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_LAZY_NAMES = {"Store": "aioflux.store", "open_store": "aioflux.store"}
+_LAZY_NAMES = {
+    "LatencyHistogram": "aioflux._stats",
+    "Progress": "aioflux._stats",
+    "ProgressHook": "aioflux._stats",
+    "Store": "aioflux.store",
+    "StoreStats": "aioflux._stats",
+    "open_store": "aioflux.store",
+}
 _LAZY_MODULES = ("checkpoint", "data", "sync", "testing")
 
 # Hidden from type checkers, to which it would promise that every name exists.

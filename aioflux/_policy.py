@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 if TYPE_CHECKING:
     import ssl
 
+    from aioflux._stats import ProgressHook
+
 __all__ = ["MIB", "RetryPolicy", "StoreOptions", "Timeouts", "TransferOptions"]
 
 MIB = 1024 * 1024
@@ -16,8 +18,18 @@ MIB = 1024 * 1024
 def _require_positive(owner: object, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{type(owner).__name__}.{name} must be a number, not {value!r}")
         if not value > 0:
             raise ValueError(f"{type(owner).__name__}.{name} must be above 0, not {value!r}")
+
+
+def _require_whole(owner: object, *names: str) -> None:
+    _require_positive(owner, *names)
+    for name in names:
+        value = getattr(owner, name)
+        if not isinstance(value, int):
+            raise TypeError(f"{type(owner).__name__}.{name} must be an int, not {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +58,13 @@ class TransferOptions:
     reads twice everywhere, "never" nowhere. Without effect where `verify` is False."""
 
     def __post_init__(self) -> None:
-        _require_positive(
-            self, "max_in_flight", "max_in_flight_bytes", "range_size_bytes", "part_size_bytes"
+        _require_whole(
+            self,
+            "max_in_flight",
+            "max_in_flight_bytes",
+            "range_size_bytes",
+            "part_size_bytes",
+            "max_buffered_bytes",
         )
         if self.verify_ranges not in {"auto", "always", "never"}:
             raise ValueError(
@@ -83,10 +100,16 @@ class RetryPolicy:
     """Largest bound of a delay, in seconds; 32 by default."""
     deadline_seconds: float = 300.0
     """Time that all attempts of one request may take together, in seconds; 300 by default."""
+    budget_retries: int = 100
+    """Retries that all requests of one store may send at once; 100 by default. Every five requests
+    that succeed allow one more. A retry above the budget is not dropped, it waits."""
+    budget_per_second: float = 10.0
+    """Retries in each second that are allowed whatever else happens; 10 by default."""
 
     def __post_init__(self) -> None:
+        _require_whole(self, "max_attempts", "budget_retries")
         _require_positive(
-            self, "max_attempts", "initial_seconds", "max_seconds", "deadline_seconds"
+            self, "initial_seconds", "max_seconds", "deadline_seconds", "budget_per_second"
         )
         if not self.multiplier >= 1:
             raise ValueError(f"RetryPolicy.multiplier must be 1 or more, not {self.multiplier!r}")
@@ -119,3 +142,4 @@ class StoreOptions(TypedDict, total=False):
     credentials: Any
     endpoint_url: str | None
     ssl_context: ssl.SSLContext | None
+    progress: ProgressHook | None

@@ -18,6 +18,7 @@ from aioflux._uri import Location, parse_uri
 from aioflux.service._base import Precondition, Source
 from aioflux.service._open import ServiceConfig, open_service
 from aioflux.transfer import _clean, _compose, _delete, _download, _listing, _upload
+from aioflux.transfer._counters import Tally
 from aioflux.transfer._download import Fetched
 from aioflux.transfer._fanout import Items, bounded_batches, bounded_map
 from aioflux.transfer._limits import ByteBudget, Limits
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
     from types import TracebackType
+
+    from aioflux._stats import ProgressHook, StoreStats
 
 __all__ = ["ObjectReader", "ObjectWriter", "Store", "open_store"]
 
@@ -53,6 +56,7 @@ def open_store(
     credentials: Any = None,
     endpoint_url: str | None = None,
     ssl_context: ssl.SSLContext | None = None,
+    progress: ProgressHook | None = None,
 ) -> Store:
     """Open the objects below a uri. Sends nothing: connections are made on first use.
 
@@ -70,6 +74,8 @@ def open_store(
             are asked without credentials.
         ssl_context: TLS settings, such as a custom CA; the system's trust store by default. A store
             with one does not pickle.
+        progress: Called on the event loop with a `Progress` as bytes of objects move. It belongs to
+            this process: a pickled store leaves it behind.
 
     Returns:
         A store: use it as `async with`, or call `aclose` when done.
@@ -85,6 +91,7 @@ def open_store(
         credentials=credentials,
         endpoint_url=endpoint_url,
         ssl_context=ssl_context,
+        progress=progress,
     )
 
 
@@ -109,7 +116,9 @@ class Store:
         credentials: Any = None,
         endpoint_url: str | None = None,
         ssl_context: ssl.SSLContext | None = None,
+        progress: ProgressHook | None = None,
     ) -> None:
+        _require_kinds(transfer=transfer, retry=retry, timeouts=timeouts)
         key = location.key
         if key and not key.endswith("/"):
             key += "/"
@@ -128,6 +137,8 @@ class Store:
         if location.scheme != "gs" and (credentials is not None or endpoint_url is not None):
             raise ValueError(f"{location} takes neither credentials nor an endpoint_url")
         self.sessions: Sessions = weakref.WeakKeyDictionary()
+        self._progress = progress
+        self._tally = Tally()
         self._closed = False
         _stores.add(self)
 
@@ -135,6 +146,11 @@ class Store:
     def uri(self) -> str:
         """The uri that keys are relative to."""
         return str(self._config.location)
+
+    @property
+    def stats(self) -> StoreStats:
+        """What this store has done so far in this process: requests, retries, bytes, latency."""
+        return self._tally.stats(self.transfer.max_in_flight)
 
     def __repr__(self) -> str:
         return f"<Store {self.uri}>"
@@ -174,6 +190,7 @@ class Store:
         """Drop all connections unclosed, and return what a forked child must never collect."""
         inherited = list(self.sessions.items())
         self.sessions.clear()
+        self._tally = Tally()
         return inherited
 
     def _session(self) -> Session:
@@ -187,7 +204,8 @@ class Store:
                 max_in_flight_bytes=self.transfer.max_in_flight_bytes,
             )
             service = open_service(self._config)
-            session = Session(service, self.transfer, self.retry, limits)
+            counters = self._tally.join(loop, limits.requests)
+            session = Session(service, self.transfer, self.retry, limits, counters, self._progress)
             self.sessions[loop] = session
         return session
 
@@ -585,6 +603,21 @@ def _key(key: str | ObjectMeta) -> tuple[str, ObjectMeta | None]:
     if not key:
         raise ValueError("a key must not be empty")
     return key, None
+
+
+def _require_kinds(*, transfer: object, retry: object, timeouts: object) -> None:
+    """Refuse settings of another class, such as a dictionary.
+
+    Raises:
+        TypeError: One is of another class.
+    """
+    for name, value, kind in (
+        ("transfer", transfer, TransferOptions),
+        ("retry", retry, RetryPolicy),
+        ("timeouts", timeouts, Timeouts),
+    ):
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} must be aioflux.{kind.__name__}(...), not {value!r}")
 
 
 def _refuse_one(keys: object) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from aioflux._meta import CleanResult, DeleteResult, ObjectMeta
     from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
+    from aioflux._stats import ProgressHook, StoreStats
     from aioflux.store import Buffer, DataBatch, MetaBatch, Metas, WriteMode
 
 __all__ = ["ObjectReader", "ObjectWriter", "Store", "open_store"]
@@ -36,6 +37,7 @@ def open_store(
     credentials: Any = None,
     endpoint_url: str | None = None,
     ssl_context: ssl.SSLContext | None = None,
+    progress: ProgressHook | None = None,
 ) -> Store:
     """Open the objects below a uri; as `aioflux.open_store`, for blocking callers."""
     return Store(
@@ -47,6 +49,7 @@ def open_store(
             credentials=credentials,
             endpoint_url=endpoint_url,
             ssl_context=ssl_context,
+            progress=progress,
         )
     )
 
@@ -119,6 +122,11 @@ class Store:
     def retry(self) -> RetryPolicy:
         """When a failed request is sent again."""
         return self._store.retry
+
+    @property
+    def stats(self) -> StoreStats:
+        """What this store has done so far in this process."""
+        return self._store.stats
 
     def __repr__(self) -> str:
         return f"<sync {self._store!r}>"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from types import TracebackType
+__all__ = ["AdaptiveLimit", "ByteBudget", "Limits", "SizeEstimate"]
 
-__all__ = ["ByteBudget", "Limits", "SizeEstimate"]
+_GROWTH = 1 / 8
+"""What one success adds to a limit of 8 or more: where every thousandth request is throttled, the
+half that was taken from 64 is back after 256 of them."""
 
 
 class ByteBudget:
@@ -69,6 +69,90 @@ class ByteBudget:
             turn.set_result(None)
 
 
+class AdaptiveLimit:
+    """A bounded semaphore that gives way to a service under pressure.
+
+    The limit halves when the service throttles a request that was sent after the last cut, and
+    grows back with every success: additive increase, multiplicative decrease (Chiu and Jain,
+    "Analysis of the Increase and Decrease Algorithms", 1989).
+    """
+
+    def __init__(self, max_in_flight: int) -> None:
+        self._max = max_in_flight
+        self._limit = float(max_in_flight)
+        self._held = 0
+        self._num_cuts = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def limit(self) -> int:
+        """Places there are now."""
+        return int(self._limit)
+
+    @property
+    def num_held(self) -> int:
+        """Places that are taken now."""
+        return self._held
+
+    async def acquire(self, *, in_front: bool = False) -> int:
+        """Wait for a place.
+
+        Args:
+            in_front: Wait before all others: what was begun is finished first.
+
+        Returns:
+            A mark of this moment, for `throttled`.
+        """
+        if self._held >= int(self._limit) or (self._waiting and not in_front):
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if in_front:
+                self._waiting.appendleft(turn)
+            else:
+                self._waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.cancelled():
+                    self._waiting.remove(turn)
+                    self._wake()
+                else:
+                    self.release()
+                raise
+        else:
+            self._held += 1
+        return self._num_cuts
+
+    def release(self) -> None:
+        """Give a place back."""
+        self._held -= 1
+        self._wake()
+
+    def succeeded(self) -> None:
+        """Grow a little, up to the limit that the user set."""
+        if self._limit < self._max:
+            self._limit = min(self._max, self._limit + max(_GROWTH, 1 / self._limit))
+            self._wake()
+
+    def throttled(self, mark: int) -> None:
+        """Halve, unless the limit was cut since the request was sent.
+
+        Args:
+            mark: What `acquire` returned to the request that was throttled.
+        """
+        if mark == self._num_cuts:
+            self._num_cuts += 1
+            self._limit = max(1.0, self._limit / 2)
+
+    def _wake(self) -> None:
+        while self._waiting and self._held < int(self._limit):
+            turn = self._waiting[0]
+            if turn.cancelled():  # its own handler removes it, and wakes the next
+                return
+            self._waiting.popleft()
+            self._held += 1
+            turn.set_result(None)
+
+
 class SizeEstimate:
     """A moving mean of object sizes: what a read of unknown size is charged for.
 
@@ -89,43 +173,11 @@ class SizeEstimate:
         self._mean += (num_bytes - self._mean) / 8
 
 
-class _Slot:
-    """One place of `Limits.slot`; a generator-based context manager costs 3 microseconds more."""
-
-    __slots__ = ("_limits", "_num_bytes")
-
-    def __init__(self, limits: Limits, num_bytes: int) -> None:
-        self._limits = limits
-        self._num_bytes = num_bytes
-
-    async def __aenter__(self) -> None:
-        # Bytes first: who waits for memory must not keep a place from a request that needs none.
-        await self._limits.bytes.acquire(self._num_bytes)
-        try:
-            await self._limits.requests.acquire()
-        except BaseException:
-            self._limits.bytes.release(self._num_bytes)
-            raise
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._limits.requests.release()
-        self._limits.bytes.release(self._num_bytes)
-
-
 class Limits:
-    """The bounded semaphore and the byte budget of one store on one loop."""
+    """The adaptive limit of requests and the byte budget of one store on one loop."""
 
     def __init__(self, *, max_in_flight: int, max_in_flight_bytes: int) -> None:
-        self.requests = asyncio.BoundedSemaphore(max_in_flight)
+        self.requests = AdaptiveLimit(max_in_flight)
         self.bytes = ByteBudget(max_in_flight_bytes)
         # Sixteen reads at first, more or fewer as soon as the first sizes are known.
         self.unknown_size = SizeEstimate(max(1, max_in_flight_bytes // 16))
-
-    def slot(self, num_bytes: int = 0) -> _Slot:
-        """Hold a place for one request whose bodies have `num_bytes`."""
-        return _Slot(self, num_bytes)

@@ -14,9 +14,53 @@ if TYPE_CHECKING:
 
     from aioflux._policy import RetryPolicy
 
-__all__ = ["backoff_bound", "next_delay", "with_retry"]
+__all__ = ["RetryBudget", "backoff_bound", "next_delay", "with_retry"]
 
 T = TypeVar("T")
+
+_RETRIES_PER_SUCCESS = 0.2
+"""Share of successful requests that may be followed by a retry, for ever: the ratio of Finagle's
+RetryBudget (twitter.github.io/finagle/guide/Clients.html)."""
+
+
+class RetryBudget:
+    """How many retries all requests of one store may send: a token bucket.
+
+    It holds `burst` retries and is filled by time and by every success. A retry that finds it empty
+    is given a time to wait rather than an error: while a service is down, the requests of a store
+    together ask it `per_second` times a second, and go on when it is back.
+
+    Args:
+        burst: Retries that may follow each other at once.
+        per_second: Retries in each second, whatever else happens.
+    """
+
+    def __init__(self, *, burst: float, per_second: float) -> None:
+        self._burst = burst
+        self._per_second = per_second
+        self._tokens = float(burst)
+        self._filled_at: float | None = None
+
+    def succeeded(self) -> None:
+        """Fill in what one successful request is worth."""
+        self._tokens = min(self._burst, self._tokens + _RETRIES_PER_SUCCESS)
+
+    def take(self, now: float) -> float:
+        """Take one retry, and return the seconds that it has to wait.
+
+        Args:
+            now: Time in seconds, from any beginning, never earlier than before.
+        """
+        if self._filled_at is not None:
+            filled = self._tokens + (now - self._filled_at) * self._per_second
+            self._tokens = min(self._burst, filled)
+        self._filled_at = now
+        self._tokens -= 1
+        return max(0.0, -self._tokens / self._per_second)
+
+    def give_back(self) -> None:
+        """Return a retry that was taken and will not be sent."""
+        self._tokens = min(self._burst, self._tokens + 1)
 
 
 def backoff_bound(attempt: int, policy: RetryPolicy) -> float:
@@ -34,6 +78,7 @@ def next_delay(
     elapsed_seconds: float,
     retry_after_seconds: float | None,
     fraction: float,
+    budget_seconds: float = 0.0,
 ) -> float | None:
     """Decide what follows a failed attempt.
 
@@ -44,6 +89,7 @@ def next_delay(
         retry_after_seconds: The wait that the service asked for, or None.
         fraction: A random number in `[0, 1)`: full jitter (Brooker, "Exponential Backoff And
             Jitter", 2015).
+        budget_seconds: The wait that the retry budget asks for.
 
     Returns:
         Seconds to wait before the next attempt, or None where there must be none.
@@ -54,6 +100,7 @@ def next_delay(
     if retry_after_seconds is not None:
         # A little jitter on top, so that those who were told the same time do not come back as one.
         delay += retry_after_seconds
+    delay = max(delay, budget_seconds)
     return delay if elapsed_seconds + delay < policy.deadline_seconds else None
 
 
@@ -62,6 +109,7 @@ async def with_retry(
     policy: RetryPolicy,
     *,
     uri_of: Callable[[], str] = str,
+    budget: RetryBudget | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     jitter: Callable[[], float] = random.random,
@@ -72,6 +120,7 @@ async def with_retry(
         attempt: One attempt; it is given its number, from 1. A TransientError asks for another.
         policy: The limits. The deadline also ends an attempt that is under way.
         uri_of: Tells what is asked for, should the deadline pass before any attempt ended.
+        budget: What all requests of a store share; none by default.
         clock: Time in seconds, from any beginning.
         sleep: Waits for so many seconds.
         jitter: Random numbers in `[0, 1)`.
@@ -89,14 +138,18 @@ async def with_retry(
                     return await attempt(number)
                 except TransientError as exc:
                     last = exc
+                    now = clock()
                     delay = next_delay(
                         number,
                         policy,
-                        elapsed_seconds=clock() - begun,
+                        elapsed_seconds=now - begun,
                         retry_after_seconds=exc.retry_after_seconds,
                         fraction=jitter(),
+                        budget_seconds=budget.take(now) if budget else 0.0,
                     )
                     if delay is None:
+                        if budget:
+                            budget.give_back()
                         break
                 await sleep(delay)
                 number += 1

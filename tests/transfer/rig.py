@@ -59,7 +59,7 @@ class Rig:
         return (
             not self.bucket.uploads
             and limits.bytes.held_bytes == 0
-            and not limits.requests.locked()
+            and limits.requests.num_held == 0
         )
 
 

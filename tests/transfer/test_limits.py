@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.transfer._limits import ByteBudget, Limits, SizeEstimate
+from aioflux.transfer._limits import AdaptiveLimit, ByteBudget, SizeEstimate
 
 
 async def settle() -> None:
@@ -22,6 +22,16 @@ def start(budget: ByteBudget, size: int, order: list[int]) -> asyncio.Task[None]
     async def acquire() -> None:
         await budget.acquire(size)
         order.append(size)
+
+    return asyncio.create_task(acquire())
+
+
+def take(
+    limit: AdaptiveLimit, name: str, order: list[str], *, in_front: bool = False
+) -> asyncio.Task[None]:
+    async def acquire() -> None:
+        await limit.acquire(in_front=in_front)
+        order.append(name)
 
     return asyncio.create_task(acquire())
 
@@ -126,33 +136,142 @@ async def play(steps: list[tuple[str, int]]) -> None:
     assert budget.held_bytes == sum(held)
 
 
-async def test_a_slot_is_given_back_after_an_error() -> None:
-    limits = Limits(max_in_flight=1, max_in_flight_bytes=10)
-    for _ in range(3):
-        with suppress(ZeroDivisionError):
-            async with limits.slot(10):
-                assert limits.requests.locked()
-                raise ZeroDivisionError
-    assert limits.bytes.held_bytes == 0
-    assert not limits.requests.locked()
-
-
-async def test_who_waits_for_a_place_gives_its_bytes_back_when_cancelled() -> None:
-    limits = Limits(max_in_flight=1, max_in_flight_bytes=100)
-
-    async def hold(size: int) -> None:
-        async with limits.slot(size):
-            await asyncio.Event().wait()
-
-    first, second = asyncio.create_task(hold(10)), asyncio.create_task(hold(20))
+async def test_as_many_as_the_limit_hold_a_place_at_once() -> None:
+    limit, order = AdaptiveLimit(2), []
+    tasks = [take(limit, name, order) for name in "abc"]
     await settle()
-    assert limits.bytes.held_bytes == 30
-    second.cancel()
+    assert (order, limit.num_held) == (["a", "b"], 2)
+    limit.release()
+    await asyncio.gather(*tasks)
+    assert order == ["a", "b", "c"]
+
+
+async def test_what_was_begun_goes_before_what_waits_in_line() -> None:
+    limit, order = AdaptiveLimit(1), []
+    await limit.acquire()
+    tasks = [take(limit, "first", order), take(limit, "second", order)]
     await settle()
-    assert limits.bytes.held_bytes == 10
+    tasks.append(take(limit, "begun", order, in_front=True))
+    await settle()
+    for _ in tasks:
+        limit.release()
+        await settle()
+    assert order == ["begun", "first", "second"]
+
+
+async def test_a_throttled_answer_halves_the_limit_once_for_all_that_were_sent_before() -> None:
+    limit = AdaptiveLimit(64)
+    marks = [await limit.acquire() for _ in range(64)]
+    for mark in marks:
+        limit.throttled(mark)
+    assert limit.limit == 32
+    for _ in marks:
+        limit.release()
+    limit.throttled(await limit.acquire())
+    assert limit.limit == 16
+
+
+async def test_the_limit_never_falls_below_one() -> None:
+    limit = AdaptiveLimit(3)
+    for _ in range(10):
+        limit.throttled(await limit.acquire())
+        limit.release()
+    assert limit.limit == 1
+
+
+async def test_successes_grow_the_limit_back_to_what_the_user_set() -> None:
+    limit = AdaptiveLimit(64)
+    for _ in range(6):
+        limit.throttled(await limit.acquire())
+        limit.release()
+    assert limit.limit == 1
+    num_successes = 0
+    while limit.limit < 64:
+        limit.succeeded()
+        num_successes += 1
+    assert num_successes < 600
+    limit.succeeded()
+    assert limit.limit == 64
+
+
+async def test_a_cut_limit_lets_nobody_in_before_enough_have_left() -> None:
+    limit, order = AdaptiveLimit(4), []
+    marks = [await limit.acquire() for _ in range(4)]
+    limit.throttled(marks[0])
+    waiting = take(limit, "next", order)
+    for expected in ([], [], ["next"]):
+        limit.release()
+        await settle()
+        assert order == expected
+    await waiting
+    assert limit.num_held == 2
+
+
+async def test_growth_lets_in_who_waits() -> None:
+    limit, order = AdaptiveLimit(2), []
+    limit.throttled(await limit.acquire())
+    waiting = take(limit, "next", order)
+    await settle()
+    assert order == []
+    limit.succeeded()
+    await waiting
+    assert limit.num_held == 2
+
+
+async def test_who_is_cancelled_as_a_place_is_granted_passes_it_on() -> None:
+    limit, order = AdaptiveLimit(1), []
+    await limit.acquire()
+    first, second = take(limit, "first", order), take(limit, "second", order)
+    await settle()
+    limit.release()  # granted to the first, whose task has not run since
     first.cancel()
+    await second
+    assert order == ["second"]
+    assert limit.num_held == 1
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["acquire", "front", "release", "cancel", "cut", "grow"]),
+            st.integers(0, 60),
+        ),
+        max_size=60,
+    )
+)
+def test_no_more_than_the_limit_hold_a_place_and_nobody_is_forgotten(
+    steps: list[tuple[str, int]],
+) -> None:
+    asyncio.run(play_places(steps))
+
+
+async def play_places(steps: list[tuple[str, int]]) -> None:
+    limit = AdaptiveLimit(5)
+    waiting: list[asyncio.Task[None]] = []
+    held, peak_after_cut = 0, 5
+    for action, number in steps:
+        if action in {"acquire", "front"}:
+            waiting.append(take(limit, action, [], in_front=action == "front"))
+        elif action == "release" and held:
+            limit.release()
+            held -= 1
+        elif action == "cancel" and waiting:
+            waiting.pop(number % len(waiting)).cancel()
+        elif action == "cut":
+            limit.throttled(limit._num_cuts)
+        elif action == "grow":
+            limit.succeeded()
+        await settle()
+        granted = [task for task in waiting if task.done()]
+        waiting = [task for task in waiting if not task.done()]
+        held += len(granted)
+        assert limit.num_held == held
+        assert not granted or held <= limit.limit
+        assert not waiting or held >= limit.limit
+        assert 1 <= limit.limit <= peak_after_cut
+    for task in waiting:
+        task.cancel()
     await settle()
-    assert limits.bytes.held_bytes == 0
 
 
 def test_the_estimate_follows_the_sizes() -> None:

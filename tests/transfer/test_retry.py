@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import NotFoundError, RetryPolicy, TransientError
-from aioflux.transfer._retry import backoff_bound, next_delay, with_retry
+from aioflux.transfer._retry import RetryBudget, backoff_bound, next_delay, with_retry
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -168,3 +168,77 @@ async def test_cancellation_is_never_swallowed() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+def test_the_budget_lets_a_burst_through_and_then_so_many_a_second() -> None:
+    budget = RetryBudget(burst=3, per_second=10)
+    assert [budget.take(5.0) for _ in range(5)] == pytest.approx([0, 0, 0, 0.1, 0.2])
+
+
+def test_time_fills_the_budget_up_to_the_burst() -> None:
+    budget = RetryBudget(burst=2, per_second=10)
+    for _ in range(4):
+        budget.take(0.0)
+    assert [budget.take(100.0) for _ in range(3)] == pytest.approx([0, 0, 0.1])
+
+
+def test_five_successes_allow_one_retry() -> None:
+    budget = RetryBudget(burst=1, per_second=1e-9)
+    budget.take(0.0)
+    for _ in range(5):
+        budget.succeeded()
+    assert budget.take(0.0) == 0
+    assert budget.take(0.0) > 1e6
+
+
+def test_a_retry_that_is_not_sent_costs_nothing() -> None:
+    budget = RetryBudget(burst=1, per_second=1)
+    budget.take(0.0)
+    budget.take(0.0)
+    budget.give_back()
+    assert budget.take(0.0) == pytest.approx(1)
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 20), st.integers(0, 50)), max_size=30))
+def test_no_second_sees_more_retries_than_burst_rate_and_successes_allow(
+    steps: list[tuple[float, int, int]],
+) -> None:
+    budget, now, successes = RetryBudget(burst=5, per_second=2), 0.0, 0
+    sent: list[float] = []
+    for pause, num_retries, num_successes in steps:
+        now += pause
+        for _ in range(num_successes):
+            budget.succeeded()
+        successes += num_successes
+        sent += [now + budget.take(now) for _ in range(num_retries)]
+    elapsed = max(sent, default=0.0)
+    assert len(sent) <= 5 + 2 * elapsed + 0.2 * successes + 1e-6 * len(sent)
+
+
+async def test_a_retry_above_the_budget_waits_for_it() -> None:
+    time, budget = Time(), RetryBudget(burst=1, per_second=0.1)
+    budget.take(time.clock())
+
+    async def attempt(number: int) -> str:
+        if number < 2:
+            raise TransientError("again")
+        return "done"
+
+    await with_retry(
+        attempt, POLICY, budget=budget, clock=time.clock, sleep=time.sleep, jitter=lambda: 0.0
+    )
+    assert time.slept == pytest.approx([10.0])
+
+
+async def test_a_budget_that_is_free_after_the_deadline_ends_the_retries() -> None:
+    time, budget = Time(), RetryBudget(burst=1, per_second=1e-3)
+    budget.take(time.clock())
+
+    async def attempt(_: int) -> None:
+        raise TransientError("again")
+
+    with pytest.raises(TransientError, match="gave up after 1 attempts"):
+        await with_retry(attempt, POLICY, budget=budget, clock=time.clock, sleep=time.sleep)
+    assert time.slept == []
+    # It was not sent, so that the next waits no longer.
+    assert budget.take(time.clock()) == pytest.approx(1000.0)

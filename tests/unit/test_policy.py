@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import pickle
+from typing import Any
 
 import pytest
 
+import aioflux
 from aioflux import RetryPolicy, Timeouts, TransferOptions
 from aioflux._policy import MIB
 
@@ -90,3 +92,26 @@ def test_delays_may_stay_constant_but_not_shrink() -> None:
     assert RetryPolicy(multiplier=1.0).multiplier == 1.0
     with pytest.raises(ValueError, match=r"multiplier must be 1 or more, not 0\.5"):
         RetryPolicy(multiplier=0.5)
+
+
+@pytest.mark.parametrize("value", ["8", None, True, [1]], ids=repr)
+def test_what_is_no_number_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"RetryPolicy\.deadline_seconds must be a number, not"):
+        RetryPolicy(deadline_seconds=value)
+
+
+@pytest.mark.parametrize("value", [2.5, float("inf")])
+def test_counts_and_sizes_are_whole(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"TransferOptions\.max_in_flight must be an int, not"):
+        TransferOptions(max_in_flight=value)
+
+
+def test_no_time_is_not_a_number() -> None:
+    with pytest.raises(ValueError, match="must be above 0, not nan"):
+        Timeouts(progress_seconds=float("nan"))
+
+
+@pytest.mark.parametrize("name", ["transfer", "retry", "timeouts"])
+def test_a_store_takes_no_dictionary_for_a_policy(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"{name} must be aioflux\.\w+\(\.\.\.\), not"):
+        aioflux.open_store("memory://policies", **{name: {"max_attempts": 2}})

@@ -1,0 +1,119 @@
+"""Counting what the requests of one store on one loop do."""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+from aioflux._stats import LATENCY_BOUNDS_SECONDS, LatencyHistogram, StoreStats
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+    from aioflux.transfer._limits import AdaptiveLimit
+
+__all__ = ["Counters", "Tally"]
+
+
+class Counters:
+    """Sums that one event loop writes and any thread reads.
+
+    Attributes:
+        num_requests: Attempts sent.
+        num_retries: Attempts that repeated an earlier one.
+        num_failures: Attempts that ended with an error or were cancelled.
+        num_throttled: Attempts answered with 429 or 503.
+        bytes_received: Bytes of object bodies received.
+        bytes_sent: Bytes of object bodies sent.
+        num_in_flight: Requests under way.
+    """
+
+    __slots__ = (
+        "_latency",
+        "_total_seconds",
+        "bytes_received",
+        "bytes_sent",
+        "num_failures",
+        "num_in_flight",
+        "num_requests",
+        "num_retries",
+        "num_throttled",
+    )
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.num_retries = 0
+        self.num_failures = 0
+        self.num_throttled = 0
+        self.bytes_received = 0
+        self.bytes_sent = 0
+        self.num_in_flight = 0
+        self._total_seconds = 0.0
+        self._latency = [0] * (len(LATENCY_BOUNDS_SECONDS) + 1)
+
+    def add_latency(self, seconds: float) -> None:
+        """Count an attempt that took so long."""
+        self._latency[bisect_left(LATENCY_BOUNDS_SECONDS, seconds)] += 1
+        self._total_seconds += seconds
+
+    def add(self, other: Counters) -> None:
+        """Take the sums of a loop that is no more."""
+        for name in Counters.__slots__[2:]:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self._total_seconds += other._total_seconds
+        self._latency = [a + b for a, b in zip(self._latency, other._latency, strict=True)]
+
+    def stats(self, *, max_in_flight: int) -> StoreStats:
+        """Return a copy.
+
+        Args:
+            max_in_flight: Requests that may be under way now.
+        """
+        return StoreStats(
+            num_requests=self.num_requests,
+            num_retries=self.num_retries,
+            num_failures=self.num_failures,
+            num_throttled=self.num_throttled,
+            bytes_received=self.bytes_received,
+            bytes_sent=self.bytes_sent,
+            num_in_flight=self.num_in_flight,
+            max_in_flight=max_in_flight,
+            latency=LatencyHistogram(tuple(self._latency), self._total_seconds),
+        )
+
+
+class Tally:
+    """The counters of one store: one set for each event loop, so that no two threads write one."""
+
+    def __init__(self) -> None:
+        self._past = Counters()
+        self._loops: list[tuple[weakref.ref[AbstractEventLoop], Counters, AdaptiveLimit]] = []
+
+    def join(self, loop: AbstractEventLoop, limit: AdaptiveLimit) -> Counters:
+        """Return new counters for what `loop` is going to do; sum up those of loops that ended."""
+        live = []
+        for entry in self._loops:
+            owner = entry[0]()
+            if owner is None or owner.is_closed():
+                self._past.add(entry[1])
+                self._past.num_in_flight = 0  # what a loop left undone ended with it
+            else:
+                live.append(entry)
+        counters = Counters()
+        self._loops = [*live, (weakref.ref(loop), counters, limit)]
+        return counters
+
+    def stats(self, max_in_flight: int) -> StoreStats:
+        """Return the sums over all loops.
+
+        Args:
+            max_in_flight: What a loop begins with.
+        """
+        total = Counters()
+        total.add(self._past)
+        entries = self._loops
+        for _, counters, _ in entries:
+            total.add(counters)
+        limits = [limit.limit for _, _, limit in entries]
+        return total.stats(max_in_flight=sum(limits) if limits else max_in_flight)

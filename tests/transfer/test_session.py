@@ -1,0 +1,191 @@
+"""One request within the limits: places, counters, progress."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import aioflux
+from aioflux import NotFoundError, Progress, TransientError
+from aioflux.service._base import Body
+from aioflux.testing.faults import Fault
+from aioflux.transfer._limits import Limits
+from aioflux.transfer._session import Session
+from tests.transfer.rig import Rig, pattern
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def throttled(times: int) -> Any:
+    async def attempt(number: int) -> str:
+        if number <= times:
+            raise TransientError("slow down", status=429)
+        return "done"
+
+    return attempt
+
+
+class Clocked(Rig):
+    """Sessions whose backoff is long enough to be seen."""
+
+    def new_session(self, **options: Any) -> Session:
+        session = super().new_session(**options)
+        retry = aioflux.RetryPolicy(initial_seconds=60, max_seconds=60)
+        limits = Limits(max_in_flight=1, max_in_flight_bytes=100)
+        return Session(self.service, session.options, retry, limits)
+
+
+async def test_a_backoff_holds_no_place_but_keeps_its_bytes() -> None:
+    session = Clocked("backoff").session
+    waiting = asyncio.create_task(session.call("a", throttled(1), num_bytes=60))
+    await settle()
+    assert session.limits.requests.num_held == 0
+    assert session.limits.bytes.held_bytes == 60
+    assert await session.call("b", throttled(0), num_bytes=40) == "done"
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert session.limits.bytes.held_bytes == 0
+    assert session.limits.requests.num_held == 0
+
+
+async def test_429_and_503_shrink_the_limit_and_success_grows_it_back() -> None:
+    session = Rig("throttle").new_session(max_in_flight=4)
+    await session.call("a", throttled(2))
+    assert session.limits.requests.limit == 2  # halved twice to 1, and grown by the success
+    for _ in range(20):
+        await session.call("a", throttled(0))
+    assert session.limits.requests.limit == 4
+
+
+async def test_another_error_does_not_shrink_the_limit() -> None:
+    rig = Rig("not-throttled")
+    rig.put("a", b"data")
+    rig.service.fail("head", Fault(kind="refuse", error=TransientError("no", status=500)))
+    await rig.session.call("a", lambda _: rig.service.head("a"))
+    assert rig.session.limits.requests.limit == rig.session.options.max_in_flight
+
+
+async def test_waiting_in_line_does_not_count_against_the_deadline() -> None:
+    rig = Rig("line")
+    retry = aioflux.RetryPolicy(deadline_seconds=0.05)
+    limits = Limits(max_in_flight=1, max_in_flight_bytes=100)
+    session = Session(rig.service, rig.session.options, retry, limits)
+    mark = await limits.requests.acquire()
+    waiting = asyncio.create_task(session.call("a", throttled(0)))
+    _, pending = await asyncio.wait([waiting], timeout=0.2)
+    assert pending
+    limits.requests.throttled(mark)
+    limits.requests.release()
+    assert await waiting == "done"
+
+
+async def test_attempts_retries_failures_and_throttling_are_counted() -> None:
+    session = Rig("count").session
+    await session.call("a", throttled(2))
+    with pytest.raises(NotFoundError):
+        await session.call("b", lambda _: session.service.head("b"))
+    stats = session.counters.stats(max_in_flight=4)
+    assert (stats.num_requests, stats.num_retries) == (4, 2)
+    assert (stats.num_failures, stats.num_throttled, stats.num_in_flight) == (3, 2, 0)
+    assert stats.latency.count == 1
+
+
+async def test_bytes_that_came_and_went_are_counted_also_of_bodies_that_broke() -> None:
+    session = Rig("bytes").session
+
+    async def attempt(number: int) -> Body:
+        if number == 1:
+            raise TransientError("broke", num_bytes_received=7)
+        return Body(bytes(20), 20, "", None, lambda: None)  # type: ignore[arg-type,return-value]
+
+    async def written(_: int) -> str:
+        return "meta"
+
+    await session.call("a", attempt, num_bytes=20)
+    await session.call("a", written, num_bytes=30)
+    assert (session.counters.bytes_received, session.counters.bytes_sent) == (27, 30)
+
+
+async def test_a_request_under_way_is_counted_until_it_is_cancelled() -> None:
+    session = Rig("in-flight").session
+
+    async def attempt(_: int) -> None:
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(session.call("a", attempt))
+    await settle()
+    assert session.counters.num_in_flight == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert (session.counters.num_in_flight, session.counters.num_failures) == (0, 1)
+
+
+@pytest.mark.parametrize("face", ["async", "sync"])
+def test_the_hook_hears_of_all_bytes_of_each_object(face: str) -> None:
+    heard: list[Progress] = []
+    uri = f"memory://progress-{face}/p"
+    options = aioflux.TransferOptions(range_size_bytes=3_000_000)
+    data = pattern(10_000_000)
+
+    async def play() -> aioflux.StoreStats:
+        async with aioflux.open_store(uri, transfer=options, progress=heard.append) as store:
+            await store.put("a", data)
+            assert await store.get("a") == data
+            return store.stats
+
+    def play_sync() -> aioflux.StoreStats:
+        with aioflux.sync.open_store(uri, transfer=options, progress=heard.append) as store:
+            store.put("a", data)
+            assert store.get("a") == data
+            return store.stats
+
+    stats = asyncio.run(play()) if face == "async" else play_sync()
+    for direction in ("sent", "received"):
+        steps = [each.num_bytes for each in heard if each.direction == direction]
+        assert sum(steps) == len(data)
+    assert {each.uri for each in heard} == {f"{uri}/a"}
+    assert sum(each.direction == "received" for each in heard) == 4
+    assert stats.bytes_received == stats.bytes_sent == len(data)
+
+
+def test_stats_are_summed_over_loops_that_ended() -> None:
+    store = aioflux.open_store("memory://loops")
+
+    async def play() -> None:
+        await store.put("a", b"1234")
+
+    for _ in range(3):
+        asyncio.run(play())
+    assert store.stats.bytes_sent == 12
+    assert store.stats.num_requests == 3
+    assert store.stats.max_in_flight == store.transfer.max_in_flight
+
+
+def test_a_pickled_store_leaves_its_hook_and_its_counters_behind() -> None:
+    import pickle
+
+    store = aioflux.open_store("memory://pickled", progress=lambda progress: None)
+    again = pickle.loads(pickle.dumps(store))
+    assert again.stats.num_requests == 0
+
+
+async def test_an_error_of_the_hook_fails_the_request_and_frees_its_place() -> None:
+    rig = Rig("hook")
+
+    def refuse(_: Progress) -> None:
+        raise ZeroDivisionError
+
+    limits = rig.session.limits
+    session = Session(rig.service, rig.session.options, rig.session.retry, limits, progress=refuse)
+
+    async def written(_: int) -> str:
+        return "meta"
+
+    with pytest.raises(ZeroDivisionError):
+        await session.call("a", written, num_bytes=30)
+    assert rig.is_clean()

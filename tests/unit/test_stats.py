@@ -1,0 +1,54 @@
+"""What a store tells of its work."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from bisect import bisect_left
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux import LatencyHistogram, StoreStats
+from aioflux._stats import LATENCY_BOUNDS_SECONDS
+
+
+def histogram(times: list[float]) -> LatencyHistogram:
+    counts = [0] * (len(LATENCY_BOUNDS_SECONDS) + 1)
+    for time in times:
+        counts[bisect_left(LATENCY_BOUNDS_SECONDS, time)] += 1
+    return LatencyHistogram(tuple(counts), sum(times))
+
+
+@given(
+    st.lists(st.floats(1e-4, 800), min_size=1, max_size=50),
+    st.floats(0, 1),
+)
+def test_a_quantile_is_at_most_a_quarter_too_high(times: list[float], share: float) -> None:
+    exact = sorted(times)[max(0, math.ceil(share * len(times)) - 1)]
+    assert exact <= histogram(times).quantile(share) <= exact * 1.25 + 1e-12
+
+
+def test_what_took_longer_than_the_last_bound_has_no_bound() -> None:
+    assert histogram([0.01, 1000.0]).quantile(1.0) == math.inf
+
+
+def test_without_attempts_there_is_no_time() -> None:
+    empty = LatencyHistogram()
+    assert (empty.count, empty.mean_seconds, empty.quantile(0.5)) == (0, 0.0, 0.0)
+
+
+def test_the_mean_is_exact() -> None:
+    assert histogram([0.5, 1.5]).mean_seconds == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
+def test_a_share_is_from_zero_to_one(share: float) -> None:
+    with pytest.raises(ValueError, match="share must be from 0 to 1"):
+        LatencyHistogram().quantile(share)
+
+
+def test_stats_pickle() -> None:
+    stats = StoreStats(num_requests=3, latency=histogram([0.1, 0.2, 0.3]))
+    assert pickle.loads(pickle.dumps(stats)) == stats
