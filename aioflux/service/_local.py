@@ -50,7 +50,7 @@ from aioflux.service._local_write import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from aioflux.service._base import Precondition, Source
+    from aioflux.service._base import Into, Precondition, Source
 
 __all__ = ["LocalService"]
 
@@ -62,6 +62,12 @@ _UPLOAD_ID = re.compile(re.escape(TEMPORARY) + r"(lock-)?[0-9a-f]{32}")
 def generation_of(status: os.stat_result) -> str:
     """Return the identity of a file's content."""
     return f"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"
+
+
+def _place(into: Into | None, num_bytes: int) -> memoryview:
+    """Return the caller's memory for so many bytes."""
+    assert into is not None
+    return into(num_bytes) if callable(into) else into
 
 
 class LocalService(Service):
@@ -103,7 +109,7 @@ class LocalService(Service):
         generation: str = "",
         start: int = 0,
         end: int | None = None,
-        into: memoryview | None = None,
+        into: Into | None = None,
     ) -> Body:
         check_key(key)
 
@@ -111,8 +117,7 @@ class LocalService(Service):
             with self._opened(key, generation) as (descriptor, meta):
                 wanted = max(0, (meta.size if end is None else min(end, meta.size)) - start)
                 own = BytesBuffer(wanted) if into is None else None
-                view = own.view if own is not None else into
-                assert view is not None
+                view = own.view if own is not None else _place(into, wanted)
                 done = _fill(descriptor, view[:wanted], start, stop)
                 self._refuse_changed(key, os.fstat(descriptor), meta, done, wanted)
                 return Body(
