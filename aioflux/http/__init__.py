@@ -8,8 +8,10 @@ from aioflux.http._codec import Headers, ResponseHead
 from aioflux.http._connection import Response
 from aioflux.http._origin import Origin
 from aioflux.http._pool import Pool
-from aioflux.http._select import RequestPool, open_pool
+from aioflux.http._select import RequestPool, open_pool, proxy_for
+from aioflux.http._tls import default_context, distrust
 from aioflux.http._transport_errors import (
+    CertificateError,
     ConnectError,
     ConnectionLostError,
     ProtocolError,
@@ -18,6 +20,7 @@ from aioflux.http._transport_errors import (
 )
 
 __all__ = [
+    "CertificateError",
     "ConnectError",
     "ConnectionLostError",
     "Headers",
@@ -29,5 +32,8 @@ __all__ = [
     "ResponseHead",
     "StalledError",
     "TransportError",
+    "default_context",
+    "distrust",
     "open_pool",
+    "proxy_for",
 ]

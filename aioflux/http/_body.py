@@ -142,6 +142,11 @@ class StreamedBody:
             limits.append(len(self._into))
         self._max_bytes = min(limits, default=None)
 
+    @property
+    def num_placed(self) -> int:
+        """Bytes of payload that are in the caller's memory by now."""
+        return 0 if self._into is None else self.num_bytes
+
     def finish(self) -> memoryview | bytearray:
         """What was received, in the caller's memory or in a buffer of its own."""
         if self._allocate is not None:

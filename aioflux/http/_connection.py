@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
 from collections import deque
 from dataclasses import dataclass
@@ -76,6 +77,8 @@ class Connection(asyncio.BufferedProtocol):
         is_lost: The transport is closed for good; `on_lost` has been or is being called.
         num_requests: Requests sent so far, the one under way included.
         response_begun: The server has answered the request under way with at least one byte.
+        request_left: The last request may have left whole; otherwise its server never had all of
+            it, and a request that is not whole is not acted on.
     """
 
     def __init__(self, *, on_lost: Callable[[Connection], None], is_tls: bool) -> None:
@@ -83,7 +86,9 @@ class Connection(asyncio.BufferedProtocol):
         self.is_lost = False
         self.num_requests = 0
         self.response_begun = False
+        self.request_left = False
         self._on_lost = on_lost
+        self._is_tls = is_tls
         self._slice_bytes = _TLS_SLICE_BYTES if is_tls else _SLICE_BYTES
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._scratch = bytearray(_SCRATCH_BYTES)
@@ -136,6 +141,7 @@ class Connection(asyncio.BufferedProtocol):
         self._head_seconds = head_seconds
         self.num_requests += 1
         self.response_begun = False
+        self.request_left = True
         self._moved = True
         if body:
             self._has_body = True
@@ -144,6 +150,19 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._transport.write(request_head)
         return waiter
+
+    def has_spoken(self) -> bool:
+        """Whether the kernel holds something that the server sent unasked: its end, as a rule.
+
+        The loop tells of it when it turns next. One system call, worth it where a request cannot
+        be sent twice.
+        """
+        shared = self._transport.get_extra_info("socket")
+        if shared is None or shared.fileno() < 0:
+            return True
+        poll = select.poll()
+        poll.register(shared.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     def abort(self) -> None:
         """Close now, whatever is under way; no memory of a request is read or written after."""
@@ -243,6 +262,8 @@ class Connection(asyncio.BufferedProtocol):
         """Fail the request under way, and tell the pool."""
         self.is_usable = False
         self.is_lost = True
+        if self._has_body and exc is not None:
+            self._read_what_is_left()
         if self._waiter is not None:
             error = ConnectionLostError("the connection was closed before the response was whole")
             if exc is not None:
@@ -302,6 +323,27 @@ class Connection(asyncio.BufferedProtocol):
                     return
 
     # Receiving.
+
+    def _read_what_is_left(self) -> None:
+        """Read an answer that came before the write that failed.
+
+        A server that refuses an upload may answer and close; a write then fails, and the transport
+        gives up with the answer unread in the kernel. Under TLS only the transport could read it.
+        """
+        shared = self._transport.get_extra_info("socket")
+        if self._is_tls or shared is None or shared.fileno() < 0:
+            return
+        with socket.socket(fileno=os.dup(shared.fileno())) as own:
+            try:
+                while self._waiter is not None and (
+                    num_bytes := own.recv_into(self.get_buffer(-1))
+                ):
+                    self.buffer_updated(num_bytes)
+            except OSError:
+                # No more is here, or the reset itself has come to the front.
+                return
+        if self._waiter is not None:
+            self.eof_received()
 
     def _take_head(self, num_new: int) -> None:
         """Look for the end of the head in scratch; go on to the body from there."""
@@ -434,11 +476,19 @@ class Connection(asyncio.BufferedProtocol):
         waiter = self._waiter
         if isinstance(error, TransportError):
             error.head = self._head
-            error.num_bytes_received = self._num_received
+            error.num_bytes_received = self._num_placed()
             error.request_sent = True
+        if self._outgoing:
+            self.request_left = False
         self.abort()
         if waiter is not None and not waiter.done():
             waiter.set_exception(error)
+
+    def _num_placed(self) -> int:
+        """Leading bytes of the body that are in the caller's memory."""
+        if self._streamed is not None:
+            return self._streamed.num_placed
+        return self._num_received if self._body is self._destination else 0
 
     def _reset(self) -> None:
         """Let go of everything that belongs to the request that has ended."""

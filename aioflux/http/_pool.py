@@ -11,7 +11,8 @@ from aioflux.http._codec import encode_head
 from aioflux.http._connection import Connection, Response
 from aioflux.http._lane import Lane
 from aioflux.http._request import BODY_METHODS, RESENDABLE, check_headers, head_seconds_of
-from aioflux.http._transport_errors import ConnectError, ConnectionLostError
+from aioflux.http._tls import default_context, distrust
+from aioflux.http._transport_errors import CertificateError, ConnectError, ConnectionLostError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,8 +32,8 @@ class Pool:
 
     Attributes:
         num_opened: Connections opened so far.
-        num_stale: Kept-alive connections that were found closed under a request, which was then
-            sent again over a new one.
+        num_stale: Kept-alive connections that a request found closed, and that were replaced by
+            new ones.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Pool:
         Args:
             max_connections: Most connections to one origin; further requests wait in line.
             timeouts: How long one attempt waits for the network.
-            ssl_context: How servers are verified; by default the system's authorities.
+            ssl_context: How servers are verified; `default_context()` by default.
         """
         if max_connections < 1:
             raise ValueError(f"max_connections must be above 0, not {max_connections!r}")
@@ -89,7 +90,11 @@ class Pool:
     ) -> Response:
         """Send one request and receive its whole response. Redirects are not followed.
 
-        A GET or HEAD that finds its kept-alive connection closed is sent once more over a new one.
+        A kept-alive connection that the server has closed is replaced: unseen by any request where
+        the end of it is here already; and where it is found under a request, by sending a GET or
+        HEAD once more, and any other one whose body had not left whole, so that the server cannot
+        have acted on it. A write that had left whole is the caller's to decide on.
+
         Cancellation closes the connection under way and frees its place.
 
         Args:
@@ -118,8 +123,12 @@ class Pool:
             into = as_destination(into)
         if head_seconds is None:
             head_seconds = head_seconds_of(method, self._timeouts)
+        is_resendable = method in RESENDABLE
         connection = await lane.take()
         try:
+            if connection is not None and not is_resendable and connection.has_spoken():
+                self.num_stale += 1
+                connection.abort()
             while True:
                 if connection is None or not connection.is_usable:
                     connection = await self._open_connection(origin, lane)
@@ -134,7 +143,8 @@ class Pool:
                     )
                 except ConnectionLostError:
                     is_stale = connection.num_requests > 1 and not connection.response_begun
-                    if not (is_stale and method in RESENDABLE) or self._is_closed:
+                    is_safe = is_resendable or not connection.request_left
+                    if not (is_stale and is_safe) or self._is_closed:
                         raise
                     self.num_stale += 1
                     connection = None
@@ -202,7 +212,9 @@ class Pool:
                 )
         except TimeoutError as exc:
             raise ConnectError(f"no connection to {where} within {limit:g} s") from exc
-        except (OSError, ssl.SSLError, ssl.CertificateError) as exc:
+        except ssl.SSLCertVerificationError as exc:
+            raise CertificateError(distrust(where, exc)) from exc
+        except (OSError, ssl.SSLError) as exc:
             raise ConnectError(f"no connection to {where}: {exc}") from exc
         self.num_opened += 1
         if connection.is_lost:
@@ -217,8 +229,7 @@ class Pool:
 
     def _tls_context(self) -> ssl.SSLContext:
         if self._ssl_context is None:
-            self._ssl_context = ssl.create_default_context()
-            self._ssl_context.set_alpn_protocols(["http/1.1"])
+            self._ssl_context = default_context()
         return self._ssl_context
 
     def _connection_lost(self, connection: Connection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import TYPE_CHECKING, Protocol
 from urllib.request import getproxies, proxy_bypass
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from aioflux.http._connection import Response
     from aioflux.http._origin import Origin
 
-__all__ = ["RequestPool", "open_pool"]
+__all__ = ["RequestPool", "open_pool", "proxy_for"]
 
 
 class RequestPool(Protocol):
@@ -40,6 +41,37 @@ class RequestPool(Protocol):
         """Fail what is under way and close every connection."""
 
 
+def proxy_for(origin: Origin) -> str | None:
+    """Return the url of the proxy that an origin is reached through, or None.
+
+    This machine itself (`localhost`, `127.0.0.0/8`, `::1`) is never reached through one, whatever
+    the environment says: an emulator that runs beside a training job is meant.
+
+    Environment:
+        HTTP_PROXY, HTTPS_PROXY: Proxy for the origin's scheme; in lower case too. A url with user
+            name and password is taken.
+        NO_PROXY: Hosts that are reached without one: names (`example.com` stands for
+            `a.example.com` too), each with or without a port, or `*`; in lower case too.
+    """
+    proxy = getproxies().get(origin.scheme)
+    if not proxy or _is_loopback(origin.host):
+        return None
+    host = f"[{origin.host}]" if ":" in origin.host else origin.host
+    if proxy_bypass(f"{host}:{origin.port}"):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _is_loopback(host: str) -> bool:
+    name = host.lower().rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
 def open_pool(
     origin: Origin,
     *,
@@ -49,21 +81,21 @@ def open_pool(
 ) -> RequestPool:
     """Choose the client for an origin; nothing is opened before its first request.
 
-    Environment:
-        HTTP_PROXY, HTTPS_PROXY: Proxy for the origin's scheme; in lower case too.
-        NO_PROXY: Hosts that are reached without one.
-
     Args:
         origin: The server that the pool is meant for.
         max_connections: Most connections to it.
         timeouts: How long one attempt waits for the network.
-        ssl_context: How the server is verified; by default the system's authorities.
+        ssl_context: How the server is verified; `default_context()` by default.
     """
-    if origin.scheme in getproxies() and not proxy_bypass(origin.host):
+    proxy = proxy_for(origin)
+    if proxy is not None:
         # Imported late: aiohttp takes 230 ms, and few need it here.
         from aioflux.http._standin import AiohttpPool
 
         return AiohttpPool(
-            max_connections=max_connections, timeouts=timeouts, ssl_context=ssl_context
+            max_connections=max_connections,
+            timeouts=timeouts,
+            ssl_context=ssl_context,
+            proxy=proxy,
         )
     return Pool(max_connections=max_connections, timeouts=timeouts, ssl_context=ssl_context)

@@ -24,8 +24,10 @@ from aioflux.http._body import (
 )
 from aioflux.http._codec import MAX_HEAD_BYTES, Headers, ResponseHead, encode_head
 from aioflux.http._connection import Response
-from aioflux.http._request import BODY_METHODS, check_headers, head_seconds_of
+from aioflux.http._request import BODY_METHODS, RESENDABLE, check_headers, head_seconds_of
+from aioflux.http._tls import default_context, distrust
 from aioflux.http._transport_errors import (
+    CertificateError,
     ConnectError,
     ConnectionLostError,
     ProtocolError,
@@ -50,7 +52,7 @@ _READ_BYTES: Final = 512 * 1024
 
 
 class AiohttpPool:
-    """Requests over one aiohttp session, through the proxies that the environment names."""
+    """Requests over one aiohttp session, through one proxy or through none."""
 
     def __init__(
         self,
@@ -58,13 +60,15 @@ class AiohttpPool:
         max_connections: int,
         timeouts: Timeouts,
         ssl_context: ssl.SSLContext | None = None,
+        proxy: str | None = None,
     ) -> None:
-        """Take the limits, as `Pool` does; open nothing."""
+        """Take the limits, as `Pool` does, and the url of a proxy; open nothing."""
         if max_connections < 1:
             raise ValueError(f"max_connections must be above 0, not {max_connections!r}")
         self._max_connections = max_connections
         self._timeouts = timeouts
         self._ssl_context = ssl_context
+        self._proxy = proxy
         self._session: aiohttp.ClientSession | None = None
         self._is_closed = False
 
@@ -89,7 +93,9 @@ class AiohttpPool:
             into = as_destination(into)
         if head_seconds is None:
             head_seconds = head_seconds_of(method, self._timeouts)
-        attempt = _Attempt(self._timeouts.progress_seconds, head_seconds)
+        attempt = _Attempt(
+            self._timeouts.progress_seconds, head_seconds, is_resendable=method in RESENDABLE
+        )
         views = as_views(body)
         payload = _Payload(views, attempt) if views or method in BODY_METHODS else None
         try:
@@ -123,19 +129,23 @@ class AiohttpPool:
         if self._session is None:
             trace = aiohttp.TraceConfig()
             trace.on_request_headers_sent.append(_headers_sent)
+            trace.on_connection_create_start.append(_connection_needed)
+            trace.on_connection_reuseconn.append(_connection_needed)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=0,
                     limit_per_host=self._max_connections,
                     keepalive_timeout=self._timeouts.idle_seconds,
-                    ssl=self._ssl_context or True,
+                    # Not aiohttp's own default: that one was made when it was imported.
+                    ssl=self._ssl_context or default_context(),
                 ),
                 timeout=aiohttp.ClientTimeout(
                     total=None, sock_connect=self._timeouts.connect_seconds
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
-                trust_env=True,
+                # Named, because `trust_env` would let ~/.netrc add credentials to ours.
+                proxy=self._proxy,
                 skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
                 read_bufsize=_READ_BYTES,
                 max_line_size=MAX_HEAD_BYTES,
@@ -158,6 +168,7 @@ class AiohttpPool:
         num_bytes = head.content_length
         if answer.method == "HEAD" or head.status in (204, 304):
             num_bytes = 0
+        has_destination = into is not None
         if num_bytes is not None and 200 <= head.status < 300:
             check_length(num_bytes, into, max_body_bytes)
             into = memoryview(new_buffer(num_bytes)) if into is None else place(into, num_bytes)
@@ -169,7 +180,7 @@ class AiohttpPool:
             try:
                 streamed.feed(data, 0, len(data))
             finally:
-                attempt.num_received = streamed.num_bytes
+                attempt.num_placed = streamed.num_placed if has_destination else 0
             if streamed.is_truncated:
                 break
         if streamed.is_truncated or (payload is not None and not payload.is_sent):
@@ -184,15 +195,19 @@ class _Attempt:
     Attributes:
         scope: The deadline; None once the request has ended.
         head: Head of the response, once it is here.
-        num_received: Leading bytes of the body in their destination.
+        num_placed: Leading bytes of the body that are in the caller's memory.
         is_sent: The server may have seen the request.
+        is_resendable: It may be sent once more where its connection was lost.
     """
 
-    def __init__(self, progress_seconds: float, head_seconds: float) -> None:
+    def __init__(
+        self, progress_seconds: float, head_seconds: float, *, is_resendable: bool
+    ) -> None:
         self.scope: asyncio.Timeout | None = None
         self.head: ResponseHead | None = None
-        self.num_received = 0
+        self.num_placed = 0
         self.is_sent = False
+        self.is_resendable = is_resendable
         self._progress_seconds = progress_seconds
         self._head_seconds = head_seconds
 
@@ -207,7 +222,7 @@ class _Attempt:
     def describe(self, error: TransportError) -> TransportError:
         """The error, with how far the request had come."""
         error.head = self.head
-        error.num_bytes_received = self.num_received
+        error.num_bytes_received = self.num_placed
         error.request_sent = self.is_sent
         return error
 
@@ -251,6 +266,15 @@ class _Payload(aiohttp.payload.Payload):
         await self.write(writer)
 
 
+async def _connection_needed(
+    session: aiohttp.ClientSession, context: SimpleNamespace, params: object
+) -> None:
+    """Stop aiohttp from sending a PUT or DELETE again, which it does unasked."""
+    attempt: _Attempt = context.trace_request_ctx
+    if attempt.is_sent and not attempt.is_resendable:
+        raise ConnectionLostError("the connection was lost under a request that is not sent twice")
+
+
 async def _headers_sent(
     session: aiohttp.ClientSession, context: SimpleNamespace, params: object
 ) -> None:
@@ -280,11 +304,12 @@ def _head_of(answer: aiohttp.ClientResponse) -> ResponseHead:
 def _mapped(exc: Exception, origin: Origin) -> TransportError:
     """What an error of aiohttp is called here."""
     where = f"{origin.scheme}://{origin.authority.decode()}"
+    if isinstance(exc, aiohttp.ClientConnectorCertificateError):
+        return CertificateError(distrust(where, exc.certificate_error))
     if isinstance(
         exc,
         (
             aiohttp.ClientConnectorError,
-            aiohttp.ClientConnectorCertificateError,
             aiohttp.ClientHttpProxyError,
             aiohttp.ConnectionTimeoutError,
         ),

@@ -2,6 +2,7 @@
 
     TransportError(Exception)
     ├── ConnectError          name lookup, TCP or TLS failed; nothing was sent
+    │   └── CertificateError  the server's certificate was refused
     ├── ConnectionLostError   closed or reset before the response was whole
     ├── StalledError          nothing moved for as long as the timeouts allow
     └── ProtocolError         the answer is not valid HTTP/1.1, or larger than the caller allows
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from aioflux.http._codec import ResponseHead
 
 __all__ = [
+    "CertificateError",
     "ConnectError",
     "ConnectionLostError",
     "ProtocolError",
@@ -30,7 +32,8 @@ class TransportError(Exception):
 
     Attributes:
         message: What was asked of whom, and what happened.
-        num_bytes_received: Leading bytes of the body that are valid in the caller's destination.
+        num_bytes_received: Leading bytes of the body that are in the caller's memory; 0 where it
+            gave none, or where the body is that of a refusal, which never goes there.
         head: Head of the response, where it arrived; pins the rest of a broken body to its etag.
         request_sent: Whether the server may have seen the request.
     """
@@ -58,6 +61,10 @@ class TransportError(Exception):
 
 class ConnectError(TransportError):
     """No connection could be opened: name lookup, TCP or TLS failed, or took too long."""
+
+
+class CertificateError(ConnectError):
+    """The server's certificate was refused: another attempt meets the same one."""
 
 
 class ConnectionLostError(TransportError):

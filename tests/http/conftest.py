@@ -1,15 +1,42 @@
-"""Both event loops: they differ in when they copy, pause and report a loss."""
+"""Both event loops: they differ in when they copy, pause and report a loss. And both clients."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import contextlib
+from typing import TYPE_CHECKING, Any
 
+import pytest
 import uvloop
 
+from aioflux.http import Pool
+from aioflux.http._standin import AiohttpPool
+from tests.http.authority import Authority
+from tests.http.pools import FAST
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(params=[Pool, AiohttpPool], ids=["plane", "standin"])
+def make_pool(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """A context manager over a pool of either kind."""
+
+    @contextlib.asynccontextmanager
+    async def make(**options: Any) -> AsyncIterator[Any]:
+        pool = request.param(**({"max_connections": 4, "timeouts": FAST} | options))
+        try:
+            yield pool
+        finally:
+            await pool.aclose()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -43,6 +44,12 @@ class Peer:
             return await self.reader.read()
         except ConnectionError:
             return b""
+
+    def shut_now(self) -> None:
+        """Close before the loop turns: the client's kernel knows, and nobody else."""
+        sock = self.writer.get_extra_info("socket")
+        with socket.socket(fileno=os.dup(sock.fileno())) as own:
+            own.shutdown(socket.SHUT_RDWR)
 
     def reset(self) -> None:
         """Close with a RST."""
@@ -91,11 +98,11 @@ class ScriptedServer:
 
 @asynccontextmanager
 async def serving(
-    *scripts: Script, tls: ssl.SSLContext | None = None
+    *scripts: Script, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
 ) -> AsyncIterator[tuple[ScriptedServer, Origin]]:
     """A scripted server on a port of its own."""
     scripted = ScriptedServer(*scripts)
-    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0, ssl=tls)
+    server = await asyncio.start_server(scripted.serve, host, 0, ssl=tls)
     port = server.sockets[0].getsockname()[1]
     try:
         if tls is None:

@@ -4,73 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
-import ipaddress
-import ssl
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from aioflux._policy import Timeouts
 from aioflux.http import (
     ConnectError,
     ConnectionLostError,
     Origin,
-    Pool,
     ProtocolError,
     StalledError,
-    open_pool,
 )
-from aioflux.http._standin import AiohttpPool
+from tests.http.pools import MIB, opening, until
 from tests.http.scripted import Peer, answering, echoing, ok, serving
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-
 pytestmark = pytest.mark.asyncio
-
-FAST = Timeouts(connect_seconds=5, progress_seconds=0.5, idle_seconds=2)
-MIB = 1024 * 1024
-
-
-@pytest.fixture(params=[Pool, AiohttpPool], ids=["plane", "standin"])
-def make_pool(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """A context manager over a pool of either kind."""
-
-    @contextlib.asynccontextmanager
-    async def make(**options: Any) -> AsyncIterator[Any]:
-        pool = request.param(**({"max_connections": 4, "timeouts": FAST} | options))
-        try:
-            yield pool
-        finally:
-            await pool.aclose()
-
-    return make
-
-
-@contextlib.asynccontextmanager
-async def opening(**options: Any) -> AsyncIterator[Pool]:
-    """The data plane alone, for what only it promises."""
-    pool = Pool(**({"max_connections": 4, "timeouts": FAST} | options))
-    try:
-        yield pool
-    finally:
-        async with asyncio.timeout(5):
-            await pool.aclose()
-        assert pool.num_open == 0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop turn until a condition that other tasks bring about."""
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110  any task may bring it about, in any turn of the loop
-            await asyncio.sleep(0)
 
 
 class TestBothClients:
@@ -242,6 +192,46 @@ class TestBothClients:
         assert caught.value.request_sent
         assert memory == b"v" * num_here + bytes(200_000 - num_here)
 
+    @pytest.mark.parametrize("destination", ["memory", "function"])
+    @pytest.mark.parametrize(
+        "begin",
+        [
+            pytest.param(b"HTTP/1.1 503 Busy\r\nContent-Length: 9\r\n\r\nabc", id="length"),
+            pytest.param(
+                b"HTTP/1.1 503 Busy\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", id="chunked"
+            ),
+        ],
+    )
+    async def test_a_refusal_that_breaks_off_leaves_nothing_to_resume_from(
+        self, make_pool, begin, destination
+    ) -> None:
+        async def script(peer: Peer) -> None:
+            await peer.read_request()
+            await peer.send(begin)
+
+        into = memoryview(bytearray(9))
+        async with serving(script) as (_, origin), make_pool() as pool:
+            with pytest.raises(ConnectionLostError) as caught:
+                await pool.request(
+                    origin, b"GET", b"/", into=into if destination == "memory" else lambda _: into
+                )
+        assert caught.value.num_bytes_received == 0
+        assert into == bytes(9)
+
+    async def test_a_body_without_length_is_resumed_only_from_memory_that_has_it(
+        self, make_pool
+    ) -> None:
+        async def script(peer: Peer) -> None:
+            await peer.read_request()
+            await peer.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
+
+        memory = memoryview(bytearray(9))
+        async with serving(script) as (_, origin), make_pool() as pool:
+            for into, num_bytes in ((memory, 3), (lambda _: memory, 0), (None, 0)):
+                with pytest.raises(ConnectionLostError) as caught:
+                    await pool.request(origin, b"GET", b"/", into=into)
+                assert caught.value.num_bytes_received == num_bytes
+
     @pytest.mark.parametrize(
         "begin",
         [
@@ -370,32 +360,6 @@ class TestBothClients:
                 await pool.aclose()
             assert isinstance(task.result(), ConnectionLostError)
 
-    async def test_tls_is_verified(self, make_pool, authority: Authority) -> None:
-        async with serving(echoing, tls=authority.server_context()) as (_, origin):
-            async with make_pool(ssl_context=authority.client_context()) as pool:
-                data = bytes(3 * MIB)
-                response = await pool.request(origin, b"PUT", b"/", body=data)
-                assert response.body == data
-            async with make_pool() as pool:
-                with pytest.raises(ConnectError) as caught:
-                    await pool.request(origin, b"GET", b"/")
-                assert not caught.value.request_sent
-
-    async def test_an_answer_in_mid_upload_is_reported(self, make_pool) -> None:
-        async def script(peer: Peer) -> None:
-            await peer.read_head()
-            await peer.reader.readexactly(100_000)
-            await peer.send(ok(b"later", status=b"503 Busy"))
-            await stop_reading.wait()
-
-        stop_reading = asyncio.Event()
-        async with serving(script, echoing) as (server, origin), make_pool() as pool:
-            response = await pool.request(origin, b"PUT", b"/", body=bytes(64 * MIB))
-            stop_reading.set()
-            assert (response.status, bytes(response.body)) == (503, b"later")
-            assert (await pool.request(origin, b"PUT", b"/", body=b"b")).body == b"b"
-            assert server.num_accepted == 2
-
 
 async def failing(awaitable: Any) -> BaseException | None:
     """The error of something that fails inside a TaskGroup."""
@@ -428,33 +392,6 @@ class TestPlane:
             for _ in range(3):
                 assert (await pool.request(origin, b"GET", b"/")).body == b"1"
             assert pool.num_opened == 2
-
-    @pytest.mark.parametrize("method", [b"GET", b"HEAD"])
-    async def test_a_stale_connection_is_replaced_under_a_read(self, method) -> None:
-        async def one_answer(peer: Peer) -> None:
-            await peer.read_request()
-            await peer.send(ok())
-            await peer.read_request()
-            peer.reset()
-
-        async with serving(one_answer, answering(ok())) as (server, origin), opening() as pool:
-            for _ in range(2):
-                assert (await pool.request(origin, method, b"/")).status == 200
-            assert (pool.num_stale, pool.num_opened, server.num_accepted) == (1, 2, 2)
-
-    @pytest.mark.parametrize("method", [b"POST", b"PUT", b"DELETE"])
-    async def test_a_write_on_a_stale_connection_is_not_sent_twice(self, method) -> None:
-        async def one_answer(peer: Peer) -> None:
-            await peer.read_request()
-            await peer.send(ok())
-            server.requests.append(await peer.read_request())
-
-        async with serving(one_answer) as (server, origin), opening() as pool:
-            await pool.request(origin, method, b"/", body=b"1")
-            with pytest.raises(ConnectionLostError) as caught:
-                await pool.request(origin, method, b"/", body=b"2")
-            assert caught.value.request_sent
-            assert len(server.requests) == 1
 
     async def test_a_fresh_connection_that_is_lost_is_an_error(self) -> None:
         async def script(peer: Peer) -> None:
@@ -628,30 +565,6 @@ class TestPlane:
                     await pool.request(gone, b"GET", b"/")
 
 
-class TestSelection:
-    async def test_a_proxy_for_the_origin_selects_the_standin(self, monkeypatch) -> None:
-        for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
-            monkeypatch.delenv(name, raising=False)
-            monkeypatch.delenv(name.upper(), raising=False)
-        options = {"max_connections": 1, "timeouts": FAST}
-        origin = Origin("https", "storage.googleapis.com", 443)
-        assert isinstance(open_pool(origin, **options), Pool)
-        monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-        assert isinstance(open_pool(origin, **options), AiohttpPool)
-        assert isinstance(open_pool(Origin("http", "a", 80), **options), Pool)
-        monkeypatch.setenv("NO_PROXY", "googleapis.com")
-        assert isinstance(open_pool(origin, **options), Pool)
-
-    async def test_requests_go_through_the_proxy(self, monkeypatch) -> None:
-        async with serving(answering(ok(b"by proxy"))) as (_, proxy):
-            monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{proxy.port}")
-            monkeypatch.setenv("NO_PROXY", "")
-            pool = open_pool(Origin("http", "bucket.test", 80), max_connections=1, timeouts=FAST)
-            response = await pool.request(Origin("http", "bucket.test", 80), b"GET", b"/")
-            await pool.aclose()
-            assert response.body == b"by proxy"
-
-
 class TestOrigin:
     @pytest.mark.parametrize(
         ("url", "authority"),
@@ -671,54 +584,3 @@ class TestOrigin:
     async def test_a_url_that_is_no_origin_is_refused(self, url) -> None:
         with pytest.raises(ValueError, match=r"."):
             Origin.from_url(url)
-
-
-class Authority:
-    """A certificate authority of our own, and a certificate for localhost."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "aioflux test authority")])
-        self._ca = self._issue(name, name, key, key, ca=True)
-        leaf_key = ec.generate_private_key(ec.SECP256R1())
-        leaf = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-        certificate = self._issue(leaf, name, leaf_key, key, ca=False)
-        pem = serialization.Encoding.PEM
-        (folder / "ca.pem").write_bytes(self._ca.public_bytes(pem))
-        (folder / "leaf.pem").write_bytes(
-            certificate.public_bytes(pem)
-            + leaf_key.private_bytes(
-                pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
-
-    def server_context(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(self._folder / "leaf.pem")
-        return context
-
-    def client_context(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=self._folder / "ca.pem")
-
-    @staticmethod
-    def _issue(subject, issuer, key, issuer_key, *, ca: bool) -> x509.Certificate:
-        now = datetime.datetime.now(datetime.UTC)
-        names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(issuer)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(hours=1))
-            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .sign(issuer_key, hashes.SHA256())
-        )
-
-
-@pytest.fixture(scope="session")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))

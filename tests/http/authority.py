@@ -1,0 +1,67 @@
+"""A certificate authority for servers of the tests."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import ssl
+from typing import TYPE_CHECKING
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Authority:
+    """A certificate authority of our own, and a certificate for localhost."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "aioflux test authority")])
+        self._ca = self._issue(name, name, key, key, ca=True)
+        leaf_key = ec.generate_private_key(ec.SECP256R1())
+        leaf = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+        certificate = self._issue(leaf, name, leaf_key, key, ca=False)
+        pem = serialization.Encoding.PEM
+        (folder / "ca.pem").write_bytes(self._ca.public_bytes(pem))
+        (folder / "leaf.pem").write_bytes(
+            certificate.public_bytes(pem)
+            + leaf_key.private_bytes(
+                pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+
+    def server_context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self._folder / "leaf.pem")
+        return context
+
+    @property
+    def file(self) -> Path:
+        """The authority's own certificate."""
+        return self._folder / "ca.pem"
+
+    def client_context(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=self.file)
+
+    @staticmethod
+    def _issue(subject, issuer, key, issuer_key, *, ca: bool) -> x509.Certificate:
+        now = datetime.datetime.now(datetime.UTC)
+        names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(hours=1))
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .sign(issuer_key, hashes.SHA256())
+        )

@@ -1,0 +1,138 @@
+"""Whole connections beside h11: what it refuses is refused, what both read reads the same.
+
+Where we refuse more, `oracle.stricter_by` names the rule; a refusal without a rule is a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import h11
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from aioflux.http import ProtocolError
+from aioflux.http._codec import MAX_HEAD_BYTES, encode_head
+from tests.http.oracle import H11, ROOM, Plane, Reading, Stream, damaged, responses, stricter_by
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+methods = st.sampled_from([b"GET", b"GET", b"GET", b"HEAD", b"PUT"])
+destinations = st.sampled_from(["memory", "memory", "function", "none"])
+places = st.lists(st.floats(0, 1), max_size=6)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def running_loop() -> Iterator[None]:
+    """A loop for futures to belong to: nothing here waits, every byte is fed by hand."""
+    loop = asyncio.new_event_loop()
+    asyncio._set_running_loop(loop)
+    yield
+    asyncio._set_running_loop(None)
+    loop.close()
+
+
+def ways_to_cut(length: int, somewhere: list[float]) -> list[list[int]]:
+    """Whole, byte by byte, and at some places."""
+    bytewise = list(range(length)) if length < 2000 else list(range(0, length, 997))
+    return [[], bytewise, [int(place * length) for place in somewhere]]
+
+
+def check_alike(stream: Stream, theirs: Reading, ours: Reading) -> str:
+    """Both read the same, both refuse, or we refuse by a rule; say which."""
+    if ours.error is None:
+        assert theirs.error is None, f"h11 refuses: {theirs.error}"
+        assert ours.told() == theirs.told()
+        assert ours.is_reusable == theirs.is_reusable
+        return "read alike"
+    rules = list(stricter_by(stream.data))
+    if len(theirs.payload) > ROOM:
+        rules.append("a body longer than its destination")
+    if theirs.error is None:
+        assert rules, f"refused without a rule: {ours.error}"
+        return f"refused for {rules[0]}"
+    # What came before a failure is what h11 gave out, for a caller who resumes there.
+    assert rules or theirs.payload.startswith(ours.payload)
+    return "refused alike"
+
+
+@given(responses(), methods, destinations, places)
+def test_a_valid_response_is_read_as_h11_reads_it(
+    stream: Stream, method: bytes, into: str, somewhere: list[float]
+) -> None:
+    assert set(stricter_by(stream.data)) <= {"a head of over 64 KiB"}
+    theirs = H11().read(method, stream)
+    for cuts in ways_to_cut(len(stream.data), somewhere):
+        outcome = check_alike(stream, theirs, Plane().read(method, stream, cuts=cuts, into=into))
+        assert outcome in {"read alike", "refused for a head of over 64 KiB"}
+    event(outcome)
+
+
+@given(damaged(), methods, destinations, places)
+def test_a_damaged_response_is_refused_or_read_as_h11_reads_it(
+    stream: Stream, method: bytes, into: str, somewhere: list[float]
+) -> None:
+    theirs = H11().read(method, stream)
+    for cuts in ways_to_cut(len(stream.data), somewhere):
+        outcome = check_alike(stream, theirs, Plane().read(method, stream, cuts=cuts, into=into))
+    event(outcome)
+
+
+@given(st.one_of(responses(), damaged()), methods, destinations)
+@settings(max_examples=max(20, settings().max_examples // 20))
+def test_a_response_cut_in_two_at_any_byte_is_the_same_response(
+    stream: Stream, method: bytes, into: str
+) -> None:
+    whole = Plane().read(method, stream, cuts=[], into=into)
+    length = len(stream.data)
+    for cut in range(1, length) if length < 2000 else range(length - 40, length):
+        halves = Plane().read(method, stream, cuts=[cut], into=into)
+        assert halves.told() == whole.told()
+        assert type(halves.error) is type(whole.error)
+        assert halves.is_reusable == whole.is_reusable
+
+
+@given(st.lists(st.tuples(responses(), methods), min_size=2, max_size=4), destinations)
+def test_responses_on_one_connection_are_read_as_h11_reads_them(
+    pairs: list[tuple[Stream, bytes]], into: str
+) -> None:
+    plane, oracle = Plane(), H11()
+    for stream, method in pairs:
+        theirs = oracle.read(method, stream)
+        ours = plane.read(method, stream, cuts=[], into=into)
+        check_alike(stream, theirs, ours)
+        if ours.error is not None or not ours.is_reusable:
+            break
+
+
+@given(st.lists(st.binary(max_size=50), max_size=4), st.booleans())
+def test_a_request_is_received_as_it_was_meant(pieces: list[bytes], is_tls: bool) -> None:
+    plane = Plane(is_tls=is_tls)
+    head = encode_head(
+        b"PUT", b"/k", [(b"Host", b"a"), (b"Content-Length", b"%d" % len(b"".join(pieces)))]
+    )
+    plane.send(head, pieces)
+    server = h11.Connection(h11.SERVER)
+    server.receive_data(bytes(plane.transport.sent))
+    events = []
+    while type(event := server.next_event()) is not h11.EndOfMessage:
+        events.append(event)
+    assert (events[0].method, events[0].target) == (b"PUT", b"/k")
+    assert b"".join(event.data for event in events[1:]) == b"".join(pieces)
+
+
+@pytest.mark.parametrize("over", [-1, 0, 1])
+@pytest.mark.parametrize("step", [1, 1000, 10**6])
+def test_a_head_is_read_up_to_64_kib(over: int, step: int) -> None:
+    start = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nPad: "
+    pad = b"p" * (MAX_HEAD_BYTES - len(start) - 4 + over)
+    stream = Stream(start + pad + b"\r\n\r\nok")
+    cuts = range(0, len(stream.data), step)
+    reading = Plane().read(b"GET", stream, cuts=cuts, into="memory")
+    if over > 0:
+        assert isinstance(reading.error, ProtocolError)
+    else:
+        assert (reading.error, reading.payload) == (None, b"ok")

@@ -1,0 +1,109 @@
+"""Which proxy a request goes through: what the environment says, and never for this machine."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from aioflux.http import Origin, Pool, open_pool, proxy_for
+from aioflux.http._standin import AiohttpPool
+from tests.http.pools import FAST
+from tests.http.scripted import Peer, answering, ok, serving
+
+GOOGLE = Origin("https", "storage.googleapis.com", 443)
+
+
+@pytest.fixture(autouse=True)
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+def test_there_is_none_unless_the_environment_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert proxy_for(GOOGLE) is None
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    assert proxy_for(GOOGLE) == "http://127.0.0.1:9"
+    assert proxy_for(Origin("http", "storage.googleapis.com", 80)) is None
+    monkeypatch.setenv("HTTPS_PROXY", "")
+    assert proxy_for(GOOGLE) is None
+    monkeypatch.setenv("https_proxy", "proxy.example:3128")
+    assert proxy_for(GOOGLE) == "http://proxy.example:3128"
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LocalHost.", "a.localhost", "127.0.0.1", "127.9.8.7", "::1"]
+)
+def test_this_machine_is_never_reached_through_one(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://proxy.example:3128")
+    for scheme in ("http", "https"):
+        assert proxy_for(Origin(scheme, host, 4443)) is None
+        assert proxy_for(Origin(scheme, "10.0.0.1", 4443)) == "http://proxy.example:3128"
+        assert proxy_for(Origin(scheme, "fe80::1", 4443)) == "http://proxy.example:3128"
+
+
+@pytest.mark.parametrize(
+    ("no_proxy", "is_direct"),
+    [
+        ("googleapis.com", True),
+        (".googleapis.com", True),
+        ("a.example, storage.googleapis.com", True),
+        ("storage.googleapis.com:443", True),
+        ("*", True),
+        ("storage.googleapis.com:80", False),
+        ("eapis.com", False),
+        ("", False),
+    ],
+)
+def test_hosts_can_be_left_out(
+    monkeypatch: pytest.MonkeyPatch, no_proxy: str, is_direct: bool
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    monkeypatch.setenv("NO_PROXY", no_proxy)
+    assert (proxy_for(GOOGLE) is None) is is_direct
+
+
+async def test_the_client_follows_from_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"max_connections": 1, "timeouts": FAST}
+    assert isinstance(open_pool(GOOGLE, **options), Pool)
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    assert isinstance(open_pool(GOOGLE, **options), AiohttpPool)
+    assert isinstance(open_pool(Origin("https", "localhost", 1), **options), Pool)
+
+
+async def test_requests_go_through_it_with_its_password_and_without_netrc(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    async def script(peer: Peer) -> None:
+        server.requests.append(await peer.read_request())
+        await peer.send(ok(b"by proxy"))
+        await peer.wait_closed_by_client()
+
+    netrc = tmp_path / "netrc"
+    netrc.write_text("default login someone password SECRET\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    bucket = Origin("http", "bucket.test", 80)
+    async with serving(script) as (server, proxy):
+        monkeypatch.setenv("HTTP_PROXY", f"http://user:word@127.0.0.1:{proxy.port}")
+        pool = open_pool(bucket, max_connections=1, timeouts=FAST)
+        response = await pool.request(bucket, b"GET", b"/k", [(b"Authorization", b"Bearer t")])
+        await pool.aclose()
+    assert response.body == b"by proxy"
+    head = server.requests[0][0]
+    assert head.startswith(b"GET http://bucket.test/k HTTP/1.1\r\n")
+    assert b"Proxy-Authorization: Basic " + base64.b64encode(b"user:word") in head
+    assert b"\r\nAuthorization: Bearer t\r\n" in head
+
+
+async def test_an_emulator_on_this_machine_is_reached_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving(answering(ok(b"direct"))) as (_, origin):
+        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+        pool = open_pool(origin, max_connections=1, timeouts=FAST)
+        assert (await pool.request(origin, b"GET", b"/")).body == b"direct"
+        await pool.aclose()

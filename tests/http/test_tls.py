@@ -1,0 +1,66 @@
+"""Servers are verified unless the caller says how."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aioflux.http import CertificateError, ConnectError, Origin
+from tests.http.pools import MIB
+from tests.http.scripted import echoing, serving
+
+if TYPE_CHECKING:
+    from tests.http.authority import Authority
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_an_unknown_authority_is_refused_and_the_way_out_is_named(
+    make_pool, authority: Authority
+) -> None:
+    async with serving(echoing, tls=authority.server_context()) as (server, origin):
+        async with make_pool() as pool:
+            with pytest.raises(CertificateError, match=r"ssl_context=.*SSL_CERT_FILE") as caught:
+                await pool.request(origin, b"GET", b"/")
+            assert f"https://localhost:{origin.port}" in str(caught.value)
+            assert not caught.value.request_sent
+        assert not server.requests
+
+
+async def test_an_authority_may_be_given_as_a_context(make_pool, authority: Authority) -> None:
+    context = authority.client_context()
+    async with (
+        serving(echoing, tls=authority.server_context()) as (_, origin),
+        make_pool(ssl_context=context) as pool,
+    ):
+        data = bytes(3 * MIB)
+        assert (await pool.request(origin, b"PUT", b"/", body=data)).body == data
+
+
+async def test_an_authority_may_be_named_by_the_environment(
+    make_pool, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+    async with (
+        serving(echoing, tls=authority.server_context()) as (_, origin),
+        make_pool() as pool,
+    ):
+        assert (await pool.request(origin, b"PUT", b"/", body=b"a")).body == b"a"
+
+
+async def test_the_name_of_the_host_is_verified(make_pool, authority: Authority) -> None:
+    context = authority.server_context()
+    async with (
+        serving(echoing, tls=context, host="127.0.0.2") as (_, origin),
+        make_pool(ssl_context=authority.client_context()) as pool,
+    ):
+        with pytest.raises(CertificateError, match=r"127\.0\.0\.2"):
+            await pool.request(Origin("https", "127.0.0.2", origin.port), b"GET", b"/")
+
+
+async def test_a_server_without_tls_is_no_question_of_trust(make_pool) -> None:
+    async with serving(echoing) as (_, origin), make_pool() as pool:
+        with pytest.raises(ConnectError) as caught:
+            await pool.request(Origin("https", "localhost", origin.port), b"GET", b"/")
+        assert not isinstance(caught.value, CertificateError)
