@@ -31,12 +31,12 @@ from aioflux._errors import (
     StorageError,
     TransientError,
 )
-from aioflux._meta import ObjectMeta
+from aioflux._meta import ObjectMeta, OpenUpload
 from aioflux._uri import quote_path
 from aioflux.http._memory import BytesBuffer
 from aioflux.service._base import Body, Capabilities, Page, Service, UploadedPart
 from aioflux.service._local_thread import BLOCK_BYTES, Stop, in_thread
-from aioflux.service._local_walk import TEMPORARY, Walk, check_key, locate, status_of
+from aioflux.service._local_walk import TEMPORARY, Walk, check_key, locate, status_of, temporaries
 from aioflux.service._local_write import (
     finish,
     link_new,
@@ -352,12 +352,22 @@ class LocalService(Service):
         await in_thread(drop)
         self._uploads.pop(upload_id, None)
 
-    async def list_uploads(self, prefix: str) -> Sequence[tuple[str, str]]:
-        return sorted(
-            (key, upload_id)
-            for upload_id, (key, _) in self._uploads.items()
-            if key.startswith(prefix)
-        )
+    async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
+        """See base class. What other processes have under way, or left behind, is there, too."""
+        own = dict(self._uploads)
+
+        def find(_: Stop) -> list[OpenUpload]:
+            found: list[OpenUpload] = []
+            for path, status in temporaries(str(self._root)):
+                upload_id = path.rpartition("/")[2]
+                key = own[upload_id][0] if upload_id in own else path
+                if key.startswith(prefix):
+                    written = datetime.fromtimestamp(status.st_mtime, UTC)
+                    found.append(OpenUpload(key=key, upload_id=upload_id, initiated=written))
+            return sorted(found, key=lambda upload: (upload.key, upload.upload_id))
+
+        with self._mapped("list", prefix):
+            return await in_thread(find)
 
     async def aclose(self) -> None:
         """Forget the listings under way: no file is kept open."""

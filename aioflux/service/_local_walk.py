@@ -258,11 +258,11 @@ def _first(row: tuple[str, os.DirEntry[str], str]) -> str:
     return row[0]
 
 
-def temporaries(root: str, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
+def temporaries(root: str) -> Iterator[tuple[str, os.stat_result]]:
     """Yield what writers have under way, or left behind when they were killed.
 
-    As (path below the directory, status), in no order, of those whose path begins with `prefix`;
-    their status tells how long they have not been written to. Links are not followed.
+    As (path below the directory, status), in no order; the status tells how long it has not been
+    written to. Links are not followed.
     """
     directories = [""]
     while directories:
@@ -273,10 +273,8 @@ def temporaries(root: str, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
         except FileNotFoundError:
             continue  # gone meanwhile; and a root that is not there holds nothing
         for entry in entries:
-            path = base + entry.name
             if entry.is_dir(follow_symlinks=False):
-                if path.startswith(prefix) or prefix.startswith(f"{path}/"):
-                    directories.append(f"{path}/")
-            elif entry.name.startswith(TEMPORARY) and path.startswith(prefix):
+                directories.append(f"{base}{entry.name}/")
+            elif entry.name.startswith(TEMPORARY):
                 with suppress(FileNotFoundError):  # done meanwhile
-                    yield path, entry.stat(follow_symlinks=False)
+                    yield base + entry.name, entry.stat(follow_symlinks=False)

@@ -82,7 +82,8 @@ async def test_a_write_under_way_is_in_no_listing(service: LocalService, tmp_pat
     assert len(temporaries(tmp_path)) == 1
     page = await service.list_page("")
     assert (list(page.objects), list(page.prefixes)) == ([], [])
-    assert await service.list_uploads("d/") == [("d/a", upload)]
+    [listed] = await service.list_uploads("d/")
+    assert (listed.key, listed.upload_id) == ("d/a", upload)
     await service.abort_upload("d/a", upload)
     await service.abort_upload("d/a", upload)
     assert await service.list_uploads("") == []

@@ -84,7 +84,7 @@ def test_one_of_many_creators_wins(tmp_path: Path) -> None:
     for number, rounds in won.items():
         for at in rounds:
             assert (tmp_path / f"d{at}/k").read_bytes() == f"{number}".encode()
-    assert list(temporaries(str(tmp_path), "")) == []
+    assert list(temporaries(str(tmp_path))) == []
 
 
 def test_no_update_is_lost(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_no_update_is_lost(tmp_path: Path) -> None:
     total = NUM_PROCESSES * NUM_ROUNDS
     assert sorted(count for each in won.values() for count in each) == list(range(1, total + 1))
     assert (tmp_path / "counter").read_bytes() == b"%d" % total
-    assert list(temporaries(str(tmp_path), "")) == []
+    assert list(temporaries(str(tmp_path))) == []
 
 
 async def test_conditions_hold_between_tasks(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_the_lock_of_a_killed_writer_is_free(tmp_path: Path) -> None:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         asyncio.run(write_after(tmp_path, lambda: holder.send_signal(signal.SIGKILL)))
-    assert list(temporaries(str(tmp_path), "")) == []
+    assert list(temporaries(str(tmp_path))) == []
 
 
 async def write_after(directory: Path, release: Callable[[], None]) -> None:

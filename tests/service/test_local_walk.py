@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -297,15 +298,19 @@ async def test_what_killed_writers_left_is_found_and_removed(
     other = await service.initiate_upload("new/b")
     (root / f".aioflux-lock-{'0' * 32}").touch()
     assert await keys(service) == ["d/e/a"]
-    left = dict(temporaries(str(root), ""))
+    left = dict(temporaries(str(root)))
     assert {path.rpartition("/")[0] for path in left} == {"", "d/e", "new"}
     assert left[f"d/e/{upload}"].st_size == 1
-    assert list(dict(temporaries(str(root), "d/"))) == [f"d/e/{upload}"]
-    assert list(dict(temporaries(str(root), "d/e/a"))) == []
+    assert [each.key for each in await service.list_uploads("d/e/b")] == ["d/e/b"]
     cleaner = LocalService(str(root))
-    for path in left:
-        await cleaner.abort_upload(path, path.rpartition("/")[2])
-    assert dict(temporaries(str(root), "")) == {}
+    found = await cleaner.list_uploads("")
+    assert [each.key for each in found] == sorted(left)
+    assert all(abs(each.initiated.timestamp() - time.time()) < 60 for each in found)
+    assert [each.upload_id for each in await cleaner.list_uploads("d/")] == [upload]
+    assert await cleaner.list_uploads("d/e/a") == []
+    for each in found:
+        await cleaner.abort_upload(each.key, each.upload_id)
+    assert dict(temporaries(str(root))) == {}
     assert names_in(root) == ["d"]
     with pytest.raises(NotFoundError):
         await service.put_part("new/b", other, 1, (b"1",), offset=0, crc32c=None)
