@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["SCHEMES", "Location", "parse_uri", "quote_path"]
+__all__ = ["SCHEMES", "Location", "check_name", "parse_uri", "quote_path"]
 
 SCHEMES = ("gs", "s3", "az", "file", "memory")
 """Schemes that aioflux knows; `gcs` is taken for `gs`."""
 
 _ALIASES = {"gcs": "gs"}
+_MAX_NAME_BYTES = 1024
+_CHALLENGES = ".well-known/acme-challenge/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,31 @@ class Location:
 def quote_path(path: str) -> str:
     """Write a path as a `file` uri writes it: only what would be decoded is encoded."""
     return path.replace("%", "%25")
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that no object of Cloud Storage can have.
+
+    Source: cloud.google.com/storage/docs/objects#naming.
+
+    Args:
+        name: The whole name, the store's prefix included.
+
+    Raises:
+        ValueError: It is one.
+    """
+    size = len(name.encode())  # refuses what is no valid Unicode
+    if not 1 <= size <= _MAX_NAME_BYTES:
+        why = f"it has {size} bytes of UTF-8, not 1 to {_MAX_NAME_BYTES}"
+    elif name in {".", ".."}:
+        why = "in a url it would mean the bucket"
+    elif "\r" in name or "\n" in name:
+        why = "it holds the end of a line"
+    elif name.startswith(_CHALLENGES):
+        why = f"names that begin with {_CHALLENGES} are not given out"
+    else:
+        return
+    raise ValueError(f"{name!r} is no name for an object: {why}")
 
 
 def parse_uri(uri: str) -> Location:

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from aioflux._errors import StorageError, TransientError
+from aioflux._uri import check_name
 from aioflux.auth._google import open_token
 from aioflux.http import Origin, ProtocolError, TransportError, open_pool
 from aioflux.http._memory import BytesBuffer
@@ -364,12 +365,10 @@ class GCSService(Service):
         """Return the object's whole name.
 
         Raises:
-            ValueError: It is "." or "..": no object has these names, and in a url they would mean
-                the bucket.
+            ValueError: No object can have it.
         """
         name = self._prefix + key
-        if name in {".", ".."}:
-            raise ValueError(f"{name!r} is no name for an object")
+        check_name(name)
         return name
 
     def _field(self, response: Response, name: str, key: str) -> str:

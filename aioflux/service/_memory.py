@@ -16,6 +16,7 @@ import google_crc32c
 
 from aioflux._errors import ChecksumError, NotFoundError, PreconditionFailedError
 from aioflux._meta import ObjectMeta, OpenUpload
+from aioflux._uri import check_name
 from aioflux.service._base import Body, Capabilities, Page, Service, UploadedPart
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class MemoryService(Service):
         self._bucket = memory_bucket(bucket)
 
     def _find(self, key: str, generation: str = "") -> _Stored:
-        stored = self._bucket.objects.get(self._prefix + key)
+        stored = self._bucket.objects.get(self._name(key))
         if stored is None or generation not in {"", stored.meta.generation}:
             which = f" in generation {generation}" if generation else ""
             uri = self.uri(key)
@@ -113,8 +114,17 @@ class MemoryService(Service):
             )
         return stored
 
+    def _name(self, key: str) -> str:
+        """Return the object's whole name.
+
+        Raises:
+            ValueError: No object of Cloud Storage can have it.
+        """
+        check_name(self._prefix + key)
+        return self._prefix + key
+
     def _check(self, key: str, precondition: Precondition) -> None:
-        stored = self._bucket.objects.get(self._prefix + key)
+        stored = self._bucket.objects.get(self._name(key))
         actual = stored.meta.generation if stored else None
         expected = precondition.if_generation_match
         if (precondition.if_absent and stored) or (expected is not None and expected != actual):
@@ -169,7 +179,7 @@ class MemoryService(Service):
         content = bytes(data)
         self._compare(key, content, crc32c)
         self._check(key, precondition)
-        whole = self._prefix + key
+        whole = self._name(key)
         return self._own(
             self._bucket.store(whole, content, content_type=content_type, metadata=metadata)
         )
@@ -235,7 +245,7 @@ class MemoryService(Service):
     ) -> ObjectMeta:
         content = b"".join(self._find(source.key, source.generation).data for source in sources)
         self._check(key, precondition)
-        whole = self._prefix + key
+        whole = self._name(key)
         return self._own(
             self._bucket.store(whole, content, content_type=content_type, metadata=metadata)
         )
@@ -256,7 +266,7 @@ class MemoryService(Service):
     ) -> str:
         upload_id = f"upload-{next(_generations)}"
         self._bucket.uploads[upload_id] = _Upload(
-            self._prefix + key, {}, content_type, dict(metadata or {}), datetime.now(UTC)
+            self._name(key), {}, content_type, dict(metadata or {}), datetime.now(UTC)
         )
         return upload_id
 

@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 
 import pytest
 
+import aioflux
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError
 from aioflux.service._base import Precondition
 from aioflux.service._memory import MemoryService
+from aioflux.testing import GCSServer
 
 ANY = Precondition()
 
@@ -69,3 +71,48 @@ async def test_a_listing_starts_and_ends_where_it_is_told(service: MemoryService
         await service.put(f"d{at}", b"", crc32c=None, precondition=ANY)
     page = await service.list_page("d", start_offset="d3", end_offset="d6")
     assert [meta.key for meta in page.objects] == ["d3", "d4", "d5"]
+
+
+REFUSED = [
+    ".",
+    "..",
+    "a\nb",
+    "a\rb",
+    "k" * 1025,
+    "\u00e9" * 513,
+    ".well-known/acme-challenge/x",
+    "\ud800",
+]
+
+
+@pytest.mark.parametrize("key", REFUSED)
+async def test_both_services_refuse_the_same_names(key: str) -> None:
+    """Before anything is sent: a program that is tested in memory meets no surprise later."""
+    with GCSServer(buckets=("bucket",)) as server:
+        async with (
+            aioflux.open_store("gs://bucket", endpoint_url=server.url) as cloud,
+            aioflux.open_store(f"memory://{uuid.uuid4().hex}") as memory,
+        ):
+            for store in (cloud, memory):
+                await store.put("a", b"1")
+                for call in (
+                    store.put(key, b"1"),
+                    store.put(key, b"1", mode="create"),
+                    store.compose(key, ["a"]),
+                    store.copy("a", key),
+                    store.get(key),
+                    store.head(key),
+                    store.delete(key),
+                ):
+                    with pytest.raises(ValueError):  # noqa: PT011  Python words one of them
+                        await call
+                assert [meta.key for meta in await store.list_all()] == ["a"]
+
+
+async def test_a_name_is_judged_whole() -> None:
+    """With the store's prefix: a dot below it is a name like another."""
+    service = MemoryService(uuid.uuid4().hex, "p/")
+    for key in ("..", ".", "k" * 1022, ".well-known/acme-challenge/x"):
+        await service.put(key, b"1", crc32c=None, precondition=ANY)
+    with pytest.raises(ValueError, match="1025 bytes"):
+        await service.put("k" * 1023, b"1", crc32c=None, precondition=ANY)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux._uri import SCHEMES, Location, parse_uri
+from aioflux._uri import SCHEMES, Location, check_name, parse_uri
 
 object_schemes = st.sampled_from([scheme for scheme in SCHEMES if scheme != "file"])
 buckets = st.text(min_size=1).filter(lambda text: "/" not in text)
@@ -80,3 +80,28 @@ def test_a_wrong_uri_is_refused_and_named(uri: str, says: str) -> None:
 def test_what_is_no_string_is_a_type_error(value: object) -> None:
     with pytest.raises(TypeError, match=type(value).__name__):
         parse_uri(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", "0 bytes"),
+        ("k" * 1025, "1025 bytes"),
+        ("\u00e9" * 513, "1026 bytes"),
+        (".", "mean the bucket"),
+        ("..", "mean the bucket"),
+        ("a\r", "end of a line"),
+        ("\na", "end of a line"),
+        (".well-known/acme-challenge/x", "not given out"),
+    ],
+)
+def test_a_name_that_no_object_can_have_is_refused(name: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        check_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["k" * 1024, "\u00e9" * 512, "...", "./.", "a\0\tb", ".well-known/x"]
+)
+def test_other_names_are_taken(name: str) -> None:
+    check_name(name)
