@@ -50,13 +50,17 @@ class Reading:
     """Another request may follow on this connection."""
 
     def told(self) -> tuple[int, dict[bytes, bytes], bytes]:
-        """What was read; h11 lets go of the spelling of a coding and of a repeated length."""
-        fields = dict(self.fields or {})
-        if (length := fields.get(b"content-length")) is not None:
-            fields[b"content-length"] = b"".join({part.strip() for part in length.split(b",")})
-        if (coding := fields.get(b"transfer-encoding")) is not None:
-            fields[b"transfer-encoding"] = coding.lower()
-        return self.status, fields, self.payload
+        return self.status, without_spelling(self.fields or {}), self.payload
+
+
+def without_spelling(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """Fields as h11 gives them: it lets go of the case of a coding and of a repeated length."""
+    plain = dict(fields)
+    if (length := plain.get(b"content-length")) is not None:
+        plain[b"content-length"] = b"".join({part.strip() for part in length.split(b",")})
+    if (coding := plain.get(b"transfer-encoding")) is not None:
+        plain[b"transfer-encoding"] = coding.lower()
+    return plain
 
 
 class H11:

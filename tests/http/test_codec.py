@@ -18,11 +18,9 @@ from aioflux.http._codec import (
     parse_head,
 )
 from aioflux.http._transport_errors import ConnectionLostError, ProtocolError
+from tests.http.oracle import FRAMING, names, without_spelling
 
-TOKEN = "!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-names = st.text(TOKEN, min_size=1, max_size=12).map(str.encode)
 values = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=20).map(str.encode)
-FRAMING = {b"content-length", b"transfer-encoding", b"connection"}
 
 
 def h11_reads(data: bytes) -> tuple[int, dict[bytes, bytes], object]:
@@ -96,8 +94,8 @@ def test_what_h11_refuses_is_refused_and_the_rest_is_framed_alike(
         head = parse_head(mutated)
     except ProtocolError:
         return
-    status, fields, framing = h11_reads(mutated)
-    assert (head.status, dict(head.headers.items()), our_framing(head)) == (status, fields, framing)
+    fields = without_spelling(dict(head.headers.items()))
+    assert (head.status, fields, our_framing(head)) == h11_reads(mutated)
 
 
 @pytest.mark.parametrize(
