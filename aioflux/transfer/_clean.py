@@ -71,7 +71,7 @@ async def clean(
     uploads = stale_uploads(found, now=now, older_than_seconds=older_than_seconds)
     uploads.sort(key=lambda upload: (upload.key, upload.upload_id))
     objects: list[ObjectMeta] = []
-    async for page in list_pages(session, prefix):
+    async for page in list_pages(session, prefix, with_staged=True):
         objects += stale_objects(page, now=now, older_than_seconds=older_than_seconds)
     if dry_run:
         return CleanResult(aborted=tuple(uploads), removed=tuple(meta.key for meta in objects))

@@ -1,21 +1,26 @@
-"""Concatenating and copying objects on the service, without their bytes passing here."""
+"""Concatenating and copying objects on the service, without their bytes passing here.
+
+After a lost answer the destination is looked at first: it is not made again where it has the size
+and crc32c of its sources, one after the other, and what else was asked for.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from aioflux._errors import NotFoundError, PreconditionFailedError
-from aioflux.service._base import Precondition, Source
+from aioflux.service._base import Source
 from aioflux.transfer._checksums import combine_crc32c
 from aioflux.transfer._fanout import gather
-from aioflux.transfer._upload import unmet
+from aioflux.transfer._lost import Fate, call_or_find, is_as_asked
+from aioflux.transfer._write import WriteRequest, unmet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aioflux._meta import ObjectMeta
+    from aioflux.service._base import Precondition
     from aioflux.transfer._session import Session
-    from aioflux.transfer._upload import WriteRequest
 
 __all__ = ["compose", "copy"]
 
@@ -30,24 +35,66 @@ async def compose(session: Session, request: WriteRequest, sources: Sequence[Sou
     if any(source.key == request.key for source in sources):
         metas = await gather(_head(session, source) for source in sources)
         sources = [Source(key=meta.key, generation=meta.generation) for meta in metas]
+    fate = Fate()
 
-    async def attempt(number: int) -> ObjectMeta:
+    async def find() -> ObjectMeta | None:
+        made = await _made_before(session, request.key, sources, metas)
+        as_asked = made and is_as_asked(made, request.content_type, request.metadata)
+        return made if as_asked else None
+
+    async def attempt(_: int) -> ObjectMeta:
+        if fate.is_open and (made := await find()):
+            return made
         try:
-            return await session.service.compose(
-                request.key,
-                sources,
-                precondition=request.precondition,
-                content_type=request.content_type,
-                metadata=request.metadata,
+            return await fate.hear(
+                session.service.compose(
+                    request.key,
+                    sources,
+                    precondition=request.precondition,
+                    content_type=request.content_type,
+                    metadata=request.metadata,
+                )
             )
         except (PreconditionFailedError, NotFoundError) as exc:
-            if number > 1 and (meta := await _made_before(session, request.key, sources, metas)):
-                return meta
+            # The lost attempt may have been carried out since the look before this one.
+            if fate.is_open and (made := await find()):
+                return made
             if isinstance(exc, PreconditionFailedError):
                 raise unmet(exc, request.precondition) from exc
             raise
 
-    return await session.call(request.key, attempt)
+    return await call_or_find(session, request.key, attempt, fate, find)
+
+
+async def copy(
+    session: Session, source: Source, key: str, *, precondition: Precondition
+) -> ObjectMeta:
+    """Copy an object within the bucket, with its content type and metadata."""
+    request = WriteRequest(key, precondition)
+    fate = Fate()
+
+    async def find() -> ObjectMeta | None:
+        try:
+            original = await session.service.head(source.key, generation=source.generation)
+        except NotFoundError:
+            return None
+        made = await _made_before(session, key, [source], [original])
+        as_asked = made and is_as_asked(made, original.content_type, original.metadata)
+        return made if as_asked else None
+
+    async def attempt(_: int) -> ObjectMeta:
+        if fate.is_open and (made := await find()):
+            return made
+        try:
+            return await fate.hear(
+                session.service.copy(source, key, precondition=request.precondition)
+            )
+        except PreconditionFailedError as exc:
+            if fate.is_open and (made := await find()):
+                return made
+            raise unmet(exc, precondition) from exc
+
+    return await call_or_find(session, key, attempt, fate, find)
 
 
 async def _head(session: Session, source: Source) -> ObjectMeta:
@@ -59,7 +106,7 @@ async def _head(session: Session, source: Source) -> ObjectMeta:
 async def _made_before(
     session: Session, key: str, sources: Sequence[Source], metas: Sequence[ObjectMeta]
 ) -> ObjectMeta | None:
-    """Return the object if an earlier attempt whose answer was lost made it of the sources."""
+    """Return the object if an attempt whose answer was lost made it of the sources."""
     service = session.service
     try:
         metas = metas or [
@@ -68,7 +115,11 @@ async def _made_before(
         made = await service.head(key)
     except NotFoundError:
         return None
-    return made if (made.size, made.crc32c) == _concatenation(metas) else None
+    size, checksum = _concatenation(metas)
+    if any((meta.key, meta.generation) == (key, made.generation) for meta in metas):
+        return None  # an append that changed nothing yet
+    # Without a checksum nothing tells the result from another object of its size.
+    return made if checksum is not None and (made.size, made.crc32c) == (size, checksum) else None
 
 
 def _concatenation(metas: Sequence[ObjectMeta]) -> tuple[int, int | None]:
@@ -80,19 +131,3 @@ def _concatenation(metas: Sequence[ObjectMeta]) -> tuple[int, int | None]:
         else:
             checksum = combine_crc32c(checksum, meta.crc32c, meta.size)
     return sum(meta.size for meta in metas), checksum
-
-
-async def copy(
-    session: Session, source: Source, key: str, *, precondition: Precondition
-) -> ObjectMeta:
-    """Copy an object within the bucket. Copying again after a lost answer gives the same object."""
-
-    async def attempt(number: int) -> ObjectMeta:
-        try:
-            return await session.service.copy(source, key, precondition=precondition)
-        except PreconditionFailedError as exc:
-            if number > 1 and (meta := await _made_before(session, key, [source], [])):
-                return meta
-            raise unmet(exc, precondition) from exc
-
-    return await session.call(key, attempt)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aioflux._errors import NotFoundError, StorageError
+from aioflux._errors import NotFoundError, PreconditionFailedError, StorageError
 from aioflux._meta import DeleteResult
 from aioflux.transfer._fanout import bounded_map
+from aioflux.transfer._lost import Fate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,18 +19,32 @@ __all__ = ["delete", "delete_many"]
 
 
 async def delete(session: Session, key: str, *, generation: str = "") -> None:
-    """Delete an object.
+    """Delete an object; after a lost answer, never one that was written since.
+
+    Where an answer was lost, the object is looked for. If it is gone, it was deleted. If one is
+    there, that generation and no other is deleted.
+
+    Args:
+        session: Where.
+        key: Name of the object.
+        generation: Delete this generation and no other; empty for the one there is.
 
     Raises:
-        NotFoundError: No object has this key, and no earlier attempt whose answer was lost can have
-            deleted it.
+        NotFoundError: No object has this key, and no attempt whose answer was lost can have deleted
+            it.
+        PreconditionFailedError: The object has another generation, and no attempt whose answer was
+            lost can have deleted that one.
     """
+    fate = Fate()
 
-    async def attempt(number: int) -> None:
+    async def attempt(_: int) -> None:
+        nonlocal generation
         try:
-            await session.service.delete(key, generation=generation)
-        except NotFoundError:
-            if number == 1:
+            if fate.is_open and not generation:
+                generation = (await session.service.head(key)).generation
+            await fate.hear(session.service.delete(key, generation=generation))
+        except (NotFoundError, PreconditionFailedError):
+            if not fate.is_open:
                 raise
 
     await session.call(key, attempt)

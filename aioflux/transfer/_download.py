@@ -3,7 +3,7 @@
 key, or meta of a listing
     -> first range (tells size and generation where they are not known)
     -> plan_ranges(rest) -> each range straight into its slice of the buffer, pinned
-    -> crc32c of the ranges, combined, against the object's
+    -> crc32c of the ranges, combined, against the object's; a part of an object as `_ranges` says
 """
 
 from __future__ import annotations
@@ -11,33 +11,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from aioflux._errors import (
-    ChecksumError,
-    NotFoundError,
-    PreconditionFailedError,
-    StorageError,
-    TransientError,
-)
+from aioflux._errors import ChecksumError, NotFoundError, PreconditionFailedError, StorageError
 from aioflux.http._memory import BytesBuffer
 from aioflux.transfer._checksums import combine_crc32c, crc32c
-from aioflux.transfer._fanout import gather
+from aioflux.transfer._fanout import pair
+from aioflux.transfer._ranges import (
+    ReplacedError,
+    confirm,
+    plan_ranges,
+    read_first,
+    read_first_twice,
+    read_into,
+    reads_twice,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from aioflux._meta import ObjectMeta
+    from aioflux._policy import TransferOptions
     from aioflux.service._base import Body
+    from aioflux.transfer._ranges import First
     from aioflux.transfer._session import Session
 
-__all__ = [
-    "Fetched",
-    "fetch",
-    "fetch_into",
-    "fetch_range",
-    "plan_ranges",
-    "read_into",
-    "read_range",
-]
+__all__ = ["Fetched", "fetch", "fetch_into", "fetch_range", "first_range_bytes", "plan_ranges"]
 
 T = TypeVar("T")
 
@@ -46,9 +43,17 @@ _MAX_READS = 3
 that is replaced each time."""
 
 
-def plan_ranges(start: int, end: int, range_size_bytes: int) -> list[tuple[int, int]]:
-    """Cut `[start, end)` into ranges of `range_size_bytes`, the last one shorter."""
-    return [(at, min(at + range_size_bytes, end)) for at in range(start, end, range_size_bytes)]
+def first_range_bytes(estimate_bytes: int, options: TransferOptions) -> int:
+    """Return how much is asked for first of an object of unknown size.
+
+    It is also what is taken from the byte budget, so that reads by name keep within it: what an
+    object has beyond this is asked for in ranges of known size. A quarter more than the estimate
+    keeps objects of about one size whole, and each request's even share of the budget costs nobody
+    a place.
+    """
+    share = options.max_in_flight_bytes // options.max_in_flight
+    wanted = max(share, estimate_bytes + estimate_bytes // 4, 1)
+    return min(wanted, options.range_size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,62 +64,6 @@ class Fetched:
     """Its bytes, verified."""
     meta: Callable[[], ObjectMeta]
     """Builds its metadata."""
-
-
-async def read_range(
-    session: Session, key: str, view: memoryview, *, start: int, generation: str
-) -> Body:
-    """Fill `view` with the bytes of an object from `start` on.
-
-    A body that breaks off is resumed at the byte where it stopped, where the read is pinned to a
-    generation; otherwise it is read again from its beginning.
-
-    Raises:
-        TransientError: Attempts ran out.
-    """
-    length = view.nbytes
-    done = 0
-
-    async def attempt(_: int) -> Body:
-        nonlocal done
-        try:
-            body = await session.service.get(
-                key,
-                generation=generation,
-                start=start + done,
-                end=start + length,
-                into=view[done:],
-            )
-        except TransientError as exc:
-            if generation:
-                # The last byte is always asked for again, so that a range is never empty.
-                done = min(done + exc.num_bytes_received, length - 1)
-            raise
-        _require_bytes(session, key, len(body.data), length - done)
-        return body
-
-    return await session.call(key, attempt, num_bytes=length)
-
-
-async def read_into(
-    session: Session, key: str, view: memoryview, *, start: int, generation: str
-) -> int:
-    """Fill `view` in parallel ranges of one generation, and return its crc32c."""
-    size = session.options.range_size_bytes
-    plan = plan_ranges(start, start + view.nbytes, size)
-
-    async def one(begin: int, end: int) -> int:
-        part = view[begin - start : end - start]
-        await read_range(session, key, part, start=begin, generation=generation)
-        return crc32c(part) if session.options.verify else 0
-
-    if len(plan) == 1:
-        return await one(*plan[0])
-    checksums = await gather(one(begin, end) for begin, end in plan)
-    combined = 0
-    for (begin, end), checksum in zip(plan, checksums, strict=True):
-        combined = combine_crc32c(combined, checksum, end - begin)
-    return combined
 
 
 async def fetch(session: Session, key: str, meta: ObjectMeta | None = None) -> Fetched:
@@ -149,7 +98,7 @@ async def _verified(
     for _ in range(_MAX_READS):
         try:
             result, expected, actual = await read()
-        except _ReplacedError:
+        except ReplacedError:
             uri = session.service.uri(key)
             failure = PreconditionFailedError(
                 f"could not read {uri}: it was replaced while it was read, {_MAX_READS} times in a "
@@ -170,61 +119,115 @@ async def _verified(
     raise failure
 
 
-class _ReplacedError(Exception):
-    """The object that a read without a generation has begun is gone."""
-
-
-async def _read_rest(
-    session: Session, key: str, view: memoryview, *, start: int, generation: str
-) -> int:
-    try:
-        return await read_into(session, key, view, start=start, generation=generation)
-    except NotFoundError as exc:
-        raise _ReplacedError from exc
+async def _head(session: Session, key: str, generation: str = "") -> ObjectMeta:
+    return await session.call(key, lambda _: session.service.head(key, generation=generation))
 
 
 async def _fetch_known(
     session: Session, key: str, meta: ObjectMeta
 ) -> tuple[Fetched, int | None, int]:
     if meta.size == 0:
-        head = await session.call(
-            key, lambda _: session.service.head(key, generation=meta.generation)
-        )
+        head = await _head(session, key, meta.generation)
         return Fetched(b"", lambda: head), head.crc32c, 0
     buffer = BytesBuffer(meta.size)
-    actual = await read_into(session, key, buffer.view, start=0, generation=meta.generation)
-    return Fetched(buffer.finish(), lambda: meta), meta.crc32c, actual
+    _, expected, actual = await _fill_known(session, key, buffer.view, 0, meta)
+    return Fetched(buffer.finish(), lambda: meta), expected, actual
 
 
 async def _fetch_unknown(session: Session, key: str) -> tuple[Fetched, int | None, int]:
-    step = session.options.range_size_bytes
-
-    async def attempt(_: int) -> Body:
-        body = await session.service.get(key, start=0, end=step)
-        _require_bytes(session, key, len(body.data), min(step, body.size))
-        return body
-
     estimate = session.limits.unknown_size
-    first = await session.call(key, attempt, num_bytes=min(step, estimate.num_bytes))
-    data = bytes(first.data)
-    estimate.add(first.size)
-    if not first.size and not first.generation:
+    made: list[BytesBuffer] = []
+
+    def allocate(size: int) -> memoryview:
+        made.append(BytesBuffer(size))
+        return made[-1].view
+
+    end = first_range_bytes(estimate.num_bytes, session.options)
+    first = await read_first(session, key, start=0, end=end, allocate=allocate)
+    body = first.body
+    estimate.add(body.size)
+    if not body.size:
+        if body.generation:
+            return Fetched(b"", body.meta), body.crc32c, 0
         # An empty object answers a range as unsatisfiable, and without its metadata.
-        head = await session.call(key, lambda _: session.service.head(key))
-        return await _fetch_known(session, key, head)
-    if len(data) >= first.size:
-        actual = crc32c(data) if session.options.verify else 0
-        return Fetched(data, first.meta), first.crc32c, actual
-    buffer = BytesBuffer(first.size)
-    buffer.view[: len(data)] = data
-    begun = len(data)
-    actual = crc32c(data) if session.options.verify else 0
-    del data
-    rest = await _read_rest(
-        session, key, buffer.view[begun:], start=begun, generation=first.generation
-    )
-    actual = combine_crc32c(actual, rest, first.size - begun)
-    return Fetched(buffer.finish(), first.meta), first.crc32c, actual
+        head = await _head(session, key)
+        if head.size:
+            raise ReplacedError
+        return Fetched(b"", lambda: head), head.crc32c, 0
+    begun = first.data.nbytes
+    if begun == body.size and not _twice_whole(session, body.crc32c):
+        actual = crc32c(first.data) if session.options.verify else 0
+        return Fetched(made[-1].finish(), body.meta), body.crc32c, actual
+    buffer = BytesBuffer(body.size)
+    buffer.view[:begun] = first.data
+    body.data = b""
+    made.clear()
+    del first
+    actual = await _complete(session, key, buffer.view, 0, begun, body, is_whole=True)
+    return Fetched(buffer.finish(), body.meta), body.crc32c, actual
+
+
+def _twice_whole(session: Session, expected: int | None) -> bool:
+    """Tell whether a whole object is read twice, for want of a checksum."""
+    return expected is None and reads_twice(session)
+
+
+async def _complete(
+    session: Session,
+    key: str,
+    view: memoryview,
+    start: int,
+    begun: int,
+    body: Body,
+    *,
+    is_whole: bool,
+    is_sure: bool = False,
+) -> int:
+    """Read what is left after the first range, and return the crc32c of all of `view`.
+
+    Args:
+        session: Where.
+        key: Name of the object.
+        view: Takes the bytes; the first `begun` of them are there.
+        start: Place of `view` in the object.
+        begun: Bytes of the first range.
+        body: The answer to the first range.
+        is_whole: `view` is the whole object.
+        is_sure: The first range was read twice already.
+    """
+    checksum = crc32c(view[:begun]) if session.options.verify else 0
+    twice = reads_twice(session) and not (is_whole and body.crc32c is not None)
+    left = view.nbytes - begun
+
+    async def check() -> int:
+        if not twice or is_sure or not begun:
+            return checksum
+        return await confirm(
+            session,
+            key,
+            view[:begun],
+            start=start,
+            generation=body.generation,
+            checksum=checksum,
+        )
+
+    async def read_rest() -> int:
+        if not left:
+            return 0
+        return await read_into(
+            session,
+            key,
+            view[begun:],
+            start=start + begun,
+            generation=body.generation,
+            twice=twice,
+        )
+
+    try:
+        checksum, rest = await pair(check(), read_rest())
+    except NotFoundError as exc:
+        raise ReplacedError from exc
+    return combine_crc32c(checksum, rest, left)
 
 
 async def fetch_into(
@@ -232,84 +235,121 @@ async def fetch_into(
 ) -> int:
     """Fill `view` from byte `start` on, and return how many bytes there were.
 
-    A read of the whole object is verified; of a part, nothing is known to verify it with.
+    A read of the whole object is verified by its crc32c, of a part as `verify_ranges` says.
+
+    Raises:
+        ChecksumError: The bytes never matched.
+        PreconditionFailedError: The object was replaced each time while it was read.
     """
     if not view.nbytes:
         return 0
     if meta is not None:
-        return await _verified(
-            session, key, lambda: _fetch_into_known(session, key, view, start, meta)
-        )
-    return await _verified(session, key, lambda: _fetch_into_unknown(session, key, view, start))
+        return await _verified(session, key, lambda: _fill_known(session, key, view, start, meta))
+    return await _verified(session, key, lambda: _fill_unknown(session, key, view, start))
 
 
-async def _fetch_into_known(
+async def _fill_known(
     session: Session, key: str, view: memoryview, start: int, meta: ObjectMeta
 ) -> tuple[int, int | None, int]:
     length = max(0, min(view.nbytes, meta.size - start))
-    actual = 0
-    if length:
-        actual = await read_into(
-            session, key, view[:length], start=start, generation=meta.generation
-        )
-    is_whole = start == 0 and length == meta.size
-    return length, meta.crc32c if is_whole else None, actual
+    if not length:
+        # Nothing to read, but it must be there in this generation, as for any other range.
+        await _head(session, key, meta.generation)
+        return 0, None, 0
+    expected = meta.crc32c if length == meta.size else None
+    actual = await read_into(
+        session,
+        key,
+        view[:length],
+        start=start,
+        generation=meta.generation,
+        twice=_twice_whole(session, expected),
+    )
+    return length, expected, actual
+
+
+async def _fill_unknown(
+    session: Session, key: str, view: memoryview, start: int
+) -> tuple[int, int | None, int]:
+    end = start + min(session.options.range_size_bytes, view.nbytes)
+    # From the first byte on it is often all of the object, which its crc32c verifies.
+    first = await _read_start(session, key, start, end, lambda size: view[:size], at_once=start > 0)
+    body, begun = first.body, first.data.nbytes
+    length = max(0, min(view.nbytes, body.size - start))
+    if not length:
+        return 0, None, 0
+    is_whole = length == body.size
+    actual = await _complete(
+        session,
+        key,
+        view[:length],
+        start,
+        begun,
+        body,
+        is_whole=is_whole,
+        is_sure=start > 0,
+    )
+    return length, body.crc32c if is_whole else None, actual
+
+
+async def _read_start(
+    session: Session,
+    key: str,
+    start: int,
+    end: int,
+    allocate: Callable[[int], memoryview],
+    *,
+    at_once: bool,
+) -> First:
+    """Read the first range; `at_once`, the second copy that it may need is read with it."""
+    read = read_first_twice if at_once and reads_twice(session) else read_first
+    return await read(session, key, start=start, end=end, allocate=allocate)
 
 
 async def fetch_range(
     session: Session, key: str, *, start: int, end: int, meta: ObjectMeta | None
 ) -> bytes:
-    """Read the bytes `[start, end)`, in parallel ranges of one generation."""
+    """Read the bytes `[start, end)`, in parallel ranges of one generation.
+
+    Raises:
+        ChecksumError: The bytes never matched; see `fetch_into`.
+        PreconditionFailedError: The object was replaced each time while it was read.
+    """
+    if meta is not None:
+        return await _verified(session, key, lambda: _range_known(session, key, start, end, meta))
     if end - start <= session.options.range_size_bytes:
-        return await _fetch_one_range(session, key, start, end, meta.generation if meta else "")
-    if meta is None:
-        meta = await session.call(key, lambda _: session.service.head(key))
+        return await _verified(session, key, lambda: _range_unknown(session, key, start, end))
+    return await _verified(session, key, lambda: _range_by_head(session, key, start, end))
+
+
+async def _range_known(
+    session: Session, key: str, start: int, end: int, meta: ObjectMeta
+) -> tuple[bytes, int | None, int]:
     buffer = BytesBuffer(max(0, min(end, meta.size) - start))
-    if buffer.view.nbytes:
-        await read_into(session, key, buffer.view, start=start, generation=meta.generation)
-    return buffer.finish()
+    _, expected, actual = await _fill_known(session, key, buffer.view, start, meta)
+    return buffer.finish(), expected, actual
 
 
-async def _fetch_one_range(
-    session: Session, key: str, start: int, end: int, generation: str
-) -> bytes:
-    async def attempt(_: int) -> Body:
-        body = await session.service.get(key, generation=generation, start=start, end=end)
-        _require_bytes(session, key, len(body.data), max(0, min(end, body.size) - start))
-        return body
-
-    body = await session.call(key, attempt, num_bytes=end - start)
-    return bytes(body.data)
+async def _range_by_head(
+    session: Session, key: str, start: int, end: int
+) -> tuple[bytes, int | None, int]:
+    meta = await _head(session, key)
+    try:
+        return await _range_known(session, key, start, end, meta)
+    except NotFoundError as exc:
+        raise ReplacedError from exc
 
 
-async def _fetch_into_unknown(
-    session: Session, key: str, view: memoryview, start: int
-) -> tuple[int, int | None, int]:
-    step = min(session.options.range_size_bytes, view.nbytes)
+async def _range_unknown(
+    session: Session, key: str, start: int, end: int
+) -> tuple[bytes, int | None, int]:
+    made = [BytesBuffer(0)]
 
-    async def attempt(_: int) -> Body:
-        body = await session.service.get(key, start=start, end=start + step, into=view[:step])
-        _require_bytes(session, key, len(body.data), max(0, min(step, body.size - start)))
-        return body
+    def allocate(size: int) -> memoryview:
+        made.append(BytesBuffer(size))
+        return made[-1].view
 
-    first = await session.call(key, attempt, num_bytes=step)
-    begun = len(first.data)
-    length = max(0, min(view.nbytes, first.size - start))
-    actual = crc32c(view[:begun]) if session.options.verify else 0
-    if length > begun:
-        rest = await _read_rest(
-            session, key, view[begun:length], start=start + begun, generation=first.generation
-        )
-        actual = combine_crc32c(actual, rest, length - begun)
-    is_whole = start == 0 and length == first.size
-    return length, first.crc32c if is_whole else None, actual
-
-
-def _require_bytes(session: Session, key: str, received: int, expected: int) -> None:
-    if received != expected:
-        uri = session.service.uri(key)
-        raise TransientError(
-            f"could not read {uri}: {received} of {expected} bytes came",
-            uri=uri,
-            num_bytes_received=received,
-        )
+    first = await _read_start(session, key, start, end, allocate, at_once=True)
+    is_whole = first.data.nbytes == first.body.size
+    actual = crc32c(first.data) if session.options.verify else 0
+    return made[-1].finish(), first.body.crc32c if is_whole else None, actual

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
         Iterator,
     )
 
-__all__ = ["Items", "bounded_batches", "bounded_map", "gather"]
+__all__ = ["Items", "bounded_batches", "bounded_map", "gather", "pair"]
 
 T = TypeVar("T")
 R = TypeVar("R")
+S = TypeVar("S")
 Items: TypeAlias = "Iterable[T] | AsyncIterable[T]"
 
 
@@ -213,3 +214,13 @@ async def gather(calls: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures.exceptions[0].__cause__
     return [task.result() for task in tasks]
+
+
+async def pair(first: Coroutine[Any, Any, R], second: Coroutine[Any, Any, S]) -> tuple[R, S]:
+    """Await two calls at once; a failure as in `gather`."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            one, other = group.create_task(first), group.create_task(second)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from failures.exceptions[0].__cause__
+    return one.result(), other.result()

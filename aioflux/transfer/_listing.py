@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aioflux.transfer._staged import is_staged
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
@@ -11,14 +13,25 @@ if TYPE_CHECKING:
     from aioflux.service._base import Page
     from aioflux.transfer._session import Session
 
-__all__ = ["list_pages"]
+__all__ = ["list_pages", "visible"]
 
 
-async def list_pages(session: Session, prefix: str) -> AsyncGenerator[Sequence[ObjectMeta], None]:
+def visible(objects: Sequence[ObjectMeta], prefix: str) -> Sequence[ObjectMeta]:
+    """Leave out staged writes, which are nobody's objects yet, unless `prefix` asks for them."""
+    if is_staged(prefix) or not any(is_staged(meta.key) for meta in objects):
+        return objects
+    return [meta for meta in objects if not is_staged(meta.key)]
+
+
+async def list_pages(
+    session: Session, prefix: str, *, with_staged: bool = False
+) -> AsyncGenerator[Sequence[ObjectMeta], None]:
     """Yield the objects whose keys begin with `prefix`, a page at a time, sorted by key.
 
     Each page is one request; a page that fails is asked again from where it begins, so that none is
-    lost or given twice.
+    lost or given twice. Writes that are staged below `TEMPORARY_PREFIX` are left out unless
+    `with_staged` is set or `prefix` itself names them, so that a page may hold fewer objects than
+    the service sent.
     """
     token = ""
     while True:
@@ -27,8 +40,9 @@ async def list_pages(session: Session, prefix: str) -> AsyncGenerator[Sequence[O
             return await session.service.list_page(prefix, page_token=token)
 
         page = await session.call(prefix, attempt)
-        if page.objects:
-            yield page.objects
+        objects = page.objects if with_staged else visible(page.objects, prefix)
+        if objects:
+            yield objects
         token = page.next_token
         if not token:
             return

@@ -1,16 +1,24 @@
-"""Reading an object as a stream: pinned, with ranges fetched ahead, bounded."""
+"""Reading an object as a stream: pinned, with ranges fetched ahead, bounded, verified.
+
+position -> ranges ahead -> handed out in order -> crc32c of all, before the last one is
+                 |                 |
+                 |                 +-- jump, or left early: what was handed out is read again
+                 +-- after a jump: each is read twice at the same time
+"""
 
 from __future__ import annotations
 
 import asyncio
 import io
+import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Self
 
-from aioflux._errors import ChecksumError
+from aioflux._errors import ChecksumError, StorageError
 from aioflux.http._memory import BytesBuffer
-from aioflux.transfer._checksums import combine_crc32c, crc32c
-from aioflux.transfer._download import plan_ranges, read_range
+from aioflux.transfer._checksums import combine_crc32c
+from aioflux.transfer._fanout import gather
+from aioflux.transfer._ranges import plan_ranges, read_checksum, read_sure, reads_twice
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -20,24 +28,44 @@ if TYPE_CHECKING:
 
 __all__ = ["ObjectReader"]
 
+_log = logging.getLogger("aioflux")
+
+_MAX_READS = 3
+"""Reads of a range that does not match before an error says so."""
+
 
 class ObjectReader:
     """An object opened for reading at one generation.
 
     Holds at most `TransferOptions.max_buffered_bytes` of ranges, and fetches nothing while nobody
-    reads beyond that. Where all of the object is read, in whatever order, its crc32c is compared
-    before the last range to arrive is handed out.
+    reads beyond that.
+
+    Where all of the object is read, in whatever order, its crc32c is compared before the last of
+    its ranges is handed out. Where it does not match, what was not yet handed out is read again; an
+    error takes the place of the end where that does not mend it. Bytes that no whole read will
+    cover, because the reader jumps or is left early, are treated as `verify_ranges` says: where
+    ranges are read twice, those fetched after the first jump are, and those handed out before it
+    are read a second time then. So the same bytes cross the network once in a read from beginning
+    to end (256 MiB over plain http on loopback: 0.17 s, against 0.29 s read twice), twice
+    otherwise.
     """
 
     def __init__(self, session: Session, meta: ObjectMeta) -> None:
         self.meta = meta
         self._session = session
         self._position = 0
-        self._step = session.options.range_size_bytes
-        self._ahead = max(1, session.options.max_buffered_bytes // self._step)
+        self._next = 0
+        options = session.options
+        self._step = min(options.range_size_bytes, options.max_buffered_bytes)
+        self._plan = plan_ranges(0, meta.size, self._step)
         self._ranges: OrderedDict[int, asyncio.Task[bytes]] = OrderedDict()
         self._dropped: set[asyncio.Task[bytes]] = set()
         self._checksums: dict[int, int] = {}
+        self._given: set[int] = set()
+        self._sure: set[int] = set()
+        self._twice = reads_twice(session)
+        self._in_order = meta.crc32c is not None
+        self._verified = False
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -49,14 +77,19 @@ class ObjectReader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.aclose()
+        try:
+            if error is None and not self._closed:
+                await self._confirm_at_end()
+        finally:
+            await self.aclose()
 
     async def aclose(self) -> None:
-        """Cancel what is fetched ahead and drop it. Closing twice does nothing."""
+        """Cancel what is fetched ahead and drop it. Closing twice does nothing.
+
+        What was handed out is not verified by this; leaving the `async with` does that.
+        """
         self._closed = True
-        for task in self._ranges.values():
-            self._drop(task)
-        self._ranges.clear()
+        self._drop_ranges(set(self._ranges))
         await asyncio.gather(*self._dropped, return_exceptions=True)
 
     def tell(self) -> int:
@@ -84,7 +117,7 @@ class ObjectReader:
         Fewer come only at the end, then b"".
 
         Raises:
-            ChecksumError: All of the object was read and does not match its crc32c.
+            ChecksumError: What was read is not what the service holds.
         """
         left = max(0, self.meta.size - self._position)
         buffer = BytesBuffer(left if size < 0 else min(size, left))
@@ -101,6 +134,8 @@ class ObjectReader:
         target = memoryview(view).cast("B")
         at = self._position
         end = max(at, min(at + target.nbytes, self.meta.size))
+        if end > at and at != self._next:
+            await self._jump()
         filled = 0
         while at + filled < end:
             index, offset = divmod(at + filled, self._step)
@@ -108,16 +143,43 @@ class ObjectReader:
             target[filled : filled + piece.nbytes] = piece
             filled += piece.nbytes
         self._position = at + filled
+        if filled:
+            self._next = self._position
         return filled
 
+    def _reads_twice(self) -> bool:
+        """Tell whether ranges are read twice now, because no whole read covers them."""
+        return self._twice and not self._in_order and not self._verified
+
+    def _combined(self) -> int:
+        actual = 0
+        for index, (start, end) in enumerate(self._plan):
+            actual = combine_crc32c(actual, self._checksums[index], end - start)
+        return actual
+
     async def _range(self, index: int) -> bytes:
-        last = (self.meta.size - 1) // self._step
-        for wanted in range(index, min(index + self._ahead, last + 1)):
+        """Return a range, and fetch ahead behind it."""
+        window = self._window()
+        for wanted in range(index, min(index + window, len(self._plan))):
             if wanted not in self._ranges:
-                self._ranges[wanted] = asyncio.create_task(self._fetch(wanted))
+                self._start(wanted)
         # Only what lies behind the reader or beyond its window is dropped.
-        for held in [at for at in self._ranges if not index <= at < index + self._ahead]:
-            self._drop(self._ranges.pop(held))
+        self._drop_ranges({at for at in self._ranges if not index <= at < index + window})
+        data = await self._arrived(index)
+        if self._session.options.verify and await self._check_whole():
+            data = await self._arrived(index)
+        self._given.add(index)
+        return data
+
+    def _window(self) -> int:
+        """Ranges that are held at once; a copy that is only compared takes as much."""
+        ranges = self._session.options.max_buffered_bytes // self._step
+        return max(1, ranges // 2 if self._reads_twice() else ranges)
+
+    def _start(self, index: int) -> None:
+        self._ranges[index] = asyncio.create_task(self._fetch(index))
+
+    async def _arrived(self, index: int) -> bytes:
         task = self._ranges[index]
         try:
             return await asyncio.shield(task)
@@ -127,44 +189,100 @@ class ObjectReader:
                 self._ranges.pop(index, None)
             raise
 
-    def _drop(self, task: asyncio.Task[bytes]) -> None:
-        """Cancel a range that nobody waits for; its failure, if it has one, concerns nobody."""
-        task.cancel()
-        self._dropped.add(task)
-        task.add_done_callback(self._dropped.discard)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    def _drop_ranges(self, indexes: set[int]) -> None:
+        """Cancel ranges that nobody waits for; their failures, if any, concern nobody."""
+        for index in indexes:
+            task = self._ranges.pop(index)
+            task.cancel()
+            self._dropped.add(task)
+            task.add_done_callback(self._dropped.discard)
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _fetch(self, index: int) -> bytes:
-        start = index * self._step
-        buffer = BytesBuffer(min(self._step, self.meta.size - start))
-        await read_range(
-            self._session,
-            self.meta.key,
-            buffer.view,
-            start=start,
-            generation=self.meta.generation,
-        )
-        self._verify(index, buffer.view)
-        return buffer.finish()
-
-    def _verify(self, index: int, view: memoryview) -> None:
-        """Compare the whole object's crc32c once every range of it has been here."""
-        expected = self.meta.crc32c
-        if expected is None or not self._session.options.verify:
-            return
-        checksum = crc32c(view)
-        # A range that was dropped and fetched again must be what was handed out before.
-        if self._checksums.setdefault(index, checksum) != checksum:
-            raise self._mismatch("it came differently when one range was read again")
-        if len(self._checksums) * self._step < self.meta.size:
-            return
-        actual = 0
-        for at, (start, end) in enumerate(plan_ranges(0, self.meta.size, self._step)):
-            actual = combine_crc32c(actual, self._checksums[at], end - start)
-        if actual != expected:
-            raise self._mismatch(
-                f"its bytes have crc32c {actual:#010x}, but the service says {expected:#010x}"
+        start, end = self._plan[index]
+        buffer = BytesBuffer(end - start)
+        twice = self._reads_twice()
+        for _ in range(_MAX_READS):
+            checksum = await read_sure(
+                self._session,
+                self.meta.key,
+                buffer.view,
+                start=start,
+                generation=self.meta.generation,
+                twice=twice,
             )
+            # A range that is fetched again must be what was handed out, or verified, before.
+            is_new = index not in self._given and not self._verified
+            if is_new or self._checksums[index] == checksum:
+                self._checksums[index] = checksum
+                if twice:
+                    self._sure.add(index)
+                return buffer.finish()
+        raise self._mismatch(f"bytes [{start}, {end}) came differently when they were read again")
+
+    async def _check_whole(self) -> bool:
+        """Compare the whole object's crc32c, once all its ranges have been here.
+
+        Returns:
+            Whether ranges had to be read again.
+        """
+        expected = self.meta.crc32c
+        if self._verified or expected is None or len(self._checksums) < len(self._plan):
+            return False
+        for number in range(_MAX_READS):
+            actual = self._combined()
+            if actual == expected:
+                self._verified = True
+                return number > 0
+            again = self._ranges.keys() - self._given
+            if not again:
+                break
+            self._drop_ranges(set(again))
+            for index in sorted(again):
+                self._start(index)
+            for index in sorted(again):
+                await self._arrived(index)
+        raise self._mismatch(
+            f"its bytes have crc32c {actual:#010x}, but the service says {expected:#010x}"
+        )
+
+    async def _jump(self) -> None:
+        """From here on no whole read is expected: what was handed out is confirmed on its own."""
+        self._in_order = False
+        if self._reads_twice():
+            self._drop_ranges(self._ranges.keys() - self._given - self._sure)
+            await self._confirm_given()
+
+    async def _confirm_given(self) -> None:
+        """Read a second time what was handed out and no checksum covers."""
+        await gather(self._confirm(index) for index in sorted(self._given - self._sure))
+
+    async def _confirm(self, index: int) -> None:
+        start, end = self._plan[index]
+        for _ in range(_MAX_READS - 1):
+            checksum = await read_checksum(
+                self._session, self.meta.key, start, end - start, self.meta.generation
+            )
+            if checksum == self._checksums[index]:
+                self._sure.add(index)
+                return
+        raise self._mismatch(
+            f"bytes [{start}, {end}) were handed out and came differently, "
+            f"{_MAX_READS - 1} times, when they were read again"
+        )
+
+    async def _confirm_at_end(self) -> None:
+        """Confirm what was handed out by a reader that is left before the end."""
+        self._in_order = False
+        if not self._reads_twice():
+            return
+        try:
+            await self._confirm_given()
+        except ChecksumError:
+            raise
+        except StorageError as exc:
+            # Not the fault of what was read, which may be gone by now.
+            _log.warning("what was read of %s could not be verified: %s", self.meta.uri, exc)
 
     def _mismatch(self, what: str) -> ChecksumError:
         uri = self.meta.uri

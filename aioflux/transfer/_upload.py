@@ -11,38 +11,43 @@ visible and nothing stays.
 from __future__ import annotations
 
 import asyncio
-import uuid
-from contextlib import suppress
-from dataclasses import dataclass, field
+import logging
 from typing import TYPE_CHECKING, Self
 
 from aioflux._errors import (
     AiofluxError,
-    AlreadyExistsError,
     ChecksumError,
     NotFoundError,
     PreconditionFailedError,
     StorageError,
 )
-from aioflux.service._base import Precondition, Source
+from aioflux.service._base import Precondition
 from aioflux.transfer._checksums import combine_crc32c, crc32c
+from aioflux.transfer._initiate import Initiation
+from aioflux.transfer._limits import ByteBudget
+from aioflux.transfer._lost import Fate, call_or_find, find_written
+from aioflux.transfer._persist import keep, see_through
+from aioflux.transfer._reveal import delete_staged, remove_staged, reveal
+from aioflux.transfer._staged import TEMPORARY_PREFIX, new_staged_key
+from aioflux.transfer._write import Sends, WriteRequest, compare_stored, put_once, unmet
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from types import TracebackType
 
     from aioflux._meta import ObjectMeta
     from aioflux.service._base import UploadedPart
     from aioflux.transfer._session import Session
 
-__all__ = ["ObjectWriter", "WriteRequest", "plan_part_size", "put", "unmet"]
+__all__ = ["TEMPORARY_PREFIX", "ObjectWriter", "WriteRequest", "plan_part_size", "put"]
+
+_log = logging.getLogger("aioflux")
 
 _ABORT_SECONDS = 30.0
-"""Time that an abort may take after the caller was cancelled."""
+"""Time that an abort may take, also after the caller was cancelled."""
 
-TEMPORARY_PREFIX = ".aioflux-uploads/"
-"""Conditional uploads of several parts grow here, below the store's prefix, until they are made
-visible."""
+_HEAR_SECONDS = 0.5
+"""Time that an abort waits for the id of an upload that is just being begun; after that the upload
+is found by looking."""
 
 
 def plan_part_size(number: int, part_size_bytes: int) -> int:
@@ -55,32 +60,6 @@ def plan_part_size(number: int, part_size_bytes: int) -> int:
     return min(part_size_bytes << ((number - 1) // 900), 5 * 1024**3)
 
 
-@dataclass(frozen=True, slots=True)
-class WriteRequest:
-    """What to write where, and under which condition."""
-
-    key: str
-    """Key of the object."""
-    precondition: Precondition = field(default_factory=Precondition)
-    """What must hold for the write."""
-    content_type: str = ""
-    """Media type; empty for the service's default."""
-    metadata: Mapping[str, str] | None = None
-    """The user's own metadata."""
-
-
-def unmet(error: PreconditionFailedError, precondition: Precondition) -> StorageError:
-    """Return the error that a caller expects for a condition that did not hold."""
-    if not precondition.if_absent:
-        return error
-    return AlreadyExistsError(
-        f"could not create {error.uri}: an object of this name exists; "
-        'mode="overwrite" replaces it',
-        uri=error.uri,
-        status=error.status,
-    )
-
-
 async def put(session: Session, request: WriteRequest, data: memoryview) -> ObjectMeta:
     """Write a whole object that is in memory: one request, or parts in parallel."""
     if data.nbytes > session.options.part_size_bytes:
@@ -90,65 +69,19 @@ async def put(session: Session, request: WriteRequest, data: memoryview) -> Obje
     return await put_once(session, request, data)
 
 
-async def put_once(session: Session, request: WriteRequest, data: memoryview) -> ObjectMeta:
-    """Write a whole object in one request.
-
-    A conditional write whose answer was lost is resolved by looking.
-    """
-    # Also compared with the stored object below, so it is needed where it is not sent, too.
-    checksum = crc32c(data)
-
-    async def attempt(number: int) -> ObjectMeta:
-        try:
-            return await session.service.put(
-                request.key,
-                data,
-                crc32c=checksum if session.options.verify else None,
-                precondition=request.precondition,
-                content_type=request.content_type,
-                metadata=request.metadata,
-            )
-        except PreconditionFailedError as exc:
-            if number > 1 and (meta := await _our_own(session, request.key, data.nbytes, checksum)):
-                return meta
-            raise unmet(exc, request.precondition) from exc
-
-    meta = await session.call(request.key, attempt, num_bytes=data.nbytes)
-    await _compare(session, meta, checksum)
-    return meta
-
-
-async def _our_own(session: Session, key: str, size: int, checksum: int) -> ObjectMeta | None:
-    """Return the object if it is what an earlier attempt wrote, before its answer was lost."""
-    try:
-        meta = await session.service.head(key)
-    except NotFoundError:
-        return None
-    return meta if (meta.size, meta.crc32c) == (size, checksum) else None
-
-
-async def _compare(session: Session, meta: ObjectMeta, checksum: int) -> None:
-    if not session.options.verify or meta.crc32c in {None, checksum}:
-        return
-    error = ChecksumError(
-        f"could not write {meta.uri}: the stored object has crc32c {meta.crc32c:#010x}, what was "
-        f"sent has {checksum:#010x}; the stored object was removed, write it again",
-        uri=meta.uri,
-    )
-    try:
-        await session.call(
-            meta.key, lambda _: session.service.delete(meta.key, generation=meta.generation)
-        )
-    except StorageError as exc:
-        error.add_note(f"the stored object could not be removed: {exc}")
-    raise error
-
-
 class ObjectWriter:
     """An object under construction; visible, whole, when the `async with` body ends well.
 
     Holds at most `TransferOptions.max_buffered_bytes`; `write` waits while that much is under way.
     Up to one part in all is one request, more is a multipart upload with parts in parallel.
+
+    Parts double in size every 900 of them, since an upload has 10,000 at most. A part must be held
+    whole, so that beyond `900 x max_buffered_bytes` (56 GiB by default; twice less `900 x
+    part_size_bytes` where it is a multiple of that by a power of 2) one part is more than
+    `max_buffered_bytes`. Then one part at a time is under way, that part is the bound, and a
+    warning is logged: up to 256 MiB for 500 GB and 5 GiB for 5 TB with the default sizes. Larger
+    parts from the start (`TransferOptions.part_size_bytes`) keep the number of parts low, and the
+    bound where it was set. Memory of the caller that is sent from where it is does not count.
 
     Attributes:
         meta: Metadata of the object, once it is visible.
@@ -162,23 +95,22 @@ class ObjectWriter:
         # A multipart upload knows no precondition
         # (cloud.google.com/storage/docs/multipart-uploads), so that a conditional one grows under
         # another key and becomes visible by a compose, which does.
-        staged = (
+        self._staged = (
             bool(request.precondition) and not session.service.capabilities.conditional_complete
         )
-        self._key = f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}" if staged else request.key
-        self._staged = staged
-        self._upload_id = ""
+        self._key = new_staged_key() if self._staged else request.key
+        self._initiation = Initiation(session, self._key)
         self._begun: asyncio.Task[str] | None = None
         self._buffer = bytearray()
-        self._parts: list[asyncio.Task[tuple[UploadedPart, int]]] = []
-        self._num_started = 0
-        self._offset = 0
+        self._capacity = 0
         # A part is held from its first byte in the buffer until it is stored.
-        held = session.options.max_buffered_bytes // session.options.part_size_bytes
-        self._places = asyncio.Semaphore(max(1, held - 1))
+        self._held = ByteBudget(session.options.max_buffered_bytes)
+        self._parts: list[asyncio.Task[tuple[UploadedPart, int]]] = []
+        self._offset = 0
         self._failure: BaseException | None = None
         self._completing = False
         self._closed = False
+        self._warned = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -220,25 +152,12 @@ class ObjectWriter:
             raise
         return size
 
-    async def _take(self, view: memoryview) -> None:
-        part_size = self._part_size()
-        if not self._buffer and view.nbytes >= 2 * self._session.options.max_buffered_bytes:
-            view = await self._write_from_caller(view)
-            part_size = self._part_size()
-        while view.nbytes:
-            room = part_size - len(self._buffer)
-            self._buffer += view[:room]
-            view = view[room:]
-            # A full buffer waits for the next byte: what fits one part needs no multipart upload.
-            if len(self._buffer) == part_size and view.nbytes:
-                await self._flush()
-                part_size = self._part_size()
-
     async def aclose(self) -> None:
         """Send what is left and make the object visible. Closing twice does nothing.
 
         Raises:
-            StorageError: Something of it could not be stored; nothing became visible.
+            StorageError: Something of it could not be stored; nothing became visible, unless the
+                message says that this is unknown.
         """
         if self._closed:
             return
@@ -252,20 +171,24 @@ class ObjectWriter:
             await self.abort(exc)
             raise
         self._closed = True
-        if self._staged:
-            # Shielded: it would be billed until somebody cleans up.
-            await asyncio.shield(self._remove_staged())
+        self._initiation.forget()
+        if self._staged and self._completing:
+            await remove_staged(self._session, self._key, self._uri)
 
     async def abort(self, reason: BaseException | None = None) -> None:
-        """Drop what was written; a failure to clean up is noted on `reason`."""
+        """Drop what was written; a failure to clean up is noted on `reason`.
+
+        It is done to its end, within 30 seconds, also where the caller is cancelled meanwhile, and
+        where the loop ends.
+        """
         if self._closed:
             return
         self._closed = True
         self._buffer = bytearray()
+        if self._begun is None:
+            return
         try:
-            # Shielded: the upload is billed until it is aborted, also where the caller was
-            # cancelled, and cancelled again.
-            await asyncio.shield(asyncio.wait_for(self._clean_up(), _ABORT_SECONDS))
+            await see_through(self._clean_up, seconds=_ABORT_SECONDS)
         except (AiofluxError, TimeoutError) as exc:
             note = f"the upload of {self._uri} could not be aborted: {exc}"
             if reason is None:
@@ -278,46 +201,75 @@ class ObjectWriter:
         return self._session.service.uri(self._request.key)
 
     def _part_size(self) -> int:
-        return plan_part_size(self._num_started + 1, self._session.options.part_size_bytes)
+        return plan_part_size(len(self._parts) + 1, self._session.options.part_size_bytes)
 
     async def _clean_up(self) -> None:
+        """End the upload. May be cut short and begun anew."""
         for task in self._parts:
             task.cancel()
-        await asyncio.gather(*self._parts, return_exceptions=True)
-        if self._begun is None:
-            return
-        [begun] = await asyncio.gather(self._begun, return_exceptions=True)
-        if isinstance(begun, BaseException):
-            return  # it never began, and who wrote was told
-        service = self._session.service
-        await self._session.call(self._key, lambda _: service.abort_upload(self._key, begun))
+        if self._begun is not None and not self._begun.done():
+            await asyncio.wait([self._begun], timeout=_HEAR_SECONDS)
+            self._begun.cancel()
+        tasks = [*self._parts, *([self._begun] if self._begun else [])]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._initiation.abort()
         if self._staged and self._completing:
-            await self._delete_staged()
+            await delete_staged(self._session, self._key)
 
     async def _begin(self) -> None:
         if self._begun is None:
+            request = self._request
             # A task of its own: cancelled between the service's yes and our hearing it, the upload
             # would stay open.
-            self._begun = asyncio.create_task(self._initiate())
-        self._upload_id = await asyncio.shield(self._begun)
+            self._begun = keep(
+                self._initiation.begin(content_type=request.content_type, metadata=request.metadata)
+            )
+        await asyncio.shield(self._begun)
 
-    async def _initiate(self) -> str:
-        request = self._request
-        return await self._session.call(
-            self._key,
-            lambda _: self._session.service.initiate_upload(
-                self._key, content_type=request.content_type, metadata=request.metadata
-            ),
-        )
+    async def _take(self, view: memoryview) -> None:
+        if not self._buffer and view.nbytes >= 2 * self._session.options.max_buffered_bytes:
+            view = await self._write_from_caller(view)
+        while view.nbytes:
+            # A full buffer waits for the next byte: what fits one part needs no multipart upload.
+            if len(self._buffer) == self._capacity:
+                if self._buffer:
+                    await self._send_buffer()
+                await self._open_buffer()
+            room = self._capacity - len(self._buffer)
+            self._buffer += view[:room]
+            view = view[room:]
 
-    async def _flush(self) -> None:
-        """Send the buffer as one part, in the background, once there is a place for it."""
-        await self._begin()
-        await self._places.acquire()
+    async def _open_buffer(self) -> None:
+        """Wait for memory for one more part."""
+        size = self._part_size()
+        most = self._session.options.max_buffered_bytes
+        if size > most and not self._warned:
+            self._warned = True
+            _log.warning(
+                "%s has %d parts, and its next ones are of %d bytes, more than max_buffered_bytes "
+                "(%d): one at a time is held from here on; a larger part_size_bytes needs fewer",
+                self._uri,
+                len(self._parts),
+                size,
+                most,
+            )
+        await self._held.acquire(size)
+        self._capacity = size
         self._raise_failure()
+
+    async def _send_buffer(self) -> None:
+        """Send the buffer as one part, in the background."""
+        await self._begin()
+        capacity, self._capacity = self._capacity, 0
         part, self._buffer = self._buffer, bytearray()
         task = self._start(memoryview(part))
-        task.add_done_callback(self._part_done)
+
+        def done(task: asyncio.Task[tuple[UploadedPart, int]]) -> None:
+            self._held.release(capacity)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._failure = self._failure or error
+
+        task.add_done_callback(done)
 
     async def _write_from_caller(self, view: memoryview) -> memoryview:
         """Send whole parts out of the caller's memory, wait for them, and return what is left."""
@@ -340,16 +292,10 @@ class ObjectWriter:
         return view
 
     def _start(self, view: memoryview) -> asyncio.Task[tuple[UploadedPart, int]]:
-        self._num_started += 1
-        task = asyncio.create_task(self._send_part(self._num_started, view, self._offset))
+        task = asyncio.create_task(self._send_part(len(self._parts) + 1, view, self._offset))
         self._offset += view.nbytes
         self._parts.append(task)
         return task
-
-    def _part_done(self, task: asyncio.Task[tuple[UploadedPart, int]]) -> None:
-        self._places.release()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._failure = self._failure or error
 
     def _raise_failure(self) -> None:
         if isinstance(self._failure, asyncio.CancelledError):
@@ -367,87 +313,80 @@ class ObjectWriter:
         session = self._session
         checksum = crc32c(view)
         sent = checksum if session.options.verify else None
-        part = await session.call(
-            self._key,
-            lambda _: session.service.put_part(
-                self._key, self._upload_id, number, (view,), offset=offset, crc32c=sent
-            ),
-            num_bytes=view.nbytes,
-        )
-        return part, checksum
+        sends = Sends()
+
+        async def attempt(_: int) -> UploadedPart:
+            try:
+                part = await session.service.put_part(
+                    self._key,
+                    self._initiation.upload_id,
+                    number,
+                    (view,),
+                    offset=offset,
+                    crc32c=sent,
+                )
+            except ChecksumError as exc:
+                raise sends.wrong(exc) from exc
+            if sent is not None and part.crc32c not in {None, sent}:
+                raise sends.wrong(
+                    ChecksumError(
+                        f"could not write part {number} of {self._uri}: the service holds other "
+                        "bytes than were sent",
+                        uri=self._uri,
+                    )
+                )
+            return part
+
+        return await session.call(self._key, attempt, num_bytes=view.nbytes), checksum
 
     async def _complete(self) -> ObjectMeta:
         if self._buffer:
-            await self._flush()
-        parts: list[UploadedPart] = []
+            await self._send_buffer()
+        stored = await asyncio.gather(*self._parts)
         checksum = 0
-        for task in self._parts:
-            part, part_checksum = await task
-            parts.append(part)
+        for part, part_checksum in stored:
             checksum = combine_crc32c(checksum, part_checksum, part.size)
         self._completing = True
-        meta = await self._complete_upload(parts, checksum)
-        await _compare(self._session, meta, checksum)
-        return await self._reveal(meta) if self._staged else meta
+        meta = await self._complete_upload([part for part, _ in stored], checksum)
+        await compare_stored(self._session, meta, checksum)
+        return await reveal(self._session, self._request, meta) if self._staged else meta
 
     async def _complete_upload(self, parts: list[UploadedPart], checksum: int) -> ObjectMeta:
         session = self._session
         size = sum(part.size for part in parts)
         precondition = Precondition() if self._staged else self._request.precondition
+        fate = Fate()
 
-        async def attempt(number: int) -> ObjectMeta:
+        async def find() -> ObjectMeta | None:
+            meta = await find_written(session, self._key, size=size, crc32c=checksum)
+            if meta is not None:
+                # Gone with the completion, unless the object was there before with these bytes.
+                await self._initiation.abort()
+            return meta
+
+        async def attempt(_: int) -> ObjectMeta:
             try:
-                return await session.service.complete_upload(
-                    self._key, self._upload_id, parts, precondition=precondition
+                return await fate.hear(
+                    session.service.complete_upload(
+                        self._key, self._initiation.upload_id, parts, precondition=precondition
+                    )
                 )
             except (NotFoundError, PreconditionFailedError) as exc:
-                # An upload is gone once it is complete: the answer to an earlier attempt may have
-                # been lost.
-                if number > 1 and (meta := await _our_own(session, self._key, size, checksum)):
+                # An upload is gone once it is complete.
+                if fate.is_open and (meta := await find()):
                     return meta
                 if isinstance(exc, PreconditionFailedError):
                     raise unmet(exc, precondition) from exc
+                if fate.is_open:
+                    raise self._unknown() from exc
                 raise
 
-        return await session.call(self._key, attempt)
+        return await call_or_find(session, self._key, attempt, fate, find)
 
-    async def _reveal(self, staged: ObjectMeta) -> ObjectMeta:
-        """Make a staged object visible under its own key, if the precondition holds."""
-        session, request = self._session, self._request
-        source = Source(key=staged.key, generation=staged.generation)
-
-        async def attempt(number: int) -> ObjectMeta:
-            try:
-                return await session.service.compose(
-                    request.key,
-                    [source],
-                    precondition=request.precondition,
-                    content_type=request.content_type,
-                    metadata=request.metadata,
-                )
-            except PreconditionFailedError as exc:
-                if number > 1 and staged.crc32c is not None:
-                    meta = await _our_own(session, request.key, staged.size, staged.crc32c)
-                    if meta is not None:
-                        return meta
-                raise unmet(exc, request.precondition) from exc
-
-        return await session.call(request.key, attempt)
-
-    async def _delete_staged(self) -> None:
-        with suppress(NotFoundError):
-            await self._session.call(self._key, lambda _: self._session.service.delete(self._key))
-
-    async def _remove_staged(self) -> None:
-        if not self._completing:
-            return  # it was small enough for one request, which takes a precondition
-        try:
-            async with asyncio.timeout(_ABORT_SECONDS):
-                await self._delete_staged()
-        except (AiofluxError, TimeoutError) as exc:
-            uri = self._session.service.uri(self._key)
-            raise StorageError(
-                f"{self._uri} was written, but its temporary object {uri} is still there; "
-                "delete it",
-                uri=uri,
-            ) from exc
+    def _unknown(self) -> StorageError:
+        return StorageError(
+            f"could not tell whether {self._uri} was written: the answer to the completion of its "
+            "upload was lost, the upload is gone, and what is there now is not what was sent; it "
+            "was written and replaced since, or never; look at it before you write it again",
+            uri=self._uri,
+        )

@@ -18,7 +18,10 @@ from tests.transfer.rig import PART, REFUSE, Rig, pattern
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from aioflux.transfer._session import Session
+
 DATA = pattern(10_000)
+LONG = pattern(2 * PART + 1000)
 
 moves = st.one_of(
     st.tuples(st.just("read"), st.integers(-1, 4000)),
@@ -30,6 +33,10 @@ moves = st.one_of(
 @given(st.lists(moves, max_size=12))
 def test_it_reads_as_bytesio_does(moves: list[tuple[str, int]]) -> None:
     asyncio.run(compare(moves))
+
+
+def one_range_ahead(rig: Rig, **options: object) -> Session:
+    return rig.new_session(range_size_bytes=PART, max_buffered_bytes=PART, **options)
 
 
 async def compare(moves: list[tuple[str, int]]) -> None:
@@ -65,15 +72,15 @@ async def test_it_fetches_no_more_than_its_window_while_nobody_reads(rig: Rig) -
 
 
 async def test_a_read_after_a_failed_one_gives_the_same_bytes(rig: Rig) -> None:
-    meta = rig.put("a", DATA)
-    session = rig.new_session(max_in_flight=1)
-    rig.service.fail("get", None, *[REFUSE] * 4)
-    async with ObjectReader(session, meta) as reader:
+    meta = rig.put("a", LONG)
+    async with ObjectReader(one_range_ahead(rig), meta) as reader:
+        assert await reader.read(PART) == LONG[:PART]
+        rig.service.fail("get", *[REFUSE] * 4)
         with pytest.raises(TransientError):
-            await reader.read(2_000)
-        assert reader.tell() == 0
-        assert await reader.read(2_000) == DATA[:2_000]
-        assert await reader.read() == DATA[2_000:]
+            await reader.read(PART)
+        assert reader.tell() == PART
+        assert await reader.read(PART) == LONG[PART : 2 * PART]
+        assert await reader.read() == LONG[2 * PART :]
 
 
 async def test_a_cancelled_read_loses_nothing(rig: Rig) -> None:
@@ -91,12 +98,52 @@ async def test_a_cancelled_read_loses_nothing(rig: Rig) -> None:
     assert rig.is_clean()
 
 
-async def test_wrong_bytes_are_an_error_once_all_were_read(rig: Rig) -> None:
-    meta = rig.put("a", DATA)
+async def test_wrong_bytes_are_an_error_before_the_end(rig: Rig) -> None:
+    meta = rig.put("a", LONG)
+    rig.service.fail("get", Fault(kind="flip", num_bytes=3))
+    async with ObjectReader(one_range_ahead(rig), meta) as reader:
+        assert len(await reader.read(2 * PART)) == 2 * PART
+        for _ in range(2):  # also where the error was not taken for the end
+            with pytest.raises(ChecksumError, match="/a"):
+                await reader.read()
+    assert rig.is_clean()
+
+
+@pytest.mark.parametrize("size", [10_000, 999], ids=["ten ranges", "one range"])
+async def test_wrong_bytes_that_nobody_has_yet_are_read_again(rig: Rig, size: int) -> None:
+    meta = rig.put("a", DATA[:size])
     rig.service.fail("get", Fault(kind="flip", num_bytes=3))
     async with ObjectReader(rig.session, meta) as reader:
-        with pytest.raises(ChecksumError, match="/a"):
-            await reader.read()
+        assert await reader.read() == DATA[:size]
+
+
+async def test_the_last_range_is_read_again_where_it_is_wrong(rig: Rig) -> None:
+    meta = rig.put("a", LONG)
+    rig.service.fail("get", None, None, Fault(kind="flip"), Fault(kind="flip"))
+    async with ObjectReader(one_range_ahead(rig), meta) as reader:
+        assert await reader.read() == LONG
+    assert rig.service.count("get") == 5
+
+
+async def test_a_range_that_is_fetched_again_must_be_what_was_handed_out(rig: Rig) -> None:
+    meta = rig.put("a", LONG)
+    async with ObjectReader(one_range_ahead(rig), meta) as reader:
+        for faults, matches in (
+            ([None], True),
+            ([Fault(kind="flip")] * 2, True),
+            ([Fault(kind="flip")] * 3, False),
+        ):
+            reader.seek(0)
+            assert await reader.read(9) == LONG[:9]
+            reader.seek(PART)
+            await reader.read(9)
+            rig.service.fail("get", *faults)
+            reader.seek(0)
+            if matches:
+                assert await reader.read(9) == LONG[:9]
+                continue
+            with pytest.raises(ChecksumError, match="differently"):
+                await reader.read(9)
 
 
 async def test_a_broken_body_is_resumed(rig: Rig) -> None:

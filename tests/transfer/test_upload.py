@@ -19,6 +19,7 @@ from aioflux import (
 )
 from aioflux.service._base import Precondition
 from aioflux.testing.faults import Fault
+from aioflux.transfer._listing import list_pages
 from aioflux.transfer._upload import (
     TEMPORARY_PREFIX,
     ObjectWriter,
@@ -66,14 +67,6 @@ async def test_every_step_may_fail_once(
     assert meta.generation == rig.bucket.objects["a"].meta.generation
     assert list(rig.bucket.objects) == ["a"]
     assert rig.is_clean()
-
-
-async def test_a_begin_whose_answer_is_lost_is_begun_again(rig: Rig) -> None:
-    # The service gave out an id that nobody heard: only a listing of uploads can find it.
-    rig.service.fail("initiate_upload", LOSE)
-    await put(rig.session, PLAIN, memoryview(LARGE))
-    assert rig.get("a") == LARGE
-    assert len(rig.bucket.uploads) == 1
 
 
 @SIZES
@@ -262,11 +255,25 @@ class CorruptingRig:
         bucket.store = corrupt
 
 
-async def test_a_part_that_arrives_wrong_is_refused(rig: Rig) -> None:
+@SIZES
+async def test_bytes_that_arrive_wrong_are_sent_again(rig: Rig, data: bytes) -> None:
     error = ChecksumError("other bytes arrived", uri="memory://x/a")
-    rig.service.fail("put_part", Fault(kind="refuse", error=error))
+    wrong = Fault(kind="refuse", error=error)
+    for operation in ("put", "put_part"):
+        rig.service.fail(operation, wrong, wrong)
+    await put(rig.session, PLAIN, memoryview(data))
+    assert rig.get("a") == data
+
+
+@SIZES
+async def test_bytes_that_arrive_wrong_each_time_are_an_error(rig: Rig, data: bytes) -> None:
+    error = ChecksumError("other bytes arrived", uri="memory://x/a")
+    wrong = Fault(kind="refuse", error=error)
+    for operation in ("put", "put_part"):
+        rig.service.fail(operation, *[wrong] * 12)
     with pytest.raises(ChecksumError, match="other bytes"):
-        await write(rig, PLAIN, LARGE)
+        await put(rig.session, PLAIN, memoryview(data))
+    assert not rig.bucket.objects
     assert rig.is_clean()
 
 
@@ -295,8 +302,17 @@ async def test_an_abort_of_its_own_raises_where_it_fails(rig: Rig) -> None:
     assert any("could not be aborted" in note for note in raised.value.__notes__)
 
 
-async def test_a_temporary_object_that_stays_is_told(rig: Rig) -> None:
+async def test_a_temporary_object_that_stays_does_not_fail_the_write(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     rig.service.fail("delete", *[REFUSE] * 4)
-    with pytest.raises(StorageError, match=r"was written.*delete it"):
-        await put(rig.session, CREATE, memoryview(LARGE))
+    meta = await put(rig.session, CREATE, memoryview(LARGE))
+    assert meta.key == "a"
     assert rig.get("a") == LARGE
+    assert "Store.clean" in caplog.text
+    left = set(rig.bucket.objects) - {"a"}
+    assert all(key.startswith(TEMPORARY_PREFIX) for key in left)
+    pages = [page async for page in list_pages(rig.session, "")]
+    assert [meta.key for page in pages for meta in page] == ["a"]
+    pages = [page async for page in list_pages(rig.session, TEMPORARY_PREFIX)]
+    assert {meta.key for page in pages for meta in page} == left

@@ -1,0 +1,148 @@
+"""Beginning a multipart upload, and ending those that a lost answer began.
+
+An upload whose id nobody heard is billed until somebody aborts it. It is found in the list of open
+uploads: it has the key, it was begun while the attempts of this one were under way, and nobody in
+this process knows its id. Somebody else who begins to write the same key in that very moment cannot
+be told apart; that upload fails then with NotFoundError, as if this one had replaced it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from aioflux._errors import StorageError
+from aioflux.transfer._lost import Fate
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from aioflux._meta import OpenUpload
+    from aioflux.service._base import Service
+    from aioflux.transfer._session import Session
+
+__all__ = ["Initiation", "left_over"]
+
+_log = logging.getLogger("aioflux")
+
+_TICK = timedelta(seconds=1)
+"""Services write the time of an upload in whole seconds; clocks may differ as much."""
+
+_known: set[str] = set()
+"""Ids of the uploads that writers of this process have under way."""
+
+_locks: weakref.WeakKeyDictionary[Service, weakref.WeakValueDictionary[str, asyncio.Lock]] = (
+    weakref.WeakKeyDictionary()
+)
+"""One upload of a key is begun at a time: an upload of the same store that is just being begun must
+not be taken for one that was lost."""
+
+
+def left_over(
+    uploads: Iterable[OpenUpload],
+    *,
+    key: str,
+    known: Collection[str],
+    own_id: str,
+    elapsed: timedelta,
+    now: datetime,
+) -> list[str]:
+    """Return the ids of uploads that were begun by attempts whose answers were lost.
+
+    Args:
+        uploads: The open uploads there are.
+        key: Key of the upload.
+        known: Ids that somebody in this process knows.
+        own_id: Id that a later attempt got, whose time is read from the service's own clock; empty
+            where none did.
+        elapsed: Time since the first attempt began.
+        now: Current time of this machine, which counts where there is no `own_id`.
+    """
+    same = [upload for upload in uploads if upload.key == key]
+    own = [upload.initiated for upload in same if upload.upload_id == own_id]
+    until = own[0] if own else now + _TICK
+    since = until - elapsed - (_TICK if own else 2 * _TICK)
+    return [
+        upload.upload_id
+        for upload in same
+        if upload.upload_id not in known and since <= upload.initiated <= until
+    ]
+
+
+class Initiation:
+    """The beginning of one upload.
+
+    Attributes:
+        upload_id: Its id, once it was heard.
+    """
+
+    def __init__(self, session: Session, key: str) -> None:
+        self.upload_id = ""
+        self._session = session
+        self._key = key
+        self._fate = Fate()
+        self._begun_at = 0.0
+
+    async def begin(self, *, content_type: str, metadata: Mapping[str, str] | None) -> str:
+        """Begin the upload and return its id; one that an attempt began unheard is ended."""
+        session, key = self._session, self._key
+        self._begun_at = asyncio.get_running_loop().time()
+
+        async def attempt(_: int) -> str:
+            return await self._fate.hear(
+                session.service.initiate_upload(key, content_type=content_type, metadata=metadata)
+            )
+
+        async with self._lock():
+            self.upload_id = await session.call(key, attempt)
+            _known.add(self.upload_id)
+            try:
+                await self._end_unheard()
+            except StorageError as exc:
+                # The write itself goes on.
+                _log.warning(
+                    "an upload of %s may be left open, `Store.clean` ends it: %s",
+                    session.service.uri(key),
+                    exc,
+                )
+        return self.upload_id
+
+    async def abort(self) -> None:
+        """End the upload, whether its id was heard or not; again does no harm."""
+        if self.upload_id:
+            await self._abort(self.upload_id)
+            self.forget()
+        async with self._lock():
+            await self._end_unheard()
+
+    def forget(self) -> None:
+        """Let go of the id: the upload is complete or aborted."""
+        _known.discard(self.upload_id)
+
+    def _lock(self) -> asyncio.Lock:
+        locks = _locks.setdefault(self._session.service, weakref.WeakValueDictionary())
+        return locks.setdefault(self._key, asyncio.Lock())
+
+    async def _end_unheard(self) -> None:
+        if not self._fate.is_open:
+            return
+        session, key = self._session, self._key
+        uploads = await session.call(key, lambda _: session.service.list_uploads(key))
+        seconds = asyncio.get_running_loop().time() - self._begun_at
+        for upload_id in left_over(
+            uploads,
+            key=key,
+            known=_known,
+            own_id=self.upload_id,
+            elapsed=timedelta(seconds=seconds),
+            now=datetime.now(UTC),
+        ):
+            await self._abort(upload_id)
+        self._fate.is_open = False
+
+    async def _abort(self, upload_id: str) -> None:
+        session, key = self._session, self._key
+        await session.call(key, lambda _: session.service.abort_upload(key, upload_id))

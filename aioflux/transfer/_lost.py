@@ -1,0 +1,110 @@
+"""Answers that were not heard: what a request may have done is looked for, never guessed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+from aioflux._errors import NotFoundError, StorageError, TransientError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from aioflux._meta import ObjectMeta
+    from aioflux.transfer._session import Session
+
+__all__ = ["Fate", "call_or_find", "find_written", "is_as_asked"]
+
+T = TypeVar("T")
+
+_LOOK_SECONDS = 10.0
+"""Time for the last look, after the time of the request itself has run out."""
+
+
+class Fate:
+    """What became of the attempts of one request.
+
+    Attributes:
+        is_open: One of them may have been carried out, and its answer was not heard.
+    """
+
+    __slots__ = ("is_open",)
+
+    def __init__(self) -> None:
+        self.is_open = False
+
+    async def hear(self, request: Awaitable[T]) -> T:
+        """Await one attempt, and remember whether its answer was lost."""
+        try:
+            return await request
+        except TransientError as exc:
+            self.is_open = self.is_open or exc.maybe_done
+            raise
+        except asyncio.CancelledError:
+            # Also by a deadline: the request is on its way.
+            self.is_open = True
+            raise
+
+
+async def call_or_find(
+    session: Session,
+    key: str,
+    attempt: Callable[[int], Awaitable[ObjectMeta]],
+    fate: Fate,
+    find: Callable[[], Awaitable[ObjectMeta | None]],
+    *,
+    num_bytes: int = 0,
+) -> ObjectMeta:
+    """Run one request; where attempts or time ran out after a lost answer, look a last time.
+
+    Args:
+        session: Where.
+        key: What it writes.
+        attempt: As for `Session.call`; it hears its answers through `fate`.
+        fate: What is known of the attempts.
+        find: Returns what the request should have made, if it is there.
+        num_bytes: As for `Session.call`.
+    """
+    try:
+        return await session.call(key, attempt, num_bytes=num_bytes)
+    except TransientError as exc:
+        if fate.is_open and (found := await _look(find, exc)):
+            return found
+        raise
+
+
+async def _look(
+    find: Callable[[], Awaitable[ObjectMeta | None]], error: TransientError
+) -> ObjectMeta | None:
+    try:
+        async with asyncio.timeout(_LOOK_SECONDS):
+            return await find()
+    except (StorageError, TimeoutError) as exc:
+        error.add_note(f"whether it was done all the same could not be found out: {exc!r}")
+        return None
+
+
+async def find_written(
+    session: Session,
+    key: str,
+    *,
+    size: int,
+    crc32c: int | None,
+    content_type: str = "",
+    metadata: Mapping[str, str] | None = None,
+) -> ObjectMeta | None:
+    """Return the object if it is what an earlier attempt should have written."""
+    try:
+        meta = await session.service.head(key)
+    except NotFoundError:
+        return None
+    # Two objects without a checksum may be of one size by chance.
+    is_same = crc32c is not None and (meta.size, meta.crc32c) == (size, crc32c)
+    return meta if is_same and is_as_asked(meta, content_type, metadata) else None
+
+
+def is_as_asked(meta: ObjectMeta, content_type: str, metadata: Mapping[str, str] | None) -> bool:
+    """Tell whether an object has the content type and the metadata that a write asked for."""
+    if content_type and meta.content_type != content_type:
+        return False
+    return metadata is None or dict(meta.metadata) == dict(metadata)

@@ -1,0 +1,340 @@
+"""Reading one range: resumed where its body breaks off, read twice where nothing vouches for it.
+
+A service tells the checksum of a whole object only. A range over plain http is read twice at the
+same time (`TransferOptions.verify_ranges`); where the two differ, a third read settles which is
+right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aioflux._errors import ChecksumError, NotFoundError, TransientError
+from aioflux.http._body import new_buffer
+from aioflux.transfer._checksums import combine_crc32c, crc32c
+from aioflux.transfer._fanout import gather, pair
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aioflux.service._base import Body
+    from aioflux.transfer._session import Session
+
+__all__ = [
+    "First",
+    "ReplacedError",
+    "confirm",
+    "plan_ranges",
+    "read_checksum",
+    "read_first",
+    "read_first_twice",
+    "read_into",
+    "read_range",
+    "read_sure",
+    "reads_twice",
+]
+
+
+class ReplacedError(Exception):
+    """The object that a read by name has begun is gone; the read begins again."""
+
+
+def plan_ranges(start: int, end: int, range_size_bytes: int) -> list[tuple[int, int]]:
+    """Cut `[start, end)` into ranges of `range_size_bytes`, the last one shorter."""
+    return [(at, min(at + range_size_bytes, end)) for at in range(start, end, range_size_bytes)]
+
+
+def reads_twice(session: Session) -> bool:
+    """Tell whether what no checksum covers is read twice."""
+    options = session.options
+    if not options.verify or options.verify_ranges == "never":
+        return False
+    return options.verify_ranges == "always" or not session.service.capabilities.guarded_transport
+
+
+async def read_range(
+    session: Session, key: str, view: memoryview, *, start: int, generation: str
+) -> None:
+    """Fill `view` with the bytes of one generation of an object from `start` on.
+
+    A body that breaks off is resumed at the byte where it stopped; where a service has no
+    generations to pin the rest to, it is read again from its beginning.
+
+    Raises:
+        TransientError: Attempts or time ran out.
+    """
+    await _fill(session, key, start, view.nbytes, generation, lambda: view)
+
+
+async def _fill(
+    session: Session,
+    key: str,
+    start: int,
+    length: int,
+    generation: str,
+    memory: Callable[[], memoryview],
+) -> None:
+    """Read `length` bytes into memory that is asked for when they are within the byte budget."""
+    done = 0
+
+    async def attempt(_: int) -> Body:
+        nonlocal done
+        try:
+            body = await session.service.get(
+                key,
+                generation=generation,
+                start=start + done,
+                end=start + length,
+                into=memory()[done:],
+            )
+            _require_bytes(session, key, len(body.data), length - done, generation)
+        except TransientError as exc:
+            if generation:
+                # The last byte is always asked for again, so that a range is never empty.
+                done = min(done + exc.num_bytes_received, length - 1)
+            raise
+        return body
+
+    await session.call(key, attempt, num_bytes=length)
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first range of an object of which nothing is known yet."""
+
+    data: memoryview
+    """Its bytes; all there are where the object ends within the range."""
+    body: Body
+    """The answer, with what it says of the whole object; its `data` may be the end alone."""
+
+
+async def read_first(
+    session: Session,
+    key: str,
+    *,
+    start: int,
+    end: int,
+    allocate: Callable[[int], memoryview],
+) -> First:
+    """Read `[start, end)` of the generation that an object has now.
+
+    A body that breaks off is resumed at the byte where it stopped, in the generation that its head
+    told.
+
+    Args:
+        session: Where.
+        key: Name of the object.
+        start: First byte.
+        end: One past the last byte; beyond the end of the object it means the end.
+        allocate: Gives memory for as many bytes as come; again where a read begins again.
+
+    Raises:
+        ReplacedError: The object was replaced between the two pieces of a broken body.
+        TransientError: Attempts or time ran out.
+    """
+    memory = memoryview(b"")
+    generation = ""
+    done = 0
+
+    def place(size: int) -> memoryview:
+        nonlocal memory
+        memory = allocate(size)
+        return memory
+
+    async def attempt(_: int) -> Body:
+        nonlocal done, generation
+        begun, done = done, 0
+        try:
+            if not begun:
+                generation = ""
+                body = await session.service.get(key, start=start, end=end, into=place)
+                expected = max(0, min(end, body.size) - start)
+                _require_bytes(session, key, len(body.data), expected, "")
+                return body
+            body = await session.service.get(
+                key,
+                generation=generation,
+                start=start + begun,
+                end=start + memory.nbytes,
+                into=memory[begun:],
+            )
+            _require_bytes(session, key, len(body.data), memory.nbytes - begun, generation)
+        except TransientError as exc:
+            generation = generation or exc.generation
+            if generation and memory.nbytes:
+                done = min(begun + exc.num_bytes_received, memory.nbytes - 1)
+            raise
+        except NotFoundError as exc:
+            if begun:
+                raise ReplacedError from exc
+            raise
+        return body
+
+    body = await session.call(key, attempt, num_bytes=end - start)
+    return First(memory, body)
+
+
+async def read_first_twice(
+    session: Session, key: str, *, start: int, end: int, allocate: Callable[[int], memoryview]
+) -> First:
+    """Read `[start, end)` of the generation that an object has now, twice at the same time.
+
+    Raises:
+        ChecksumError: Three reads gave three different contents.
+        ReplacedError: The object was replaced between the two.
+    """
+
+    async def again() -> tuple[Body, int]:
+        second = await read_first(
+            session,
+            key,
+            start=start,
+            end=end,
+            allocate=lambda size: memoryview(new_buffer(size)),
+        )
+        return second.body, crc32c(second.data)
+
+    async def once() -> First:
+        return await read_first(session, key, start=start, end=end, allocate=allocate)
+
+    first, (other, second_checksum) = await pair(once(), again())
+    body = first.body
+    if (body.generation, body.size) != (other.generation, other.size):
+        raise ReplacedError
+    checksum = crc32c(first.data)
+    if checksum != second_checksum:
+        await _settle(session, key, first.data, start, body.generation, {checksum, second_checksum})
+    return first
+
+
+async def read_sure(
+    session: Session, key: str, view: memoryview, *, start: int, generation: str, twice: bool
+) -> int:
+    """Fill `view` as `read_range`, and return its crc32c; 0 where nothing is verified.
+
+    Args:
+        session: Where.
+        key: Name of the object.
+        view: Takes the bytes.
+        start: First byte.
+        generation: Read this generation and no other.
+        twice: Read twice at the same time, and compare.
+
+    Raises:
+        ChecksumError: Three reads gave three different contents.
+    """
+    reading = read_range(session, key, view, start=start, generation=generation)
+    if not twice:
+        await reading
+        return crc32c(view) if session.options.verify else 0
+    again = read_checksum(session, key, start, view.nbytes, generation)
+    _, second = await pair(reading, again)
+    first = crc32c(view)
+    if first == second:
+        return first
+    return await _settle(session, key, view, start, generation, {first, second})
+
+
+async def confirm(
+    session: Session, key: str, view: memoryview, *, start: int, generation: str, checksum: int
+) -> int:
+    """Read a second time what `view` holds, and return the crc32c of what is in it then.
+
+    Args:
+        session: Where.
+        key: Name of the object.
+        view: Holds the bytes; where they turn out wrong, it takes the right ones.
+        start: First byte.
+        generation: Generation that was read.
+        checksum: CRC32C of what `view` holds.
+
+    Raises:
+        ChecksumError: Three reads gave three different contents.
+    """
+    second = await read_checksum(session, key, start, view.nbytes, generation)
+    if second == checksum:
+        return checksum
+    return await _settle(session, key, view, start, generation, {checksum, second})
+
+
+async def read_checksum(
+    session: Session, key: str, start: int, length: int, generation: str
+) -> int:
+    """Read a range for its crc32c alone."""
+    held: list[memoryview] = []
+
+    def memory() -> memoryview:
+        if not held:
+            held.append(memoryview(new_buffer(length)))
+        return held[0]
+
+    await _fill(session, key, start, length, generation, memory)
+    return crc32c(held[0])
+
+
+async def _settle(
+    session: Session, key: str, view: memoryview, start: int, generation: str, seen: set[int]
+) -> int:
+    """Read a third time what came differently twice: the content that came two times is right."""
+    await read_range(session, key, view, start=start, generation=generation)
+    checksum = crc32c(view)
+    if checksum in seen:
+        return checksum
+    uri = session.service.uri(key)
+    raise ChecksumError(
+        f"could not read bytes [{start}, {start + view.nbytes}) of {uri}: three reads gave three "
+        "different contents; something between here and the service changes bytes",
+        uri=uri,
+    )
+
+
+async def read_into(
+    session: Session,
+    key: str,
+    view: memoryview,
+    *,
+    start: int,
+    generation: str,
+    twice: bool = False,
+) -> int:
+    """Fill `view` in parallel ranges of one generation, and return its crc32c.
+
+    Args:
+        session: Where.
+        key: Name of the object.
+        view: Takes the bytes.
+        start: First byte.
+        generation: Read this generation and no other.
+        twice: Read each range twice at the same time, and compare.
+    """
+    size = session.options.range_size_bytes
+    plan = plan_ranges(start, start + view.nbytes, size)
+    checksums = await gather(
+        read_sure(
+            session,
+            key,
+            view[begin - start : end - start],
+            start=begin,
+            generation=generation,
+            twice=twice,
+        )
+        for begin, end in plan
+    )
+    combined = 0
+    for (begin, end), checksum in zip(plan, checksums, strict=True):
+        combined = combine_crc32c(combined, checksum, end - begin)
+    return combined
+
+
+def _require_bytes(
+    session: Session, key: str, received: int, expected: int, generation: str
+) -> None:
+    if received != expected:
+        uri = session.service.uri(key)
+        raise TransientError(
+            f"could not read {uri}: {received} of {expected} bytes came",
+            uri=uri,
+            num_bytes_received=received if generation else 0,
+            generation=generation,
+        )

@@ -1,0 +1,141 @@
+"""What to write where, and writing it in one request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aioflux._errors import (
+    AlreadyExistsError,
+    ChecksumError,
+    PreconditionFailedError,
+    StorageError,
+    TransientError,
+)
+from aioflux.service._base import Precondition
+from aioflux.transfer._checksums import crc32c
+from aioflux.transfer._delete import delete
+from aioflux.transfer._lost import Fate, call_or_find, find_written
+from aioflux.transfer._staged import TEMPORARY_PREFIX, is_staged
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aioflux._meta import ObjectMeta
+    from aioflux.transfer._session import Session
+
+__all__ = ["Sends", "WriteRequest", "compare_stored", "put_once", "unmet"]
+
+_MAX_SENDS = 3
+"""Times that the same bytes are sent where the service says that others arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRequest:
+    """What to write where, and under which condition."""
+
+    key: str
+    """Key of the object."""
+    precondition: Precondition = field(default_factory=Precondition)
+    """What must hold for the write."""
+    content_type: str = ""
+    """Media type; empty for the service's default."""
+    metadata: Mapping[str, str] | None = None
+    """The user's own metadata."""
+
+    def __post_init__(self) -> None:
+        if is_staged(self.key):
+            raise ValueError(
+                f"{self.key!r} cannot be written: listings leave out what is below "
+                f"{TEMPORARY_PREFIX!r}, where aioflux keeps uploads under way; take another key"
+            )
+
+
+def unmet(error: PreconditionFailedError, precondition: Precondition) -> StorageError:
+    """Return the error that a caller expects for a condition that did not hold."""
+    if not precondition.if_absent:
+        return error
+    return AlreadyExistsError(
+        f"could not create {error.uri}: an object of this name exists; "
+        'mode="overwrite" replaces it',
+        uri=error.uri,
+        status=error.status,
+    )
+
+
+class Sends:
+    """Counts how often the same bytes arrived as others, and decides what follows."""
+
+    def __init__(self) -> None:
+        self._num_wrong = 0
+
+    def wrong(self, error: ChecksumError) -> StorageError:
+        """Return what to raise: a failure that asks for another attempt, or at last the error."""
+        self._num_wrong += 1
+        if self._num_wrong >= _MAX_SENDS:
+            return error
+        return TransientError(error.message, uri=error.uri, status=error.status)
+
+
+async def put_once(session: Session, request: WriteRequest, data: memoryview) -> ObjectMeta:
+    """Write a whole object in one request.
+
+    A conditional write whose answer was lost is resolved by looking. Bytes that arrive as others
+    are sent again, three times in all.
+    """
+    # Also compared with the stored object below, so it is needed where it is not sent, too.
+    checksum = crc32c(data)
+    fate, sends = Fate(), Sends()
+
+    async def find() -> ObjectMeta | None:
+        return await find_written(
+            session,
+            request.key,
+            size=data.nbytes,
+            crc32c=checksum,
+            content_type=request.content_type,
+            metadata=request.metadata,
+        )
+
+    async def attempt(_: int) -> ObjectMeta:
+        try:
+            return await fate.hear(
+                session.service.put(
+                    request.key,
+                    data,
+                    crc32c=checksum if session.options.verify else None,
+                    precondition=request.precondition,
+                    content_type=request.content_type,
+                    metadata=request.metadata,
+                )
+            )
+        except ChecksumError as exc:
+            raise sends.wrong(exc) from exc
+        except PreconditionFailedError as exc:
+            if fate.is_open and (meta := await find()):
+                return meta
+            raise unmet(exc, request.precondition) from exc
+
+    meta = await call_or_find(session, request.key, attempt, fate, find, num_bytes=data.nbytes)
+    await compare_stored(session, meta, checksum)
+    return meta
+
+
+async def compare_stored(session: Session, meta: ObjectMeta, checksum: int) -> None:
+    """Remove an object whose stored bytes are not those that were sent.
+
+    Raises:
+        ChecksumError: They are not.
+    """
+    if not session.options.verify or meta.crc32c in {None, checksum}:
+        return
+    error = ChecksumError(
+        f"could not write {meta.uri}: the stored object has crc32c {meta.crc32c:#010x}, what was "
+        f"sent has {checksum:#010x}; the stored object was removed, write it again",
+        uri=meta.uri,
+    )
+    try:
+        await delete(session, meta.key, generation=meta.generation)
+    except StorageError as exc:
+        error.add_note(f"the stored object could not be removed: {exc}")
+    raise error
