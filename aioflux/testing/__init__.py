@@ -23,10 +23,6 @@ def __getattr__(name: str) -> object:
 
         return GCSServerProcess
     if name == "StoreSuite":
-        import pytest
-
-        # Before the import, so that a failing assertion of the suite shows its values.
-        pytest.register_assert_rewrite("aioflux.testing.store_suite")
         from aioflux.testing.store_suite import StoreSuite
 
         return StoreSuite

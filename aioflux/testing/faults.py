@@ -8,18 +8,21 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 from aioflux._errors import StorageError, TransientError
+from aioflux._uri import parse_uri
 from aioflux.service._base import Body, Service
+from aioflux.store import Store
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from aioflux._meta import ObjectMeta, OpenUpload
     from aioflux.service._base import Into, Page, Precondition, Source, UploadedPart
 
-__all__ = ["Fault", "FlakyService"]
+__all__ = ["Fault", "FlakyService", "FlakyStore", "random_faults"]
 
 T = TypeVar("T")
 
@@ -44,18 +47,54 @@ class Fault:
     """Lets a hanging call go on."""
 
 
+Draw: TypeAlias = "Callable[[str], Fault | None]"
+"""Decides what becomes of a call of an operation that no script says anything of."""
+
+
+def random_faults(rng: random.Random, *, share: float, loses: bool = True) -> Draw:
+    """Return what has a share of all calls fail, in every way that another attempt mends.
+
+    Wrong bits are not among them: whether they are noticed depends on the read.
+
+    Args:
+        rng: Random numbers.
+        share: From 0 to 1.
+        loses: Whether answers to writes are lost, too. A service that tells no checksums cannot be
+            asked whether such a write was done.
+    """
+
+    def draw(operation: str) -> Fault | None:
+        if rng.random() >= share:
+            return None
+        kinds: list[Any] = ["refuse"]
+        if operation == "get":
+            kinds += ["lose", "cut", "short"]
+        elif loses:
+            kinds.append("lose")
+        return Fault(kind=rng.choice(kinds), num_bytes=rng.choice((0, 1, 1000, 50_000)))
+
+    return draw
+
+
 class FlakyService(Service):
     """Passes every call on to another service, with the next fault of its operation.
 
+    Args:
+        inner: The other service.
+        draw: Chooses the fault of a call where `fail` has ordered none.
+
     Attributes:
         calls: (operation, key) of every call, in order.
+        num_faults: Calls that met a fault.
     """
 
-    def __init__(self, inner: Service) -> None:
+    def __init__(self, inner: Service, *, draw: Draw | None = None) -> None:
         super().__init__(root_uri=inner.uri(), prefix="")
         self.capabilities = inner.capabilities
         self.calls: list[tuple[str, str]] = []
+        self.num_faults = 0
         self._inner = inner
+        self._draw = draw
         self._faults: defaultdict[str, deque[Fault | None]] = defaultdict(deque)
 
     def fail(self, operation: str, *faults: Fault | None) -> None:
@@ -69,9 +108,13 @@ class FlakyService(Service):
     async def _run(self, operation: str, key: str, call: Callable[[], Awaitable[T]]) -> T:
         self.calls.append((operation, key))
         faults = self._faults[operation]
-        fault = faults.popleft() if faults else None
+        if faults:
+            fault = faults.popleft()
+        else:
+            fault = None if self._draw is None else self._draw(operation)
         if fault is None:
             return await call()
+        self.num_faults += 1
         uri = self.uri(key)
         error = fault.error or TransientError(
             f"could not {operation} {uri}: a fault", uri=uri, maybe_done=fault.kind == "lose"
@@ -256,3 +299,29 @@ def _altered(body: Body, fault: Fault, uri: str) -> Body:
             generation=body.generation,
         )
     return body
+
+
+class FlakyStore(Store):
+    """A store on a `FlakyService` over the service that its uri means.
+
+    Args:
+        uri: As `aioflux.open_store` takes it.
+        draw: As `FlakyService`.
+        **settings: As `aioflux.Store`.
+    """
+
+    def __init__(self, uri: str, *, draw: Draw, **settings: Any) -> None:
+        super().__init__(parse_uri(uri), **settings)
+        self._draw = draw
+        self.services: list[FlakyService] = []
+        """One for each loop that the store was used on."""
+
+    def _session(self) -> Any:
+        session = super()._session()
+        if isinstance(session.service, FlakyService):
+            return session
+        service = FlakyService(session.service, draw=self._draw)
+        self.services.append(service)
+        session = replace(session, service=service)
+        self.sessions[asyncio.get_running_loop()] = session
+        return session

@@ -1,10 +1,12 @@
-"""One server for all tests of this folder; each test has a prefix of its own."""
+"""One server of each kind for all tests of this folder; each test has a prefix of its own."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.faults.gateway import Gateway
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,3 +20,28 @@ def gcs_server() -> Iterator[GCSServer]:
 
     with GCSServer(buckets=("bucket",)) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def gcs_server_tls() -> Iterator[GCSServer]:
+    from aioflux.testing import GCSServer
+
+    with GCSServer(buckets=("bucket",), tls=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def forward_proxy() -> Iterator[Gateway]:
+    with Gateway() as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def by_proxy(forward_proxy: Gateway, monkeypatch: pytest.MonkeyPatch) -> Gateway:
+    """Have all traffic go through a proxy, so that the stand-in of the data plane is chosen."""
+    for name in ("HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name.lower(), raising=False)
+        monkeypatch.setenv(name, forward_proxy.url)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "")
+    return forward_proxy

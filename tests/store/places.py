@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
+import random
 import time
 import uuid
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote, urlencode, urlsplit
 
 import aioflux
 from aioflux.service._memory import memory_bucket
+from aioflux.testing.faults import FlakyStore, random_faults
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,14 +70,16 @@ class LocalPlace:
 
 
 class GCSPlace:
-    def __init__(self, server: GCSServer) -> None:
+    """On the embedded server; options are those of `aioflux.open_store`."""
+
+    def __init__(self, server: GCSServer, **options: Any) -> None:
         self._server = server
         self._prefix = f"{uuid.uuid4().hex}/"
+        self.endpoint_url = server.url
+        self._options = {"endpoint_url": server.url, **options}
 
     def open(self, **settings: Any) -> aioflux.Store:
-        return aioflux.open_store(
-            f"gs://bucket/{self._prefix}", endpoint_url=self._server.url, **settings
-        )
+        return aioflux.open_store(f"gs://bucket/{self._prefix}", **self._options, **settings)
 
     def write(self, key: str, data: bytes) -> None:
         self._server.put("bucket", self._prefix + key, data)
@@ -82,3 +89,71 @@ class GCSPlace:
         if whole not in self._server.keys("bucket", whole):
             raise KeyError(key)
         return self._server.get("bucket", whole)
+
+
+class RemotePlace:
+    """On any server without credentials; the back door is its JSON API, by hand."""
+
+    def __init__(self, url: str, bucket: str) -> None:
+        self._url = url
+        self._bucket = bucket
+        self._prefix = f"{uuid.uuid4().hex}/"
+        self._connection = http.client.HTTPConnection(urlsplit(url).netloc)
+
+    def open(self, **settings: Any) -> aioflux.Store:
+        uri = f"gs://{self._bucket}/{self._prefix}"
+        return aioflux.open_store(uri, endpoint_url=self._url, **settings)
+
+    def write(self, key: str, data: bytes) -> None:
+        query = urlencode({"uploadType": "media", "name": self._prefix + key})
+        self._ask("POST", f"/upload/storage/v1/b/{self._bucket}/o?{query}", data)
+
+    def read(self, key: str) -> bytes:
+        return self._ask("GET", f"{self._path(self._prefix + key)}?alt=media")
+
+    def close(self) -> None:
+        """Delete what the test has left."""
+        query = urlencode({"prefix": self._prefix})
+        while found := json.loads(self._ask("GET", f"{self._path()}?{query}")).get("items"):
+            for item in found:
+                self._ask("DELETE", self._path(item["name"]))
+        self._connection.close()
+
+    def _path(self, name: str | None = None) -> str:
+        objects = f"/storage/v1/b/{self._bucket}/o"
+        return objects if name is None else f"{objects}/{quote(name, safe='')}"
+
+    def _ask(self, method: str, target: str, body: bytes | None = None) -> bytes:
+        headers = {"Content-Type": "application/octet-stream"} if body is not None else {}
+        self._connection.request(method, target, body, headers)
+        answer = self._connection.getresponse()
+        data = answer.read()
+        if answer.status == 404:
+            raise KeyError(target)
+        assert answer.status < 300, f"{method} {target}: {answer.status} {data[:200]!r}"
+        return data
+
+
+class FlakyPlace:
+    """Another place, where a share of all requests fails and is sent again."""
+
+    def __init__(self, place: Place, *, seed: object, loses: bool = True) -> None:
+        self._place = place
+        self._draw = random_faults(random.Random(str(seed)), share=0.1, loses=loses)
+
+    def open(self, **settings: Any) -> aioflux.Store:
+        plain = self._place.open(**settings)
+        return FlakyStore(
+            plain.uri,
+            draw=self._draw,
+            transfer=plain.transfer,
+            retry=aioflux.RetryPolicy(max_attempts=12, initial_seconds=1e-4, max_seconds=1e-3),
+            timeouts=aioflux.Timeouts(),
+            endpoint_url=getattr(self._place, "endpoint_url", None),
+        )
+
+    def write(self, key: str, data: bytes) -> None:
+        self._place.write(key, data)
+
+    def read(self, key: str) -> bytes:
+        return self._place.read(key)

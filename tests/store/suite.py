@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aioflux.testing import StoreSuite
+from aioflux.testing.store_suite._base import SuiteBase
 
 if TYPE_CHECKING:
     import aioflux
     from tests.store.places import Place
 
 
-class PlaceSuite(StoreSuite):
-    """A subclass's own fixture sets `place`."""
+class OnPlace(SuiteBase):
+    """The hooks of the suite; a subclass's own fixture sets `place`."""
 
     place: Place
 
@@ -24,3 +25,7 @@ class PlaceSuite(StoreSuite):
 
     def read_back_door(self, key: str) -> bytes:
         return self.place.read(key)
+
+
+class PlaceSuite(OnPlace, StoreSuite):
+    """The whole suite."""

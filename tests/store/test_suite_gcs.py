@@ -1,16 +1,30 @@
-"""The store's contract on `gs://`, on the embedded server."""
+"""The store's contract on `gs://`, on the embedded server.
+
+All of it on the data plane, plain and TLS, and on its stand-in, which a proxy selects.
+Through the blocking face and for TLS through a proxy, what differs there: reads and writers.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
+from google.auth.credentials import AnonymousCredentials
 
+from aioflux.testing.store_suite._many import ManyContract
+from aioflux.testing.store_suite._reading import ReadContract
+from aioflux.testing.store_suite._streams import ReaderContract, WriterContract
 from tests.store.places import GCSPlace
-from tests.store.suite import PlaceSuite
+from tests.store.suite import OnPlace, PlaceSuite
 
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer
+    from tests.faults.gateway import Gateway
+
+
+def tls_place(server: GCSServer) -> GCSPlace:
+    context = server.client_ssl_context()
+    return GCSPlace(server, ssl_context=context, credentials=AnonymousCredentials())
 
 
 class TestGCS(PlaceSuite):
@@ -21,3 +35,57 @@ class TestGCS(PlaceSuite):
 
 class TestGCSBlocking(TestGCS):
     face = "sync"
+
+
+class TestTLS(PlaceSuite):
+    @pytest.fixture(autouse=True)
+    def set_place(self, gcs_server_tls: GCSServer) -> None:
+        self.place = tls_place(gcs_server_tls)
+
+
+class TestTLSBlocking(OnPlace, ReadContract, WriterContract):
+    face = "sync"
+
+    @pytest.fixture(autouse=True)
+    def set_place(self, gcs_server_tls: GCSServer) -> None:
+        self.place = tls_place(gcs_server_tls)
+
+
+class TestStandin(PlaceSuite):
+    @pytest.fixture(autouse=True)
+    def set_place(self, gcs_server: GCSServer, by_proxy: Gateway) -> None:
+        self.place = GCSPlace(gcs_server)
+
+
+class TestStandinBlocking(OnPlace, ReadContract, WriterContract):
+    face = "sync"
+
+    @pytest.fixture(autouse=True)
+    def set_place(self, gcs_server: GCSServer, by_proxy: Gateway) -> None:
+        self.place = GCSPlace(gcs_server)
+
+
+class TestStandinTLS(OnPlace, ReadContract, ManyContract, WriterContract, ReaderContract):
+    @pytest.fixture(autouse=True)
+    def set_place(self, gcs_server_tls: GCSServer, by_proxy: Gateway) -> None:
+        self.place = tls_place(gcs_server_tls)
+
+
+async def test_the_proxy_is_used(gcs_server: GCSServer, by_proxy: Gateway) -> None:
+    """Else the tests above would be those of the data plane."""
+    place = GCSPlace(gcs_server)
+    before = by_proxy.num_requests["absolute"]
+    async with place.open() as store:
+        await store.put("a", b"1")
+        assert await store.get("a") == b"1"
+        assert await store.head("a")
+    assert by_proxy.num_requests["absolute"] >= before + 3
+
+
+async def test_the_proxy_is_used_for_tls(gcs_server_tls: GCSServer, by_proxy: Gateway) -> None:
+    place = tls_place(gcs_server_tls)
+    before = by_proxy.num_requests["connect"]
+    async with place.open() as store:
+        await store.put("a", b"1")
+        assert await store.get("a") == b"1"
+    assert by_proxy.num_requests["connect"] > before

@@ -14,13 +14,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+LOCAL = SuiteCapabilities(
+    keeps_metadata=False,
+    has_checksums=False,
+    takes_any_key=False,
+    max_compose_sources=1_000_000,
+)
+
+
 class TestLocal(PlaceSuite):
-    can = SuiteCapabilities(
-        keeps_metadata=False,
-        has_checksums=False,
-        takes_any_key=False,
-        max_compose_sources=1_000_000,
-    )
+    can = LOCAL
 
     @pytest.fixture(autouse=True)
     def set_place(self, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ overrides a test. Needs pytest and pytest-asyncio.
 
 from __future__ import annotations
 
+from aioflux.testing.store_suite import _assertions  # noqa: F401  before what it is about
 from aioflux.testing.store_suite._base import SuiteCapabilities
 from aioflux.testing.store_suite._keys import KeyContract
 from aioflux.testing.store_suite._listing import ListContract
