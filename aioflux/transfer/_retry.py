@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from aioflux._policy import RetryPolicy
 
-__all__ = ["RetryBudget", "backoff_bound", "next_delay", "with_retry"]
+__all__ = ["RetryBudget", "backoff_bound", "moved", "next_delay", "with_retry"]
 
 T = TypeVar("T")
 
@@ -104,6 +104,11 @@ def next_delay(
     return delay if elapsed_seconds + delay < policy.deadline_seconds else None
 
 
+def moved(error: TransientError) -> bool:
+    """Tell whether a failed attempt brought bytes from which the next one goes on."""
+    return error.num_bytes_received > 0 and error.generation != ""
+
+
 async def with_retry(
     attempt: Callable[[int], Awaitable[T]],
     policy: RetryPolicy,
@@ -118,7 +123,8 @@ async def with_retry(
 
     Args:
         attempt: One attempt; it is given its number, from 1. A TransientError asks for another.
-        policy: The limits. The deadline also ends an attempt that is under way.
+        policy: The limits. The deadline also ends an attempt that is under way. An attempt that
+            moved bytes of a body does not count: attempts and delays begin anew after it.
         uri_of: Tells what is asked for, should the deadline pass before any attempt ended.
         budget: What all requests of a store share; none by default.
         clock: Time in seconds, from any beginning.
@@ -130,6 +136,7 @@ async def with_retry(
     """
     begun = clock()
     number = 1
+    num_in_vain = 0
     last: TransientError | None = None
     try:
         async with asyncio.timeout(policy.deadline_seconds) as deadline:
@@ -139,8 +146,11 @@ async def with_retry(
                 except TransientError as exc:
                     last = exc
                     now = clock()
+                    # Over a line that breaks every few megabytes a large range still arrives: what
+                    # came is kept, and only the deadline ends that.
+                    num_in_vain = 1 if moved(exc) else num_in_vain + 1
                     delay = next_delay(
-                        number,
+                        num_in_vain,
                         policy,
                         elapsed_seconds=now - begun,
                         retry_after_seconds=exc.retry_after_seconds,

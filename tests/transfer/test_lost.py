@@ -1,0 +1,412 @@
+"""Answers that were not heard: what may have been done is looked for, and never done twice."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux import (
+    NotFoundError,
+    OpenUpload,
+    PreconditionFailedError,
+    RetryPolicy,
+    StorageError,
+    TransientError,
+)
+from aioflux.service._base import Precondition, Source
+from aioflux.service._local import LocalService
+from aioflux.testing.faults import Fault
+from aioflux.transfer._compose import compose, copy
+from aioflux.transfer._delete import delete
+from aioflux.transfer._initiate import left_over
+from aioflux.transfer._session import Session
+from aioflux.transfer._upload import ObjectWriter, WriteRequest, put
+from tests.transfer.rig import LOSE, PART, REFUSE, Rig, pattern
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LARGE = pattern(2 * PART + 5)
+PLAIN, CREATE = WriteRequest("a"), WriteRequest("a", Precondition(if_absent=True))
+A_AND_B = [Source(key="a"), Source(key="b")]
+NOW = datetime(2026, 2, 1, tzinfo=UTC)
+
+
+def gone() -> Fault:
+    return Fault(kind="refuse", error=NotFoundError("gone", uri="memory://x/a", status=404))
+
+
+def short_of_time(rig: Rig) -> Session:
+    return replace_retry(rig, RetryPolicy(deadline_seconds=0.05, initial_seconds=1e-6))
+
+
+def replace_retry(rig: Rig, retry: RetryPolicy) -> Session:
+    session = rig.session
+    return Session(session.service, session.options, retry, session.limits)
+
+
+# --- beginning an upload -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("request_", [PLAIN, CREATE], ids=["plain", "create"])
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_begin_whose_answer_is_lost_leaves_no_upload(
+    rig: Rig, times: int, request_: WriteRequest
+) -> None:
+    rig.service.fail("initiate_upload", *[LOSE] * times)
+    await put(rig.session, request_, memoryview(LARGE))
+    assert rig.get("a") == LARGE
+    assert rig.is_clean()
+
+
+@pytest.mark.parametrize("request_", [PLAIN, CREATE], ids=["plain", "create"])
+async def test_a_begin_that_is_lost_for_good_leaves_no_upload(
+    rig: Rig, request_: WriteRequest
+) -> None:
+    rig.service.fail("initiate_upload", *[LOSE] * 4)
+    with pytest.raises(TransientError):
+        await put(rig.session, request_, memoryview(LARGE))
+    assert not rig.bucket.objects
+    assert rig.is_clean()
+
+
+async def test_a_refused_begin_looks_for_nothing(rig: Rig) -> None:
+    rig.service.fail("initiate_upload", REFUSE)
+    await put(rig.session, PLAIN, memoryview(LARGE))
+    assert rig.service.count("list_uploads") == 0
+
+
+async def test_uploads_of_other_writers_of_the_key_go_on(rig: Rig) -> None:
+    """Two writers of one key in one process, one of which loses the answer to its begin."""
+    async with ObjectWriter(rig.session, PLAIN) as first:
+        await first.write(LARGE)
+        rig.service.fail("initiate_upload", LOSE)
+        await put(rig.session, PLAIN, memoryview(pattern(2 * PART, seed=4)))
+        assert len(rig.bucket.uploads) == 1
+    assert rig.get("a") == LARGE
+    assert rig.is_clean()
+
+
+async def test_one_upload_of_a_key_is_begun_at_a_time(rig: Rig) -> None:
+    hang = Fault(kind="hang_after")
+    rig.service.fail("initiate_upload", LOSE, hang)
+    first = asyncio.create_task(put(rig.session, PLAIN, memoryview(LARGE)))
+    await hang.reached.wait()
+    second = asyncio.create_task(put(rig.session, PLAIN, memoryview(LARGE)))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert rig.service.count("initiate_upload") == 2
+    hang.released.set()
+    await asyncio.gather(first, second)
+    assert rig.is_clean()
+
+
+async def test_an_upload_that_may_stay_open_does_not_fail_the_write(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.service.fail("initiate_upload", LOSE)
+    rig.service.fail("list_uploads", *[REFUSE] * 4)
+    await put(rig.session, PLAIN, memoryview(LARGE))
+    assert "Store.clean" in caplog.text
+    assert len(rig.bucket.uploads) == 1
+
+
+def upload(upload_id: str, seconds: float, key: str = "k") -> OpenUpload:
+    return OpenUpload(key=key, upload_id=upload_id, initiated=NOW + timedelta(seconds=seconds))
+
+
+@given(
+    skew=st.floats(-1e6, 1e6),
+    elapsed=st.floats(0, 300),
+    others=st.lists(st.floats(-1e4, 1e4), max_size=5),
+)
+def test_the_services_own_clock_tells_what_was_begun_meanwhile(
+    skew: float, elapsed: float, others: list[float]
+) -> None:
+    uploads = [upload("own", skew), upload("lost", skew - elapsed), upload("known", skew)]
+    uploads += [upload(f"other {at}", skew + each) for at, each in enumerate(others)]
+    uploads += [upload("below", skew, key="k/x")]
+    found = left_over(
+        uploads,
+        key="k",
+        known={"own", "known"},
+        own_id="own",
+        elapsed=timedelta(seconds=elapsed),
+        now=NOW,
+    )
+    assert "lost" in found
+    assert not {"own", "known", "below"} & set(found)
+    for at, each in enumerate(others):
+        if each > 0.001 or each < -elapsed - 1.001:
+            assert f"other {at}" not in found
+
+
+def test_this_machines_clock_stands_in_where_no_attempt_was_heard() -> None:
+    uploads = [upload("lost", -3), upload("older", -20), upload("later", 9)]
+    found = left_over(uploads, key="k", known=(), own_id="", elapsed=timedelta(seconds=5), now=NOW)
+    assert found == ["lost"]
+
+
+# --- completing it -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("request_", [PLAIN, CREATE], ids=["plain", "create"])
+async def test_a_completion_that_was_done_is_found(rig: Rig, request_: WriteRequest) -> None:
+    rig.service.fail("complete_upload", LOSE)
+    meta = await put(rig.session, request_, memoryview(LARGE))
+    assert meta.size == len(LARGE)
+    assert rig.get("a") == LARGE
+    assert rig.is_clean()
+
+
+@pytest.mark.parametrize("content", [b"somebody else's", None], ids=["another", "nothing"])
+async def test_a_completion_that_cannot_be_known_says_so(rig: Rig, content: bytes | None) -> None:
+    rig.service.fail("complete_upload", LOSE)
+    inner = rig.service.complete_upload
+
+    async def complete_upload(*args: object, **settings: object) -> object:
+        try:
+            return await inner(*args, **settings)
+        except TransientError:
+            rig.bucket.remove("a")
+            if content is not None:
+                rig.put("a", content)
+            raise
+
+    rig.service.complete_upload = complete_upload
+    with pytest.raises(StorageError, match=r"could not tell whether .*/a was written"):
+        await put(rig.session, PLAIN, memoryview(LARGE))
+    assert rig.is_clean()
+
+
+async def test_an_upload_that_somebody_aborted_is_not_found(rig: Rig) -> None:
+    rig.service.fail("complete_upload", REFUSE, gone())
+    with pytest.raises(NotFoundError, match="gone"):
+        await put(rig.session, PLAIN, memoryview(LARGE))
+    assert rig.is_clean()
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+async def test_time_that_ends_in_a_completion_is_followed_by_a_look(
+    rig: Rig, *, is_done: bool
+) -> None:
+    rig.service.fail("complete_upload", Fault(kind="hang_after" if is_done else "hang"))
+    writing = put(short_of_time(rig), PLAIN, memoryview(LARGE))
+    if is_done:
+        assert (await writing).size == len(LARGE)
+    else:
+        with pytest.raises(TransientError, match="deadline"):
+            await writing
+    assert rig.is_clean()
+
+
+async def test_an_upload_of_what_was_there_before_is_ended(rig: Rig) -> None:
+    """The look finds an equal object, whoever wrote it; the upload must not stay."""
+    rig.put("a", LARGE)
+    rig.service.fail("complete_upload", Fault(kind="hang"))
+    await put(short_of_time(rig), PLAIN, memoryview(LARGE))
+    assert rig.is_clean()
+
+
+async def test_a_last_look_that_fails_is_told(rig: Rig) -> None:
+    rig.service.fail("complete_upload", Fault(kind="hang"))
+    rig.service.fail("head", REFUSE)
+    with pytest.raises(TransientError) as raised:
+        await put(short_of_time(rig), PLAIN, memoryview(LARGE))
+    assert any("could not be found out" in note for note in raised.value.__notes__)
+
+
+async def test_a_conditional_completion_is_found(rig: Rig, tmp_path: Path) -> None:
+    """Files honour the precondition of a completion, and have no checksum to know them by."""
+    flaky = Rig("unused", service=LocalService(str(tmp_path)))
+    flaky.service.fail("complete_upload", LOSE)
+    with pytest.raises(StorageError, match="could not tell"):
+        await put(flaky.session, CREATE, memoryview(LARGE))
+    assert (tmp_path / "a").read_bytes() == LARGE
+    taken = WriteRequest("a", Precondition(if_generation_match="another"))
+    with pytest.raises(PreconditionFailedError):
+        await put(flaky.session, taken, memoryview(LARGE))
+
+
+async def test_a_write_of_other_metadata_is_not_taken_for_done(rig: Rig) -> None:
+    rig.bucket.store("a", b"same", metadata={"by": "another"})
+    rig.service.fail("put", Fault(kind="hang"))
+    request = WriteRequest("a", metadata={"by": "us"})
+    with pytest.raises(TransientError):
+        await put(short_of_time(rig), request, memoryview(b"same"))
+
+
+# --- deleting ------------------------------------------------------------------------------
+
+
+async def test_a_delete_whose_answer_is_lost_never_removes_what_came_since(rig: Rig) -> None:
+    seen = rig.put("a", b"old").generation
+    hang = Fault(kind="hang")
+    rig.service.fail("delete", LOSE, hang)
+    deleting = asyncio.create_task(delete(rig.session, "a", generation=seen))
+    await hang.reached.wait()
+    rig.put("a", b"new")
+    hang.released.set()
+    await deleting
+    assert rig.get("a") == b"new"
+
+
+async def test_a_delete_by_name_that_was_done_is_not_repeated(rig: Rig) -> None:
+    rig.put("a", b"old")
+    rig.service.fail("delete", LOSE)
+    await delete(rig.session, "a")
+    assert rig.service.count("delete") == 1
+
+
+async def test_a_delete_by_name_removes_only_what_was_seen_after_a_lost_answer(rig: Rig) -> None:
+    rig.put("a", b"old")
+    unheard = TransientError("lost before it was done", uri="memory://x/a", maybe_done=True)
+    hang = Fault(kind="hang")
+    rig.service.fail("delete", Fault(kind="refuse", error=unheard), hang)
+    deleting = asyncio.create_task(delete(rig.session, "a"))
+    await hang.reached.wait()
+    rig.put("a", b"written after the look")
+    hang.released.set()
+    await deleting
+    assert rig.get("a") == b"written after the look"
+
+
+async def test_a_refused_delete_was_not_done(rig: Rig) -> None:
+    """A 503 is an answer: what is gone at the next attempt, somebody else deleted."""
+    rig.put("a", b"1")
+    hang = Fault(kind="hang")
+    rig.service.fail("delete", REFUSE, hang)
+    deleting = asyncio.create_task(delete(rig.session, "a"))
+    await hang.reached.wait()
+    rig.bucket.remove("a")
+    hang.released.set()
+    with pytest.raises(NotFoundError):
+        await deleting
+
+
+async def test_a_refused_delete_of_a_generation_does_not_take_another_for_it(rig: Rig) -> None:
+    seen = rig.put("a", b"1").generation
+    hang = Fault(kind="hang")
+    rig.service.fail("delete", REFUSE, hang)
+    deleting = asyncio.create_task(delete(rig.session, "a", generation=seen))
+    await hang.reached.wait()
+    rig.put("a", b"2")
+    hang.released.set()
+    with pytest.raises(PreconditionFailedError):
+        await deleting
+
+
+# --- composing and copying -----------------------------------------------------------------
+
+
+@pytest.fixture
+def sources(rig: Rig) -> None:
+    rig.put("a", b"1")
+    rig.bucket.store("b", b"2", content_type="text/plain", metadata={"k": "v"})
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize("metadata", [None, {}, {"k": "v"}], ids=["any", "none", "some"])
+async def test_a_compose_that_was_done_is_not_repeated(
+    rig: Rig, metadata: dict[str, str] | None
+) -> None:
+    rig.service.fail("compose", LOSE)
+    request = WriteRequest("c", content_type="text/plain", metadata=metadata)
+    meta = await compose(rig.session, request, A_AND_B)
+    assert rig.service.count("compose") == 1
+    assert rig.get("c") == b"12"
+    assert meta == rig.bucket.objects["c"].meta
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize(
+    "request_",
+    [WriteRequest("c", metadata={"k": "v"}), WriteRequest("c", content_type="text/plain")],
+    ids=["metadata", "content type"],
+)
+async def test_a_compose_is_repeated_where_what_is_there_is_not_as_asked(
+    rig: Rig, request_: WriteRequest
+) -> None:
+    rig.put("c", b"12")
+    unheard = TransientError("lost before it was done", uri="memory://x/c", maybe_done=True)
+    rig.service.fail("compose", Fault(kind="refuse", error=unheard))
+    meta = await compose(rig.session, request_, A_AND_B)
+    assert rig.service.count("compose") == 2
+    assert dict(meta.metadata) == dict(request_.metadata or {})
+
+
+@pytest.mark.usefixtures("sources")
+async def test_a_refused_compose_is_repeated_without_a_look(rig: Rig) -> None:
+    rig.service.fail("compose", REFUSE)
+    await compose(rig.session, WriteRequest("c"), A_AND_B)
+    assert (rig.service.count("compose"), rig.service.count("head")) == (2, 0)
+
+
+@pytest.mark.usefixtures("sources")
+async def test_an_append_that_was_not_done_is_repeated(rig: Rig) -> None:
+    rig.put("b", b"")
+    unheard = TransientError("lost before it was done", uri="memory://x/a", maybe_done=True)
+    rig.service.fail("compose", Fault(kind="refuse", error=unheard))
+    before = rig.bucket.objects["a"].meta.generation
+    # With an empty source, the result looks as the object did before.
+    meta = await compose(rig.session, WriteRequest("a"), A_AND_B)
+    assert meta.generation != before
+
+
+@pytest.mark.usefixtures("sources")
+async def test_a_copy_that_was_done_is_not_repeated(rig: Rig) -> None:
+    rig.service.fail("copy", LOSE)
+    meta = await copy(rig.session, Source(key="b"), "c", precondition=Precondition())
+    assert rig.service.count("copy") == 1
+    assert meta.metadata == {"k": "v"}
+
+
+@pytest.mark.usefixtures("sources")
+async def test_a_copy_is_repeated_where_only_the_bytes_are_there(rig: Rig) -> None:
+    rig.put("c", b"2")
+    unheard = TransientError("lost before it was done", uri="memory://x/c", maybe_done=True)
+    rig.service.fail("copy", Fault(kind="refuse", error=unheard))
+    await copy(rig.session, Source(key="b"), "c", precondition=Precondition())
+    assert rig.bucket.objects["c"].meta.metadata == {"k": "v"}
+
+
+@pytest.mark.usefixtures("sources")
+async def test_a_copy_whose_source_is_gone_is_not_found(rig: Rig) -> None:
+    unheard = TransientError("lost before it was done", uri="memory://x/c", maybe_done=True)
+    rig.service.fail("copy", Fault(kind="refuse", error=unheard))
+    with pytest.raises(NotFoundError):
+        await copy(rig.session, Source(key="z"), "c", precondition=Precondition())
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize("operation", ["compose", "copy"])
+async def test_an_attempt_that_is_carried_out_late_is_found(rig: Rig, operation: str) -> None:
+    """Lost, not there at the look, and there when the second attempt is refused."""
+    unheard = TransientError("lost on the way", uri="memory://x/c", maybe_done=True)
+    hang = Fault(kind="hang")
+    rig.service.fail(operation, Fault(kind="refuse", error=unheard), hang)
+    absent = Precondition(if_absent=True)
+    if operation == "compose":
+        call = compose(rig.session, WriteRequest("c", absent), [Source(key="b")])
+    else:
+        call = copy(rig.session, Source(key="b"), "c", precondition=absent)
+    running = asyncio.create_task(call)
+    await hang.reached.wait()
+    late = rig.bucket.store("c", b"2", content_type="text/plain", metadata={"k": "v"})
+    hang.released.set()
+    assert await running == late
+
+
+async def test_objects_without_a_checksum_are_never_taken_for_each_other(tmp_path: Path) -> None:
+    flaky = Rig("unused", service=LocalService(str(tmp_path)))
+    for key, data in (("a", b"1"), ("b", b"2"), ("c", b"xy")):
+        (tmp_path / key).write_bytes(data)
+    unheard = TransientError("lost before it was done", uri="file:///c", maybe_done=True)
+    flaky.service.fail("compose", Fault(kind="refuse", error=unheard))
+    await compose(flaky.session, WriteRequest("c"), A_AND_B)
+    assert (tmp_path / "c").read_bytes() == b"12"
