@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import time
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
-from aioflux._errors import CredentialsError
+from aioflux._errors import CredentialsError, TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 __all__ = ["AnonymousToken", "GoogleToken", "ProvidedToken", "open_token"]
+
+_TOKEN = re.compile(r"[!-~]+")
 
 SCOPES = ("https://www.googleapis.com/auth/devstorage.full_control",)
 
@@ -39,6 +42,9 @@ class AnonymousToken:
         """Return None: no token."""
         return None
 
+    def refuse(self, value: str) -> None:
+        """Do nothing: there is no token to refuse."""
+
     async def close(self) -> None:
         """Do nothing."""
 
@@ -50,9 +56,24 @@ class ProvidedToken:
         self._provider = provider
 
     async def get(self) -> str | None:
-        """Return the provider's token."""
-        token = self._provider()
-        return await token if inspect.isawaitable(token) else token
+        """Return the provider's token.
+
+        Raises:
+            CredentialsError: It is not one that can be sent.
+        """
+        token: object = self._provider()
+        if inspect.isawaitable(token):
+            token = await token
+        if not isinstance(token, str) or _TOKEN.fullmatch(token) is None:
+            kind = "empty text" if token == "" else f"a {type(token).__name__} that cannot be sent"
+            raise CredentialsError(
+                f"the function given as credentials= returned {kind}; an access token is text of "
+                "visible characters, with no space or line end around it"
+            )
+        return token
+
+    def refuse(self, value: str) -> None:
+        """Do nothing: the provider is asked again in any case."""
 
     async def close(self) -> None:
         """Do nothing."""
@@ -78,12 +99,14 @@ class GoogleToken:
         self._renew_at = 0.0
         self._expires_at = 0.0
         self._renewal: asyncio.Task[None] | None = None
+        self._is_refused = False
 
     async def get(self) -> str | None:
         """Return a token that is valid now.
 
         Raises:
             CredentialsError: No credentials were found, or they cannot be refreshed.
+            TransientError: They could not be refreshed this time.
         """
         now = self._clock()
         if now < self._renew_at:
@@ -98,6 +121,16 @@ class GoogleToken:
             await asyncio.shield(self._renewal)
         return self._value
 
+    def refuse(self, value: str) -> None:
+        """Take note that the service refused a token: the next `get` waits for another one.
+
+        Of many requests that were refused with one token, the first makes for one renewal; what
+        they say of a token that has been replaced since is old news.
+        """
+        if value == self._value:
+            self._is_refused = True
+            self._renew_at = self._expires_at = 0.0
+
     async def close(self) -> None:
         """Stop a renewal that is under way."""
         if self._renewal is not None and not self._renewal.done():
@@ -107,6 +140,7 @@ class GoogleToken:
     async def _renew(self) -> None:
         value, expiry = await asyncio.to_thread(self._refresh)
         self._value = value
+        self._is_refused = False
         self._expires_at = expiry
         remaining = expiry - self._clock()
         self._renew_at = expiry - min(_EARLY_SECONDS, remaining / 2)
@@ -122,11 +156,17 @@ class GoogleToken:
             # The caller's token is used first, and for ever where it has no end: it may be one
             # that cannot be refreshed.
             is_first_or_endless = self._value is None or self._credentials.expiry is None
-            if not (is_first_or_endless and self._credentials.valid):
+            is_usable = is_first_or_endless and not self._is_refused
+            if not (is_usable and self._credentials.valid):
                 self._credentials.refresh(Request())
         except exceptions.DefaultCredentialsError as exc:
             raise CredentialsError(f"no Google credentials were found: {_HOW_TO_SIGN_IN}") from exc
         except exceptions.GoogleAuthError as exc:
+            if _may_pass(exc):
+                raise TransientError(
+                    f"Google credentials could not be refreshed this time ({type(exc).__name__}): "
+                    "the token endpoint did not answer"
+                ) from exc
             raise CredentialsError(
                 f"Google credentials could not be refreshed ({type(exc).__name__}): "
                 f"{_HOW_TO_SIGN_IN}"
@@ -136,6 +176,18 @@ class GoogleToken:
         # hour.
         end = expiry.replace(tzinfo=UTC).timestamp() if expiry else self._clock() + 3600.0
         return self._credentials.token, end
+
+
+def _may_pass(exc: BaseException | None) -> bool:
+    """Whether a refresh failed on the network or in the token endpoint, not on the credentials."""
+    from google.auth import exceptions
+
+    # Some kinds of credentials tell of a lost connection as the cause of a RefreshError.
+    while isinstance(exc, exceptions.GoogleAuthError):
+        if isinstance(exc, exceptions.TransportError) or exc.retryable:
+            return True
+        exc = exc.__cause__
+    return False
 
 
 def open_token(credentials: Any, *, emulator: bool) -> AnonymousToken | ProvidedToken | GoogleToken:

@@ -12,17 +12,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-import msgspec
-
 from aioflux._errors import StorageError, TransientError
 from aioflux._uri import check_name
 from aioflux.auth._google import open_token
-from aioflux.http import Origin, ProtocolError, TransportError, open_pool
+from aioflux.http import (
+    CertificateError,
+    Origin,
+    ProtocolError,
+    TransportError,
+    default_context,
+    open_pool,
+    proxy_for,
+)
 from aioflux.http._memory import BytesBuffer
+from aioflux.service import _gcs_read as reading
 from aioflux.service import _gcs_wire as wire
 from aioflux.service import _multipart as multipart
 from aioflux.service._base import Body, Capabilities, Page, Precondition, Service, UploadedPart
-from aioflux.service._gcs_control import GCSControl
+from aioflux.service._gcs_control import GCSControl, token_of
 from aioflux.service._status import error_from_status
 
 if TYPE_CHECKING:
@@ -31,7 +38,7 @@ if TYPE_CHECKING:
 
     from aioflux._meta import ObjectMeta, OpenUpload
     from aioflux._policy import Timeouts
-    from aioflux.http import Response, ResponseHead
+    from aioflux.http import Response
     from aioflux.service._base import Into, Source
 
 __all__ = ["GCSService"]
@@ -40,7 +47,6 @@ DEFAULT_ENDPOINT = "https://storage.googleapis.com"
 
 _STORED_BYTES = (b"Accept-Encoding", b"gzip")
 _USER_AGENT = (b"User-Agent", b"aioflux")
-_DEFAULT_TYPE = "application/octet-stream"
 _COMPLETE_SECONDS = 600.0
 """Completing an upload of many parts can take minutes
 (cloud.google.com/storage/docs/xml-api/post-object-complete)."""
@@ -69,6 +75,9 @@ class GCSService(Service):
             GCSService.capabilities, guarded_transport=self._origin.scheme == "https"
         )
         self._token = open_token(credentials, emulator=emulator)
+        if ssl_context is None and self._origin.scheme == "https":
+            # One for both planes: a store trusts one set of authorities.
+            ssl_context = default_context()
         self._pool = open_pool(
             self._origin,
             max_connections=max_connections,
@@ -82,6 +91,7 @@ class GCSService(Service):
             timeouts=timeouts,
             max_connections=max_connections,
             ssl_context=ssl_context,
+            proxy=proxy_for(self._origin),
         )
         # Content type and metadata of the uploads under way, which no later answer repeats.
         self._begun: dict[str, tuple[str, Mapping[str, str]]] = {}
@@ -91,7 +101,7 @@ class GCSService(Service):
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
         uri = self.uri(key)
         resource = await self._control.head(self._name(key), generation=generation, uri=uri)
-        return wire.meta_from_resource(resource, key=key, uri=uri)
+        return self._meta(resource, key)
 
     async def get(
         self,
@@ -106,7 +116,8 @@ class GCSService(Service):
         if generation:
             target += f"?generation={generation}"
         headers = [_STORED_BYTES]
-        if start or end is not None:
+        is_range = start > 0 or end is not None
+        if is_range:
             headers.append((b"Range", f"bytes={start}-{'' if end is None else end - 1}".encode()))
         made: list[BytesBuffer] = []
 
@@ -121,45 +132,64 @@ class GCSService(Service):
             key,
             headers=headers,
             into=allocate if into is None else into,
-            accept=(416,),
+            # Of a service that ignores the range, no more than was asked for is taken.
+            max_body_bytes=None if end is None else end - start,
+            accept=(416,) if is_range else (),
         )
         if response.status == 416:
-            return self._past_the_end(key, response, start)
-        return self._body(key, response, made, start)
-
-    def _body(self, key: str, response: Response, made: list[BytesBuffer], start: int) -> Body:
-        headers = response.headers
-        size = response.num_bytes
-        if response.status == 206:
-            size = int((headers.get(b"content-range") or b"").rpartition(b"/")[2])
-        elif start:
-            raise StorageError(
-                f"could not read {self.uri(key)} from byte {start}: the service ignored the range",
-                uri=self.uri(key),
-                status=response.status,
+            size = reading.size_past_the_end(response.headers, start=start)
+            if size is None:
+                return await self._look_again(key, generation, start)
+            return self._body(key, response, b"", size)
+        try:
+            size = reading.object_size(
+                response.status,
+                response.headers,
+                response.num_bytes,
+                start=start,
+                end=end,
+                generation=generation,
             )
-        data = made[-1].finish(response.num_bytes) if made else response.body
+        except ValueError as exc:
+            uri = self.uri(key)
+            raise StorageError(
+                f"could not read {uri}: {exc}", uri=uri, status=response.status
+            ) from exc
+        return self._body(key, response, made[-1].finish() if made else response.body, size)
+
+    def _body(self, key: str, response: Response, data: Any, size: int) -> Body:
+        headers, uri = response.headers, self.uri(key)
+        try:
+            crc32c = wire.hash_crc32c(headers.get(b"x-goog-hash")) if size else 0
+        except ValueError as exc:
+            raise TransientError(f"could not read {uri}: its checksum is none", uri=uri) from exc
         return Body(
             data=data,
             size=size,
-            generation=(headers.get(b"x-goog-generation") or b"").decode(),
-            crc32c=wire.hash_crc32c(headers.get(b"x-goog-hash")),
-            meta=lambda: wire.meta_from_headers(headers, key=key, uri=self.uri(key), size=size),
+            generation=wire.generation_of(headers),
+            crc32c=crc32c,
+            meta=lambda: wire.meta_from_headers(headers, key=key, uri=uri, size=size),
         )
 
-    def _past_the_end(self, key: str, response: Response, start: int) -> Body:
-        # An empty object has no byte 0, so that even `bytes=0-` is past its end (RFC 9110, 14.1.2).
-        size = int((response.headers.get(b"content-range") or b"/0").rpartition(b"/")[2])
-        headers = response.headers
-        generation = (headers.get(b"x-goog-generation") or b"").decode()
-        crc32c = wire.hash_crc32c(headers.get(b"x-goog-hash")) if size else 0
-        return Body(
-            data=b"",
-            size=size,
-            generation=generation,
-            crc32c=crc32c,
-            meta=lambda: wire.meta_from_headers(headers, key=key, uri=self.uri(key), size=size),
-        )
+    async def _look_again(self, key: str, generation: str, start: int) -> Body:
+        """Find out what a 416 means that does not tell the size of the object."""
+        meta = await self.head(key, generation=generation)
+        if meta.size > start:
+            raise TransientError(
+                f"could not read {meta.uri}: the service says that byte {start} is past its end, "
+                f"and that it has {meta.size} bytes",
+                uri=meta.uri,
+            )
+        return Body(b"", meta.size, meta.generation, meta.crc32c, lambda: meta)
+
+    def _meta(self, resource: wire.ObjectResource, key: str) -> ObjectMeta:
+        uri = self.uri(key)
+        try:
+            return wire.meta_from_resource(resource, key=key, uri=uri)
+        except ValueError as exc:
+            raise TransientError(
+                f"could not read the metadata of {uri}: {exc}", uri=uri, maybe_done=True
+            ) from exc
 
     async def put(
         self,
@@ -171,8 +201,10 @@ class GCSService(Service):
         content_type: str = "",
         metadata: Mapping[str, str] | None = None,
     ) -> ObjectMeta:
-        headers = _object_headers(content_type, metadata) + wire.precondition_headers(precondition)
-        headers += _hash_header(crc32c)
+        headers = wire.object_headers(content_type, metadata) + wire.precondition_headers(
+            precondition
+        )
+        headers += wire.hash_headers(crc32c)
         response = await self._send(
             b"PUT", self._path(key).encode(), "write", key, headers=headers, body=data
         )
@@ -180,7 +212,9 @@ class GCSService(Service):
             response.headers, key=key, uri=self.uri(key), size=memoryview(data).nbytes
         )
         # The answer's own Content-Type is that of an empty body, not the object's.
-        return replace(meta, content_type=content_type or _DEFAULT_TYPE, metadata=metadata or {})
+        return replace(
+            meta, content_type=content_type or wire.DEFAULT_TYPE, metadata=metadata or {}
+        )
 
     async def delete(self, key: str, *, generation: str = "") -> None:
         # On the data plane: aiohttp sends a DELETE again by itself where its connection was lost,
@@ -201,31 +235,37 @@ class GCSService(Service):
         query = {
             "fields": wire.LIST_FIELDS,
             "maxResults": str(page_size or self.capabilities.page_size),
+            "prefix": self._prefix + prefix,
+            "startOffset": start_offset and self._prefix + start_offset,
+            "endOffset": end_offset and self._prefix + end_offset,
+            "delimiter": delimiter,
+            "pageToken": page_token,
         }
-        for name, value in (
-            ("prefix", self._prefix + prefix),
-            ("startOffset", start_offset and self._prefix + start_offset),
-            ("endOffset", end_offset and self._prefix + end_offset),
-            ("delimiter", delimiter),
-            ("pageToken", page_token),
-        ):
-            if value:
-                query[name] = value  # noqa: PERF403  a comprehension hides the condition
+        query = {name: value for name, value in query.items() if value}
         target = f"{self._list_path}?{urlencode(query)}".encode()
         response = await self._send(b"GET", target, "list", prefix)
+        uri = self.uri(prefix)
         try:
             page = wire.decode_page(response.body)
-        except msgspec.MsgspecError as exc:
-            uri = self.uri(prefix)
+        except ValueError as exc:
             raise TransientError(
-                f"could not list {uri}: the answer is not a listing", uri=uri
+                f"could not list {uri}: the answer is not a listing ({exc})", uri=uri
+            ) from exc
+        try:
+            wire.check_page(
+                page,
+                prefix=self._prefix + prefix,
+                start_offset=query.get("startOffset", ""),
+                end_offset=query.get("endOffset", ""),
+                page_token=page_token,
+            )
+        except ValueError as exc:
+            raise StorageError(
+                f"could not list {uri}: the page is not what was asked for, {exc}", uri=uri
             ) from exc
         cut = len(self._prefix)
         return Page(
-            objects=[
-                wire.meta_from_resource(item, key=item.name[cut:], uri=self.uri(item.name[cut:]))
-                for item in page.items
-            ],
+            objects=[self._meta(item, item.name[cut:]) for item in page.items],
             prefixes=[name[cut:] for name in page.prefixes],
             next_token=page.next_page_token,
         )
@@ -248,7 +288,7 @@ class GCSService(Service):
             metadata=metadata,
             uri=uri,
         )
-        return wire.meta_from_resource(resource, key=key, uri=uri)
+        return self._meta(resource, key)
 
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
         resource = await self._control.copy(
@@ -259,7 +299,7 @@ class GCSService(Service):
             uri=self.uri(source.key),
             target_uri=self.uri(key),
         )
-        return wire.meta_from_resource(resource, key=key, uri=self.uri(key))
+        return self._meta(resource, key)
 
     async def initiate_upload(
         self, key: str, *, content_type: str = "", metadata: Mapping[str, str] | None = None
@@ -269,11 +309,11 @@ class GCSService(Service):
             multipart.initiate_target(self._path(key)),
             "begin an upload of",
             key,
-            headers=_object_headers(content_type, metadata),
+            headers=wire.object_headers(content_type, metadata),
             body=b"",
         )
         upload_id = self._field(response, "UploadId", key)
-        self._begun[upload_id] = (content_type or _DEFAULT_TYPE, metadata or {})
+        self._begun[upload_id] = (content_type or wire.DEFAULT_TYPE, dict(metadata or {}))
         return upload_id
 
     async def put_part(
@@ -291,7 +331,7 @@ class GCSService(Service):
             multipart.part_target(self._path(key), upload_id, number),
             f"write part {number} of",
             key,
-            headers=_hash_header(crc32c),
+            headers=wire.hash_headers(crc32c),
             body=pieces,
         )
         etag = (response.headers.get(b"etag") or b"").decode("latin-1")
@@ -395,35 +435,54 @@ class GCSService(Service):
         headers: list[tuple[bytes, bytes]] | None = None,
         body: Any = None,
         into: Any = None,
+        max_body_bytes: int | None = None,
         accept: tuple[int, ...] = (),
         head_seconds: float | None = None,
     ) -> Response:
-        """Send one request on the data plane; the one place where its errors become ours."""
-        sent = [_USER_AGENT, *(headers or ())]
-        if token := await self._token.get():
-            sent.append((b"Authorization", b"Bearer " + token.encode()))
-        try:
-            response = await self._pool.request(
-                self._origin, method, target, sent, body=body, into=into, head_seconds=head_seconds
-            )
-        except RuntimeError as exc:
-            uri = self.uri(key)
-            raise StorageError(f"could not {action} {uri}: the store was closed", uri=uri) from exc
-        except ProtocolError as exc:
-            uri = self.uri(key)
-            raise StorageError(f"could not {action} {uri}: {exc}", uri=uri) from exc
-        except TransportError as exc:
-            uri = self.uri(key)
-            raise TransientError(
-                f"could not {action} {uri}: {exc}",
-                uri=uri,
-                num_bytes_received=exc.num_bytes_received,
-                generation=_generation(exc.head),
-                maybe_done=exc.request_sent,
-            ) from exc
+        """Send one request; with another token once more, where the service refuses the first."""
+
+        async def send(token: str | None) -> Response:
+            sent = [_USER_AGENT, *(headers or ())]
+            if token is not None:
+                sent.append((b"Authorization", b"Bearer " + token.encode()))
+            try:
+                return await self._pool.request(
+                    self._origin,
+                    method,
+                    target,
+                    sent,
+                    body=body,
+                    into=into,
+                    max_body_bytes=max_body_bytes,
+                    head_seconds=head_seconds,
+                )
+            except (RuntimeError, TransportError) as exc:
+                raise self._failed(exc, action, key) from exc
+
+        token = await token_of(self._token, action=action, uri=self.uri(key))
+        response = await send(token)
+        if response.status == 401 and token is not None:
+            self._token.refuse(token)
+            response = await send(await token_of(self._token, action=action, uri=self.uri(key)))
         if 200 <= response.status < 300 or response.status in accept:
             return response
         raise self._refused(response, action, key)
+
+    def _failed(self, exc: Exception, action: str, key: str) -> StorageError:
+        """Return our error for one of the data plane; the one place where they are mapped."""
+        uri = self.uri(key)
+        if not isinstance(exc, TransportError):
+            return StorageError(f"could not {action} {uri}: the store was closed", uri=uri)
+        message = f"could not {action} {uri}: {exc}"
+        if isinstance(exc, (ProtocolError, CertificateError)):
+            return StorageError(message, uri=uri)
+        return TransientError(
+            message,
+            uri=uri,
+            num_bytes_received=exc.num_bytes_received,
+            generation=wire.generation_of(exc.head.headers) if exc.head else "",
+            maybe_done=exc.request_sent,
+        )
 
     def _refused(self, response: Response, action: str, key: str) -> StorageError:
         code, detail = multipart.parse_error(response.body)
@@ -436,26 +495,3 @@ class GCSService(Service):
             detail=detail or wire.decode_error(response.body),
             retry_after=retry_after.decode("latin-1") if retry_after else None,
         )
-
-
-def _generation(head: ResponseHead | None) -> str:
-    """Return the generation that an answer to a read belongs to; empty where none was told."""
-    value = None if head is None else head.headers.get(b"x-goog-generation")
-    return (value or b"").decode("latin-1")
-
-
-def _object_headers(
-    content_type: str, metadata: Mapping[str, str] | None
-) -> list[tuple[bytes, bytes]]:
-    headers = [(b"Content-Type", (content_type or _DEFAULT_TYPE).encode())]
-    headers += [
-        (b"x-goog-meta-" + name.encode(), value.encode())
-        for name, value in (metadata or {}).items()
-    ]
-    return headers
-
-
-def _hash_header(crc32c: int | None) -> list[tuple[bytes, bytes]]:
-    if crc32c is None:
-        return []
-    return [(b"x-goog-hash", f"crc32c={wire.encode_crc32c(crc32c)}".encode())]

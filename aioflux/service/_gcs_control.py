@@ -8,23 +8,29 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
-import msgspec
 from gcloud.aio.auth import AioSession
 from gcloud.aio.storage import Storage
 
-from aioflux._errors import PreconditionFailedError, StorageError, TransientError
+from aioflux._errors import (
+    PermissionDeniedError,
+    PreconditionFailedError,
+    StorageError,
+    TransientError,
+)
 from aioflux.auth._google import AnonymousToken
+from aioflux.http import distrust
 from aioflux.service import _gcs_wire as wire
 from aioflux.service._status import error_from_status
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from types import SimpleNamespace
 
     from aioflux._policy import Timeouts
     from aioflux.service._base import Precondition, Source
 
-__all__ = ["GCSControl"]
+__all__ = ["GCSControl", "token_of"]
 
 T = TypeVar("T")
 
@@ -48,6 +54,7 @@ class GCSControl:
         timeouts: Timeouts,
         max_connections: int,
         ssl_context: ssl.SSLContext | None,
+        proxy: str | None,
     ) -> None:
         self._bucket = bucket
         self._root = f"{api_root}/storage/v1/b/{quote(bucket, safe='')}/o"
@@ -60,8 +67,17 @@ class GCSControl:
         self._timeout = aiohttp.ClientTimeout(
             sock_connect=timeouts.connect_seconds, sock_read=timeouts.idle_seconds
         )
-        # Proxies named in the environment are honoured, as on the data plane.
-        self._client = aiohttp.ClientSession(connector=connector, trust_env=True)
+        # gcloud-aio-storage leaves aiohttp at its default, which follows redirects; these refuse.
+        trace = aiohttp.TraceConfig()
+        trace.on_request_redirect.append(_refuse_redirect)
+        trace.on_request_end.append(_refuse_redirect)
+        self._client = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            # Named, because `trust_env` would let ~/.netrc add credentials to ours.
+            proxy=proxy,
+            trace_configs=[trace],
+        )
         self._session = AioSession(self._client)  # type: ignore[arg-type]  # its own is one, too
         self._storage = Storage(
             session=self._client,  # type: ignore[arg-type]  # as above
@@ -75,9 +91,11 @@ class GCSControl:
         """Read the resource of an object."""
         params = {"generation": generation} if generation else {}
         url = f"{self._root}/{wire.quote_key(key)}"
-        request = self._send("get", url, params=params)
         action = "read the metadata of"
-        return _decode(await _guard(request, action=action, uri=uri), action=action, uri=uri)
+        answer = await self._call(
+            lambda: self._send("get", url, params=params), action=action, uri=uri
+        )
+        return _decode(answer, action=action, uri=uri, name=key, generation=generation)
 
     async def copy(
         self,
@@ -93,23 +111,27 @@ class GCSControl:
         params = {**wire.precondition_params(precondition)}
         if source.generation:
             params["sourceGeneration"] = source.generation
-        request = self._storage.copy(
-            self._bucket,
-            source_key,
-            self._bucket,
-            new_name=key,
-            params=params,
-            timeout=self._timeout,  # type: ignore[arg-type]  # its session takes a ClientTimeout too
-        )
         try:
-            answer = await _guard(request, action="copy", uri=uri)
+            answer = await self._call(
+                lambda: self._storage.copy(
+                    self._bucket,
+                    source_key,
+                    self._bucket,
+                    new_name=key,
+                    params=dict(params),
+                    timeout=self._timeout,  # type: ignore[arg-type]  # takes a ClientTimeout too
+                ),
+                action="copy",
+                uri=uri,
+            )
         except PreconditionFailedError as exc:
             raise PreconditionFailedError(
                 f"could not copy {uri} to {target_uri}: the generation there is another",
                 uri=target_uri,
                 status=exc.status,
             ) from exc
-        return _decode(json.dumps(answer.get("resource")).encode(), action="copy", uri=uri)
+        resource = json.dumps(answer.get("resource")).encode()
+        return _decode(resource, action="copy", uri=uri, name=key)
 
     async def compose(
         self,
@@ -132,13 +154,26 @@ class GCSControl:
         body = json.dumps({"sourceObjects": rows, "destination": destination}).encode()
         url = f"{self._root}/{wire.quote_key(key)}/compose"
         params = wire.precondition_params(precondition)
-        request = self._send("post", url, params=params, body=body)
-        answer = await _guard(request, action="compose", uri=uri)
-        return _decode(answer, action="compose", uri=uri)
+        answer = await self._call(
+            lambda: self._send("post", url, params=params, body=body), action="compose", uri=uri
+        )
+        return _decode(answer, action="compose", uri=uri, name=key)
 
     async def aclose(self) -> None:
         """Close the session; the token belongs to the service."""
         await self._client.close()
+
+    async def _call(self, request: Callable[[], Awaitable[T]], *, action: str, uri: str) -> T:
+        """Run a request; with another token once more, where the service refuses the first."""
+        token = await token_of(self._token, action=action, uri=uri)
+        try:
+            return await _guard(request(), action=action, uri=uri)
+        except PermissionDeniedError as exc:
+            if exc.status != 401 or token is None:
+                raise
+        self._token.refuse(token)
+        await token_of(self._token, action=action, uri=uri)
+        return await _guard(request(), action=action, uri=uri)
 
     async def _send(
         self, method: str, url: str, *, params: Mapping[str, str], body: bytes | None = None
@@ -158,6 +193,37 @@ class GCSControl:
         return await response.read()
 
 
+async def token_of(source: Any, *, action: str, uri: str) -> str | None:
+    """Return the token to send, or None for a request without one.
+
+    Raises:
+        CredentialsError: There are no usable credentials.
+        TransientError: There is no token this time.
+    """
+    try:
+        token: str | None = await source.get()
+    except TransientError as exc:
+        raise TransientError(f"could not {action} {uri}: {exc}", uri=uri) from exc
+    return token
+
+
+class _RedirectError(Exception):
+    """The service answers that something is elsewhere."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+async def _refuse_redirect(
+    session: aiohttp.ClientSession,
+    context: SimpleNamespace,
+    params: aiohttp.TraceRequestRedirectParams | aiohttp.TraceRequestEndParams,
+) -> None:
+    if 300 <= params.response.status < 400:
+        raise _RedirectError(params.response.status)
+
+
 async def _guard(request: Awaitable[T], *, action: str, uri: str) -> T:
     """Run one request of the control plane; the one place where its foreign errors become ours."""
     error: StorageError
@@ -171,6 +237,13 @@ async def _guard(request: Awaitable[T], *, action: str, uri: str) -> T:
             detail=_message(exc.message),
             retry_after=exc.headers.get("Retry-After") if exc.headers else None,
         )
+    except _RedirectError as exc:
+        error = error_from_status(exc.status, action=action, uri=uri)
+    except aiohttp.ClientConnectorCertificateError as exc:
+        where = f"https://{exc.host}:{exc.port}"
+        raise StorageError(
+            f"could not {action} {uri}: {distrust(where, exc.certificate_error)}", uri=uri
+        ) from exc
     except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError, OSError) as exc:
         raise TransientError(
             f"could not {action} {uri}: {str(exc) or type(exc).__name__}",
@@ -187,13 +260,31 @@ async def _guard(request: Awaitable[T], *, action: str, uri: str) -> T:
     raise error
 
 
-def _decode(answer: bytes, *, action: str, uri: str) -> wire.ObjectResource:
+def _decode(
+    answer: bytes, *, action: str, uri: str, name: str, generation: str = ""
+) -> wire.ObjectResource:
+    """Read the resource of the object that was asked for.
+
+    Args:
+        answer: JSON.
+        action: What was asked, for errors.
+        uri: Of what, for errors.
+        name: Whole name of the object.
+        generation: Generation that was asked for; empty for any.
+    """
     try:
-        return wire.decode_resource(answer)
-    except msgspec.MsgspecError as exc:
+        resource = wire.decode_resource(answer)
+    except ValueError as exc:
         raise TransientError(
             f"could not {action} {uri}: the answer is no object resource", uri=uri, maybe_done=True
         ) from exc
+    if resource.name != name or generation not in {"", resource.generation}:
+        raise StorageError(
+            f"could not {action} {uri}: the answer is about {resource.name!r} of generation "
+            f"{resource.generation}",
+            uri=uri,
+        )
+    return resource
 
 
 def _message(text: str) -> str:

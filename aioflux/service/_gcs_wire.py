@@ -7,7 +7,9 @@ cloud.google.com/storage/docs/xml-api/reference-headers.
 from __future__ import annotations
 
 import binascii
+import re
 from datetime import UTC, datetime
+from operator import lt
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -21,18 +23,23 @@ if TYPE_CHECKING:
     from aioflux.service._base import Precondition
 
 __all__ = [
+    "DEFAULT_TYPE",
     "LIST_FIELDS",
     "ErrorBody",
     "ListPage",
     "ObjectResource",
+    "check_page",
     "decode_crc32c",
     "decode_error",
     "decode_page",
     "decode_resource",
     "encode_crc32c",
+    "generation_of",
     "hash_crc32c",
+    "hash_headers",
     "meta_from_headers",
     "meta_from_resource",
+    "object_headers",
     "parse_http_date",
     "precondition_headers",
     "precondition_params",
@@ -41,8 +48,13 @@ __all__ = [
 
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _ITEM = "name,size,etag,generation,crc32c,updated,contentType,contentEncoding,storageClass,metadata"
-LIST_FIELDS = f"items({_ITEM}),prefixes,nextPageToken"
-"""The `fields=` mask of a listing: only what ObjectMeta holds."""
+_LISTING = "storage#objects"
+LIST_FIELDS = f"kind,items({_ITEM}),prefixes,nextPageToken"
+"""The `fields=` mask of a listing: what ObjectMeta holds, and the word that it is a listing."""
+DEFAULT_TYPE = "application/octet-stream"
+"""The type of objects that are told none."""
+_USER_PREFIX = b"x-goog-meta-"
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
 class ObjectResource(msgspec.Struct, rename="camel"):
@@ -63,6 +75,7 @@ class ObjectResource(msgspec.Struct, rename="camel"):
 class ListPage(msgspec.Struct, rename="camel"):
     """One page of `objects.list`."""
 
+    kind: str = ""
     items: list[ObjectResource] = []
     prefixes: list[str] = []
     next_page_token: str = ""
@@ -84,12 +97,54 @@ _error_decoder = msgspec.json.Decoder(ErrorBody)
 
 
 def decode_page(data: bytes | bytearray | memoryview) -> ListPage:
-    """Parse a page of a listing."""
-    return _page_decoder.decode(data)
+    """Parse a page of a listing.
+
+    Raises:
+        ValueError: It is none. An answer that says nothing would end a listing in silence.
+    """
+    page = _page_decoder.decode(data)
+    if page.kind != _LISTING:
+        raise ValueError(f"kind is {page.kind!r}")
+    return page
+
+
+def check_page(
+    page: ListPage, *, prefix: str, start_offset: str, end_offset: str, page_token: str
+) -> None:
+    """Check that a page holds what was asked for, in order: shards are cut from listings unseen.
+
+    Args:
+        page: The page.
+        prefix: Prefix of every name.
+        start_offset: First name that was asked for, or empty.
+        end_offset: First name that was not, or empty.
+        page_token: Token of this page; empty for the first.
+
+    Raises:
+        ValueError: It does not; says how.
+    """
+    for names in ([item.name for item in page.items], page.prefixes):
+        if not all(map(lt, names, names[1:])):
+            at = next(at for at in range(1, len(names)) if names[at - 1] >= names[at])
+            raise ValueError(f"{names[at]!r} follows {names[at - 1]!r}")
+        # In a sorted list, all between two names with a prefix have it too.
+        for name in (*names[:1], *names[-1:]):
+            if not name.startswith(prefix):
+                raise ValueError(f"{name!r} is not below {prefix!r}")
+    if page.items and page.items[0].name < start_offset:
+        raise ValueError(f"{page.items[0].name!r} is before {start_offset!r}")
+    if page.items and end_offset and page.items[-1].name >= end_offset:
+        raise ValueError(f"{page.items[-1].name!r} is not before {end_offset!r}")
+    if page_token and page.next_page_token == page_token:
+        raise ValueError("the next page is the same one again")
 
 
 def decode_resource(data: bytes | bytearray | memoryview) -> ObjectResource:
-    """Parse an object resource."""
+    """Parse an object resource.
+
+    Raises:
+        ValueError: It is none.
+    """
     return _resource_decoder.decode(data)
 
 
@@ -99,6 +154,44 @@ def decode_error(data: bytes | bytearray | memoryview) -> str:
         return _error_decoder.decode(data).error.message
     except msgspec.DecodeError:
         return ""
+
+
+def generation_of(headers: Mapping[bytes, bytes]) -> str:
+    """Return the generation that an answer belongs to; empty where it tells none."""
+    return (headers.get(b"x-goog-generation") or b"").decode("latin-1")
+
+
+def object_headers(
+    content_type: str, metadata: Mapping[str, str] | None
+) -> list[tuple[bytes, bytes]]:
+    """Write what a new object is told to be as headers of the XML API.
+
+    Raises:
+        ValueError: No header can carry it.
+    """
+    for name, value in (metadata or {}).items():
+        if _HEADER_NAME.fullmatch(name) is None:
+            raise ValueError(
+                f"metadata cannot have the name {name!r}: it travels as a header, whose name is "
+                "ASCII letters, digits and -_.!#$%&'*+^`|~"
+            )
+        if value != value.strip() or not value.replace("\t", " ").isprintable():
+            raise ValueError(
+                f"metadata {name!r} cannot have the value {value!r}: it travels as a header, which "
+                "has no line ends or control characters, and no space around it"
+            )
+    headers = [(b"Content-Type", (content_type or DEFAULT_TYPE).encode())]
+    headers += [
+        (_USER_PREFIX + name.encode(), value.encode()) for name, value in (metadata or {}).items()
+    ]
+    return headers
+
+
+def hash_headers(crc32c: int | None) -> list[tuple[bytes, bytes]]:
+    """Write the crc32c that the service compares with what it receives."""
+    if crc32c is None:
+        return []
+    return [(b"x-goog-hash", f"crc32c={encode_crc32c(crc32c)}".encode())]
 
 
 def quote_key(key: str) -> str:
@@ -112,20 +205,37 @@ def encode_crc32c(value: int) -> str:
 
 
 def decode_crc32c(text: str | bytes) -> int | None:
-    """Read a base64 crc32c; None for an empty text."""
-    return int.from_bytes(binascii.a2b_base64(text), "big") if text else None
+    """Read a base64 crc32c; None for an empty text.
+
+    Raises:
+        ValueError: It is not base64 of 4 bytes.
+    """
+    if not text:
+        return None
+    value = binascii.a2b_base64(text, strict_mode=True)
+    if len(value) != 4:
+        raise ValueError(f"a crc32c has 4 bytes, not {len(value)}")
+    return int.from_bytes(value, "big")
 
 
 def hash_crc32c(header: bytes | None) -> int | None:
-    """Return the crc32c in an `x-goog-hash` header (`crc32c=...,md5=...`), or None."""
+    """Return the crc32c in an `x-goog-hash` header (`crc32c=...,md5=...`), or None.
+
+    Raises:
+        ValueError: It is damaged.
+    """
     if not header:
         return None
     at = header.find(b"crc32c=")
-    return None if at < 0 else decode_crc32c(header[at + 7 : at + 15])
+    return None if at < 0 else decode_crc32c(header[at + 7 :].partition(b",")[0].strip())
 
 
 def meta_from_resource(resource: ObjectResource, *, key: str, uri: str) -> ObjectMeta:
-    """Build the metadata of an object from its JSON resource."""
+    """Build the metadata of an object from its JSON resource.
+
+    Raises:
+        ValueError: Its size or crc32c is none.
+    """
     return ObjectMeta(
         key=key,
         uri=uri,
@@ -144,7 +254,15 @@ def meta_from_resource(resource: ObjectResource, *, key: str, uri: str) -> Objec
 def meta_from_headers(
     headers: Mapping[bytes, bytes], *, key: str, uri: str, size: int
 ) -> ObjectMeta:
-    """Build the metadata of an object from the headers of an XML API answer."""
+    """Build the metadata of an object from the headers of an XML API answer.
+
+    Names of the user's own metadata are in lower case here, as names of headers are. Its values are
+    read as UTF-8; the service's documentation keeps to ASCII
+    (cloud.google.com/storage/docs/metadata).
+
+    Raises:
+        ValueError: The crc32c is none.
+    """
 
     def text(name: bytes) -> str:
         return (headers.get(name) or b"").decode("latin-1")
@@ -155,13 +273,25 @@ def meta_from_headers(
         uri=uri,
         size=size,
         etag=text(b"etag").strip('"'),
-        generation=text(b"x-goog-generation"),
+        generation=generation_of(headers),
         crc32c=hash_crc32c(headers.get(b"x-goog-hash")),
         updated=parse_http_date(changed) if changed else None,
         content_type=text(b"content-type"),
         content_encoding=text(b"x-goog-stored-content-encoding").replace("identity", ""),
         storage_class=text(b"x-goog-storage-class"),
+        metadata={
+            name[len(_USER_PREFIX) :].decode("ascii"): _as_text(value)
+            for name, value in headers.items()
+            if name.startswith(_USER_PREFIX)
+        },
     )
+
+
+def _as_text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def parse_http_date(text: str) -> datetime | None:
@@ -179,12 +309,30 @@ def parse_http_date(text: str) -> datetime | None:
 
 
 def precondition_headers(precondition: Precondition) -> list[tuple[bytes, bytes]]:
-    """Write a precondition as headers of the XML API."""
-    expected = "0" if precondition.if_absent else precondition.if_generation_match
+    """Write a precondition as headers of the XML API.
+
+    Raises:
+        ValueError: It is no generation of this service.
+    """
+    expected = _expected(precondition)
     return [] if expected is None else [(b"x-goog-if-generation-match", expected.encode())]
 
 
 def precondition_params(precondition: Precondition) -> Mapping[str, str]:
-    """Write a precondition as query parameters of the JSON API."""
-    expected = "0" if precondition.if_absent else precondition.if_generation_match
+    """Write a precondition as query parameters of the JSON API.
+
+    Raises:
+        ValueError: It is no generation of this service.
+    """
+    expected = _expected(precondition)
     return {} if expected is None else {"ifGenerationMatch": expected}
+
+
+def _expected(precondition: Precondition) -> str | None:
+    expected = "0" if precondition.if_absent else precondition.if_generation_match
+    if expected is not None and not (expected.isascii() and expected.isdigit()):
+        raise ValueError(
+            f"{expected!r} is no generation of Cloud Storage, which is a number; pass "
+            "ObjectMeta.generation"
+        )
+    return expected

@@ -86,7 +86,21 @@ def error_from_status(
             uri=uri,
             status=status,
         )
-    if status in {401, 403}:
+    if 300 <= status < 400:
+        return StorageError(
+            f"could not {action} {uri}: {said}{tail}; a redirect is not followed, because the "
+            "credentials would go with it; pass endpoint_url= with the address that is meant",
+            uri=uri,
+            status=status,
+        )
+    if status == 401:
+        return PermissionDeniedError(
+            f"could not {action} {uri}: the service does not accept the credentials, {said}{tail}; "
+            "run 'gcloud auth application-default login', or pass others as credentials=",
+            uri=uri,
+            status=status,
+        )
+    if status == 403:
         return PermissionDeniedError(
             f"could not {action} {uri}: {said}{tail}; check that the credentials in use may "
             f"{action} objects there",

@@ -10,7 +10,7 @@ import google.auth.credentials
 import pytest
 from google.auth import exceptions
 
-from aioflux import CredentialsError
+from aioflux import CredentialsError, TransientError
 from aioflux.auth._google import AnonymousToken, GoogleToken, ProvidedToken, open_token
 
 HOUR = 3600.0
@@ -163,7 +163,7 @@ async def test_a_token_that_ended_during_failures_is_not_given_out(clock: Clock)
     await token.get()
     clock.now += 6
     for _ in range(2):  # the renewal under way, and one of its own
-        with pytest.raises(CredentialsError, match="could not be refreshed"):
+        with pytest.raises(TransientError, match="could not be refreshed"):
             await token.get()
 
 

@@ -129,11 +129,8 @@ async def test_an_answer_that_says_something_else_is_asked_again(
     operation: str, body: bytes
 ) -> None:
     async with answering(body) as url, opened(url) as service:
-        if operation == "list" and body == b"{}":
-            assert list((await service.list_page("")).objects) == []
-        else:
-            with pytest.raises(TransientError, match="gs://bucket/p/"):
-                await GARBLED[operation](service)
+        with pytest.raises(TransientError, match="gs://bucket/p/"):
+            await GARBLED[operation](service)
 
 
 @asynccontextmanager
@@ -156,8 +153,10 @@ async def answering(body: bytes, *head: str) -> AsyncIterator[str]:
 async def test_a_service_that_ignores_a_range_is_not_believed() -> None:
     async with answering(b"0123456789") as url, opened(url) as service:
         assert bytes((await service.get("a", start=0, end=100)).data) == b"0123456789"
-        with pytest.raises(StorageError, match="ignored the range"):
+        with pytest.raises(StorageError, match="over the 2 bytes"):
             await service.get("a", start=5, end=7)
+        with pytest.raises(StorageError, match="ignored the range"):
+            await service.get("a", start=5, end=20)
 
 
 async def test_a_range_past_the_end_is_empty(server: GCSServer) -> None:
