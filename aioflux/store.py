@@ -12,6 +12,14 @@ from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
+from aioflux._arguments import (
+    check_metadata,
+    check_mode,
+    check_policies,
+    parse_key,
+    parse_prefix,
+    refuse_one_key,
+)
 from aioflux._meta import CleanResult, DeleteResult, ObjectMeta
 from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
 from aioflux._uri import Location, parse_uri
@@ -19,9 +27,9 @@ from aioflux.service._base import Precondition, Source
 from aioflux.service._open import ServiceConfig, open_service
 from aioflux.transfer import _clean, _compose, _delete, _download, _listing, _upload
 from aioflux.transfer._counters import Tally
-from aioflux.transfer._download import Fetched
-from aioflux.transfer._fanout import Items, bounded_batches, bounded_map
-from aioflux.transfer._limits import ByteBudget, Limits
+from aioflux.transfer._fanout import Items, bounded_map
+from aioflux.transfer._limits import Limits
+from aioflux.transfer._many import fetch_many
 from aioflux.transfer._reader import ObjectReader
 from aioflux.transfer._session import Session
 from aioflux.transfer._upload import ObjectWriter, WriteRequest
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from aioflux._stats import ProgressHook, StoreStats
+    from aioflux.transfer._many import FetchedBatch
 
 __all__ = ["ObjectReader", "ObjectWriter", "Store", "open_store"]
 
@@ -41,7 +50,6 @@ WriteMode: TypeAlias = Literal["overwrite", "create"]
 Metas: TypeAlias = list[ObjectMeta]
 DataBatch: TypeAlias = list[tuple[str, bytes]]
 MetaBatch: TypeAlias = list[tuple[ObjectMeta, bytes]]
-FetchedBatch: TypeAlias = list[tuple[str, Fetched]]
 Sessions: TypeAlias = "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session]"
 
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
@@ -118,7 +126,7 @@ class Store:
         ssl_context: ssl.SSLContext | None = None,
         progress: ProgressHook | None = None,
     ) -> None:
-        _require_kinds(transfer=transfer, retry=retry, timeouts=timeouts)
+        check_policies(transfer=transfer, retry=retry, timeouts=timeouts)
         key = location.key
         if key and not key.endswith("/"):
             key += "/"
@@ -216,7 +224,7 @@ class Store:
             NotFoundError: No object has this key.
         """
         session = self._session()
-        name, meta = _key(key)
+        name, meta = parse_key(key)
         generation = meta.generation if meta else ""
         return await session.call(name, lambda _: session.service.head(name, generation=generation))
 
@@ -228,7 +236,7 @@ class Store:
             ChecksumError: The bytes do not match the object's checksum, three times in a row.
             PreconditionFailedError: A read by name met a replaced object, three times in a row.
         """
-        name, meta = _key(key)
+        name, meta = parse_key(key)
         fetched = await _download.fetch(self._session(), name, meta)
         return fetched.data
 
@@ -255,7 +263,7 @@ class Store:
             raise ValueError("get_into needs writable memory, such as a bytearray")
         if start < 0:
             raise ValueError(f"start must be 0 or more, not {start}")
-        name, meta = _key(key)
+        name, meta = parse_key(key)
         return await _download.fetch_into(self._session(), name, view, start=start, meta=meta)
 
     async def get_range(self, key: str | ObjectMeta, *, start: int, end: int) -> bytes:
@@ -275,7 +283,7 @@ class Store:
         """
         if start < 0 or end <= start:
             raise ValueError(f"a range needs 0 <= start < end, not [{start}, {end})")
-        name, meta = _key(key)
+        name, meta = parse_key(key)
         return await _download.fetch_range(self._session(), name, start=start, end=end, meta=meta)
 
     async def get_many(
@@ -322,31 +330,11 @@ class Store:
         self, keys: Items[str | ObjectMeta], *, ordered: bool
     ) -> AsyncGenerator[FetchedBatch, None]:
         session = self._session()
-        _refuse_one(keys)
-        # Finished objects wait here for the consumer. The budget is this iteration's own: unread
-        # results must not keep other calls of the same store from going on.
-        ahead = ByteBudget(self.transfer.max_in_flight_bytes)
-
-        async def one(item: str | ObjectMeta) -> tuple[str, Fetched]:
-            name, meta = _key(item)
-            size = meta.size if meta else session.limits.unknown_size.num_bytes
-            await ahead.acquire(size)
-            try:
-                fetched = await _download.fetch(session, name, meta)
-            except BaseException:
-                ahead.release(size)
-                raise
-            ahead.charge(len(fetched.data))
-            ahead.release(size)
-            return name, fetched
-
-        batches = bounded_batches(
-            one, keys, max_in_flight=self.transfer.max_in_flight, ordered=ordered
-        )
+        refuse_one_key(keys)
+        batches = fetch_many(session, keys, ordered=ordered)
         async with aclosing(batches):
             async for batch in batches:
                 yield batch
-                ahead.release(sum(len(fetched.data) for _, fetched in batch))
 
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectMeta, None]:
         """Yield the metadata of every object whose key begins with `prefix`, sorted by key.
@@ -361,7 +349,7 @@ class Store:
 
     async def list_pages(self, prefix: str = "") -> AsyncGenerator[Sequence[ObjectMeta], None]:
         """Yield what `list` yields, a page of the service at a time."""
-        pages = _listing.list_pages(self._session(), prefix)
+        pages = _listing.list_pages(self._session(), parse_prefix(prefix))
         async with aclosing(pages):
             async for page in pages:
                 yield page
@@ -447,7 +435,7 @@ class Store:
         Pinned to the generation it has now. Ranges are fetched ahead up to
         `TransferOptions.max_buffered_bytes`.
         """
-        name, meta = _key(key)
+        name, meta = parse_key(key)
         reader = ObjectReader(self._session(), meta or await self.head(name))
         async with reader:
             yield reader
@@ -477,7 +465,7 @@ class Store:
             ValueError: No sources, or more than the service takes at once.
         """
         session = self._session()
-        _refuse_one(sources)
+        refuse_one_key(sources)
         most = session.service.capabilities.max_compose_sources
         if not 1 <= len(sources) <= most:
             raise ValueError(
@@ -505,7 +493,7 @@ class Store:
             NotFoundError: No object has this key.
             PreconditionFailedError: The object was replaced since it was listed.
         """
-        name, meta = _key(key)
+        name, meta = parse_key(key)
         await _delete.delete(self._session(), name, generation=meta.generation if meta else "")
 
     async def delete_many(self, keys: Iterable[str | ObjectMeta]) -> DeleteResult:
@@ -517,7 +505,7 @@ class Store:
         Raises:
             TypeError: `keys` is one string.
         """
-        _refuse_one(keys)
+        refuse_one_key(keys)
         sources = [_source(key) for key in keys]
         return await _delete.delete_many(
             self._session(), sources, max_in_flight=self.transfer.max_in_flight
@@ -559,12 +547,10 @@ class Store:
         content_type: str,
         metadata: Mapping[str, str] | None,
     ) -> WriteRequest:
-        if mode not in {"overwrite", "create"}:
-            raise ValueError(f'mode must be "overwrite" or "create", not {mode!r}')
-        if mode == "create" and if_generation_match is not None:
-            raise ValueError('mode="create" and if_generation_match exclude each other')
+        check_mode(mode, if_generation_match)
+        check_metadata(content_type, metadata)
         return WriteRequest(
-            _key(key)[0],
+            parse_key(key)[0],
             Precondition(if_generation_match=if_generation_match, if_absent=mode == "create"),
             content_type,
             metadata,
@@ -589,49 +575,8 @@ def _restore(
     )
 
 
-def _key(key: str | ObjectMeta) -> tuple[str, ObjectMeta | None]:
-    """Return the name, and the metadata where that was given.
-
-    Raises:
-        TypeError: It is neither.
-        ValueError: It is empty.
-    """
-    if isinstance(key, ObjectMeta):
-        return key.key, key
-    if not isinstance(key, str):
-        raise TypeError(f"a key is a string or an ObjectMeta, not {type(key).__name__}")
-    if not key:
-        raise ValueError("a key must not be empty")
-    return key, None
-
-
-def _require_kinds(*, transfer: object, retry: object, timeouts: object) -> None:
-    """Refuse settings of another class, such as a dictionary.
-
-    Raises:
-        TypeError: One is of another class.
-    """
-    for name, value, kind in (
-        ("transfer", transfer, TransferOptions),
-        ("retry", retry, RetryPolicy),
-        ("timeouts", timeouts, Timeouts),
-    ):
-        if not isinstance(value, kind):
-            raise TypeError(f"{name} must be aioflux.{kind.__name__}(...), not {value!r}")
-
-
-def _refuse_one(keys: object) -> None:
-    """Refuse one string, which would be taken for the keys that its letters name.
-
-    Raises:
-        TypeError: It is one.
-    """
-    if isinstance(keys, (str, bytes)):
-        raise TypeError(f"give several keys, not the one {keys!r}; put it in a list")
-
-
 def _source(key: str | ObjectMeta) -> Source:
-    name, meta = _key(key)
+    name, meta = parse_key(key)
     return Source(key=name, generation=meta.generation if meta else "")
 
 

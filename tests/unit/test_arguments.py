@@ -1,0 +1,88 @@
+"""What callers pass by mistake is named before anything is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import aioflux
+from aioflux._arguments import (
+    check_metadata,
+    check_mode,
+    parse_key,
+    parse_prefix,
+    refuse_one_key,
+)
+
+META = aioflux.ObjectMeta(key="a", uri="gs://b/a", size=1, generation="5")
+
+
+def test_a_key_is_a_name_or_metadata() -> None:
+    assert parse_key("a") == ("a", None)
+    assert parse_key(META) == ("a", META)
+
+
+@pytest.mark.parametrize("key", [None, 5, b"a", ["a"]], ids=repr)
+def test_a_key_is_nothing_else(key: Any) -> None:
+    with pytest.raises(TypeError, match="a key is a string or an ObjectMeta, not"):
+        parse_key(key)
+
+
+def test_a_key_is_not_empty() -> None:
+    with pytest.raises(ValueError, match="must not be empty"):
+        parse_key("")
+
+
+@pytest.mark.parametrize("keys", ["abc", b"abc"])
+def test_one_string_is_not_several_keys(keys: Any) -> None:
+    with pytest.raises(TypeError, match="put it in a list"):
+        refuse_one_key(keys)
+    refuse_one_key(["abc"])
+
+
+def test_a_prefix_is_a_string() -> None:
+    assert parse_prefix("") == ""
+    with pytest.raises(TypeError, match="a prefix is a string, not NoneType"):
+        parse_prefix(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("mode", "generation", "error", "said"),
+    [
+        ("append", None, ValueError, 'mode must be "overwrite" or "create", not \'append\''),
+        ("overwrite", 5, TypeError, "if_generation_match is a string, .* not 5"),
+        ("overwrite", "", ValueError, "must not be empty"),
+        ("overwrite", "0", ValueError, 'is said by mode="create"'),
+        ("create", "5", ValueError, "exclude each other"),
+    ],
+)
+def test_a_condition_that_cannot_be_meant_is_refused(
+    mode: str, generation: Any, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        check_mode(mode, generation)
+
+
+def test_each_condition_that_can_be_meant_is_taken() -> None:
+    check_mode("overwrite", None)
+    check_mode("overwrite", "5")
+    check_mode("create", None)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "metadata"),
+    [(5, None), ("", ["a"]), ("", {"a": 5}), ("", {5: "a"}), ("", {"a": None})],
+    ids=repr,
+)
+def test_labels_are_strings(content_type: Any, metadata: Any) -> None:
+    with pytest.raises(TypeError, match=r"content_type is a string|maps strings to strings"):
+        check_metadata(content_type, metadata)
+    check_metadata("text/plain", {"a": "b"})
+
+
+async def test_nothing_is_sent_after_a_mistake() -> None:
+    async with aioflux.open_store("memory://mistakes") as store:
+        with pytest.raises(TypeError, match="if_generation_match is a string"):
+            await store.put("a", b"", if_generation_match=5)  # type: ignore[arg-type]
+        assert store.stats.num_requests == 0
