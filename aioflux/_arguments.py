@@ -93,10 +93,8 @@ def check_metadata(content_type: str, metadata: Mapping[str, str] | None) -> Non
         return
     if not isinstance(metadata, Mapping):
         raise TypeError(f"metadata maps strings to strings, it is no {type(metadata).__name__}")
-    name: object
-    value: object
     for name, value in metadata.items():
-        if not isinstance(name, str) or not isinstance(value, str):
+        if not all(isinstance(each, str) for each in (name, value)):
             raise TypeError(f"metadata maps strings to strings, not {name!r} to {value!r}")
 
 
