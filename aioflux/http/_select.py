@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from typing import TYPE_CHECKING, Protocol
 from urllib.request import getproxies, proxy_bypass
 
@@ -44,17 +45,19 @@ class RequestPool(Protocol):
 def proxy_for(origin: Origin) -> str | None:
     """Return the url of the proxy that an origin is reached through, or None.
 
-    This machine itself (`localhost`, `127.0.0.0/8`, `::1`) is never reached through one, whatever
-    the environment says: an emulator that runs beside a training job is meant.
+    This machine itself (`localhost`, `127.0.0.0/8`, `::1`) is reached without one, as an emulator
+    beside a training job has to be, unless NO_PROXY is there and empty: nothing is left out then.
 
     Environment:
         HTTP_PROXY, HTTPS_PROXY: Proxy for the origin's scheme; in lower case too. A url with user
             name and password is taken.
         NO_PROXY: Hosts that are reached without one: names (`example.com` stands for
-            `a.example.com` too), each with or without a port, or `*`; in lower case too.
+            `a.example.com` too), each with or without a port, or `*`; in lower case too. Empty, it
+            sends this machine's own traffic through the proxy as well.
     """
     proxy = getproxies().get(origin.scheme)
-    if not proxy or _is_loopback(origin.host):
+    left_out = os.environ.get("no_proxy", os.environ.get("NO_PROXY"))
+    if not proxy or (left_out != "" and _is_loopback(origin.host)):
         return None
     host = f"[{origin.host}]" if ":" in origin.host else origin.host
     if proxy_bypass(f"{host}:{origin.port}"):

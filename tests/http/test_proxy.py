@@ -1,4 +1,4 @@
-"""Which proxy a request goes through: what the environment says, and never for this machine."""
+"""Which proxy a request goes through: what the environment says, and not for this machine."""
 
 from __future__ import annotations
 
@@ -35,15 +35,25 @@ def test_there_is_none_unless_the_environment_names_one(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "host", ["localhost", "LocalHost.", "a.localhost", "127.0.0.1", "127.9.8.7", "::1"]
 )
-def test_this_machine_is_never_reached_through_one(
-    monkeypatch: pytest.MonkeyPatch, host: str
+@pytest.mark.parametrize("no_proxy", [None, "example.com"])
+def test_this_machine_is_reached_without_one(
+    monkeypatch: pytest.MonkeyPatch, host: str, no_proxy: str | None
 ) -> None:
+    if no_proxy is not None:
+        monkeypatch.setenv("NO_PROXY", no_proxy)
     for name in ("HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://proxy.example:3128")
     for scheme in ("http", "https"):
         assert proxy_for(Origin(scheme, host, 4443)) is None
         assert proxy_for(Origin(scheme, "10.0.0.1", 4443)) == "http://proxy.example:3128"
         assert proxy_for(Origin(scheme, "fe80::1", 4443)) == "http://proxy.example:3128"
+
+
+@pytest.mark.parametrize("name", ["NO_PROXY", "no_proxy"])
+def test_an_empty_no_proxy_leaves_nothing_out(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
+    monkeypatch.setenv(name, "")
+    assert proxy_for(Origin("http", "localhost", 80)) == "http://proxy.example:3128"
 
 
 @pytest.mark.parametrize(
