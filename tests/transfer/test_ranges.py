@@ -1,0 +1,582 @@
+"""Ranges, which no checksum of the service covers; and bodies that break, on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+import aioflux
+from aioflux import ChecksumError, NotFoundError, PreconditionFailedError, TransientError
+from aioflux._policy import MIB
+from aioflux.testing import GCSServer
+from aioflux.testing.faults import Fault
+from aioflux.transfer._download import (
+    fetch,
+    fetch_into,
+    fetch_range,
+    first_range_bytes,
+)
+from aioflux.transfer._ranges import reads_twice
+from aioflux.transfer._reader import ObjectReader
+from aioflux.transfer._retry import with_retry
+from tests.transfer.rig import OPTIONS, PART, Rig, pattern
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from aioflux.transfer._session import Session
+
+DATA = pattern(3500)  # four ranges
+FLIP = Fault(kind="flip", num_bytes=2)
+
+
+async def into(session: Session, meta: aioflux.ObjectMeta | None, start: int, size: int) -> bytes:
+    buffer = bytearray(size)
+    num_read = await fetch_into(session, "a", memoryview(buffer), start=start, meta=meta)
+    return bytes(buffer[:num_read])
+
+
+def span(call: str, start: int, end: int) -> Any:
+    if call == "get_range":
+        return lambda session, meta: fetch_range(session, "a", start=start, end=end, meta=meta)
+    return lambda session, meta: into(session, meta, start, end - start)
+
+
+PARTIAL = [
+    pytest.param(span(call, start, end), slice(start, end), id=f"{call} [{start}, {end})")
+    for call in ("get_range", "get_into")
+    for start, end in ((0, 500), (0, 2500), (100, 600), (100, 2600), (900, 5000), (3400, 9999))
+]
+each_partial = pytest.mark.parametrize(("read", "part"), PARTIAL)
+is_known = pytest.mark.parametrize("is_known", [True, False], ids=["listed", "by name"])
+
+
+@pytest.fixture
+def plain(rig: Rig) -> Rig:
+    """A service whose transport does not notice changed bytes."""
+    rig.service.capabilities = replace(rig.service.capabilities, guarded_transport=False)
+    return rig
+
+
+@each_partial
+@is_known
+@pytest.mark.parametrize("place", range(6))
+async def test_a_wrong_byte_in_a_part_of_an_object_is_mended(
+    plain: Rig, read: Any, part: slice, place: int, *, is_known: bool
+) -> None:
+    meta = plain.put("a", DATA)
+    plain.service.fail("get", *[None] * place, FLIP)
+    assert await read(plain.session, meta if is_known else None) == DATA[part]
+    assert plain.is_clean()
+
+
+@each_partial
+@is_known
+async def test_bytes_that_never_agree_are_an_error(
+    plain: Rig, read: Any, part: slice, *, is_known: bool
+) -> None:
+    meta = plain.put("a", DATA)
+    flips = [Fault(kind="flip", num_bytes=at % 90) for at in range(90)]
+    plain.service.fail("get", *flips)
+    with pytest.raises(ChecksumError, match=r"bytes \[\d+, \d+\) of memory://.*/a") as raised:
+        await read(plain.session, meta if is_known else None)
+    assert raised.value.uri.endswith("/a")
+    assert plain.is_clean()
+
+
+@each_partial
+@is_known
+async def test_a_guarded_transport_is_trusted(
+    rig: Rig, read: Any, part: slice, *, is_known: bool
+) -> None:
+    meta = rig.put("a", DATA)
+    assert await read(rig.session, meta if is_known else None) == DATA[part]
+    ranges = -(-len(DATA[part]) // 1000)
+    assert rig.service.count("get") <= ranges + 1
+
+
+@pytest.mark.parametrize(
+    ("option", "guarded", "expected"),
+    [
+        ("auto", True, False),
+        ("auto", False, True),
+        ("always", True, True),
+        ("always", False, True),
+        ("never", False, False),
+    ],
+)
+@pytest.mark.parametrize("verify", [True, False])
+async def test_the_option_decides(
+    rig: Rig,
+    option: Literal["auto", "always", "never"],
+    *,
+    guarded: bool,
+    expected: bool,
+    verify: bool,
+) -> None:
+    rig.service.capabilities = replace(rig.service.capabilities, guarded_transport=guarded)
+    session = rig.new_session(verify_ranges=option, verify=verify)
+    assert reads_twice(session) == (expected and verify)
+    meta = rig.put("a", DATA)
+    rig.service.fail("get", FLIP)
+    got = await fetch_range(session, "a", start=0, end=500, meta=meta)
+    assert (got == DATA[:500]) == (expected and verify)
+
+
+def test_only_three_words_are_options() -> None:
+    with pytest.raises(ValueError, match="'sometimes'"):
+        aioflux.TransferOptions(verify_ranges="sometimes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("call", ["get", "get_range", "get_into"])
+@is_known
+async def test_a_whole_object_is_read_once(plain: Rig, call: str, *, is_known: bool) -> None:
+    meta = plain.put("a", DATA)
+    known = meta if is_known else None
+    if call == "get":
+        got = (await fetch(plain.session, "a", known)).data
+    else:
+        got = await span(call, 0, 9000)(plain.session, known)
+    assert got == DATA
+    assert plain.service.count("get") == 4
+
+
+@pytest.mark.parametrize("call", ["get_range", "get_into"])
+@is_known
+async def test_a_range_that_is_the_whole_object_is_verified(
+    rig: Rig, call: str, *, is_known: bool
+) -> None:
+    meta = rig.put("a", DATA[:700])
+    rig.service.fail("get", FLIP)
+    read = span(call, 0, 900)
+    assert await read(rig.session, meta if is_known else None) == DATA[:700]
+    rig.service.fail("get", *[FLIP] * 3)
+    with pytest.raises(ChecksumError, match="3 times"):
+        await read(rig.session, meta if is_known else None)
+
+
+@pytest.mark.parametrize("size", [0, 1, 700, 3500])
+@is_known
+async def test_an_object_without_a_checksum_is_read_twice(
+    plain: Rig, size: int, *, is_known: bool
+) -> None:
+    plain.put("a", DATA[:size])
+    stored = plain.bucket.objects["a"]
+    meta = replace(stored.meta, crc32c=None)
+    plain.bucket.objects["a"] = replace(stored, meta=meta)
+    known = meta if is_known else None
+    plain.service.fail("get", *[Fault(kind="flip")] * (size > 0))
+    assert (await fetch(plain.session, "a", known)).data == DATA[:size]
+
+
+@pytest.mark.parametrize("call", ["get_range", "get_into"])
+async def test_two_copies_are_of_one_generation(plain: Rig, call: str) -> None:
+    plain.put("a", DATA)
+    hang = Fault(kind="hang")
+    plain.service.fail("get", None, hang)
+    reading = asyncio.create_task(span(call, 100, 600)(plain.session, None))
+    await hang.reached.wait()
+    changed = pattern(3500, seed=9)
+    plain.put("a", changed)
+    hang.released.set()
+    assert await reading == changed[100:600]
+
+
+@is_known
+@pytest.mark.parametrize("call", ["get_range", "get_into"])
+async def test_the_second_copy_is_within_the_byte_budget(
+    plain: Rig, call: str, *, is_known: bool
+) -> None:
+    meta = plain.put("a", pattern(20_000))
+    session = plain.new_session(max_in_flight_bytes=3000)
+    peak = PeakBytes(plain)
+    await span(call, 100, 19_000)(session, meta if is_known else None)
+    assert 1000 < peak.peak <= 3000
+
+
+async def test_an_object_that_is_replaced_under_a_large_range_is_read_anew(rig: Rig) -> None:
+    rig.put("a", DATA)
+    hang = Fault(kind="hang_after")
+    rig.service.fail("head", hang)
+    reading = asyncio.create_task(fetch_range(rig.session, "a", start=100, end=3000, meta=None))
+    await hang.reached.wait()
+    changed = pattern(3500, seed=9)
+    rig.put("a", changed)
+    hang.released.set()
+    assert await reading == changed[100:3000]
+
+
+# --- broken bodies of reads by name --------------------------------------------------------
+
+
+BY_NAME = [
+    pytest.param(lambda session: fetch(session, "a"), id="get"),
+    pytest.param(lambda session: span("get_range", 0, 3500)(session, None), id="get_range"),
+    pytest.param(lambda session: span("get_range", 0, 900)(session, None), id="small get_range"),
+    pytest.param(lambda session: span("get_into", 0, 3500)(session, None), id="get_into"),
+]
+
+
+@pytest.mark.parametrize("read", BY_NAME[::2] + BY_NAME[3:])
+async def test_a_read_by_name_goes_on_in_the_generation_it_began_with(rig: Rig, read: Any) -> None:
+    """The object is replaced after the first body broke: two generations are never mixed."""
+    rig.put("a", DATA)
+    hang = Fault(kind="hang")
+    rig.service.fail("get", Fault(kind="cut", num_bytes=600), hang)
+    reading = asyncio.create_task(read(rig.session))
+    await hang.reached.wait()
+    changed = pattern(3500, seed=9)
+    rig.put("a", changed)
+    hang.released.set()
+    got = await reading
+    got = got if isinstance(got, bytes) else got.data
+    assert got == changed[: len(got)]
+
+
+@pytest.mark.parametrize("read", BY_NAME[::2] + BY_NAME[3:])
+async def test_an_object_that_goes_away_under_a_broken_read_is_not_found(
+    rig: Rig, read: Any
+) -> None:
+    rig.put("a", DATA)
+    hang = Fault(kind="hang")
+    rig.service.fail("get", Fault(kind="cut", num_bytes=600), hang)
+    reading = asyncio.create_task(read(rig.session))
+    await hang.reached.wait()
+    rig.bucket.remove("a")
+    hang.released.set()
+    with pytest.raises(NotFoundError):
+        await reading
+
+
+async def test_a_read_that_is_cut_short_each_time_does_not_mix_either(rig: Rig) -> None:
+    rig.put("a", DATA)
+    gone = Fault(kind="refuse", error=NotFoundError("gone", uri="memory://x/a"))
+    rig.service.fail("get", *[Fault(kind="cut", num_bytes=600), gone] * 3)
+    with pytest.raises(PreconditionFailedError, match="replaced while it was read"):
+        await fetch(rig.session, "a")
+
+
+@is_known
+async def test_a_body_that_breaks_often_arrives_all_the_same(rig: Rig, *, is_known: bool) -> None:
+    """An attempt that moved bytes does not count: there are 4 attempts, and 15 breaks."""
+    meta = rig.put("a", DATA)
+    rig.service.fail("get", *[Fault(kind="cut", num_bytes=50)] * 15)
+    session = rig.new_session(range_size_bytes=4000)
+    assert (await fetch(session, "a", meta if is_known else None)).data == DATA
+    rig.service.fail("get", *[Fault(kind="cut", num_bytes=0)] * 4)
+    with pytest.raises(TransientError, match="4 attempts"):
+        await fetch(session, "a", meta if is_known else None)
+
+
+async def test_bytes_that_cannot_be_kept_do_not_count_as_moved() -> None:
+    policy = aioflux.RetryPolicy(max_attempts=3, initial_seconds=1e-6)
+    numbers: list[int] = []
+
+    async def attempt(number: int) -> None:
+        numbers.append(number)
+        raise TransientError("broke", num_bytes_received=9, generation="1" if number < 4 else "")
+
+    with pytest.raises(TransientError):
+        await with_retry(attempt, policy)
+    assert numbers == [1, 2, 3, 4, 5]
+
+
+# --- memory --------------------------------------------------------------------------------
+
+
+class PeakBytes:
+    """Counts the memory that bodies under way have been given, by a service that takes a while."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.peak = self.now = 0
+        inner = rig.service.get
+
+        async def get(key: str, *, into: Any, **settings: Any) -> Any:
+            taken = 0
+
+            def take(size: int) -> memoryview:
+                nonlocal taken
+                taken = size
+                self.now += size
+                self.peak = max(self.peak, self.now)
+                return into(size) if callable(into) else into
+
+            try:
+                if not callable(into):
+                    take(into.nbytes)
+                    body = await inner(key, into=into, **settings)
+                else:
+                    body = await inner(key, into=take, **settings)
+                for _ in range(3):
+                    await asyncio.sleep(0)
+                return body
+            finally:
+                self.now -= taken
+
+        rig.service.get = get
+
+
+async def test_reads_by_name_stay_within_the_byte_budget(rig: Rig) -> None:
+    """Also when objects become large after many small ones have made the estimate small."""
+    session = rig.new_session(max_in_flight=16, max_in_flight_bytes=64_000, range_size_bytes=16_000)
+    for at in range(200):
+        rig.put(f"small {at}", pattern(100))
+    for at in range(40):
+        rig.put(f"large {at}", pattern(15_000 + 500 * at))
+    peak = PeakBytes(rig)
+    await asyncio.gather(*(fetch(session, f"small {at}") for at in range(200)))
+    assert session.limits.unknown_size.num_bytes < 1000
+    got = await asyncio.gather(*(fetch(session, f"large {at}") for at in range(40)))
+    assert [len(each.data) for each in got] == [15_000 + 500 * at for at in range(40)]
+    assert 32_000 < peak.peak <= 64_000
+
+
+def test_small_objects_do_not_wait_for_each_other() -> None:
+    options = replace(OPTIONS, max_in_flight=64, max_in_flight_bytes=256 * MIB)
+    options = replace(options, range_size_bytes=16 * MIB)
+    assert first_range_bytes(1000, options) == 4 * MIB
+    assert first_range_bytes(8 * MIB, options) == 10 * MIB
+    assert first_range_bytes(100 * MIB, options) == 16 * MIB
+    assert first_range_bytes(0, replace(options, max_in_flight_bytes=1)) == 1
+
+
+# --- on the wire ---------------------------------------------------------------------------
+
+SIZE = 3 * MIB
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[GCSServer]:
+    with GCSServer(buckets=("bucket",)) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: GCSServer) -> Iterator[GCSServer]:
+    running.put("bucket", "a", pattern(SIZE))
+    yield running
+    running.faults.clear()
+
+
+@asynccontextmanager
+async def opened(server: GCSServer, **options: Any) -> AsyncIterator[aioflux.Store]:
+    transfer = aioflux.TransferOptions(
+        **{"range_size_bytes": 8 * MIB, "verify_ranges": "never", **options}
+    )
+    retry = aioflux.RetryPolicy(initial_seconds=0.01)
+    timeouts = aioflux.Timeouts(progress_seconds=0.3)
+    async with aioflux.open_store(
+        "gs://bucket", endpoint_url=server.url, transfer=transfer, retry=retry, timeouts=timeouts
+    ) as store:
+        yield store
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  the server's thread brings it about
+            await asyncio.sleep(0.01)
+
+
+async def read_all(store: aioflux.Store) -> bytes:
+    async with store.open_reader("a") as reader:
+        return await reader.read()
+
+
+async def get_into(store: aioflux.Store) -> bytes:
+    buffer = bytearray(SIZE)
+    assert await store.get_into("a", buffer) == SIZE
+    return bytes(buffer)
+
+
+CALLS = {
+    "get": lambda store: store.get("a"),
+    "get_range": lambda store: store.get_range("a", start=0, end=SIZE),
+    "get_into": get_into,
+    "open_reader": read_all,
+}
+BREAKS: dict[str, dict[str, Any]] = {
+    "close": {"truncate_at": 2 * MIB},
+    "reset": {"truncate_at": 2 * MIB, "reset": True},
+    "stall": {"stall_at": 2 * MIB},
+}
+
+
+@pytest.mark.parametrize("kind", BREAKS)
+@pytest.mark.parametrize("call", CALLS)
+async def test_only_the_missing_bytes_are_asked_for_again(
+    server: GCSServer, call: str, kind: str
+) -> None:
+    async with opened(server) as store:
+        server.faults.add("objects.media", times=1, **BREAKS[kind])
+        server.stats.reset()
+        assert await CALLS[call](store) == pattern(SIZE)
+    media = server.stats.operation("objects.get")
+    # A reset takes back what the client's kernel holds unread of the first 2 MiB.
+    assert media.bytes_out <= SIZE + (2 * MIB if kind == "reset" else 1000)
+    assert server.faults.injected.total() == 1
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_an_overwrite_behind_a_break_gives_one_generation(
+    server: GCSServer, call: str
+) -> None:
+    changed = pattern(SIZE, seed=9)
+    async with opened(server) as store:
+        server.faults.add("objects.media", times=1, stall_at=2 * MIB)
+        reading = asyncio.create_task(CALLS[call](store))
+        await until(lambda: server.faults.injected.total() > 0)
+        server.put("bucket", "a", changed)
+        if call == "open_reader":
+            with pytest.raises(NotFoundError):
+                await reading
+        else:
+            assert await reading == changed
+
+
+@pytest.mark.parametrize("call", ["get_range", "get_into"])
+async def test_a_flipped_byte_over_plain_http_is_mended(server: GCSServer, call: str) -> None:
+    start, end = MIB, 2 * MIB
+    async with opened(server, verify_ranges="auto") as store:
+        server.faults.add("objects.media", times=1, flip_at=77)
+        if call == "get_range":
+            got = await store.get_range("a", start=start, end=end)
+        else:
+            buffer = bytearray(end - start)
+            await store.get_into("a", buffer, start=start)
+            got = bytes(buffer)
+    assert got == pattern(SIZE)[start:end]
+
+
+# --- streams -------------------------------------------------------------------------------
+
+
+async def test_a_reader_that_nobody_reads_from_fetches_no_more_than_its_window(
+    server: GCSServer,
+) -> None:
+    server.put("bucket", "large", bytes(256 * MIB))
+    async with opened(server, range_size_bytes=16 * MIB, verify_ranges="auto") as store:
+        server.stats.reset()
+        async with store.open_reader("large") as reader:
+            await reader.read(1)
+            [session] = store.sessions.values()
+            await until(lambda: session.limits.bytes.held_bytes == 0)
+            assert server.stats.operation("objects.get").bytes_out <= 64 * MIB + 10_000
+
+
+def small_window(rig: Rig, **options: Any) -> Session:
+    return rig.new_session(range_size_bytes=PART, max_buffered_bytes=2 * PART, **options)
+
+
+LONG = pattern(4 * PART + 1000)
+
+
+async def test_a_stream_from_beginning_to_end_is_read_once(plain: Rig) -> None:
+    meta = plain.put("a", LONG)
+    async with ObjectReader(small_window(plain), meta) as reader:
+        while await reader.read(MIB):
+            pass
+    assert plain.service.count("get") == 5
+
+
+async def test_after_a_jump_every_range_is_sure(plain: Rig) -> None:
+    meta = plain.put("a", LONG)
+    async with ObjectReader(small_window(plain), meta) as reader:
+        reader.seek(2 * PART)
+        plain.service.fail("get", Fault(kind="flip", num_bytes=3))
+        assert await reader.read(PART) == LONG[2 * PART : 3 * PART]
+        plain.service.fail("get", *[Fault(kind="flip", num_bytes=at) for at in range(3)])
+        with pytest.raises(ChecksumError, match="three different contents"):
+            await reader.read(PART)
+
+
+async def test_what_was_handed_out_before_a_jump_is_confirmed(plain: Rig) -> None:
+    meta = plain.put("a", LONG)
+    session = plain.new_session(range_size_bytes=PART, max_buffered_bytes=PART)
+    plain.service.fail("get", Fault(kind="flip", num_bytes=3))
+    async with ObjectReader(session, meta) as reader:
+        assert await reader.read(9) != LONG[:9]
+        for _ in range(2):
+            reader.seek(2 * PART)
+            with pytest.raises(ChecksumError, match="handed out"):
+                await reader.read(9)
+        await reader.aclose()
+
+
+async def test_a_second_read_that_is_wrong_itself_is_no_error(plain: Rig) -> None:
+    meta = plain.put("a", LONG)
+    session = plain.new_session(range_size_bytes=PART, max_buffered_bytes=PART)
+    async with ObjectReader(session, meta) as reader:
+        assert await reader.read(9) == LONG[:9]
+        plain.service.fail("get", Fault(kind="flip", num_bytes=3))
+        reader.seek(2 * PART)
+        assert await reader.read(9) == LONG[2 * PART :][:9]
+
+
+async def test_a_reader_that_is_left_early_confirms_what_it_gave(plain: Rig) -> None:
+    meta = plain.put("a", LONG)
+    session = plain.new_session(range_size_bytes=PART, max_buffered_bytes=PART)
+    plain.service.fail("get", Fault(kind="flip", num_bytes=3))
+
+    async def leave_early() -> None:
+        async with ObjectReader(session, meta) as reader:
+            await reader.read(9)
+
+    with pytest.raises(ChecksumError, match="handed out"):
+        await leave_early()
+    await leave_early()
+    assert plain.is_clean()
+
+
+async def test_a_reader_that_cannot_confirm_tells_and_does_not_fail(
+    plain: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    meta = plain.put("a", LONG)
+    async with ObjectReader(small_window(plain), meta) as reader:
+        await reader.read(9)
+        plain.put("a", b"another")
+    assert "could not be verified" in caplog.text
+
+
+async def test_an_error_in_the_body_is_not_kept_waiting(plain: Rig) -> None:
+    meta = plain.put("a", LONG)
+    session = plain.new_session(range_size_bytes=PART, max_buffered_bytes=PART)
+
+    async def fail() -> None:
+        async with ObjectReader(session, meta) as reader:
+            await reader.read(9)
+            raise KeyError("of the body")
+
+    with pytest.raises(KeyError):
+        await fail()
+    assert plain.service.count("get") == 1
+
+
+async def test_a_verified_object_may_be_read_again_at_any_place(plain: Rig) -> None:
+    meta = plain.put("a", LONG)
+    async with ObjectReader(small_window(plain), meta) as reader:
+        assert await reader.read() == LONG
+        count = plain.service.count("get")
+        reader.seek(0)
+        plain.service.fail("get", Fault(kind="flip", num_bytes=3))
+        assert await reader.read(9) == LONG[:9]
+        assert plain.service.count("get") <= count + 3
+
+
+async def test_a_range_larger_than_the_buffer_is_cut(rig: Rig) -> None:
+    meta = rig.put("a", LONG)
+    session = rig.new_session(range_size_bytes=100 * MIB, max_buffered_bytes=PART)
+    asked: list[int] = []
+    inner = rig.service.get
+
+    async def get(key: str, **settings: Any) -> Any:
+        asked.append(settings["end"] - settings["start"])
+        return await inner(key, **settings)
+
+    rig.service.get = get
+    async with ObjectReader(session, meta) as reader:
+        assert await reader.read() == LONG
+    assert max(asked) == PART
