@@ -12,6 +12,7 @@ import pytest
 import aioflux
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError, TransientError
 from aioflux._policy import MIB
+from aioflux.service._base import Body
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
 from aioflux.transfer._download import (
@@ -208,6 +209,26 @@ async def test_an_object_that_is_replaced_under_a_large_range_is_read_anew(rig: 
     rig.put("a", changed)
     hang.released.set()
     assert await reading == changed[100:3000]
+
+
+@is_known
+async def test_a_part_beyond_the_end_is_empty(rig: Rig, *, is_known: bool) -> None:
+    meta = rig.put("a", DATA)
+    known = meta if is_known else None
+    for start in (3500, 9000):
+        assert await fetch_range(rig.session, "a", start=start, end=start + 9, meta=known) == b""
+        assert await into(rig.session, known, start, 9) == b""
+    assert await into(rig.session, known, 0, 0) == b""
+
+
+@is_known
+async def test_a_part_beyond_the_end_of_nothing_is_not_found(rig: Rig, *, is_known: bool) -> None:
+    meta = rig.put("a", DATA)
+    rig.bucket.remove("a")
+    with pytest.raises(NotFoundError):
+        await fetch_range(rig.session, "a", start=9000, end=9001, meta=meta if is_known else None)
+    with pytest.raises(NotFoundError):
+        await into(rig.session, meta if is_known else None, 9000, 9)
 
 
 # --- broken bodies of reads by name --------------------------------------------------------
@@ -449,6 +470,28 @@ async def test_a_flipped_byte_over_plain_http_is_mended(server: GCSServer, call:
             await store.get_into("a", buffer, start=start)
             got = bytes(buffer)
     assert got == pattern(SIZE)[start:end]
+
+
+async def test_an_empty_object_is_read_with_its_metadata(server: GCSServer) -> None:
+    """A range of an empty object is unsatisfiable, and its metadata is asked for by itself."""
+    server.put("bucket", "a", b"")
+    async with opened(server) as store:
+        [[(meta, data)]] = [batch async for batch in store.fetch_batches(["a"])]
+    assert (meta.key, meta.size, data) == ("a", 0, b"")
+    assert meta.generation
+
+
+async def test_an_empty_object_that_is_filled_while_it_is_read_is_read_anew(rig: Rig) -> None:
+    rig.put("a", DATA)
+    inner = rig.service.get
+    empty = Body(data=b"", size=0, generation="", crc32c=0, meta=lambda: None)
+    answers = [empty]
+
+    async def get(key: str, **settings: Any) -> Body:
+        return answers.pop() if answers else await inner(key, **settings)
+
+    rig.service.get = get
+    assert (await fetch(rig.session, "a")).data == DATA
 
 
 # --- streams -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,12 +14,15 @@ from aioflux import (
     AlreadyExistsError,
     ChecksumError,
     CredentialsError,
+    ObjectMeta,
     PreconditionFailedError,
     StorageError,
     TransientError,
 )
-from aioflux.service._base import Precondition
+from aioflux.service._base import Precondition, UploadedPart
+from aioflux.service._memory import MemoryService
 from aioflux.testing.faults import Fault
+from aioflux.transfer._checksums import crc32c
 from aioflux.transfer._listing import list_pages
 from aioflux.transfer._upload import (
     TEMPORARY_PREFIX,
@@ -27,10 +31,10 @@ from aioflux.transfer._upload import (
     plan_part_size,
     put,
 )
-from tests.transfer.rig import LOSE, MIB, PART, REFUSE, pattern, refused_for_good
+from tests.transfer.rig import LOSE, MIB, PART, REFUSE, Rig, pattern, refused_for_good
 
 if TYPE_CHECKING:
-    from tests.transfer.rig import Rig
+    from collections.abc import Sequence
 
 SMALL, LARGE = pattern(1000), pattern(3 * PART + 5)
 PLAIN, CREATE = WriteRequest("a"), WriteRequest("a", Precondition(if_absent=True))
@@ -316,3 +320,108 @@ async def test_a_temporary_object_that_stays_does_not_fail_the_write(
     assert [meta.key for page in pages for meta in page] == ["a"]
     pages = [page async for page in list_pages(rig.session, TEMPORARY_PREFIX)]
     assert {meta.key for page in pages for meta in page} == left
+
+
+@pytest.mark.parametrize("key", [TEMPORARY_PREFIX + "x", "run/" + TEMPORARY_PREFIX + "x"])
+def test_what_listings_leave_out_cannot_be_written(key: str) -> None:
+    with pytest.raises(ValueError, match="take another key"):
+        WriteRequest(key)
+
+
+async def test_a_part_that_is_held_as_another_is_sent_again(rig: Rig) -> None:
+    inner = rig.service.put_part
+    wrong = [3, 1, 0]
+
+    async def put_part(*args: object, crc32c: int | None, **settings: object) -> object:
+        part = await inner(*args, crc32c=crc32c, **settings)
+        return replace(part, crc32c=(crc32c or 0) ^ wrong.pop() if wrong else crc32c)
+
+    rig.service.put_part = put_part
+    await put(rig.session, PLAIN, memoryview(LARGE[: 2 * PART]))
+    assert rig.get("a") == LARGE[: 2 * PART]
+    wrong[:] = [1] * 12
+    with pytest.raises(ChecksumError, match="holds other bytes"):
+        await put(rig.session, PLAIN, memoryview(LARGE[: 2 * PART]))
+    assert rig.is_clean()
+
+
+async def test_every_part_travels_with_its_crc32c(rig: Rig) -> None:
+    sent: list[int | None] = []
+    inner = rig.service.put_part
+
+    async def put_part(*args: object, crc32c: int | None, **settings: object) -> object:
+        sent.append(crc32c)
+        return await inner(*args, crc32c=crc32c, **settings)
+
+    rig.service.put_part = put_part
+    await put(rig.session, PLAIN, memoryview(LARGE))
+    parts = [LARGE[at : at + PART] for at in range(0, len(LARGE), PART)]
+    assert sorted(map(str, sent)) == sorted(str(crc32c(part)) for part in parts)
+
+
+async def test_a_damaged_object_that_cannot_be_removed_is_told(rig: Rig) -> None:
+    corrupting = CorruptingRig(rig)
+    rig.service.fail("delete", *[REFUSE] * 4)
+    with pytest.raises(ChecksumError) as raised:
+        await put(corrupting.session, PLAIN, memoryview(SMALL))
+    assert any("could not be removed" in note for note in raised.value.__notes__)
+
+
+async def test_a_closed_writer_takes_nothing(rig: Rig) -> None:
+    writer = await write(rig, PLAIN, SMALL)
+    assert writer.tell() == len(SMALL)
+    with pytest.raises(ValueError, match="closed"):
+        await writer.write(b"1")
+
+
+class Forgetful(MemoryService):
+    """Counts the bytes of parts and forgets them."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "")
+        self.now = self.peak = self.num_parts = 0
+        self.sizes: list[int] = []
+
+    async def put_part(
+        self,
+        key: str,
+        upload_id: str,
+        number: int,
+        pieces: Sequence[bytes | memoryview],
+        **settings: object,
+    ) -> UploadedPart:
+        size = sum(memoryview(piece).nbytes for piece in pieces)
+        self.sizes.append(size)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        await asyncio.sleep(0)
+        self.now -= size
+        return UploadedPart(number, "", size)
+
+    async def complete_upload(
+        self, key: str, upload_id: str, parts: Sequence[UploadedPart], **settings: object
+    ) -> ObjectMeta:
+        assert [part.number for part in parts] == list(range(1, len(parts) + 1))
+        size = sum(part.size for part in parts)
+        return ObjectMeta(key=key, uri=self.uri(key), size=size)
+
+
+async def test_parts_grow_and_the_memory_bound_holds_or_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """901 parts of 5 MiB, then of 10: twice what the writer may hold."""
+    service = Forgetful("forgetful")
+    rig = Rig("forgetful", service=service)
+    session = rig.new_session(max_buffered_bytes=PART, verify=False)
+    data = bytes(PART)
+    async with ObjectWriter(session, PLAIN) as writer:
+        for _ in range(900):
+            await writer.write(data)
+        assert service.peak == PART
+        assert not caplog.text
+        for _ in range(4):
+            await writer.write(data)
+    assert service.peak == 2 * PART
+    assert service.sizes == [PART] * 900 + [2 * PART] * 2
+    assert caplog.text.count("more than max_buffered_bytes") == 1
+    assert writer.meta.size == 904 * PART
