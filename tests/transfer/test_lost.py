@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import aioflux
 from aioflux import (
     NotFoundError,
     OpenUpload,
@@ -20,6 +21,7 @@ from aioflux import (
 )
 from aioflux.service._base import Precondition, Source
 from aioflux.service._local import LocalService
+from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
 from aioflux.transfer._compose import compose, copy
 from aioflux.transfer._delete import delete
@@ -29,6 +31,7 @@ from aioflux.transfer._upload import ObjectWriter, WriteRequest, put
 from tests.transfer.rig import LOSE, PART, REFUSE, Rig, pattern
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 LARGE = pattern(2 * PART + 5)
@@ -410,3 +413,54 @@ async def test_objects_without_a_checksum_are_never_taken_for_each_other(tmp_pat
     flaky.service.fail("compose", Fault(kind="refuse", error=unheard))
     await compose(flaky.session, WriteRequest("c"), A_AND_B)
     assert (tmp_path / "c").read_bytes() == b"12"
+
+
+# --- on the wire ---------------------------------------------------------------------------
+
+LOST = {
+    "create": "xml.multipart.create",
+    "part": "xml.multipart.part",
+    "complete": "xml.multipart.complete",
+    "compose": "storage.objects.compose",
+    "delete": "objects.delete",
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[GCSServer]:
+    with GCSServer(buckets=("bucket",)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "create"])
+@pytest.mark.parametrize("operation", LOST.values(), ids=LOST)
+async def test_no_lost_answer_leaves_an_upload_open(
+    server: GCSServer, operation: str, mode: Literal["overwrite", "create"]
+) -> None:
+    retry = RetryPolicy(initial_seconds=0.01)
+    async with aioflux.open_store("gs://bucket", endpoint_url=server.url, retry=retry) as store:
+        with server.faults.inject(operation, lost=True, times=1):
+            key = f"{operation} {mode}"
+            data = pattern(40 << 20)
+            meta = await store.put(key, data, mode=mode)
+        assert meta.key == key
+    assert server.get("bucket", key) == data
+    assert server.stats.open_uploads == 0
+    assert not server.keys("bucket", ".aioflux")
+
+
+async def test_no_lost_answer_does_a_thing_twice(server: GCSServer) -> None:
+    server.put("bucket", "x", b"1")
+    server.stats.reset()
+    retry = RetryPolicy(initial_seconds=0.01)
+    async with aioflux.open_store("gs://bucket", endpoint_url=server.url, retry=retry) as store:
+        for operation in ("storage.objects.compose", "storage.objects.rewrite", "objects.delete"):
+            server.faults.add(operation, lost=True, times=1)
+        await store.compose("y", ["x", "x"], metadata={"k": "v"})
+        await store.copy("y", "z")
+        await store.delete("y")
+    assert server.get("bucket", "z") == b"11"
+    for operation in ("storage.objects.compose", "storage.objects.rewrite", "objects.delete"):
+        assert server.stats.operation(operation).requests == 1
+    assert server.faults.injected["lost"] == 3
+    server.faults.clear()

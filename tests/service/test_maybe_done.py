@@ -1,0 +1,112 @@
+"""Which failures leave open whether a request was carried out, and which do not."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aioflux import Timeouts, TransientError
+from aioflux.service._base import Precondition, Source
+from aioflux.service._gcs import GCSService
+from aioflux.testing import GCSServer
+from aioflux.transfer._checksums import crc32c
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+ANY = Precondition()
+WRITES: dict[str, Callable[[GCSService], Awaitable[object]]] = {
+    "put": lambda service: service.put("b", b"1", crc32c=None, precondition=ANY),
+    "delete": lambda service: service.delete("a"),
+    "compose": lambda service: service.compose("b", [Source(key="a")], precondition=ANY),
+    "copy": lambda service: service.copy(Source(key="a"), "b", precondition=ANY),
+    "initiate": lambda service: service.initiate_upload("b"),
+    "complete": lambda service: service.complete_upload("b", "id", [], precondition=ANY),
+}
+each_write = pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+
+
+@pytest.fixture
+def server() -> Iterator[GCSServer]:
+    with GCSServer(buckets=("bucket",)) as running:
+        running.put("bucket", "a", b"0123456789")
+        yield running
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[GCSService]:
+    service = GCSService(
+        "bucket", "", endpoint_url=url, emulator=True, timeouts=Timeouts(), max_connections=4
+    )
+    try:
+        yield service
+    finally:
+        await service.aclose()
+
+
+@each_write
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ({"lost": True}, True),
+        ({"lost": True, "reset": True}, True),
+        ({"status": 502}, True),
+        ({"status": 504}, True),
+        ({"status": 500}, True),
+        ({"status": 503}, False),
+        ({"status": 429}, False),
+        ({"status": 408}, False),
+    ],
+    ids=str,
+)
+async def test_an_answer_settles_it_and_silence_does_not(
+    server: GCSServer,
+    write: Callable[[GCSService], Awaitable[object]],
+    fault: dict[str, int | bool],
+    *,
+    expected: bool,
+) -> None:
+    async with opened(server.url) as service:
+        server.faults.add("*", **fault)
+        with pytest.raises(TransientError) as raised:
+            await write(service)
+    assert raised.value.maybe_done is expected
+
+
+@each_write
+async def test_what_was_never_sent_was_not_done(
+    write: Callable[[GCSService], Awaitable[object]],
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        async with opened(f"http://127.0.0.1:{unused.getsockname()[1]}") as service:
+            with pytest.raises(TransientError) as raised:
+                await write(service)
+    assert not raised.value.maybe_done
+
+
+async def test_a_broken_body_tells_its_generation(server: GCSServer) -> None:
+    generation = server.put("bucket", "a", bytes(1 << 20))
+    async with opened(server.url) as service:
+        server.faults.add("objects.media", truncate_at=1000)
+        with pytest.raises(TransientError) as raised:
+            await service.get("a")
+    assert raised.value.generation == str(generation)
+    assert raised.value.num_bytes_received == 1000
+
+
+async def test_a_part_tells_what_the_service_holds(server: GCSServer) -> None:
+    async with opened(server.url) as service:
+        upload_id = await service.initiate_upload("b")
+        part = await service.put_part("b", upload_id, 1, (b"12", b"3"), offset=0, crc32c=None)
+    assert (part.size, part.crc32c) == (3, crc32c(b"123"))
+
+
+async def test_only_tls_guards_what_comes(server: GCSServer) -> None:
+    async with opened(server.url) as service:
+        assert not service.capabilities.guarded_transport
+    async with opened("https://127.0.0.1:1") as service:
+        assert service.capabilities.guarded_transport
