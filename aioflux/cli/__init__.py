@@ -8,6 +8,8 @@ traceback of a failure.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -16,7 +18,9 @@ __all__ = ["main"]
 
 def main() -> NoReturn:
     """Run the command and exit."""
-    # Loaded here, so that Ctrl-C during the imports ends as Ctrl-C does later.
+    # Until a command runs there is nothing to clean up, and an exception that Ctrl-C raises within
+    # an import can get lost there.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     try:
         from aioflux.cli._app import run_app
 
@@ -25,6 +29,4 @@ def main() -> NoReturn:
         if exc.name not in {"typer", "rich"}:
             raise
         sys.exit('aioflux: the command needs typer and rich: pip install "aioflux[cli]"')
-    except KeyboardInterrupt:
-        status = 130
     sys.exit(status)

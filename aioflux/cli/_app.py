@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from typing import Annotated
@@ -23,7 +24,7 @@ from aioflux.cli._text import complain, describe
 __all__ = ["app", "run_app"]
 
 _DEBUG = "AIOFLUX_DEBUG"
-_BROKEN_PIPE = 128 + 13
+_BROKEN_PIPE = 128 + signal.SIGPIPE
 
 app = typer.Typer(
     name="aioflux",
@@ -63,7 +64,7 @@ def run_app(arguments: list[str] | None = None) -> int:
     except Stopped as exc:
         return 128 + exc.number
     except (KeyboardInterrupt, typer.Abort):
-        return 130
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         _drop_stdout()
         return _BROKEN_PIPE

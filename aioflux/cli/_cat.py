@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aioflux.cli._loop import in_daemon, run
-from aioflux.cli._place import Endpoint, open_place, parse_place, refuse_needless
+from aioflux.cli._place import Endpoint, check_places, open_place, parse_place
 
 if TYPE_CHECKING:
     from aioflux.store import Store
@@ -38,7 +38,7 @@ def cat(
     A whole object is verified against its crc32c before its last bytes are written.
     """
     places = [parse_place(uri) for uri in uris]
-    refuse_needless(places, endpoint_url)
+    check_places(places, endpoint_url)
     start, end = _parse_range(range_)
 
     async def work() -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aioflux.cli._loop import run
-from aioflux.cli._place import Endpoint, open_place, parse_place, refuse_needless, uri_of
+from aioflux.cli._place import Endpoint, check_places, open_place, parse_place, uri_of
 from aioflux.cli._report import Report
 from aioflux.cli._text import (
     describe,
@@ -50,7 +50,7 @@ def clean(
     Uploads come first, each kind by key.
     """
     place = parse_place(uri)
-    refuse_needless([place], endpoint_url)
+    check_places([place], endpoint_url)
     try:
         seconds = parse_age(older_than)
     except ValueError as exc:

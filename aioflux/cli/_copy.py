@@ -68,7 +68,7 @@ class Copy:
         await self._stack.__aexit__(kind, error, trace)
         self._disk.tidy()
         if error is not None and self._tally.num_objects:
-            complain(self._tally.summary("stopped; copied"))
+            complain(self._tally.summary("stopped; copied at least"))
 
     def finish(self) -> int:
         """Say what was done, and return the exit status."""

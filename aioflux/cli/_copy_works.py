@@ -16,7 +16,6 @@ from aioflux.cli._ls import find
 from aioflux.cli._place import uri_of
 from aioflux.cli._text import describe, one_line
 from aioflux.transfer._fanout import bounded_map
-from aioflux.transfer._upload import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -99,8 +98,8 @@ async def below_prefix(store: Store, source: Place, target: Target) -> AsyncGene
             found = True
             for meta in page:
                 rest = meta.key[len(prefix) :]
-                if _is_under_way(meta.key) or not (rest or meta.size):
-                    continue
+                if not (rest or meta.size):
+                    continue  # what consoles put in place of the prefix itself
                 if is_local and (other := clashes.add(rest)):
                     yield Problem(clash_message(meta.uri, uri_of(store, prefix + other)))
                 else:
@@ -112,11 +111,6 @@ async def below_prefix(store: Store, source: Place, target: Target) -> AsyncGene
         uri = str(source.location)
         raise NotFoundError(f"there is no object below {uri}; check the spelling", uri=uri)
     yield target.job(single.uri, single, single.size, base_name(key))
-
-
-def _is_under_way(key: str) -> bool:
-    """Tell whether it is a write of somebody else, which is not visible under its own name yet."""
-    return f"/{TEMPORARY_PREFIX}" in f"/{key}"
 
 
 async def below_directory(

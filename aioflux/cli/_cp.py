@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from aioflux.cli._loop import run
-from aioflux.cli._place import Endpoint, parse_place, refuse_needless
+from aioflux.cli._place import Endpoint, check_places, parse_place
 
 __all__ = ["cp"]
 
@@ -51,7 +51,7 @@ def cp(
 
     places = [parse_place(text) for text in sources if text != "-"]
     goal = None if target == "-" else parse_place(target)
-    refuse_needless([*places, *([goal] if goal else [])], endpoint_url)
+    check_places([*places, *([goal] if goal else [])], endpoint_url)
     named = Target(goal, goal is not None and (recursive or goal.is_directory()))
     if len(sources) > 1 and goal is not None and not named.is_directory:
         raise typer.BadParameter('with several SOURCEs, TARGET is a directory: end it in "/"')

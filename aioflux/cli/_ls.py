@@ -12,7 +12,7 @@ import typer
 
 from aioflux._errors import NotFoundError
 from aioflux.cli._loop import run
-from aioflux.cli._place import Endpoint, open_place, parse_place, refuse_needless, uri_of
+from aioflux.cli._place import Endpoint, check_places, open_place, parse_place, uri_of
 from aioflux.cli._text import (
     format_count,
     format_size,
@@ -22,6 +22,7 @@ from aioflux.cli._text import (
     one_line,
     prefix_row,
 )
+from aioflux.transfer._staged import is_staged
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -59,7 +60,7 @@ def ls(
     metadata. What is not known is null or empty.
     """
     places = [parse_place(uri) for uri in uris]
-    refuse_needless(places, endpoint_url)
+    check_places(places, endpoint_url)
     printer = _Printer(long=long, as_json=as_json)
 
     async def work() -> int:
@@ -89,7 +90,11 @@ class _Printer:
     def page(self, store: Store, page: Page) -> None:
         """Print a page of one level: objects and prefixes by key."""
         rows = [(meta.key, self._line(meta)) for meta in page.objects]
-        prefixes = [(prefix, self._prefix(uri_of(store, prefix))) for prefix in page.prefixes]
+        prefixes = [
+            (prefix, self._prefix(uri_of(store, prefix)))
+            for prefix in page.prefixes
+            if not is_staged(prefix)
+        ]
         self.num_objects += len(rows)
         self.num_bytes += sum(meta.size for meta in page.objects)
         _print("\n".join(line for _, line in heapq.merge(rows, prefixes)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from aioflux.store import Store
 
-__all__ = ["Endpoint", "Place", "open_place", "parse_place", "refuse_needless", "uri_of"]
+__all__ = ["Endpoint", "Place", "check_places", "open_place", "parse_place", "uri_of"]
 
 Endpoint = Annotated[
     str | None,
@@ -99,11 +100,18 @@ def uri_of(store: Store, key: str) -> str:
     return root + (quote_path(key) if root.startswith("file:") else key)
 
 
-def refuse_needless(places: Iterable[Place], endpoint: str | None) -> None:
-    """Refuse an endpoint that nothing would be asked at.
+def check_places(places: Iterable[Place], endpoint: str | None) -> None:
+    """Refuse an endpoint that nothing would be asked at, and load what reaches the others.
+
+    Loading takes longer than anything else that a short command does. Done here, before there is an
+    event loop, Ctrl-C ends it at once.
 
     Raises:
-        ValueError: There is one, and no `gs://` uri.
+        ValueError: There is an endpoint, and no `gs://` uri.
     """
-    if endpoint is not None and not any(each.location.scheme == "gs" for each in places):
+    has_bucket = any(each.location.scheme == "gs" for each in places)
+    if endpoint is not None and not has_bucket:
         raise ValueError("--endpoint-url has an effect on gs:// uris only, and none is given")
+    import_module("aioflux.store")
+    if has_bucket:
+        import_module("aioflux.service._gcs")

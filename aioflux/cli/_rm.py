@@ -9,7 +9,7 @@ import typer
 
 from aioflux.cli._loop import run
 from aioflux.cli._ls import find
-from aioflux.cli._place import Endpoint, open_place, parse_place, refuse_needless, uri_of
+from aioflux.cli._place import Endpoint, check_places, open_place, parse_place, uri_of
 from aioflux.cli._report import Report
 from aioflux.cli._text import describe, format_count, one_line
 
@@ -40,7 +40,7 @@ def rm(
     deleted in the generation that was listed: one that is replaced meanwhile stays, and is named.
     """
     places = [parse_place(uri) for uri in uris]
-    refuse_needless(places, endpoint_url)
+    check_places(places, endpoint_url)
     report = Report()
     remover = _Remover(report, dry_run=dry_run)
 

@@ -8,7 +8,7 @@ import typer
 
 from aioflux._errors import StorageError
 from aioflux.cli._loop import run
-from aioflux.cli._place import Endpoint, open_place, parse_place, refuse_needless
+from aioflux.cli._place import Endpoint, check_places, open_place, parse_place
 from aioflux.cli._text import complain, describe, format_size, json_line, meta_row, one_line
 
 __all__ = ["stat"]
@@ -24,7 +24,7 @@ def stat(
 ) -> int:
     """Show all metadata of objects; one that cannot be read does not keep the others."""
     places = [parse_place(uri) for uri in uris]
-    refuse_needless(places, endpoint_url)
+    check_places(places, endpoint_url)
 
     async def work() -> int:
         status = 0
