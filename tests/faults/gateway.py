@@ -31,6 +31,7 @@ class Gateway:
 
     Attributes:
         headers: Added to each request, lines without their end; may be changed at any time.
+        upstream: Url of the server behind it.
         num_requests: Requests that passed, by form: "origin", "absolute" and "connect".
     """
 
@@ -38,7 +39,7 @@ class Gateway:
         self.headers: tuple[bytes, ...] = ()
         self.num_requests: Counter[str] = Counter()
         self.url = ""
-        self._upstream = urlsplit(upstream)
+        self.upstream = upstream
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._server: asyncio.Server | None = None
@@ -109,7 +110,7 @@ class Gateway:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         url = urlsplit(f"//{target.decode()}" if method == b"CONNECT" else target.decode())
         if not url.hostname:
-            url = self._upstream
+            url = urlsplit(self.upstream)
         return await asyncio.open_connection(url.hostname, url.port or 80, limit=_LIMIT_BYTES)
 
     async def _forward(

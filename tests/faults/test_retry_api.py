@@ -1,0 +1,299 @@
+"""Every operation with every fault of the retry-test API, over the data plane.
+
+The faults are ordered over HTTP as on Google's storage-testbench, and a gateway in front of the
+server adds the header that they go by. The server tells afterwards that each was met.
+
+Environment:
+    AIOFLUX_TEST_GCS_URL: Another server that has this API; the embedded one by default. What it
+        does not know is skipped.
+    AIOFLUX_TEST_GCS_BUCKET: An existing bucket on it, "bucket" by default.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import aioflux
+from aioflux.testing import GCSServer
+from tests.faults.gateway import Gateway
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+MIB = 1024 * 1024
+URL = os.environ.get("AIOFLUX_TEST_GCS_URL", "")
+BUCKET = os.environ.get("AIOFLUX_TEST_GCS_BUCKET", "bucket")
+SMALL = bytes(range(256)) * 3
+LARGE = bytes(range(256)) * (6 * 4096)
+"""More than one part of 5 MiB."""
+TRANSFER = aioflux.TransferOptions(
+    range_size_bytes=MIB, part_size_bytes=5 * MIB, max_buffered_bytes=10 * MIB
+)
+RETRY = aioflux.RetryPolicy(max_attempts=8, initial_seconds=0.01)
+TIMEOUTS = aioflux.Timeouts(progress_seconds=0.5, idle_seconds=3.0)
+
+REFUSALS = tuple(f"return-{status}" for status in (408, 429, 500, 502, 503, 504))
+"""One after the other."""
+NO_BODY = [REFUSALS, ("return-reset-connection",), ("stall-for-1s",)]
+"""An answer without a body cannot break off."""
+ALL = [*NO_BODY, ("return-broken-stream",)]
+LARGE_ANSWERS = [("return-broken-stream-after-256K",), ("stall-for-1s-after-256K",)]
+LARGE_BODIES = [("return-503-after-256K",)]
+
+
+# --- operations ---------------------------------------------------------------------------------
+
+
+async def head(store: aioflux.Store) -> None:
+    meta = await store.head("small")
+    assert meta.size == len(SMALL)
+
+
+async def get(store: aioflux.Store) -> None:
+    assert await store.get("small") == SMALL
+
+
+async def get_large(store: aioflux.Store) -> None:
+    assert await store.get("large") == LARGE
+
+
+async def get_into(store: aioflux.Store) -> None:
+    buffer = bytearray(len(LARGE))
+    assert await store.get_into("large", buffer) == len(LARGE)
+    assert buffer == LARGE
+
+
+async def get_range(store: aioflux.Store) -> None:
+    got = await store.get_range("large", start=100, end=3 * MIB)
+    assert got == LARGE[100 : 3 * MIB]
+
+
+async def get_many(store: aioflux.Store) -> None:
+    pairs = [pair async for pair in store.get_many(["small", "large"])]
+    assert pairs == [("small", SMALL), ("large", LARGE)]
+
+
+async def open_reader(store: aioflux.Store) -> None:
+    pieces = []
+    async with store.open_reader("large") as reader:
+        while piece := await reader.read(MIB):
+            pieces.append(piece)
+    assert b"".join(pieces) == LARGE
+
+
+async def list_all(store: aioflux.Store) -> None:
+    assert [meta.key for meta in await store.list_all()] == ["large", "small"]
+
+
+async def put(store: aioflux.Store) -> None:
+    await store.put("new", SMALL * 500)
+    assert await stored(store, "new") == SMALL * 500
+
+
+async def create(store: aioflux.Store) -> None:
+    await store.put("new", SMALL * 500, mode="create")
+    assert await stored(store, "new") == SMALL * 500
+
+
+async def put_multipart(store: aioflux.Store) -> None:
+    await store.put("new", LARGE)
+    assert await stored(store, "new") == LARGE
+
+
+async def open_writer(store: aioflux.Store) -> None:
+    async with store.open_writer("new") as writer:
+        for start in range(0, len(LARGE), MIB):
+            await writer.write(LARGE[start : start + MIB])
+    assert await stored(store, "new") == LARGE
+
+
+async def open_conditional_writer(store: aioflux.Store) -> None:
+    async with store.open_writer("new", mode="create") as writer:
+        await writer.write(LARGE)
+    assert await stored(store, "new") == LARGE
+
+
+async def compose(store: aioflux.Store) -> None:
+    await store.compose("new", ["small", "small"])
+    assert await stored(store, "new") == SMALL * 2
+
+
+async def append(store: aioflux.Store) -> None:
+    await store.compose("small", ["small", "small"], mode="overwrite")
+    assert await stored(store, "small") == SMALL * 2
+
+
+async def copy(store: aioflux.Store) -> None:
+    await store.copy("small", "new", mode="create")
+    assert await stored(store, "new") == SMALL
+
+
+async def delete(store: aioflux.Store) -> None:
+    await store.delete("small")
+    assert await stored(store, "small") is None
+
+
+async def delete_many(store: aioflux.Store) -> None:
+    result = await store.delete_many(["small", "large"])
+    assert (result.deleted, result.missing) == (("large", "small"), ())
+    assert not result.errors
+    assert await stored(store, "large") is None
+
+
+async def stored(store: aioflux.Store, key: str) -> bytes | None:
+    try:
+        return await store.get(key)
+    except aioflux.NotFoundError:
+        return None
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operation of the store, one of the service's that it makes, and what may befall that."""
+
+    run: Callable[[aioflux.Store], Awaitable[None]]
+    operation: str
+    faults: list[tuple[str, ...]]
+
+    def __str__(self) -> str:
+        return f"{self.run.__name__}-{self.operation}"
+
+
+GET = "storage.objects.get"
+READS = {GET, "storage.objects.list"}
+CLEAN_UP = Row(open_conditional_writer, "storage.objects.delete", NO_BODY)
+"""The object is there; that its temporary one is, too, is a warning."""
+ROWS = [
+    Row(head, GET, ALL),
+    Row(get, GET, ALL),
+    Row(get_large, GET, ALL + LARGE_ANSWERS),
+    Row(get_into, GET, ALL + LARGE_ANSWERS),
+    Row(get_range, GET, ALL + LARGE_ANSWERS),
+    Row(get_many, GET, ALL),
+    Row(open_reader, GET, ALL),
+    Row(list_all, "storage.objects.list", ALL),
+    Row(put, "storage.objects.insert", NO_BODY + LARGE_BODIES),
+    Row(create, "storage.objects.insert", NO_BODY + LARGE_BODIES),
+    Row(put_multipart, "xml.multipart.create", ALL),
+    Row(put_multipart, "xml.multipart.part", NO_BODY + LARGE_BODIES),
+    Row(put_multipart, "xml.multipart.complete", ALL),
+    Row(open_writer, "xml.multipart.part", NO_BODY),
+    Row(open_writer, "xml.multipart.complete", ALL),
+    Row(open_conditional_writer, "xml.multipart.complete", ALL),
+    Row(open_conditional_writer, "storage.objects.compose", ALL),
+    CLEAN_UP,
+    Row(compose, "storage.objects.compose", ALL),
+    Row(append, "storage.objects.compose", ALL),
+    Row(copy, "storage.objects.rewrite", ALL),
+    Row(delete, "storage.objects.delete", NO_BODY),
+    Row(delete_many, "storage.objects.delete", NO_BODY),
+]
+
+
+# --- the server ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    if URL:
+        yield URL
+        return
+    with GCSServer(buckets=(BUCKET,)) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def gateway(url: str) -> Iterator[Gateway]:
+    with Gateway(url) as gateway:
+        yield gateway
+
+
+def ask(url: str, body: Any = None) -> dict[str, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers)) as answer:
+        return json.load(answer)
+
+
+def order(url: str, operation: str, faults: tuple[str, ...]) -> str:
+    """Order faults and return the id of the test, or skip what the server does not know."""
+    body = {"instructions": {operation: faults}, "transport": "HTTP"}
+    try:
+        return ask(f"{url}/retry_test", body)["id"]
+    except urllib.error.HTTPError as exc:
+        if not URL:
+            raise
+        pytest.skip(f"the server does not know {operation} {faults}: {exc}")
+
+
+@pytest.fixture(scope="module")
+def uri(url: str) -> str:
+    """Where two objects are that operations only read."""
+    uri = f"gs://{BUCKET}/{uuid.uuid4().hex}"
+    with aioflux.sync.open_store(uri, endpoint_url=url) as store:
+        store.put("small", SMALL)
+        store.put("large", LARGE)
+    return uri
+
+
+async def run(
+    row: Row, faults: tuple[str, ...], uri: str, gateway: Gateway, retry: aioflux.RetryPolicy
+) -> dict[str, Any]:
+    """Run an operation on the two objects, and return what the server says of its faults."""
+    options: Any = {"transfer": TRANSFER, "timeouts": TIMEOUTS, "endpoint_url": gateway.url}
+    if row.operation not in READS:
+        shared, uri = uri, f"gs://{BUCKET}/{uuid.uuid4().hex}"
+        async with aioflux.open_store(f"gs://{BUCKET}", **options) as store:
+            for name in ("small", "large"):
+                source, target = (f"{each}/{name}" for each in (shared, uri))
+                start = len(f"gs://{BUCKET}/")
+                await store.copy(source[start:], target[start:])
+    test_id = order(gateway.upstream, row.operation, faults)
+    gateway.headers = (f"x-retry-test-id: {test_id}".encode(),)
+    try:
+        async with aioflux.open_store(uri, retry=retry, **options) as store:
+            await row.run(store)
+    finally:
+        gateway.headers = ()
+        left = ask(f"{gateway.upstream}/retry_test/{test_id}")
+    return left
+
+
+def cases() -> Iterator[Any]:
+    for row in ROWS:
+        for faults in row.faults:
+            name = faults[0] if len(faults) == 1 else "statuses"
+            yield pytest.param(row, faults, id=f"{row}-{name}")
+
+
+@pytest.mark.parametrize(("row", "faults"), list(cases()))
+async def test_faults_are_mended(
+    row: Row, faults: tuple[str, ...], uri: str, gateway: Gateway
+) -> None:
+    """The result is right, and nothing of the faults is left."""
+    left = await run(row, faults, uri, gateway, RETRY)
+    assert left["completed"], f"not all were met: {left}"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+async def test_a_fault_without_retries_is_a_typed_error(
+    row: Row, uri: str, gateway: Gateway
+) -> None:
+    faults, retry = ("return-503",), aioflux.RetryPolicy(max_attempts=1)
+    if row.run is delete_many:
+        with pytest.raises(AssertionError):  # told in its result
+            await run(row, faults, uri, gateway, retry)
+    elif row == CLEAN_UP:
+        await run(row, faults, uri, gateway, retry)
+    else:
+        with pytest.raises(aioflux.StorageError) as failure:
+            await run(row, faults, uri, gateway, retry)
+        assert failure.value.uri.startswith("gs://")

@@ -1,0 +1,58 @@
+"""Random faults of every kind over mixed operations: nothing lost, nothing mixed, nothing left.
+
+Environment:
+    AIOFLUX_STORM_OPERATIONS: Operations of each storm; a few hundred by default.
+    AIOFLUX_STORM_SEED: Seed of the random storm, to repeat one; chosen anew by default.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aioflux.testing import GCSServer
+from tests.faults.storm import KINDS, Storm, run_storm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NUM_OPERATIONS = int(os.environ.get("AIOFLUX_STORM_OPERATIONS", "500"))
+SEED = int(os.environ.get("AIOFLUX_STORM_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+
+pytestmark = pytest.mark.timeout(120 + NUM_OPERATIONS // 5)
+
+
+@pytest.fixture
+def server() -> Iterator[GCSServer]:
+    with GCSServer(buckets=("bucket",), md5=False) as server:
+        yield server
+
+
+def test_the_storm_knows_every_kind_of_fault() -> None:
+    from typing import get_args
+
+    from aioflux.testing.gcs_server._faults import Fault, Kind
+
+    kinds = {Fault(operation=name, **options).kind for name, _, options in KINDS}
+    assert kinds == set(get_args(Kind))
+
+
+@pytest.mark.parametrize("seed", [1, None], ids=["fixed", "random"])
+async def test_every_object_equals_the_models(server: GCSServer, seed: int | None) -> None:
+    storm = Storm(num_operations=NUM_OPERATIONS, seed=seed or SEED)
+    print(storm)  # noqa: T201  shown where it fails
+    outcome = await run_storm(server, storm)
+    print(outcome)  # noqa: T201
+    assert outcome.faults.total() >= 0.03 * outcome.num_requests
+    assert not outcome.errors
+
+
+async def test_without_retries_only_errors_of_ours_are_raised(server: GCSServer) -> None:
+    storm = Storm(num_operations=NUM_OPERATIONS, seed=SEED, has_retries=False)
+    print(storm)  # noqa: T201  shown where it fails
+    outcome = await run_storm(server, storm)
+    print(outcome)  # noqa: T201
+    assert outcome.errors

@@ -1,0 +1,99 @@
+"""One fault in one read, for every read call: the right bytes or a typed error, and soon."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import aioflux
+from aioflux.testing import GCSServer
+from perf.faults import BUCKET, FAULTS, STALL, Overwriter, contents, order
+from perf.faulty_reads import MIB, OURS, Read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIZE = 8 * MIB
+TRANSFER = aioflux.TransferOptions(range_size_bytes=2 * MIB)
+"""As many ranges as an object of 64 MiB has by default."""
+OLD, NEW = contents(SIZE)
+PROGRESS_SECONDS = 1.0
+MOST_SECONDS = 10.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[GCSServer]:
+    with GCSServer(buckets=(BUCKET,), md5=False) as server:
+        # What is imported on first use, torch above all, is not the read's time.
+        for name in OURS:
+            outcome(new_read(server, name))
+        yield server
+
+
+@pytest.fixture(scope="module")
+def overwriter(server: GCSServer) -> Overwriter:
+    return Overwriter(server)
+
+
+def new_read(server: GCSServer, name: str) -> Read:
+    """An object of its own for a read, and no faults but those that are ordered now."""
+    server.faults.clear()
+    read = Read(
+        library="aioflux",
+        call=name,
+        url=server.url,
+        bucket=BUCKET,
+        prefix=uuid.uuid4().hex,
+        size_bytes=SIZE,
+    )
+    server.put(BUCKET, read.key, OLD)
+    return read
+
+
+def outcome(read: Read, **options: Any) -> bytes | aioflux.StorageError:
+    """What the read returned or raised."""
+    try:
+        return bytes(OURS[read.call].read(read, **options))
+    except aioflux.StorageError as exc:
+        return exc
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", OURS)
+def test_a_read_gives_the_right_bytes_or_a_typed_error(
+    server: GCSServer, overwriter: Overwriter, name: str, fault: str
+) -> None:
+    read, call = new_read(server, name), OURS[name]
+    order(server, overwriter, read, call, fault, NEW)
+    timeouts = aioflux.Timeouts(progress_seconds=PROGRESS_SECONDS)
+    begun = time.monotonic()
+    result = outcome(read, transfer=TRANSFER, timeouts=timeouts)
+    seconds = time.monotonic() - begun
+    is_overwritten = fault == "overwritten mid-read"
+    if isinstance(result, aioflux.StorageError):
+        assert read.key in str(result)
+        kind = aioflux.NotFoundError if is_overwritten else aioflux.ChecksumError
+        assert isinstance(result, kind)
+        assert fault in {"overwritten mid-read", "one flipped byte"}
+    else:
+        expected = {OLD, NEW} if is_overwritten else {OLD}
+        is_right = result in {whole[call.start :] for whole in expected}
+        assert is_right, "other bytes than any generation had"
+    assert seconds < MOST_SECONDS
+    if is_overwritten:
+        assert server.get(BUCKET, read.key) == NEW
+    elif fault != "none":
+        assert server.faults.injected.total() == 1
+    if fault == STALL:
+        assert seconds >= PROGRESS_SECONDS
+
+
+def test_a_stall_costs_under_ten_seconds_by_default(server: GCSServer) -> None:
+    read = new_read(server, "get")
+    server.faults.add("objects.media", key=read.key, times=1, stall_at=SIZE // 2)
+    begun = time.monotonic()
+    assert outcome(read) == OLD
+    assert 4 < time.monotonic() - begun < MOST_SECONDS
