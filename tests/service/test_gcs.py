@@ -6,7 +6,7 @@ import asyncio
 import socket
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,20 +15,13 @@ from aioflux import (
     NotFoundError,
     PermissionDeniedError,
     StorageError,
-    Timeouts,
     TransientError,
 )
-from aioflux.service._base import Precondition, Source
-from aioflux.service._gcs import GCSService
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server._app import Hook
+from tests.service.gcs_rig import ANY, OPERATIONS, Answering, opened
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-
-    from aioflux.testing.gcs_server._messages import Request
-
-ANY = Precondition()
+    from collections.abc import AsyncIterator, Iterator
 
 
 @pytest.fixture
@@ -38,37 +31,6 @@ def server() -> Iterator[GCSServer]:
         yield running
 
 
-@asynccontextmanager
-async def opened(url: str, **settings: Any) -> AsyncIterator[GCSService]:
-    service = GCSService(
-        "bucket",
-        "p/",
-        endpoint_url=url,
-        emulator="credentials" not in settings,
-        timeouts=Timeouts(),
-        max_connections=4,
-        **settings,
-    )
-    try:
-        yield service
-    finally:
-        await service.aclose()
-
-
-OPERATIONS: dict[str, Callable[[GCSService], Awaitable[object]]] = {
-    "head": lambda service: service.head("a"),
-    "get": lambda service: service.get("a"),
-    "put": lambda service: service.put("b", b"1", crc32c=None, precondition=ANY),
-    "delete": lambda service: service.delete("a"),
-    "list": lambda service: service.list_page(""),
-    "compose": lambda service: service.compose("b", [Source(key="a")], precondition=ANY),
-    "copy": lambda service: service.copy(Source(key="a"), "b", precondition=ANY),
-    "initiate": lambda service: service.initiate_upload("b"),
-    "put_part": lambda service: service.put_part("b", "id", 1, (b"1",), offset=0, crc32c=None),
-    "complete": lambda service: service.complete_upload("b", "id", [], precondition=ANY),
-    "abort": lambda service: service.abort_upload("b", "id"),
-    "list_uploads": lambda service: service.list_uploads(""),
-}
 each_operation = pytest.mark.parametrize("operation", OPERATIONS)
 
 
@@ -210,26 +172,15 @@ async def test_completing_twice_is_not_found(server: GCSServer) -> None:
             await service.complete_upload("b", upload_id, [part], precondition=ANY)
 
 
-class Headers(Hook):
-    """Keeps the Authorization header of each request."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, str | None]] = []
-
-    def before(self, request: Request) -> None:
-        found = request.headers.get("authorization")
-        self.seen.append((request.match.operation, found))
-
-
 @each_operation
 @pytest.mark.parametrize("token", [None, "a-token"])
 async def test_both_planes_send_the_same_token(
     server: GCSServer, operation: str, token: str | None
 ) -> None:
-    headers = Headers()
+    headers = Answering()
     server.app.hooks += (headers,)
     settings = {"credentials": lambda: token} if token else {}
     async with opened(server.url, **settings) as service:
         with suppress(NotFoundError):
             await OPERATIONS[operation](service)
-    assert {header for _, header in headers.seen} == {token and f"Bearer {token}"}
+    assert set(headers.tokens) == {token and f"Bearer {token}"}

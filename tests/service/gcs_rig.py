@@ -1,0 +1,62 @@
+"""A Cloud Storage service on one server, its operations, and hooks that answer in its place."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from aioflux import Timeouts
+from aioflux.service._base import Precondition, Source
+from aioflux.service._gcs import GCSService
+from aioflux.testing.gcs_server._app import Hook
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from aioflux.testing.gcs_server._messages import Request, Response
+
+ANY = Precondition()
+
+OPERATIONS: dict[str, Callable[[GCSService], Awaitable[object]]] = {
+    "head": lambda service: service.head("a"),
+    "get": lambda service: service.get("a"),
+    "put": lambda service: service.put("b", b"1", crc32c=None, precondition=ANY),
+    "delete": lambda service: service.delete("a"),
+    "list": lambda service: service.list_page(""),
+    "compose": lambda service: service.compose("b", [Source(key="a")], precondition=ANY),
+    "copy": lambda service: service.copy(Source(key="a"), "b", precondition=ANY),
+    "initiate": lambda service: service.initiate_upload("b"),
+    "put_part": lambda service: service.put_part("b", "id", 1, (b"1",), offset=0, crc32c=None),
+    "complete": lambda service: service.complete_upload("b", "id", [], precondition=ANY),
+    "abort": lambda service: service.abort_upload("b", "id"),
+    "list_uploads": lambda service: service.list_uploads(""),
+}
+
+
+@asynccontextmanager
+async def opened(url: str, **settings: Any) -> AsyncIterator[GCSService]:
+    service = GCSService(
+        "bucket",
+        "p/",
+        endpoint_url=url,
+        emulator="credentials" not in settings,
+        timeouts=Timeouts(),
+        max_connections=4,
+        **settings,
+    )
+    try:
+        yield service
+    finally:
+        await service.aclose()
+
+
+class Answering(Hook):
+    """Keeps the Authorization header of each request, and may answer in the server's place."""
+
+    def __init__(self, answer: Callable[[Request], Response | None] = lambda _: None) -> None:
+        self.tokens: list[str | None] = []
+        self._answer = answer
+
+    def before(self, request: Request) -> Response | None:
+        self.tokens.append(request.headers.get("authorization"))
+        return self._answer(request)

@@ -1,0 +1,255 @@
+"""An answer to a read is the bytes that were asked for, or an error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux import StorageError, TransientError
+from aioflux.service._gcs_read import object_size, size_past_the_end
+from aioflux.testing import GCSServer
+from aioflux.testing.gcs_server._messages import Response
+from tests.http.scripted import answering, ok, serving
+from tests.service.gcs_rig import ANY, Answering, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aioflux.testing.gcs_server._messages import Request
+
+PART = b"206 Partial Content"
+
+
+@given(st.binary(max_size=30), st.integers(0, 40), st.one_of(st.none(), st.integers(1, 50)))
+def test_the_part_that_was_asked_for_is_believed(
+    data: bytes, start: int, length: int | None
+) -> None:
+    end = None if length is None else start + length
+    part = data[start:end]
+    if not part:
+        return
+    headers = {b"content-range": b"bytes %d-%d/%d" % (start, start + len(part) - 1, len(data))}
+    if start or end is not None:
+        size = object_size(206, headers, len(part), start=start, end=end, generation="")
+        assert size == len(data)
+
+
+@given(
+    *[st.integers(0, 12)] * 4,
+    st.one_of(st.none(), st.integers(1, 12)),
+    st.integers(0, 12),
+    st.sampled_from([200, 206]),
+)
+def test_no_other_part_is_believed(
+    first: int, last: int, size: int, num_bytes: int, end: int | None, start: int, status: int
+) -> None:
+    if end is not None and end <= start:
+        return
+    headers = {b"content-range": b"bytes %d-%d/%d" % (first, last, size)} if status == 206 else {}
+    try:
+        told = object_size(status, headers, num_bytes, start=start, end=end, generation="")
+    except ValueError:
+        return
+    wanted = range(start, told if end is None else min(end, told))
+    # Some of the bytes that were asked for, from the first on; fewer are found by their number.
+    got = range(first, last + 1) if status == 206 else range(num_bytes)
+    assert len(got) == num_bytes
+    assert got.start == wanted.start
+    assert got.stop <= wanted.stop
+
+
+ASKED = {"start": 2, "end": 5, "generation": "7"}
+RIGHT = {b"content-range": b"bytes 2-4/10", b"x-goog-generation": b"7"}
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "num_bytes", "says"),
+    [
+        pytest.param(206, {b"content-range": b"bytes 3-5/10"}, 3, "another part", id="start"),
+        pytest.param(206, {b"content-range": b"bytes 2-3/10"}, 3, "another part", id="length"),
+        pytest.param(206, {b"content-range": b"bytes 2-5/10"}, 4, "more than", id="too-long"),
+        pytest.param(206, {b"content-range": b"bytes 2-4/4"}, 3, "another part", id="past-size"),
+        pytest.param(206, {b"content-range": b"bytes 2-4/*"}, 3, "no part", id="unknown-size"),
+        pytest.param(206, {b"content-range": b"bytes */10"}, 3, "no part", id="unsatisfied"),
+        pytest.param(206, {b"content-range": b"items 2-4/10"}, 3, "no part", id="other-unit"),
+        pytest.param(
+            206, {b"content-range": b"bytes 2-4/10, bytes 6-7/10"}, 3, "no part", id="two"
+        ),
+        pytest.param(
+            206,
+            {b"content-type": b"multipart/byteranges; boundary=x"},
+            3,
+            "no part",
+            id="multipart",
+        ),
+        pytest.param(200, {}, 3, "ignored the range", id="whole"),
+        pytest.param(204, {}, 0, "HTTP 204", id="empty"),
+        pytest.param(203, {}, 3, "HTTP 203", id="transformed"),
+        pytest.param(206, RIGHT | {b"x-goog-generation": b"8"}, 3, "generation 8", id="generation"),
+        pytest.param(206, RIGHT | {b"content-encoding": b"br"}, 3, "changed on", id="br"),
+        pytest.param(
+            206,
+            RIGHT | {b"content-encoding": b"gzip", b"x-goog-stored-content-encoding": b"identity"},
+            3,
+            "stored as 'identity'",
+            id="encoded-on-the-way",
+        ),
+        pytest.param(
+            206,
+            RIGHT | {b"x-goog-stored-content-encoding": b"gzip"},
+            3,
+            "stored as 'gzip'",
+            id="decoded-on-the-way",
+        ),
+    ],
+)
+def test_another_answer_is_refused(
+    status: int, headers: dict[bytes, bytes], num_bytes: int, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        object_size(status, headers, num_bytes, **ASKED)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (206, {b"content-range": b"bytes 0-2/3"}),
+        (200, {b"x-goog-stored-content-length": b"30"}),
+        (200, {b"x-goog-stored-content-length": b"x"}),
+    ],
+    ids=["part", "short", "no-length"],
+)
+def test_a_whole_object_is_whole(status: int, headers: dict[bytes, bytes]) -> None:
+    with pytest.raises(ValueError, match=r"the whole was asked|3 bytes came"):
+        object_size(status, headers, 3, start=0, end=None, generation="")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {b"x-goog-stored-content-length": b"3"},
+        {b"content-encoding": b"gzip", b"x-goog-stored-content-encoding": b"gzip"},
+        {b"content-encoding": b"GZIP"},
+        {b"content-encoding": b"identity", b"x-goog-stored-content-encoding": b"identity"},
+        {b"x-goog-stored-content-encoding": b"identity"},
+        {b"x-goog-generation": b"7"},
+    ],
+)
+def test_stored_bytes_are_believed(headers: dict[bytes, bytes]) -> None:
+    for end in (None, 3, 100):
+        assert object_size(200, headers, 3, start=0, end=end, generation="7") == 3
+    assert object_size(206, RIGHT | headers, 3, **ASKED) == 10
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        (b"bytes */10", 10),
+        (b"bytes */0", 0),
+        (b"bytes */20", 20),
+        (b"bytes */21", None),
+        (b"bytes 0-1/10", None),
+        (b"", None),
+        (b"10", None),
+    ],
+)
+def test_a_416_is_believed_where_it_tells_a_size_that_explains_it(
+    value: bytes, size: int | None
+) -> None:
+    assert size_past_the_end({b"content-range": value}, start=20) == size
+    assert size_past_the_end({}, start=20) is None
+
+
+# The same through a service.
+
+
+@pytest.fixture
+def server() -> Iterator[GCSServer]:
+    with GCSServer(buckets=("bucket",)) as running:
+        running.put("bucket", "p/a", b"0123456789")
+        yield running
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(ok(b"345", b"Content-Range: bytes 3-5/10", status=PART), id="start"),
+        pytest.param(ok(b"234", b"Content-Range: bytes 2-4/*", status=PART), id="unknown-size"),
+        pytest.param(ok(b"01234"), id="whole"),
+        pytest.param(
+            ok(b"234", b"Content-Range: bytes 2-4/10", b"Content-Encoding: br", status=PART),
+            id="br",
+        ),
+        pytest.param(
+            ok(b"--x", b"Content-Type: multipart/byteranges; boundary=x", status=PART), id="parts"
+        ),
+        pytest.param(
+            ok(b"234", b"Content-Range: bytes 2-4/10", b"x-goog-generation: 8", status=PART),
+            id="generation",
+        ),
+    ],
+)
+@pytest.mark.parametrize("into", [False, True], ids=["own", "into"])
+async def test_other_bytes_are_an_error_that_names_the_object(answer: bytes, into: bool) -> None:
+    memory = memoryview(bytearray(3)) if into else None
+    async with serving(answering(answer)) as (_, origin):
+        url = f"http://127.0.0.1:{origin.port}"
+        async with opened(url) as service:
+            with pytest.raises(StorageError, match="gs://bucket/p/a") as caught:
+                await service.get("a", generation="7", start=2, end=5, into=memory)
+    assert not isinstance(caught.value, TransientError)
+
+
+async def test_a_service_that_ignores_ranges_does_not_fill_the_memory() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000000\r\n\r\n"
+    async with (
+        serving(answering(head)) as (_, origin),
+        opened(f"http://127.0.0.1:{origin.port}") as service,
+    ):
+        with pytest.raises(StorageError, match="over the 100 bytes"):
+            await service.get("a", start=0, end=100)
+
+
+async def test_a_damaged_checksum_is_asked_for_again() -> None:
+    answer = answering(ok(b"0123", b"x-goog-hash: crc32c=!!!!"))
+    async with (
+        serving(answer) as (_, origin),
+        opened(f"http://127.0.0.1:{origin.port}") as service,
+    ):
+        with pytest.raises(TransientError, match="checksum"):
+            await service.get("a")
+
+
+def unexplained(request: Request) -> Response | None:
+    return Response(status=416) if request.headers.get("range") else None
+
+
+async def test_a_416_that_explains_nothing_is_looked_into(server: GCSServer) -> None:
+    server.app.hooks += (Answering(unexplained),)
+    async with opened(server.url) as service:
+        body = await service.get("a", start=10, end=20)
+        head = await service.head("a")
+        assert (bytes(body.data), body.size, body.generation) == (b"", 10, head.generation)
+        assert (body.crc32c, body.meta()) == (head.crc32c, head)
+        with pytest.raises(TransientError, match="past its end, and that it has 10 bytes"):
+            await service.get("a", start=9, end=20)
+
+
+async def test_a_416_without_a_range_is_an_error(server: GCSServer) -> None:
+    server.app.hooks += (Answering(lambda _: Response(status=416)),)
+    async with opened(server.url) as service:
+        with pytest.raises(StorageError, match="HTTP 416"):
+            await service.get("a")
+
+
+async def test_metadata_that_comes_with_the_bytes_is_that_of_head(server: GCSServer) -> None:
+    metadata = {"label": "cat 7", "place": "Zürich 100%"}
+    async with opened(server.url) as service:
+        await service.put("b", b"1", crc32c=None, precondition=ANY, metadata=metadata)
+        head = await service.head("b")
+        meta = (await service.get("b")).meta()
+        assert dict(head.metadata) == dict(meta.metadata) == metadata
