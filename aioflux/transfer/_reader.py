@@ -45,9 +45,9 @@ class ObjectReader:
     error takes the place of the end where that does not mend it. Bytes that no whole read will
     cover, because the reader jumps or is left early, are treated as `verify_ranges` says: where
     ranges are read twice, those fetched after the first jump are, and those handed out before it
-    are read a second time then. So the same bytes cross the network once in a read from beginning
-    to end (256 MiB over plain http on loopback: 0.17 s, against 0.29 s read twice), twice
-    otherwise.
+    are read a second time then. So a stream from beginning to end costs no more than its bytes,
+    and one that jumps costs twice as much over plain http: 0.74 s instead of 0.37 s for 256 MiB
+    from `GCSServerProcess`, on two cores that were shared.
     """
 
     def __init__(self, session: Session, meta: ObjectMeta) -> None:
