@@ -3,7 +3,7 @@
 Stricter than RFC 9112 asks of a client, because a response that two parsers could frame
 differently is a response whose bytes belong to nobody: no whitespace before a colon, no folded
 lines, no bare CR or LF, not both Content-Length and Transfer-Encoding, no transfer coding but
-`chunked`. Whatever h11 refuses is refused here too.
+`chunked`, neither of them in trailers. Whatever h11 refuses is refused here too.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?")
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;.*)?[ \t]*")
 # 18 digits fit a signed 64-bit number; nothing stored is longer.
 _MAX_LENGTH_DIGITS: Final = 18
+_FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 _CONTROLS = bytes(c for c in range(32) if c not in b"\t\r\n") + b"\x7f"
 
 # Checked names, as they came -> in lower case. A service sends the same dozen names for ever: a
@@ -261,7 +262,7 @@ class ChunkedDecoder:
         self._num_trailer_bytes += len(line)
         if self._num_trailer_bytes > _MAX_TRAILER_BYTES:
             raise ProtocolError(f"trailers are over {_MAX_TRAILER_BYTES} bytes")
-        if line:
-            _parse_fields([b"", line])
-        else:
+        if not line:
             self.is_done = True
+        elif not _FRAMING.isdisjoint(_parse_fields([b"", line])):
+            raise ProtocolError("a trailer speaks of the framing, which has ended")

@@ -246,6 +246,8 @@ def test_chunked_payload_is_the_same_in_whatever_pieces_it_arrives(
         pytest.param(b"5;" + b"a" * 5000, id="endless-line"),
         pytest.param(b"0\r\nbad trailer\r\n\r\n", id="bad-trailer"),
         pytest.param(b"0\r\n" + b"A: b\r\n" * 5000, id="endless-trailers"),
+        pytest.param(b"0\r\nContent-Length: 5\r\n\r\n", id="length-in-trailers"),
+        pytest.param(b"0\r\ntransfer-Encoding: gzip\r\n\r\n", id="coding-in-trailers"),
     ],
 )
 def test_bad_chunked_framing_is_refused(data: bytes) -> None:

@@ -6,6 +6,7 @@ Where we refuse more, `oracle.stricter_by` names the rule; a refusal without a r
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import TYPE_CHECKING
 
 import h11
@@ -15,7 +16,17 @@ from hypothesis import strategies as st
 
 from aioflux.http import ProtocolError
 from aioflux.http._codec import MAX_HEAD_BYTES, encode_head
-from tests.http.oracle import H11, ROOM, Plane, Reading, Stream, damaged, responses, stricter_by
+from tests.http.oracle import (
+    H11,
+    ROOM,
+    Plane,
+    Reading,
+    Stream,
+    damage,
+    damaged,
+    responses,
+    stricter_by,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,6 +90,20 @@ def test_a_damaged_response_is_refused_or_read_as_h11_reads_it(
     for cuts in ways_to_cut(len(stream.data), somewhere):
         outcome = check_alike(stream, theirs, Plane().read(method, stream, cuts=cuts, into=into))
     event(outcome)
+
+
+@given(responses(), st.integers(0, 2**64 - 1))
+def test_fifty_ways_to_damage_a_response_are_refused_or_read_as_h11_reads_them(
+    valid: Stream, seed: int
+) -> None:
+    rng = random.Random(seed)
+    for _ in range(50):
+        stream = Stream(damage(valid.data, rng))
+        method = rng.choice([b"GET", b"GET", b"HEAD", b"PUT"])
+        into = rng.choice(["memory", "function", "none"])
+        theirs = H11().read(method, stream)
+        cuts = [rng.randrange(len(stream.data) + 1) for _ in range(rng.randrange(4))]
+        check_alike(stream, theirs, Plane().read(method, stream, cuts=cuts, into=into))
 
 
 @given(st.one_of(responses(), damaged()), methods, destinations)
