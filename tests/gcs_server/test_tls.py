@@ -71,6 +71,21 @@ def test_faults(server, connection, options, error):
             connection.getresponse().read()
 
 
+def test_a_client_that_leaves_before_its_answer_is_no_warning(server, caplog):
+    """TLS knows no half-closed connection, for which an answer would be kept."""
+    server.put("bucket", "k", b"0123456789")
+    context = server.client_ssl_context()
+    with (
+        server.faults.inject("objects.get", stall_at=0),
+        socket.create_connection((server.host, server.port), timeout=10) as sock,
+        context.wrap_socket(sock, server_hostname="localhost") as wrapped,
+    ):
+        wrapped.sendall(b"GET /bucket/k HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert wrapped.recv(4096).startswith(b"HTTP/1.1 200")
+        wrapped.unwrap()  # returns when the server has closed its side, too
+    assert not caplog.records
+
+
 def test_given_certificate(tmp_path):
     made = make_certificates(tmp_path, ["localhost"])
     with GCSServer(tls=(made.certificate_file, made.key_file)) as server:

@@ -133,8 +133,11 @@ class Connection(asyncio.BufferedProtocol):
         self._current = None
 
     def eof_received(self) -> bool:
-        """Let a client that closed its sending side still have its answers."""
-        if self._current is None and not self._queue:
+        """Let a client that closed its sending side still have its answers.
+
+        Over TLS there is no half-closed connection: the transport closes whatever this returns.
+        """
+        if self._scheme == "https" or (self._current is None and not self._queue):
             return False
         self._queue.append((0, b"", True))
         return True
