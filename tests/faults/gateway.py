@@ -94,8 +94,10 @@ class Gateway:
                     await _pipe(reader, upstream)
                     break
                 await self._forward(head, reader, upstream)
-        except (asyncio.IncompleteReadError, ConnectionError, OSError):
-            pass
+        except (asyncio.IncompleteReadError, OSError):
+            pass  # gone, which the finally passes on
+        except asyncio.CancelledError:
+            pass  # by `_close`; asyncio of Python 3.11 logs a cancelled task of its server
         finally:
             if upstream is not None:
                 upstream.close()

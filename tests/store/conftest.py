@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.faults.gateway import Gateway
+from tests.store.places import OTHER_BUCKET, OTHER_URL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +29,18 @@ def gcs_server_tls() -> Iterator[GCSServer]:
 
     with GCSServer(buckets=("bucket",), tls=True) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def other_server() -> Iterator[str]:
+    """Url of a server that is not in this process."""
+    from aioflux.testing import GCSServerProcess
+
+    if OTHER_URL:
+        yield OTHER_URL
+        return
+    with GCSServerProcess(buckets=(OTHER_BUCKET,)) as server:
+        yield server.url
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,11 @@
-"""The places that stores are tested on, each with its back door."""
+"""The places that stores are tested on, each with its back door.
+
+Environment:
+    AIOFLUX_TEST_GCS_URL: Another server of the Cloud Storage API, asked without credentials, for
+        the tests of a server that nobody can look into; by default `aioflux serve` is started.
+    AIOFLUX_TEST_GCS_BUCKET: An existing bucket on it, "bucket" by default.
+    AIOFLUX_TEST_GCS_LACKS: What it cannot do: fields of `SuiteCapabilities`, with commas.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +18,8 @@ import uuid
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote, urlencode, urlsplit
 
+from google.auth.credentials import AnonymousCredentials
+
 import aioflux
 from aioflux.service._memory import memory_bucket
 from aioflux.testing.faults import FlakyStore, random_faults
@@ -19,6 +28,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aioflux.testing import GCSServer
+
+OTHER_URL = os.environ.get("AIOFLUX_TEST_GCS_URL", "")
+OTHER_BUCKET = os.environ.get("AIOFLUX_TEST_GCS_BUCKET", "bucket")
+OTHER_LACKS = [name for name in os.environ.get("AIOFLUX_TEST_GCS_LACKS", "").split(",") if name]
 
 
 class Place(Protocol):
@@ -89,6 +102,11 @@ class GCSPlace:
         if whole not in self._server.keys("bucket", whole):
             raise KeyError(key)
         return self._server.get("bucket", whole)
+
+
+def tls_place(server: GCSServer) -> GCSPlace:
+    context = server.client_ssl_context()
+    return GCSPlace(server, ssl_context=context, credentials=AnonymousCredentials())
 
 
 class RemotePlace:

@@ -22,7 +22,15 @@ from hypothesis.stateful import (
 
 import aioflux
 from aioflux import sync
-from tests.store.places import GCSPlace, LocalPlace, MemoryPlace
+from tests.store.places import (
+    OTHER_BUCKET,
+    FlakyPlace,
+    GCSPlace,
+    LocalPlace,
+    MemoryPlace,
+    RemotePlace,
+    tls_place,
+)
 
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer
@@ -218,6 +226,14 @@ class LocalMachine(StoreMachine):
         return LocalPlace(Path(directory) / "objects")
 
 
+class FlakyMachine(StoreMachine):
+    seed = 0
+
+    def new_place(self) -> Place:
+        FlakyMachine.seed += 1
+        return FlakyPlace(MemoryPlace(), seed=FlakyMachine.seed)
+
+
 def check(machine: Any, num_examples: int) -> None:
     if settings.get_current_profile_name() == "nightly":
         num_examples *= 50
@@ -239,9 +255,40 @@ def test_local_is_like_a_dict() -> None:
     check(LocalMachine, 15)
 
 
+def test_a_flaky_memory_is_like_a_dict() -> None:
+    check(FlakyMachine, 15)
+
+
 def test_gcs_is_like_a_dict(gcs_server: GCSServer) -> None:
     class GCSMachine(StoreMachine):
         def new_place(self) -> Place:
             return GCSPlace(gcs_server)
 
     check(GCSMachine, 15)
+
+
+def test_gcs_over_tls_is_like_a_dict(gcs_server_tls: GCSServer) -> None:
+    class TLSMachine(StoreMachine):
+        def new_place(self) -> Place:
+            return tls_place(gcs_server_tls)
+
+    check(TLSMachine, 5)
+
+
+@pytest.mark.usefixtures("by_proxy")
+def test_gcs_through_a_proxy_is_like_a_dict(gcs_server: GCSServer) -> None:
+    class StandinMachine(StoreMachine):
+        def new_place(self) -> Place:
+            return GCSPlace(gcs_server)
+
+    check(StandinMachine, 5)
+
+
+def test_another_server_is_like_a_dict(other_server: str) -> None:
+    class OtherMachine(StoreMachine):
+        def new_place(self) -> Place:
+            place = RemotePlace(other_server, OTHER_BUCKET)
+            self.exit.callback(place.close)
+            return place
+
+    check(OtherMachine, 5)

@@ -9,22 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from google.auth.credentials import AnonymousCredentials
 
 from aioflux.testing.store_suite._many import ManyContract
 from aioflux.testing.store_suite._reading import ReadContract
 from aioflux.testing.store_suite._streams import ReaderContract, WriterContract
-from tests.store.places import GCSPlace
+from tests.store.places import GCSPlace, tls_place
 from tests.store.suite import OnPlace, PlaceSuite
 
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer
     from tests.faults.gateway import Gateway
-
-
-def tls_place(server: GCSServer) -> GCSPlace:
-    context = server.client_ssl_context()
-    return GCSPlace(server, ssl_context=context, credentials=AnonymousCredentials())
 
 
 class TestGCS(PlaceSuite):
