@@ -55,8 +55,8 @@ async def _begin_anew(work: Callable[[], Awaitable[object]], seconds: float) -> 
         except asyncio.CancelledError as exc:
             cancelled = exc
             task = asyncio.current_task()
-            if task is not None:
-                task.uncancel()
+            assert task is not None
+            task.uncancel()
     if cancelled is not None:
         raise cancelled
 

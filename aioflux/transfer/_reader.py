@@ -235,8 +235,6 @@ class ObjectReader:
                 self._verified = True
                 return number > 0
             again = self._ranges.keys() - self._given
-            if not again:
-                break
             self._drop_ranges(set(again))
             for index in sorted(again):
                 self._start(index)

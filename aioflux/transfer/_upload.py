@@ -340,8 +340,8 @@ class ObjectWriter:
         return await session.call(self._key, attempt, num_bytes=view.nbytes), checksum
 
     async def _complete(self) -> ObjectMeta:
-        if self._buffer:
-            await self._send_buffer()
+        # Not empty: it is sent when the next byte comes, and the caller's memory never to its end.
+        await self._send_buffer()
         stored = await asyncio.gather(*self._parts)
         checksum = 0
         for part, part_checksum in stored:

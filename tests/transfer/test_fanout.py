@@ -233,3 +233,23 @@ async def test_gather_keeps_the_order() -> None:
         return item
 
     assert await gather(work(item) for item in range(5)) == [0, 1, 2, 3, 4]
+
+
+async def test_a_worker_that_is_cancelled_while_it_waits_for_room_is_told() -> None:
+    gate = Gate()
+    before = asyncio.all_tasks()
+    batches = bounded_batches(gate, range(9), max_in_flight=1)
+    async with aclosing(batches):
+        first = asyncio.create_task(take(batches))
+        await settle()
+        workers = asyncio.all_tasks() - before - {first}
+        gate.end(0)
+        assert await first == [0]
+        gate.end(1)
+        await settle()
+        for worker in workers:
+            worker.cancel()
+        await settle()
+        assert await take(batches) == [1]
+        with pytest.raises(asyncio.CancelledError):
+            await take(batches)

@@ -452,6 +452,7 @@ async def test_no_lost_answer_leaves_an_upload_open(
 async def test_no_lost_answer_does_a_thing_twice(server: GCSServer) -> None:
     server.put("bucket", "x", b"1")
     server.stats.reset()
+    server.faults.clear()
     retry = RetryPolicy(initial_seconds=0.01)
     async with aioflux.open_store("gs://bucket", endpoint_url=server.url, retry=retry) as store:
         for operation in ("storage.objects.compose", "storage.objects.rewrite", "objects.delete"):

@@ -306,6 +306,29 @@ async def test_bytes_that_cannot_be_kept_do_not_count_as_moved() -> None:
     assert numbers == [1, 2, 3, 4, 5]
 
 
+async def test_without_generations_a_broken_range_is_read_from_its_beginning(rig: Rig) -> None:
+    meta = replace(rig.put("a", DATA), generation="")
+    asked: list[int] = []
+    inner = rig.service.get
+
+    async def get(key: str, *, start: int, **settings: Any) -> Any:
+        asked.append(start)
+        return await inner(key, start=start, **settings)
+
+    rig.service.get = get
+    rig.service.fail("get", Fault(kind="cut", num_bytes=300))
+    session = rig.new_session(range_size_bytes=4000)
+    assert (await fetch(session, "a", meta)).data == DATA
+    assert asked == [0, 0]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+async def test_either_copy_may_break_off(plain: Rig, place: int) -> None:
+    meta = plain.put("a", DATA)
+    plain.service.fail("get", *[None] * place, Fault(kind="cut", num_bytes=300))
+    assert await fetch_range(plain.session, "a", start=5, end=905, meta=meta) == DATA[5:905]
+
+
 # --- memory --------------------------------------------------------------------------------
 
 

@@ -162,3 +162,15 @@ async def test_closing_ends_what_is_fetched_ahead(rig: Rig) -> None:
     await reader.aclose()
     assert asyncio.all_tasks() == before
     assert rig.is_clean()
+
+
+async def test_a_position_before_the_first_byte_is_refused(rig: Rig) -> None:
+    meta = rig.put("a", DATA)
+    async with ObjectReader(rig.session, meta) as reader:
+        with pytest.raises(ValueError, match="-1"):
+            reader.seek(-1)
+        with pytest.raises(ValueError, match="whence"):
+            reader.seek(0, 3)
+        assert reader.tell() == 0
+    with pytest.raises(ValueError, match="closed"):
+        await reader.read()

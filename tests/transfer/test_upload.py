@@ -322,6 +322,39 @@ async def test_a_temporary_object_that_stays_does_not_fail_the_write(
     assert {meta.key for page in pages for meta in page} == left
 
 
+WHOLE = pattern(5 * PART + 5)  # more than twice what a writer may hold
+
+
+@pytest.mark.parametrize("before", [b"", b"some"], ids=["first", "behind a buffer"])
+async def test_large_memory_is_sent_from_where_it_is(rig: Rig, before: bytes) -> None:
+    await write(rig, PLAIN, before, WHOLE, WHOLE, b"end")
+    assert rig.get("a") == before + WHOLE + WHOLE + b"end"
+    assert rig.is_clean()
+
+
+async def test_callers_memory_is_the_callers_again_after_a_failure(rig: Rig) -> None:
+    rig.service.fail("put_part", None, Fault(kind="hang"), refused_for_good(), Fault(kind="hang"))
+    before = asyncio.all_tasks()
+    async with asyncio.timeout(10):
+        with pytest.raises(StorageError, match="no"):
+            await write(rig, PLAIN, WHOLE)
+    assert asyncio.all_tasks() == before  # nobody reads it any more
+    assert rig.is_clean()
+
+
+async def test_callers_memory_is_the_callers_again_after_a_cancellation(rig: Rig) -> None:
+    hang = Fault(kind="hang")
+    rig.service.fail("put_part", None, hang)
+    before = asyncio.all_tasks()
+    writing = asyncio.create_task(write(rig, PLAIN, WHOLE))
+    await hang.reached.wait()
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    assert asyncio.all_tasks() == before
+    assert rig.is_clean()
+
+
 @pytest.mark.parametrize("key", [TEMPORARY_PREFIX + "x", "run/" + TEMPORARY_PREFIX + "x"])
 def test_what_listings_leave_out_cannot_be_written(key: str) -> None:
     with pytest.raises(ValueError, match="take another key"):
