@@ -28,7 +28,7 @@ import time
 import weakref
 from collections import deque
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 from aioflux import store as _store
 
@@ -80,6 +80,7 @@ class _Bridge:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ending: set[asyncio.Task[Any]] = set()
+        self.is_ending = False
         self.is_over = False
 
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -159,6 +160,7 @@ _iterating: weakref.WeakSet[AsyncGenerator[Any, None]] = weakref.WeakSet()
 
 
 def _at_exit() -> None:
+    _bridge.is_ending = True
     for held in list(_held):
         held.abandon()
     if iterators := list(_iterating):
@@ -202,6 +204,9 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
     Raises:
         RuntimeError: Called on the background loop's own thread.
     """
+    if _bridge.is_ending and threading.current_thread().daemon:
+        coroutine.close()
+        _stand_still()
     try:
         loop = _bridge.loop()
     except RuntimeError:
@@ -223,8 +228,8 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
         else:
             outcome.set_result(task.result())
 
-    loop.call_soon_threadsafe(start)
     try:
+        loop.call_soon_threadsafe(start)
         if feed is not None:
             feed.serve(outcome)
         return _result(outcome)
@@ -232,7 +237,18 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
         if not outcome.done():
             loop.call_soon_threadsafe(lambda: [task.cancel() for task in started])
             concurrent.futures.wait([outcome], timeout=_CLEANUP_SECONDS)
+        if _bridge.is_ending and threading.current_thread().daemon:
+            _stand_still()
         raise
+
+
+def _stand_still() -> NoReturn:
+    """Wait in a daemon thread for the interpreter, which is ending, to end it.
+
+    What it used is closed already; an error would only be a traceback that says so.
+    """
+    while True:
+        threading.Event().wait()
 
 
 def _result(outcome: concurrent.futures.Future[T]) -> T:

@@ -2,86 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import queue
 import signal
-import subprocess
-import sys
-from contextlib import contextmanager
-from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aioflux.testing.gcs_server._app import Hook
+from tests.bridge.scripts import Watch, finish, line, running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from aioflux.testing import GCSServer
-    from aioflux.testing.gcs_server._messages import Request
-
-ROOT = Path(__file__).parents[2]
-LIMIT_SECONDS = 60
-
-PRELUDE = """
-import os, sys, warnings
-warnings.simplefilter("error")
-import aioflux, aioflux.sync
-options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
-store = aioflux.sync.open_store("gs://bucket/p", endpoint_url=sys.argv[1], transfer=options)
-def say(*words):
-    print(*words, flush=True)
-"""
-
-
-@contextmanager
-def running(script: str, server: GCSServer) -> Iterator[subprocess.Popen[str]]:
-    """Run a script that speaks to the server, in a process group of its own."""
-    process = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", "-c", PRELUDE + script, server.url],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def finish(process: subprocess.Popen[str]) -> list[str]:
-    """Return the lines that a script still says; it must end well and without complaint."""
-    out, err = process.communicate(timeout=LIMIT_SECONDS)
-    assert (process.returncode, err) == (0, ""), out + err
-    return out.splitlines()
-
-
-def line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-class Watch(Hook):
-    """Tells when a request has arrived."""
-
-    def __init__(self) -> None:
-        self._arrived: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
-
-    def before(self, request: Request) -> None:
-        self._arrived.put((request.match.operation, request.target))
-
-    def wait_for(self, pattern: str, word: str) -> None:
-        """Wait for a request of an operation with a word in its target."""
-        while True:
-            operation, target = self._arrived.get(timeout=LIMIT_SECONDS)
-            if fnmatchcase(operation, pattern) and word.encode() in target:
-                return
-
 
 STEPS = {
     "get": ("store.get('get')", "*objects.get"),

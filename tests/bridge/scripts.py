@@ -1,0 +1,110 @@
+"""Scripts that speak to a server, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aioflux.testing.gcs_server._app import Hook
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aioflux.testing import GCSServer
+    from aioflux.testing.gcs_server._messages import Request
+
+ROOT = Path(__file__).parents[2]
+LIMIT_SECONDS = 1000 if "AIOFLUX_TEST_ROUNDS" in os.environ else 100
+
+PRELUDE = """
+import os, sys, warnings
+warnings.simplefilter("error")
+import aioflux, aioflux.sync
+options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
+def give_token():
+    return "token"  # https is never asked without credentials
+settings = {"endpoint_url": sys.argv[1]}
+if sys.argv[1].startswith("https"):
+    settings["credentials"] = give_token
+store = aioflux.sync.open_store("gs://bucket/p", transfer=options, **settings)
+def say(*words):
+    print(*words, flush=True)
+"""
+
+
+@contextmanager
+def running(script: str, server: GCSServer, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a script that speaks to the server, in a process group of its own."""
+    trust = {"SSL_CERT_FILE": str(server.ca_file)} if server.url.startswith("https") else {}
+    process = subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", "-c", PRELUDE + script, server.url, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **trust, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def finish(process: subprocess.Popen[str], *, status: int = 0) -> list[str]:
+    """Return the lines that a script still says; it must end so and without complaint."""
+    try:
+        out, err = process.communicate(timeout=LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)  # faulthandler tells where each thread is
+        out, err = process.communicate()
+    assert (process.returncode, err) == (status, ""), out + err
+    return out.splitlines()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    """Return the next line that a script says."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def tell(process: subprocess.Popen[str], words: str = "") -> None:
+    """Say a line to a script."""
+    assert process.stdin is not None
+    process.stdin.write(f"{words}\n")
+    process.stdin.flush()
+
+
+class Watch(Hook):
+    """Tells when a request has arrived."""
+
+    def __init__(self) -> None:
+        self._arrived: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
+
+    def before(self, request: Request) -> None:
+        self._arrived.put((request.match.operation, request.target))
+
+    def wait_for(self, pattern: str, word: str = "") -> None:
+        """Wait for a request of an operation with a word in its target.
+
+        Raises:
+            TimeoutError: None comes.
+        """
+        until = time.monotonic() + LIMIT_SECONDS
+        while True:
+            try:
+                operation, target = self._arrived.get(timeout=until - time.monotonic())
+            except (queue.Empty, ValueError):
+                raise TimeoutError(f"no {pattern} of {word!r}") from None
+            if fnmatchcase(operation, pattern) and word.encode() in target:
+                return

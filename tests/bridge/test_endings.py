@@ -1,0 +1,192 @@
+"""The end of a process, whatever is open: no word on stderr, the right status, and soon."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.bridge.scripts import ROOT, Watch, finish, line, running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from aioflux.testing import GCSServer
+
+MOST_SECONDS = 5.0
+"""Two are promised; the rest is for machines that are busy with other tests."""
+
+OPENED = """
+import gc, os, sys, threading, time
+import aioflux, aioflux.sync
+options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
+settings = {"transfer": options}
+if sys.argv[1].startswith("gs"):
+    settings["endpoint_url"] = sys.argv[2]
+
+def opened():
+    return aioflux.sync.open_store(sys.argv[1], **settings)
+
+def say_when():
+    print(time.time(), flush=True)
+"""
+
+ENDINGS = {
+    "store": """
+store = opened()
+store.put("a", b"1")
+""",
+    "writer": """
+store = opened()
+writing = store.open_writer("w")
+writing.__enter__().write(bytes(11 << 20))
+""",
+    "writer-create": """
+store = opened()
+writing = store.open_writer("w", mode="create")
+writing.__enter__().write(bytes(11 << 20))
+""",
+    "writer-dropped": """
+store = opened()
+writing = store.open_writer("w")
+writing.__enter__().write(bytes(11 << 20))
+del writing
+gc.collect()
+store.put("a", b"1")
+""",
+    "reader": """
+store = opened()
+store.put("a", bytes(1 << 20))
+reading = store.open_reader("a")
+reading.__enter__().read(10)
+""",
+    "get_many": """
+store = opened()
+store.put("a", b"1")
+pairs = store.get_many(["a"] * 1000)
+next(pairs)
+""",
+    "get_many-fed": """
+store = opened()
+store.put("a", b"1")
+pairs = store.get_many("a" for _ in range(1000))
+next(pairs)
+""",
+    "list": """
+store = opened()
+store.put("a", b"1")
+metas = store.list()
+next(metas)
+""",
+    "daemon": """
+store = opened()
+store.put("a", b"1")
+def read():
+    while True:
+        store.get("a")
+for _ in range(4):
+    threading.Thread(target=read, daemon=True).start()
+time.sleep(0.2)
+""",
+    "daemon-writer": """
+store = opened()
+def write():
+    with store.open_writer("w") as writer:
+        while True:
+            writer.write(bytes(1 << 20))
+threading.Thread(target=write, daemon=True).start()
+time.sleep(0.2)
+""",
+}
+
+
+@pytest.mark.parametrize(("scheme", "status"), [("gs", 0), ("file", 3)])
+@pytest.mark.parametrize("name", list(ENDINGS))
+def test_a_process_ends_with_what_is_open(
+    server: GCSServer, tmp_path: Path, scheme: str, name: str, status: int
+) -> None:
+    """What is under construction is aborted and never published."""
+    uri = "gs://bucket/p" if scheme == "gs" else f"file://{tmp_path}"
+    script = f"{OPENED}{ENDINGS[name]}\nsay_when()\nsys.exit({status})\n"
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", script, uri, server.url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    seconds = time.time() - float(done.stdout)
+    assert (done.returncode, done.stderr) == (status, "")
+    assert seconds < MOST_SECONDS
+    assert server.stats.open_uploads == 0
+    assert set(server.keys("bucket")) <= {"p/a"}
+    assert set(os.listdir(tmp_path)) <= {"a"}
+
+
+TWICE = """
+try:
+    say("ready")
+    {}
+except KeyboardInterrupt:
+    say("interrupted")
+store.put("after", b"after")
+assert store.get("after") == b"after"
+say("usable")
+"""
+
+WAITS = {
+    "get": ("store.get('big')", "*objects.get"),
+    "put": ("store.put('put', bytes(12 << 20))", "xml.multipart.part"),
+}
+
+
+@pytest.mark.parametrize("name", list(WAITS))
+def test_a_second_ctrl_c_does_not_wait_for_the_clean_up(server: GCSServer, name: str) -> None:
+    """It is at work in the background, and ended with the process where it hangs."""
+    server.put("bucket", "p/big", bytes(20 << 20))
+    call, operation = WAITS[name]
+    watch = Watch()
+    server.app.hooks = (watch, *server.app.hooks)
+    with (
+        server.faults.inject(operation, delay_seconds=3600.0, key="p/[bp]*"),
+        server.faults.inject("xml.multipart.abort", delay_seconds=1.0),
+        running(TWICE.format(call), server) as process,
+    ):
+        assert line(process) == "ready"
+        watch.wait_for(operation)
+        process.send_signal(signal.SIGINT)
+        if name == "put":
+            watch.wait_for("xml.multipart.abort")
+            process.send_signal(signal.SIGINT)
+        begun = time.monotonic()
+        assert line(process) == "interrupted"
+        assert time.monotonic() - begun < MOST_SECONDS
+        assert finish(process) == ["usable"]
+    assert server.stats.open_uploads == 0
+
+
+def test_ctrl_c_that_nobody_catches_ends_the_process(server: GCSServer) -> None:
+    """With the traceback of the call and the status of the signal; uploads are aborted."""
+    watch = Watch()
+    server.app.hooks = (watch, *server.app.hooks)
+    script = "say('ready'); store.put('put', bytes(12 << 20))"
+    with (
+        server.faults.inject("xml.multipart.part", delay_seconds=3600.0),
+        running(script, server) as process,
+    ):
+        assert line(process) == "ready"
+        watch.wait_for("xml.multipart.part")
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert time.monotonic() - begun < MOST_SECONDS
+        assert process.returncode == -signal.SIGINT
+        assert re.findall(r"(?m)^\S*(?:Error|Interrupt)\b.*$", err) == ["KeyboardInterrupt"]
+    assert server.stats.open_uploads == 0
