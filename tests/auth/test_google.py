@@ -258,3 +258,83 @@ async def test_an_anonymous_token_is_none() -> None:
     token = AnonymousToken()
     assert await token.get() is None
     await token.close()
+
+
+async def test_of_many_refusals_the_first_makes_for_one_renewal(clock: Clock) -> None:
+    credentials = FakeCredentials(clock)
+    token = GoogleToken(credentials, clock=clock)
+
+    async def use() -> str | None:
+        value = await token.get()
+        await asyncio.sleep(0)
+        if value == "token-1":
+            token.refuse(value)
+        return await token.get()
+
+    assert set(await asyncio.gather(*(use() for _ in range(100)))) == {"token-2"}
+    assert (credentials.num_refreshed, credentials.most_under_way) == (2, 1)
+    token.refuse("token-1")  # old news
+    assert await token.get() == "token-2"
+
+
+async def test_a_token_without_an_end_is_renewed_where_it_is_refused(clock: Clock) -> None:
+    credentials = FakeCredentials(clock, token="given")
+    credentials.expiry = None
+    token = GoogleToken(credentials, clock=clock)
+    assert await token.get() == "given"
+    token.refuse("given")
+    assert await token.get() == "token-1"
+
+
+async def test_a_renewal_that_fails_after_a_refusal_gives_out_nothing(clock: Clock) -> None:
+    credentials = FakeCredentials(clock)
+    token = GoogleToken(credentials, clock=clock)
+    token.refuse(await token.get())
+    credentials.failures = [exceptions.RefreshError("revoked") for _ in range(2)]
+    for _ in range(2):
+        with pytest.raises(CredentialsError, match="gcloud auth"):
+            await token.get()
+    assert await token.get() == "token-2"
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        exceptions.TransportError("no network"),
+        exceptions.RefreshError("busy", retryable=True),
+        exceptions.RefreshError("behind it is another"),
+    ],
+)
+async def test_a_failure_of_the_network_may_pass(clock: Clock, failure: Exception) -> None:
+    if not (isinstance(failure, exceptions.TransportError) or failure.retryable):
+        failure.__cause__ = exceptions.TransportError("no network")
+    credentials = FakeCredentials(clock)
+    credentials.failures = [failure]
+    token = GoogleToken(credentials, clock=clock)
+    with pytest.raises(TransientError, match="this time"):
+        await token.get()
+    assert await token.get() == "token-1"
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("", "empty text"),
+        (None, "NoneType"),
+        (b"token", "bytes"),
+        ("token\n", "visible characters"),
+        (" token", "visible characters"),
+        ("tökén", "visible characters"),
+    ],
+)
+async def test_a_token_that_cannot_be_sent_is_refused_unsaid(value: object, says: str) -> None:
+    token = ProvidedToken(lambda: value)
+    with pytest.raises(CredentialsError, match=says) as caught:
+        await token.get()
+    assert "oken\n" not in str(caught.value)
+    assert "tökén" not in str(caught.value)
+
+
+def test_what_has_nothing_to_renew_takes_refusals() -> None:
+    AnonymousToken().refuse("token")
+    ProvidedToken(lambda: "token").refuse("token")
