@@ -24,7 +24,6 @@ from aioflux.cli._text import complain, describe
 __all__ = ["app", "run_app"]
 
 _DEBUG = "AIOFLUX_DEBUG"
-_BROKEN_PIPE = 128 + signal.SIGPIPE
 
 app = typer.Typer(
     name="aioflux",
@@ -60,14 +59,12 @@ def run_app(arguments: list[str] | None = None) -> int:
             stream.reconfigure(errors="surrogateescape")
     try:
         status = app(args=arguments, prog_name="aioflux", standalone_mode=False)
-        sys.stdout.flush()
     except Stopped as exc:
+        if exc.number == signal.SIGPIPE:
+            _drop_stdout()
         return 128 + exc.number
     except (KeyboardInterrupt, typer.Abort):
         return 128 + signal.SIGINT
-    except BrokenPipeError:
-        _drop_stdout()
-        return _BROKEN_PIPE
     except Exception as exc:  # the one place that lets nothing pass
         return _failed(exc)
     return status if isinstance(status, int) else 0

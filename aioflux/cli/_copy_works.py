@@ -180,9 +180,8 @@ def _once(work: Work, taken: dict[str, str]) -> Work:
     """Refuse a target that an earlier source takes, or that is the source itself."""
     if isinstance(work, Problem) or not work.goal:
         return work
-    if work.source == work.target or (
-        isinstance(work.origin, str) and _is_same_file(work.origin, work.goal)
-    ):
+    between_files = isinstance(work.origin, str) and work.goal == work.target
+    if work.source == work.target or (between_files and _is_same_file(work.source, work.goal)):
         return Problem(f"{one_line(work.source)} and {one_line(work.target)} are the same")
     other = taken.setdefault(work.target, work.source)
     if other != work.source:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -29,7 +30,7 @@ _MAX_SIGNALS = 3
 
 
 class Stopped(Exception):  # noqa: N818  it is no error that the user sees
-    """A signal ended the command, which has cleaned up.
+    """A signal ended the command, which has cleaned up; SIGPIPE stands for a broken pipe.
 
     Attributes:
         number: Number of the signal.
@@ -44,10 +45,15 @@ def run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
     """Run the coroutine of a command to its end and return its exit status.
 
     Raises:
-        Stopped: A signal ended it.
+        Stopped: A signal ended it, or nobody reads its output any more.
     """
-    with asyncio.Runner(loop_factory=_new_loop) as runner:
-        return runner.run(_until_signal(work))
+    try:
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            status = runner.run(_until_signal(work))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise Stopped(signal.SIGPIPE) from None
+    return status
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -1,0 +1,75 @@
+"""What a copy does is decided without I/O."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux.cli._copy_plan import LARGE_BYTES, Batcher, Clashes, Job, base_name, local_problem
+
+SEGMENTS = st.sampled_from(["", ".", "..", "a", "b", "a-", "é", ".aioflux-x", "a\0"])
+KEYS = st.lists(SEGMENTS, min_size=1, max_size=5).map("/".join)
+
+
+@given(KEYS)
+def test_a_key_that_passes_stays_below_the_directory(key: str) -> None:
+    if local_problem(key):
+        return
+    path = os.path.normpath(f"/target/{key}")
+    assert path.startswith("/target/")
+    assert path.rstrip("/") == f"/target/{key}".rstrip("/"), "two keys must not be one path"
+
+
+@pytest.mark.parametrize(
+    "key", ["../a", "a/../b", "a/..", "/etc/passwd", "a//b", "./a", "a/.", ".aioflux-1", "", "a\0"]
+)
+def test_a_key_that_is_no_path_below_is_refused(key: str) -> None:
+    assert local_problem(key)
+
+
+@pytest.mark.parametrize("key", ["a", "a/b", "a/", "..a", "a..", ".hidden", "é/ü", "a b", "a\\b"])
+def test_other_keys_are_paths(key: str) -> None:
+    assert not local_problem(key)
+
+
+@given(st.sets(st.text(alphabet="ab-/", min_size=1, max_size=6)))
+def test_a_key_clashes_where_an_earlier_one_is_its_directory(keys: set[str]) -> None:
+    ordered = sorted(keys, key=lambda key: key.encode())
+    clashes = Clashes()
+    for place, key in enumerate(ordered):
+        before = {each for each in ordered[:place] if not each.endswith("/")}
+        in_the_way = {each for each in before if key.startswith(f"{each}/")}
+        found = clashes.add(key)
+        assert (found in in_the_way) if found else not _unclashed(in_the_way, ordered)
+
+
+def _unclashed(in_the_way: set[str], ordered: list[str]) -> set[str]:
+    """Of the keys in the way, those that are copied: a file that itself clashed is not there."""
+    files = [each for each in ordered if not each.endswith("/")]
+    return {each for each in in_the_way if not any(each.startswith(f"{other}/") for other in files)}
+
+
+def job(size: int) -> Job:
+    return Job("source", "target", "path", "key", size)
+
+
+@given(st.lists(st.integers(-1, 3 * LARGE_BYTES)))
+def test_batches_hold_every_job_once_within_their_bounds(sizes: list[int]) -> None:
+    batcher, batches = Batcher(), []
+    for size in sizes:
+        batches += batcher.add(job(size))
+    batches.append(batcher.rest())
+    assert sorted(each.size for batch in batches for each in batch) == sorted(sizes)
+    for batch in batches:
+        if any(each.is_large for each in batch):
+            assert len(batch) == 1
+        assert len(batch) <= 128
+        assert len(batch) == 1 or sum(each.size for each in batch) <= 2 * LARGE_BYTES
+
+
+@pytest.mark.parametrize(("text", "name"), [("a/b", "b"), ("a/b/", "b"), ("b", "b"), ("/", "")])
+def test_base_names(text: str, name: str) -> None:
+    assert base_name(text) == name

@@ -1,0 +1,274 @@
+"""`aioflux cp`: what lands where, and what does not."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import read_files, write_files
+
+MIB = 1024 * 1024
+TREE = {"a": b"1", "d/b": b"2", "d/e/c": b"", "z.txt": b"4" * 1000}
+
+
+def fill(bucket, prefix: str = "") -> None:
+    for key, data in TREE.items():
+        bucket.put(prefix + key, data)
+
+
+@pytest.mark.parametrize("slash", ["", "/"], ids=["plain", "slash"])
+@pytest.mark.parametrize("end", ["", "/"], ids=["plain", "slash"])
+def test_r_copies_what_is_below_whatever_the_slashes(aioflux, bucket, slash, end) -> None:
+    write_files(Path("src"), TREE)
+    assert aioflux("cp", "-r", f"src{slash}", f"{bucket.uri}/p{end}").status == 0
+    assert bucket.contents() == {f"p/{key}": data for key, data in TREE.items()}
+    ended = aioflux("cp", "-r", f"{bucket.uri}/p{slash}", f"out{end}")
+    assert ended.err.startswith("copied 4 objects, 1002 B in ")
+    assert ended.out == ""
+    assert read_files(Path("out")) == TREE
+
+
+def test_r_copies_a_whole_bucket(aioflux, bucket) -> None:
+    fill(bucket)
+    assert aioflux("cp", "-r", bucket.uri, "out").status == 0
+    assert read_files(Path("out")) == TREE
+
+
+@pytest.mark.parametrize(
+    ("target", "key"), [("", "z.txt"), ("/", "z.txt"), ("/d/", "d/z.txt"), ("/d", "d")]
+)
+def test_one_file_keeps_its_name_in_a_directory_only(aioflux, bucket, target, key) -> None:
+    write_files(Path(), TREE)
+    assert aioflux("cp", "z.txt", bucket.uri + target).status == 0
+    assert bucket.contents() == {key: TREE["z.txt"]}
+
+
+@pytest.mark.parametrize(
+    ("target", "path"), [("new", "new"), ("new/", "new/z.txt"), ("d", "d/z.txt"), (".", "z.txt")]
+)
+def test_one_object_to_disk(aioflux, bucket, target, path) -> None:
+    fill(bucket)
+    Path("d").mkdir()
+    assert aioflux("cp", f"{bucket.uri}/z.txt", target).status == 0
+    assert read_files(Path()) == {path: TREE["z.txt"]}
+
+
+def test_several_sources_need_a_directory(aioflux, bucket) -> None:
+    write_files(Path(), TREE)
+    assert aioflux("cp", "a", "z.txt", f"{bucket.uri}/x").status == 2
+    assert aioflux("cp", "a", "z.txt", f"{bucket.uri}/x/").status == 0
+    assert bucket.keys() == ["x/a", "x/z.txt"]
+
+
+def test_two_sources_of_one_name_do_not_replace_each_other(aioflux, bucket) -> None:
+    write_files(Path(), {"d/a": b"1", "e/a": b"2"})
+    ended = aioflux("cp", "d/a", "e/a", f"{bucket.uri}/")
+    assert ended.status == 1
+    assert "d/a has the same name there" in ended.err
+    assert bucket.contents() == {"a": b"1"}
+
+
+def test_between_buckets_metadata_goes_along(aioflux, bucket, cli_server) -> None:
+    import aioflux as library
+
+    with library.sync.open_store(bucket.uri, endpoint_url=cli_server.url) as store:
+        store.put("a", b"1", content_type="image/png", metadata={"k": "v"})
+    cli_server.create_bucket(f"{bucket.name}-2")
+    for target in (f"{bucket.uri}/b", f"{bucket.uri}-2/b"):
+        assert aioflux("cp", f"{bucket.uri}/a", target).status == 0
+        row = json.loads(aioflux("stat", "--json", target).out)
+        assert (row["content_type"], row["metadata"]) == ("image/png", {"k": "v"})
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("a.json", "application/json"), ("a.txt.gz", "application/octet-stream")],
+)
+def test_the_media_type_is_that_of_the_name(aioflux, bucket, name, kind) -> None:
+    write_files(Path(), {name: b"1"})
+    aioflux("cp", name, f"{bucket.uri}/")
+    assert json.loads(aioflux("stat", "--json", f"{bucket.uri}/{name}").out)["content_type"] == kind
+
+
+def test_a_dry_run_tells_and_copies_nothing(aioflux, bucket) -> None:
+    fill(bucket)
+    ended = aioflux("cp", "-r", "--dry-run", bucket.uri, "out")
+    assert (ended.status, ended.err) == (0, "would copy 4 objects, 1002 B\n")
+    assert ended.lines == [f"would copy {bucket.uri}/{key} to out/{key}" for key in sorted(TREE)]
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("size", [10, 20 * MIB], ids=["small", "large"])
+def test_no_clobber_leaves_what_exists(aioflux, bucket, size) -> None:
+    bucket.put("k", b"old")
+    write_files(Path(), {"k": b"n" * size, "old": b"old"})
+    ended = aioflux("cp", "-n", "k", f"{bucket.uri}/k")
+    assert (ended.status, bucket.get("k")) == (0, b"old")
+    assert "copied 0 objects" in ended.err
+    assert "1 skipped" in ended.err
+    bucket.put("big", b"n" * size)
+    assert aioflux("cp", "-n", f"{bucket.uri}/big", "old").status == 0
+    assert Path("old").read_bytes() == b"old"
+    assert aioflux("cp", f"{bucket.uri}/big", "old").status == 0
+    assert Path("old").stat().st_size == size
+
+
+def test_a_key_never_leaves_the_target_directory(aioflux, bucket, tmp_path) -> None:
+    for key in ("p/../../x", "p/..", "p//etc/y", "p//abs", "p/ok", "p/./z"):
+        bucket.put(key, b"evil")
+    ended = aioflux("cp", "-r", f"{bucket.uri}/p", "out")
+    assert ended.status == 1
+    assert read_files(tmp_path) == {"here/out/ok": b"evil"}
+    assert len(ended.err.splitlines()) == 6
+    assert f"{bucket.uri}/p/../../x" in ended.err
+
+
+def test_a_file_and_a_directory_of_one_name(aioflux, bucket) -> None:
+    for key in ("a", "a-", "a/b", "a/c", "b"):
+        bucket.put(key, key.encode())
+    ended = aioflux("cp", "-r", bucket.uri, "out")
+    assert ended.status == 1
+    assert read_files(Path("out")) == {"a": b"a", "a-": b"a-", "b": b"b"}
+    first, *_, last = ended.err.splitlines()
+    assert f"{bucket.uri}/a/b" in first
+    assert f"{bucket.uri}/a is a file" in first
+    assert last.endswith("; 2 failed")
+
+
+def test_a_directory_on_disk_in_the_place_of_a_file(aioflux, bucket) -> None:
+    fill(bucket)
+    write_files(Path("out"), {"a/old": b"", "d": b""})
+    ended = aioflux("cp", "-r", bucket.uri, "out")
+    assert ended.status == 1
+    assert read_files(Path("out")) == {"a/old": b"", "d": b"", "z.txt": TREE["z.txt"]}
+    assert "it is a directory where this object needs a file" in ended.err
+    assert "it is a file where this object needs a directory" in ended.err
+
+
+def test_markers_become_directories(aioflux, bucket) -> None:
+    bucket.put("d/", b"")
+    bucket.put("d/e/", b"")
+    bucket.put("f/", b"not empty")
+    ended = aioflux("cp", "-r", bucket.uri, "out")
+    assert ended.status == 1
+    assert Path("out/d/e").is_dir()
+    assert "out/f/" in ended.err
+    assert ended.err.count("\n") == 2
+
+
+def test_many_failures_are_ten_lines_and_a_count(aioflux, bucket) -> None:
+    for at in range(25):
+        bucket.put(f"x//{at}")
+    bucket.put("x/ok")
+    ended = aioflux("cp", "-r", f"{bucket.uri}/x", "out")
+    lines = ended.err.splitlines()
+    assert (ended.status, len(lines)) == (1, 12)
+    assert lines[10] == "aioflux: and 15 more failures"
+    assert lines[11].endswith("; 25 failed")
+
+
+def test_links_and_pipes_are_said_and_not_followed(aioflux, bucket) -> None:
+    write_files(Path("src"), {"a": b"1", "d/b": b"2", ".aioflux-1": b"temporary"})
+    os.symlink("a", "src/link")
+    os.symlink("..", "src/d/up")
+    os.symlink("none", "src/dangling")
+    os.mkfifo("src/pipe")
+    ended = aioflux("cp", "-r", "src", bucket.uri)
+    assert ended.status == 1
+    assert bucket.contents() == {"a": b"1", "d/b": b"2", "link": b"1"}
+    assert len(ended.err.splitlines()) == 4
+    assert "src/d/up: it is a link to a directory" in ended.err
+
+
+def test_a_device_is_not_replaced(aioflux, bucket) -> None:
+    fill(bucket)
+    os.mkfifo("pipe")
+    assert aioflux("cp", f"{bucket.uri}/a", "pipe").status == 1
+    assert Path("pipe").is_fifo()
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("{b}/p", "{b}/p"), ("{b}/p/", "{b}/p/q"), ("{b}", "{b}/q"), ("src", "src/x"), ("src", "src")],
+)
+def test_nothing_is_copied_into_itself(aioflux, bucket, source, target) -> None:
+    fill(bucket, "p/")
+    write_files(Path("src"), TREE)
+    ended = aioflux("cp", "-r", source.format(b=bucket.uri), target.format(b=bucket.uri))
+    assert ended.status == 1
+    assert "into itself" in ended.err
+    assert read_files(Path()) == {f"src/{key}": data for key, data in TREE.items()}
+
+
+@pytest.mark.parametrize("name", ["{b}/a", "a"])
+def test_one_object_is_not_copied_onto_itself(aioflux, bucket, name) -> None:
+    fill(bucket)
+    write_files(Path(), TREE)
+    name = name.format(b=bucket.uri)
+    ended = aioflux("cp", name, name)
+    assert ended.status == 1
+    assert "are the same" in ended.err
+
+
+def test_nothing_below_is_an_error_and_makes_no_directory(aioflux, bucket) -> None:
+    Path("src").mkdir()
+    assert aioflux("cp", "-r", f"{bucket.uri}/none", "out").status == 1
+    assert aioflux("cp", "-r", "src", "out").status == 1
+    assert not Path("out").exists()
+
+
+def test_a_directory_needs_r(aioflux, bucket) -> None:
+    Path("src").mkdir()
+    fill(bucket, "p/")
+    for source in ("src", f"{bucket.uri}/p/", bucket.uri):
+        ended = aioflux("cp", source, "out")
+        assert ended.status == 1
+        assert "-r copies what is below" in ended.err
+
+
+def test_large_and_small_objects_both_ways(aioflux, bucket) -> None:
+    contents = {f"{at:03}": bytes([at % 256]) * (at * 1000) for at in range(200)}
+    contents["big"] = os.urandom(40 * MIB)
+    contents["other/big"] = os.urandom(17 * MIB)
+    write_files(Path("src"), contents)
+    assert aioflux("cp", "-r", "src", bucket.uri).status == 0
+    assert bucket.contents() == contents
+    assert bucket.num_uploads() == 0
+    assert aioflux("cp", "-r", bucket.uri, "out").status == 0
+    assert read_files(Path("out")) == contents
+    assert aioflux("cp", "-r", "out", "again").status == 0
+    assert read_files(Path("again")) == contents
+
+
+def test_an_object_that_is_damaged_does_not_arrive(aioflux, bucket, cli_server) -> None:
+    """Its bytes do not match the crc32c that was listed; the others arrive."""
+    fill(bucket)
+    with cli_server.faults.inject("objects.media", bucket=bucket.name, key="a", flip_at=0):
+        ended = aioflux("cp", "-r", bucket.uri, "out")
+    assert ended.status == 1
+    assert "crc32c" in ended.err
+    assert sorted(read_files(Path("out"))) == sorted(set(TREE) - {"a"})
+
+
+def test_an_object_that_is_deleted_meanwhile_is_named(aioflux, bucket) -> None:
+    fill(bucket)
+    ended = aioflux("cp", f"{bucket.uri}/none", f"{bucket.uri}/a", "out/")
+    assert ended.status == 1
+    assert f"{bucket.uri}/none" in ended.err
+    assert read_files(Path("out")) == {"a": b"1"}
+
+
+def test_two_tool_streams(command, bucket, tmp_path) -> None:
+    data = os.urandom(20 * MIB)
+    ended = command("cp", "-", f"{bucket.uri}/k", stdin=data)
+    assert ended.returncode == 0, ended.stderr
+    assert bucket.get("k") == data
+    ended = command("cp", f"{bucket.uri}/k", "-")
+    assert (ended.returncode, ended.stdout == data, ended.stderr) == (0, True, b"")
+    path = tmp_path / "file"
+    assert command("cp", "-", path, stdin=b"123").returncode == 0
+    assert path.read_bytes() == b"123"
+    assert command("cp", "-", f"{bucket.uri}/", stdin=b"123").returncode == 1

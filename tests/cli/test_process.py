@@ -1,0 +1,231 @@
+"""The command as a process: signals, pipes, terminals, and what it loads."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aioflux.testing.gcs_server import Network
+from tests.cli.conftest import PROGRAM, read_files, write_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aioflux.testing import GCSServer
+
+MIB = 1024 * 1024
+
+
+@contextmanager
+def slow(server: GCSServer, bytes_per_second: int) -> Iterator[None]:
+    """Give the signal time to meet a copy."""
+    before = server.network
+    server.network = Network(bytes_per_second=bytes_per_second)
+    try:
+        yield
+    finally:
+        server.network = before
+
+
+class Terminal:
+    """A process with a terminal of its own, as people run it."""
+
+    def __init__(self, environment: dict[str, str], *arguments: object) -> None:
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [*PROGRAM, *map(str, arguments)],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**environment, "TERM": "xterm", "COLUMNS": "100"},
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self.text = ""
+
+    def read(self, until: str = "", seconds: float = 30.0) -> bool:
+        """Read until a pattern is there, or the process ends; tell whether it is there."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if until and re.search(until, self.text):
+                return True
+            if not select.select([self._ours], [], [], 0.05)[0]:
+                continue
+            try:
+                data = os.read(self._ours, 65536)
+            except OSError:  # the other end is closed
+                break
+            self.text += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", data.decode(errors="replace"))
+        return bool(until and re.search(until, self.text))
+
+    def end(self) -> int:
+        """Read to the end, and return the exit status."""
+        self.read()
+        status = self.process.wait(30)
+        os.close(self._ours)
+        return status
+
+
+def test_the_copy_shows_its_progress_on_a_terminal(environment, bucket, tmp_path) -> None:
+    for at in range(300):
+        bucket.put(f"s/{at:03}", b"x" * 1000)
+    bucket.put("s/big", b"y" * 40 * MIB)
+    terminal = Terminal(environment, "cp", "-r", f"{bucket.uri}/s", tmp_path / "out")
+    assert terminal.end() == 0, terminal.text
+    assert re.search(r"of 40\.3 MiB, \d+ of 301", terminal.text)
+    assert re.search(r"MiB/s +(-:--:--|0:00:\d\d)", terminal.text)
+    assert re.search(r"copied 301 objects, 40\.3 MiB in .* \(.*/s\)\s*$", terminal.text)
+    assert len(read_files(tmp_path / "out")) == 301
+
+
+@pytest.mark.parametrize("moment", range(5))
+def test_ctrl_c_leaves_nothing_of_a_download(environment, bucket, tmp_path, moment) -> None:
+    contents = {f"{at:03}/{at}": b"x" * 1000 for at in range(300)} | {"big": b"y" * 40 * MIB}
+    for key, data in contents.items():
+        bucket.put(key, data)
+    with slow(bucket.server, 60 * MIB):
+        terminal = Terminal(environment, "cp", "-r", bucket.uri, tmp_path / "out")
+        assert terminal.read(until=r"\d%"), terminal.text
+        time.sleep(moment * 0.15)  # the moment is what differs, and no event has it
+        interrupted = time.monotonic()
+        terminal.process.send_signal(signal.SIGINT)
+        status = terminal.end()
+    seconds = time.monotonic() - interrupted
+    arrived = read_files(tmp_path / "out")
+    assert arrived == {key: contents[key] for key in arrived}
+    assert not [
+        path for path in (tmp_path / "out").rglob("*") if path.is_dir() and not any(path.iterdir())
+    ]
+    assert status == 130 or (status == 0 and arrived == contents)
+    assert "Traceback" not in terminal.text
+    assert seconds < 5
+
+
+@pytest.mark.parametrize("moment", range(5))
+def test_ctrl_c_leaves_nothing_of_an_upload(environment, bucket, tmp_path, moment) -> None:
+    contents = {f"{at:03}": b"x" * 1000 for at in range(300)} | {"big": b"y" * 40 * MIB}
+    write_files(tmp_path, contents)
+    with slow(bucket.server, 60 * MIB):
+        terminal = Terminal(environment, "cp", "-r", tmp_path, bucket.uri)
+        assert terminal.read(until=r"\d%"), terminal.text
+        time.sleep(moment * 0.15)  # the moment is what differs, and no event has it
+        interrupted = time.monotonic()
+        terminal.process.send_signal(signal.SIGINT)
+        status = terminal.end()
+    seconds = time.monotonic() - interrupted
+    stored = bucket.contents()
+    assert stored == {key: contents[key] for key in stored}
+    assert bucket.num_uploads() == 0
+    assert status == 130 or (status == 0 and stored == contents)
+    assert "Traceback" not in terminal.text
+    assert seconds < 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_end_it_in_order_too(environment, bucket, tmp_path, number) -> None:
+    bucket.put("big", b"y" * 40 * MIB)
+    with slow(bucket.server, 20 * MIB):
+        terminal = Terminal(environment, "cp", f"{bucket.uri}/big", tmp_path / "out" / "big")
+        assert terminal.read(until=r"\d%"), terminal.text
+        terminal.process.send_signal(number)
+        assert terminal.end() == 128 + number
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_does_not_wait_for_standard_input(environment, bucket) -> None:
+    terminal = Terminal(environment, "cp", "-", f"{bucket.uri}/k")
+    assert terminal.read(until=r"\d%"), terminal.text
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.end() == 130
+    assert bucket.keys() == []
+
+
+def test_ctrl_c_does_not_wait_for_who_reads_nothing(environment, bucket) -> None:
+    bucket.put("big", b"y" * 20 * MIB)
+    with subprocess.Popen(
+        [*PROGRAM, "cat", f"{bucket.uri}/big"], stdout=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"y"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+
+
+@pytest.mark.parametrize("arguments", [["cat"], ["ls", "-r"], ["cp"]], ids=" ".join)
+def test_a_reader_that_leaves_is_no_failure(environment, bucket, arguments) -> None:
+    bucket.put("big", b"y\n" * 5 * MIB)
+    for at in range(3000):
+        bucket.put(f"{at:05}")
+    uri = bucket.uri if "ls" in arguments else f"{bucket.uri}/big"
+    with subprocess.Popen(
+        [*PROGRAM, *arguments, uri, *(["-"] if "cp" in arguments else [])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(30) == 128 + signal.SIGPIPE
+        assert process.stderr.read() == b""
+
+
+def test_help_loads_no_torch_and_no_cloud_sdk(environment) -> None:
+    code = (
+        "import sys; from aioflux.cli._app import run_app; run_app(['--help']); "
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    loaded = {name.split(".")[0] for name in ended.stderr.split()}
+    assert not loaded & {"torch", "numpy", "gcloud", "google", "aiohttp"}
+    for name in ("ls", "cat", "cp", "rm", "stat", "serve", "clean"):
+        assert re.search(rf"\b{name}\b", ended.stdout)
+
+
+def test_what_is_not_foreseen_is_one_line_too(environment) -> None:
+    code = (
+        "import sys, aioflux.cli._place as place\n"
+        "from aioflux.cli._app import app, run_app\n"
+        "@app.command()\n"
+        "def broken() -> int:\n"
+        "    return {}['x']\n"
+        "sys.exit(run_app(['broken']))"
+    )
+    told = []
+    for debug in ("0", "1"):
+        ended = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**environment, "AIOFLUX_DEBUG": debug},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 1
+        told.append(ended.stderr)
+    assert told[0] == "aioflux: unexpected KeyError: 'x' (AIOFLUX_DEBUG=1 shows where)\n"
+    assert "Traceback" in told[1]
+
+
+def test_files_of_no_right_to_read_are_named(command, bucket, tmp_path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may read everything")
+    write_files(tmp_path, {"a": b"1", "b": b"2"})
+    Path(tmp_path / "a").chmod(0)
+    ended = command("cp", "-r", tmp_path, bucket.uri)
+    assert ended.returncode == 1
+    assert b"Permission denied" in ended.stderr
+    assert bucket.keys() == ["b"]

@@ -1,0 +1,217 @@
+"""`ls`, `cat`, `stat`, `rm` and `clean`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+OBJECT_FIELDS = [
+    "type",
+    "uri",
+    "size",
+    "updated",
+    "generation",
+    "etag",
+    "crc32c",
+    "content_type",
+    "content_encoding",
+    "storage_class",
+    "metadata",
+]
+"""The fields of a JSON row, in order. Programs depend on them."""
+
+
+@pytest.fixture
+def filled(bucket):
+    for key in ("a", "p/b", "p/c/d", "p/c/e", "p", "q"):
+        bucket.put(key, key.encode())
+    return bucket
+
+
+def test_ls_lists_one_level_by_key(aioflux, filled) -> None:
+    ended = aioflux("ls", filled.uri)
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.lines == [f"{filled.uri}/{key}" for key in ("a", "p", "p/", "q")]
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_ls_of_a_prefix(aioflux, filled, slash) -> None:
+    keys = ["p"] * (not slash) + ["p/b", "p/c/"]
+    assert aioflux("ls", f"{filled.uri}/p{slash}").lines == [f"{filled.uri}/{key}" for key in keys]
+
+
+def test_ls_of_all_below(aioflux, filled) -> None:
+    keys = ["p/b", "p/c/d", "p/c/e"]
+    assert aioflux("ls", "-r", f"{filled.uri}/p/").lines == [f"{filled.uri}/{key}" for key in keys]
+
+
+def test_a_long_listing_has_sizes_times_generations_and_a_sum(aioflux, filled) -> None:
+    first, *_, total = aioflux("ls", "-l", f"{filled.uri}/p/").lines
+    size, updated, generation, uri = first.split()
+    assert (size, uri) == ("3", f"{filled.uri}/p/b")
+    assert updated.endswith("Z")
+    assert generation.isdigit()
+    assert total == "1 object, 3 bytes (3 B)"
+
+
+def test_ls_json_has_these_fields(aioflux, filled) -> None:
+    rows = [json.loads(line) for line in aioflux("ls", "--json", f"{filled.uri}/p/").lines]
+    assert [list(row) for row in rows] == [OBJECT_FIELDS, ["type", "uri"]]
+    assert rows[0]["size"] == 3
+    assert len(rows[0]["crc32c"]) == 8
+    assert rows[1] == {"type": "prefix", "uri": f"{filled.uri}/p/c/"}
+
+
+def test_ls_of_an_empty_bucket_is_empty_and_of_nothing_an_error(aioflux, bucket) -> None:
+    assert aioflux("ls", bucket.uri).status == 0
+    ended = aioflux("ls", f"{bucket.uri}/none")
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err == (
+        f"aioflux: there is no object and no prefix {bucket.uri}/none; check the spelling\n"
+    )
+
+
+def test_ls_of_local_paths(aioflux) -> None:
+    os.makedirs("d/e")
+    for name in ("d/f", "d/e/g"):
+        open(name, "w").close()
+    assert [line.rpartition("/here/")[2] for line in aioflux("ls", "d").lines] == ["d/e/", "d/f"]
+    assert len(aioflux("ls", "-r", ".").lines) == 2
+
+
+def test_cat_writes_objects_one_after_the_other(aioflux, filled) -> None:
+    ended = aioflux("cat", f"{filled.uri}/p/b", f"{filled.uri}/q")
+    assert (ended.status, ended.out, ended.err) == (0, "p/bq", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "data"), [("0-2", "p/"), ("1-", "/b"), ("1-99", "/b"), ("9-", "")]
+)
+def test_cat_of_a_range(aioflux, filled, text, data) -> None:
+    assert aioflux("cat", "--range", text, f"{filled.uri}/p/b").out == data
+
+
+@pytest.mark.parametrize("text", ["5-2", "x", "-5", "2-2"])
+def test_cat_refuses_what_is_no_range(aioflux, filled, text) -> None:
+    assert aioflux("cat", f"--range={text}", f"{filled.uri}/p/b").status == 2
+
+
+def test_stat_tells_the_same_in_both_forms(aioflux, filled) -> None:
+    row = json.loads(aioflux("stat", "--json", f"{filled.uri}/q").out)
+    assert list(row) == OBJECT_FIELDS
+    text = aioflux("stat", f"{filled.uri}/q").out
+    assert row["generation"] in text
+    assert row["crc32c"] in text
+
+
+def test_stat_goes_on_after_one_that_is_not_there(aioflux, filled) -> None:
+    ended = aioflux("stat", f"{filled.uri}/none", f"{filled.uri}/q")
+    assert ended.status == 1
+    assert f"{filled.uri}/none" in ended.err
+    assert ended.err.count("\n") == 1
+    assert ended.out.startswith(f"{filled.uri}/q\n")
+
+
+def test_rm_deletes_what_there_is_and_names_what_is_not(aioflux, filled) -> None:
+    ended = aioflux("rm", f"{filled.uri}/a", f"{filled.uri}/none")
+    assert ended.status == 1
+    assert ended.err.splitlines() == [
+        f"aioflux: there is no object {filled.uri}/none",
+        "deleted 1 object; 1 failed",
+    ]
+    assert filled.keys()[0] != "a"
+
+
+def test_rm_of_a_prefix_needs_r(aioflux, filled) -> None:
+    assert aioflux("rm", f"{filled.uri}/p/").status == 1
+    assert aioflux("rm", "-r", "--dry-run", f"{filled.uri}/p").status == 0
+    assert len(filled.keys()) == 6
+    assert aioflux("rm", "-r", f"{filled.uri}/p").status == 0
+    assert filled.keys() == ["a", "p", "q"]
+
+
+def leave_behind(bucket, command) -> None:
+    import asyncio
+
+    import aioflux
+
+    async def leave() -> None:
+        store = aioflux.open_store(bucket.uri, endpoint_url=bucket.server.url)
+        async with store:
+            session = store.sessions[asyncio.get_running_loop()]
+            await session.service.initiate_upload("run/u")
+
+    asyncio.run(leave())
+    bucket.put("run/.aioflux-uploads/1")
+    bucket.put("aioflux-composed-objects/2")
+    bucket.put("run/kept")
+
+
+def test_clean_removes_left_overs_from_that_age_on(aioflux, bucket, command) -> None:
+    leave_behind(bucket, command)
+    for arguments in ([], ["--older-than", "1h"]):
+        ended = aioflux("clean", bucket.uri, *arguments)
+        assert (ended.status, ended.out) == (0, "")
+        assert ended.err == "aborted 0 uploads, deleted 0 objects\n"
+    told = aioflux("clean", bucket.uri, "--older-than", "0s", "--dry-run", "--json")
+    rows = [json.loads(line) for line in told.lines]
+    assert [list(row) for row in rows] == [["type", "uri", "upload_id", "initiated"]] + [
+        ["type", "uri"]
+    ] * 2
+    assert [row["uri"].removeprefix(f"{bucket.uri}/") for row in rows] == [
+        "run/u",
+        "aioflux-composed-objects/2",
+        "run/.aioflux-uploads/1",
+    ]
+    assert bucket.num_uploads() == 1
+    ended = aioflux("clean", bucket.uri, "--older-than", "0s")
+    assert ended.err == "aborted 1 upload, deleted 2 objects\n"
+    assert (bucket.keys(), bucket.num_uploads()) == (["run/kept"], 0)
+
+
+def test_clean_of_local_disk_removes_temporary_files(aioflux, tmp_path) -> None:
+    old, young = (tmp_path / "here" / f".aioflux-{digit * 32}" for digit in "ab")
+    for path in (old, young):
+        path.write_bytes(b"1")
+    day_ago = time.time() - 90_000
+    os.utime(old, (day_ago, day_ago))
+    assert aioflux("clean", ".").status == 0
+    assert [path.exists() for path in (old, young)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["clean", "gs://b", "--older-than", "soon"], ["ls"], ["ls", "--nonsense"], ["nonsense"], []],
+    ids=" ".join,
+)
+def test_wrong_usage_is_status_2(aioflux, arguments) -> None:
+    ended = aioflux(*arguments)
+    assert ended.status == 2
+    assert ended.err.count("\n") == bool(arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ls", "ftp://x"],
+        ["ls", "gs://"],
+        ["cat", "/"],
+        ["stat", "gs://bucket-that-is-not/x"],
+        ["ls", "--endpoint-url", "http://x", "."],
+        ["cp", "/none", "gs://b/x"],
+    ],
+    ids=" ".join,
+)
+def test_a_failure_is_one_line_and_status_1(aioflux, arguments) -> None:
+    ended = aioflux(*arguments)
+    assert ended.status == 1
+    assert ended.err.startswith("aioflux: ")
+    assert "Traceback" not in ended.err
+    assert len(ended.err.splitlines()) <= 2
+
+
+def test_the_traceback_is_there_for_who_asks(aioflux) -> None:
+    assert "Traceback" in aioflux("--debug", "ls", "ftp://x").err
