@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 
 import aioflux
 from aioflux import (
+    AlreadyExistsError,
     NotFoundError,
+    ObjectMeta,
     OpenUpload,
     PreconditionFailedError,
     RetryPolicy,
@@ -234,6 +237,29 @@ async def test_a_conditional_completion_is_found(rig: Rig, tmp_path: Path) -> No
     taken = WriteRequest("a", Precondition(if_generation_match="another"))
     with pytest.raises(PreconditionFailedError):
         await put(flaky.session, taken, memoryview(LARGE))
+
+
+async def test_without_checksums_another_object_is_not_taken_for_the_revealed_one(
+    rig: Rig,
+) -> None:
+    store = rig.bucket.store
+
+    def without_checksum(key: str, data: bytes, **settings: Any) -> ObjectMeta:
+        store(key, data, **settings)
+        stored = rig.bucket.objects[key]
+        rig.bucket.objects[key] = replace(stored, meta=replace(stored.meta, crc32c=None))
+        return rig.bucket.objects[key].meta
+
+    rig.bucket.store = without_checksum
+    unheard = TransientError("lost before it was done", uri="memory://x/a", maybe_done=True)
+    hang = Fault(kind="hang")
+    rig.service.fail("compose", Fault(kind="refuse", error=unheard), hang)
+    writing = asyncio.create_task(put(rig.session, CREATE, memoryview(LARGE)))
+    await hang.reached.wait()
+    rig.put("a", bytes(len(LARGE)))
+    hang.released.set()
+    with pytest.raises(AlreadyExistsError):
+        await writing
 
 
 async def test_a_write_of_other_metadata_is_not_taken_for_done(rig: Rig) -> None:

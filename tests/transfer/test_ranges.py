@@ -559,6 +559,16 @@ async def test_after_a_jump_every_range_is_sure(plain: Rig) -> None:
             await reader.read(PART)
 
 
+async def test_what_was_fetched_ahead_before_a_jump_is_not_believed_after_it(plain: Rig) -> None:
+    meta = plain.put("a", LONG)
+    async with ObjectReader(small_window(plain), meta) as reader:
+        plain.service.fail("get", None, Fault(kind="flip", num_bytes=70))
+        assert await reader.read(9) == LONG[:9]
+        await until(lambda: plain.service.count("get") == 2)
+        reader.seek(PART + 60)
+        assert await reader.read(20) == LONG[PART + 60 :][:20]
+
+
 async def test_what_was_handed_out_before_a_jump_is_confirmed(plain: Rig) -> None:
     meta = plain.put("a", LONG)
     session = plain.new_session(range_size_bytes=PART, max_buffered_bytes=PART)

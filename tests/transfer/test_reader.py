@@ -90,6 +90,7 @@ async def test_a_cancelled_read_loses_nothing(rig: Rig) -> None:
     async with ObjectReader(rig.session, meta) as reader:
         reading = asyncio.create_task(reader.read())
         await hang.reached.wait()
+        await reach(lambda: not reading.done())
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
