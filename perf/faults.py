@@ -2,8 +2,8 @@
 
 Prints a table in Markdown: whether the call gave the right bytes, an error, or neither. Each read
 runs in a process of its own on an object of its own; the embedded server disturbs one request, over
-plain HTTP. With the number of requests that a call needs, the second of them is disturbed: the
-first tells the size.
+plain HTTP. Where a call makes several requests, the second of them is disturbed: the first tells
+the size.
 """
 
 from __future__ import annotations
@@ -163,6 +163,7 @@ def measure(
             if fault == "overwritten mid-read" and call.is_one_request and words == "ok":
                 words = "ok (one request)"
             table[name, fault] = words
+            print(f"{name}, {fault}: {words}", file=sys.stderr, flush=True)
 
         ours = [name for name, (library, _) in calls.items() if library == "aioflux"]
         for name in calls:
