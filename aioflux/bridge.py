@@ -50,6 +50,9 @@ T = TypeVar("T")
 _CLEANUP_SECONDS = 30.0
 """Time that cancelled work has to abort its uploads before the caller goes on."""
 
+_ENDING_SECONDS = 2.0
+"""Time that such work has at the end of the process, where the caller did not wait for it."""
+
 _LOOK_UP_SECONDS = 0.5
 """Time between two looks of a waiting caller at signals that came when it was about to wait."""
 
@@ -80,6 +83,7 @@ class _Bridge:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ending: set[asyncio.Task[Any]] = set()
+        self._left_alone: set[concurrent.futures.Future[Any]] = set()
         self.is_ending = False
         self.is_over = False
 
@@ -124,6 +128,15 @@ class _Bridge:
         task.add_done_callback(self._ending.discard)
         return True
 
+    def leave_alone(self, outcome: concurrent.futures.Future[Any]) -> None:
+        """Remember cancelled work that its caller may not wait for to the end."""
+        self._left_alone.add(outcome)
+        outcome.add_done_callback(self._left_alone.discard)
+
+    def wait_for_cleanup(self) -> None:
+        """Wait a little for cancelled work that nobody waits for."""
+        concurrent.futures.wait(list(self._left_alone), timeout=_ENDING_SECONDS)
+
     def serves(self, sessions: _store.Sessions) -> bool:
         """Tell whether there is a session of this loop."""
         return self._loop is not None and self._loop in sessions
@@ -165,6 +178,7 @@ def _at_exit() -> None:
         held.abandon()
     if iterators := list(_iterating):
         run(_close_all(iterators))
+    _bridge.wait_for_cleanup()
     for each in _store.live_stores():
         _close_session(each.sessions)
     _bridge.is_over = True
@@ -236,6 +250,7 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
     except BaseException:
         if not outcome.done():
             loop.call_soon_threadsafe(lambda: [task.cancel() for task in started])
+            _bridge.leave_alone(outcome)  # another Ctrl-C ends the wait for it
             concurrent.futures.wait([outcome], timeout=_CLEANUP_SECONDS)
         if _bridge.is_ending and threading.current_thread().daemon:
             _stand_still()
