@@ -4,12 +4,15 @@ The XML API carries bytes: it takes preconditions and checksums as headers, answ
 object's checksums, and speaks the multipart protocol. Requests with `Accept-Encoding: gzip` get the
 stored bytes of a compressed object, whose checksum is known; without it the service would
 decompress them.
+
+Over 500 lines because all operations of the contract are declared here: their signatures are a
+third of it, and what an answer is worth is decided in `_gcs_read` and `_gcs_wire`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from aioflux._errors import StorageError, TransientError
@@ -34,7 +37,7 @@ from aioflux.service._status import error_from_status
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from aioflux._meta import ObjectMeta, OpenUpload
     from aioflux._policy import Timeouts
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
     from aioflux.service._base import Into, Source
 
 __all__ = ["GCSService"]
+
+T = TypeVar("T")
 
 DEFAULT_ENDPOINT = "https://storage.googleapis.com"
 
@@ -159,15 +164,12 @@ class GCSService(Service):
 
     def _body(self, key: str, response: Response, data: Any, size: int) -> Body:
         headers, uri = response.headers, self.uri(key)
-        try:
-            crc32c = wire.hash_crc32c(headers.get(b"x-goog-hash")) if size else 0
-        except ValueError as exc:
-            raise TransientError(f"could not read {uri}: its checksum is none", uri=uri) from exc
+        crc32c = self._told(key, lambda: wire.hash_crc32c(headers.get(b"x-goog-hash")))
         return Body(
             data=data,
             size=size,
             generation=wire.generation_of(headers),
-            crc32c=crc32c,
+            crc32c=crc32c if size else 0,
             meta=lambda: wire.meta_from_headers(headers, key=key, uri=uri, size=size),
         )
 
@@ -182,14 +184,26 @@ class GCSService(Service):
             )
         return Body(b"", meta.size, meta.generation, meta.crc32c, lambda: meta)
 
-    def _meta(self, resource: wire.ObjectResource, key: str) -> ObjectMeta:
-        uri = self.uri(key)
+    def _told(self, key: str, read: Callable[[], T]) -> T:
+        """Return what `read` makes of an answer; one that is damaged is asked for again."""
         try:
-            return wire.meta_from_resource(resource, key=key, uri=uri)
+            return read()
         except ValueError as exc:
+            uri = self.uri(key)
             raise TransientError(
-                f"could not read the metadata of {uri}: {exc}", uri=uri, maybe_done=True
+                f"could not read what the service told of {uri}: {exc}", uri=uri, maybe_done=True
             ) from exc
+
+    def _meta(self, resource: wire.ObjectResource, key: str) -> ObjectMeta:
+        return self._told(
+            key, lambda: wire.meta_from_resource(resource, key=key, uri=self.uri(key))
+        )
+
+    def _stored(self, response: Response, key: str, size: int) -> ObjectMeta:
+        uri = self.uri(key)
+        return self._told(
+            key, lambda: wire.meta_from_headers(response.headers, key=key, uri=uri, size=size)
+        )
 
     async def put(
         self,
@@ -208,9 +222,7 @@ class GCSService(Service):
         response = await self._send(
             b"PUT", self._path(key).encode(), "write", key, headers=headers, body=data
         )
-        meta = wire.meta_from_headers(
-            response.headers, key=key, uri=self.uri(key), size=memoryview(data).nbytes
-        )
+        meta = self._stored(response, key, memoryview(data).nbytes)
         # The answer's own Content-Type is that of an empty body, not the object's.
         return replace(
             meta, content_type=content_type or wire.DEFAULT_TYPE, metadata=metadata or {}
@@ -265,7 +277,14 @@ class GCSService(Service):
             ) from exc
         cut = len(self._prefix)
         return Page(
-            objects=[self._meta(item, item.name[cut:]) for item in page.items],
+            objects=self._told(
+                prefix,
+                lambda: [
+                    wire.meta_from_resource(item, key=key, uri=self.uri(key))
+                    for item in page.items
+                    for key in (item.name[cut:],)
+                ],
+            ),
             prefixes=[name[cut:] for name in page.prefixes],
             next_token=page.next_page_token,
         )
@@ -336,9 +355,8 @@ class GCSService(Service):
         )
         etag = (response.headers.get(b"etag") or b"").decode("latin-1")
         size = sum(memoryview(piece).nbytes for piece in pieces)
-        return UploadedPart(
-            number, etag, size, wire.hash_crc32c(response.headers.get(b"x-goog-hash"))
-        )
+        told = response.headers.get(b"x-goog-hash")
+        return UploadedPart(number, etag, size, self._told(key, lambda: wire.hash_crc32c(told)))
 
     async def complete_upload(
         self,
@@ -360,7 +378,7 @@ class GCSService(Service):
         )
         etag = self._field(response, "ETag", key).strip('"')
         size = sum(part.size for part in parts)
-        meta = wire.meta_from_headers(response.headers, key=key, uri=self.uri(key), size=size)
+        meta = self._stored(response, key, size)
         # The headers describe the answer's own XML; what the upload was begun with stands.
         content_type, metadata = self._begun.pop(upload_id, ("", {}))
         return replace(meta, etag=etag, content_type=content_type, metadata=metadata)

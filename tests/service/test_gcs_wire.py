@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,9 @@ from hypothesis import strategies as st
 
 from aioflux.service import _gcs_wire as wire
 from aioflux.service._base import Precondition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -110,3 +114,127 @@ def test_a_key_is_one_segment_of_a_path(key: str) -> None:
     quoted = wire.quote_key(key)
     assert quoted.isascii()
     assert not set(quoted) & set("/?# ")
+
+
+@pytest.mark.parametrize("text", ["AAAA", "AAAAAQ", "!!!!", "AAAAAAAAAA=="])
+def test_a_damaged_checksum_is_no_checksum(text: str) -> None:
+    with pytest.raises(ValueError, match=r"4 bytes|base64|adding"):
+        wire.hash_crc32c(f"crc32c={text},md5=xyz==".encode())
+    assert wire.decode_crc32c("") is None
+
+
+def page(*names: str, prefixes: tuple[str, ...] = (), token: str = "") -> wire.ListPage:
+    return wire.ListPage(
+        kind="storage#objects",
+        items=[wire.ObjectResource(name=name) for name in names],
+        prefixes=list(prefixes),
+        next_page_token=token,
+    )
+
+
+def check(
+    found: wire.ListPage, prefix: str = "", start: str = "", end: str = "", token: str = ""
+) -> None:
+    wire.check_page(found, prefix=prefix, start_offset=start, end_offset=end, page_token=token)
+
+
+@given(st.lists(st.text(max_size=4), max_size=8), st.text(max_size=2), st.text(max_size=2))
+def test_a_page_is_believed_where_it_is_sorted_below_its_prefix(
+    names: list[str], prefix: str, start: str
+) -> None:
+    below = sorted({prefix + name for name in names if prefix + name >= start})
+    check(page(*below), prefix, start=start)
+    is_right = names == sorted(set(names)) and all(
+        name.startswith(prefix) and name >= start for name in names
+    )
+    try:
+        check(page(*names), prefix, start=start)
+    except ValueError:
+        assert not is_right
+    else:
+        assert is_right
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: check(page("a", "c", "b")), "'b' follows 'c'"),
+        (lambda: check(page("a", "a")), "'a' follows 'a'"),
+        (lambda: check(page("a", prefixes=("b/", "a/"))), "'a/' follows 'b/'"),
+        (lambda: check(page("p/a", "q"), "p/"), "'q' is not below 'p/'"),
+        (lambda: check(page(prefixes=("o/",)), "p/"), "'o/' is not below 'p/'"),
+        (lambda: check(page("a", "b"), start="b"), "'a' is before 'b'"),
+        (lambda: check(page("a", "b"), end="b"), "'b' is not before 'b'"),
+        (lambda: check(page("a", token="t"), token="t"), "same one again"),
+    ],
+)
+def test_a_page_that_was_not_asked_for_is_refused(call: Callable[[], None], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+def test_pages_follow_each_other() -> None:
+    check(page("a", "b", prefixes=("c/", "d/"), token="2"), start="a", end="c", token="1")
+    check(page(token="2"), "p/")
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"kind":"storage#buckets"}', b'{"error":{}}', b"[]"])
+def test_what_is_no_page_is_refused(body: bytes) -> None:
+    with pytest.raises(ValueError, match=r"kind is|Expected"):
+        wire.decode_page(body)
+
+
+tokens = st.text("abcXYZ019-_.", min_size=1, max_size=8)
+texts = st.text(st.characters(codec="utf-8"), max_size=12)
+
+
+@given(st.dictionaries(tokens.map(str.lower), texts, max_size=4))
+def test_metadata_comes_back_from_headers(metadata: dict[str, str]) -> None:
+    try:
+        headers = wire.object_headers("text/csv", metadata)
+    except ValueError:
+        # Only what a header would not bring back as it was.
+        assert any(
+            value != value.strip() or not value.replace("\t", " ").isprintable()
+            for value in metadata.values()
+        )
+        return
+    meta = wire.meta_from_headers(
+        {name.lower(): value for name, value in headers}, key="k", uri="", size=0
+    )
+    assert (meta.metadata, meta.content_type) == (metadata, "text/csv")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"a b": "1"},
+        {"": "1"},
+        {"é": "1"},
+        {"a:": "1"},
+        {"a": "1\r\nHost: b"},
+        {"a": " 1"},
+        {"a": "\0"},
+    ],
+)
+def test_metadata_that_no_header_can_carry_is_refused(metadata: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="metadata"):
+        wire.object_headers("", metadata)
+
+
+def test_metadata_that_is_not_utf_8_is_latin_1() -> None:
+    headers = {b"x-goog-meta-place": b"Z\xfcrich", b"x-goog-metageneration": b"1"}
+    meta = wire.meta_from_headers(headers, key="k", uri="", size=0)
+    assert meta.metadata == {"place": "Zürich"}
+
+
+@pytest.mark.parametrize("expected", ["abc", "1.5", "-1", "", "²"])
+def test_a_generation_of_another_service_is_refused(expected: str) -> None:
+    for write in (wire.precondition_headers, wire.precondition_params):
+        with pytest.raises(ValueError, match="no generation of Cloud Storage"):
+            write(Precondition(if_generation_match=expected))
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "Sun, 06 Non 1994 08:49:37 GMT"])
+def test_another_form_of_date_is_none(text: str) -> None:
+    assert wire.parse_http_date(text) is None
