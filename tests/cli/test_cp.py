@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,21 @@ def test_between_buckets_metadata_goes_along(aioflux, bucket, cli_server) -> Non
         assert aioflux("cp", f"{bucket.uri}/a", target).status == 0
         row = json.loads(aioflux("stat", "--json", target).out)
         assert (row["content_type"], row["metadata"]) == ("image/png", {"k": "v"})
+
+
+def test_a_compressed_object_does_not_lose_that_it_is_one(aioflux, bucket, cli_server) -> None:
+    """A copy to another bucket could not say so; on disk and within the bucket it can be had."""
+    url = f"{cli_server.url}/upload/storage/v1/b/{bucket.name}/o?uploadType=media&name=a"
+    with urllib.request.urlopen(f"{url}&contentEncoding=gzip", data=gzip.compress(b"1")):
+        pass
+    cli_server.create_bucket(f"{bucket.name}-2")
+    ended = aioflux("cp", f"{bucket.uri}/a", f"{bucket.uri}-2/a")
+    assert ended.status == 1
+    assert "stored compressed (gzip)" in ended.err
+    assert aioflux("cp", f"{bucket.uri}/a", "a").status == 0
+    assert gzip.decompress(Path("a").read_bytes()) == b"1"
+    assert aioflux("cp", f"{bucket.uri}/a", f"{bucket.uri}/b").status == 0
+    assert '"gzip"' in aioflux("stat", "--json", f"{bucket.uri}/b").out
 
 
 @pytest.mark.parametrize(
