@@ -43,6 +43,8 @@ FAULTS: dict[str, dict[str, Any]] = {
 }
 """What happens to one request."""
 STALL = "endless stall"
+NUM_AT_ONCE = 4
+"""Reads that run side by side."""
 
 
 class Overwriter(Hook):
@@ -132,15 +134,10 @@ def measure(
 ) -> dict[tuple[str, str], str]:
     """Run every call with every fault, and return the words by call and fault."""
     old, new = contents(size_bytes)
-    table: dict[tuple[str, str], str] = {}
+    cells: dict[tuple[str, str], Cell] = {}
     with GCSServer(buckets=(BUCKET,), md5=False) as server:
         overwriter = Overwriter(server)
         server.put(BUCKET, f"{WARM_UP}/object", bytes(WARM_UP_BYTES))
-        digests = {
-            call.start: tuple(hashlib.sha256(data[call.start :]).hexdigest() for data in (old, new))
-            for _, call in calls.values()
-        }
-        usual: dict[str, float] = {}
 
         def one(name: str, fault: str) -> None:
             library, call = calls[name]
@@ -155,28 +152,29 @@ def measure(
             )
             server.put(BUCKET, read.key, old)
             order(server, overwriter, read, call, fault, new)
-            cell = run(read, limit_seconds)
-            if fault == "none":
-                usual[name] = cell.seconds
-            before, after = digests[call.start]
-            words = outcome(cell, fault=fault, usual=usual[name], old=before, new=after)
-            if fault == "overwritten mid-read" and call.is_one_request and words == "ok":
-                words = "ok (one request)"
-            table[name, fault] = words
-            print(f"{name}, {fault}: {words}", file=sys.stderr, flush=True)
+            cells[name, fault] = cell = run(read, limit_seconds)
+            told = cell.error or (cell.digest or "")[:8]
+            print(f"{name}, {fault}: {told} {cell.seconds:.1f} s", file=sys.stderr, flush=True)
 
-        ours = [name for name, (library, _) in calls.items() if library == "aioflux"]
-        for name in calls:
-            for fault in FAULTS:
-                if fault != STALL or name in ours:
-                    one(name, fault)
-        # They wait rather than work, some of them for more than a minute.
-        with ThreadPoolExecutor(4) as threads:
-            list(
-                threads.map(
-                    lambda name: one(name, STALL), (name for name in calls if name not in ours)
-                )
-            )
+        # Peers that stand still for a minute do so first, while others work.
+        todo = [(name, fault) for name in calls for fault in FAULTS]
+        todo.sort(key=lambda cell: (cell[1] != STALL, calls[cell[0]][0] == "aioflux"))
+        with ThreadPoolExecutor(NUM_AT_ONCE) as threads:
+            list(threads.map(lambda cell: one(*cell), todo))
+    return _words(cells, calls, old, new)
+
+
+def _words(
+    cells: dict[tuple[str, str], Cell], calls: dict[str, tuple[str, Call]], old: bytes, new: bytes
+) -> dict[tuple[str, str], str]:
+    table: dict[tuple[str, str], str] = {}
+    for (name, fault), cell in cells.items():
+        call = calls[name][1]
+        before, after = (hashlib.sha256(data[call.start :]).hexdigest() for data in (old, new))
+        usual = cells[name, "none"].seconds
+        words = outcome(cell, fault=fault, usual=usual, old=before, new=after)
+        is_one = fault == "overwritten mid-read" and call.is_one_request
+        table[name, fault] = "ok (one request)" if is_one and words == "ok" else words
     return table
 
 

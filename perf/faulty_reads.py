@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import io
 import json
+import os
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -150,6 +151,9 @@ OURS: dict[str, Call] = {
 
 
 def _gcsfs(read: Read) -> tuple[Any, str]:
+    # Read at import: otherwise gcsfs asks for the kind of a bucket over gRPC, and waits for a
+    # minute.
+    os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
     import gcsfs
 
     filesystem = gcsfs.GCSFileSystem(
