@@ -39,7 +39,7 @@ class Origin:
         parts = urlsplit(url)
         if parts.username is not None or parts.password is not None:
             raise ValueError("a url with credentials in it is not accepted")
-        port = parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)
+        port = _DEFAULT_PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
         return cls(parts.scheme, parts.hostname or "", port)
 
     @property

@@ -253,3 +253,9 @@ def test_chunked_payload_is_the_same_in_whatever_pieces_it_arrives(
 def test_bad_chunked_framing_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(data, [])
+
+
+def test_names_are_read_alike_however_many_were_read_before() -> None:
+    for num in range(600):
+        head = parse_head(b"HTTP/1.1 200 OK\r\nX-Number-%d: a\r\n\r\n" % num)
+        assert dict(head.headers) == {b"x-number-%d" % num: b"a"}

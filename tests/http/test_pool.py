@@ -579,7 +579,7 @@ class TestOrigin:
         assert Origin.from_url(url).authority == authority
 
     @pytest.mark.parametrize(
-        "url", ["ftp://a", "http://", "http://u:p@a/", "http://a:99999/", "http://ä/"]
+        "url", ["ftp://a", "http://", "http://u:p@a/", "http://a:99999/", "http://a:0", "http://ä/"]
     )
     async def test_a_url_that_is_no_origin_is_refused(self, url) -> None:
         with pytest.raises(ValueError, match=r"."):

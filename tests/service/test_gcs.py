@@ -14,9 +14,11 @@ from aioflux import (
     ChecksumError,
     NotFoundError,
     PermissionDeniedError,
+    PreconditionFailedError,
     StorageError,
     TransientError,
 )
+from aioflux.service._base import Precondition, Source
 from aioflux.testing import GCSServer
 from tests.service.gcs_rig import ANY, OPERATIONS, Answering, opened
 
@@ -184,3 +186,96 @@ async def test_both_planes_send_the_same_token(
         with suppress(NotFoundError):
             await OPERATIONS[operation](service)
     assert set(headers.tokens) == {token and f"Bearer {token}"}
+
+
+PAGES = {
+    "unsorted": b'{"kind":"storage#objects","items":[{"name":"p/b"},{"name":"p/a"}]}',
+    "elsewhere": b'{"kind":"storage#objects","items":[{"name":"q/a"}]}',
+    "again": b'{"kind":"storage#objects","nextPageToken":"token"}',
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+async def test_a_page_that_was_not_asked_for_is_an_error(page: str) -> None:
+    async with answering(PAGES[page]) as url, opened(url) as service:
+        with pytest.raises(
+            StorageError, match=r"could not list gs://bucket/p/: the page"
+        ) as caught:
+            await service.list_page("", page_token="token")
+    assert not isinstance(caught.value, TransientError)
+
+
+DAMAGED = {
+    "size": b'{"kind":"storage#objects","items":[{"name":"p/a","size":"x"}]}',
+    "crc32c": b'{"kind":"storage#objects","items":[{"name":"p/a","crc32c":"!"}]}',
+    "json": b'{"kind":"storage#objects","items":[{"name":"p',
+    "utf-8": b'{"kind":"storage#objects","items":[{"name":"p/\xff"}]}',
+    "kind": b'{"kind":"storage#buckets"}',
+    "error": b'{"error":{"code":503}}',
+}
+
+
+@pytest.mark.parametrize("page", DAMAGED)
+async def test_a_damaged_page_is_asked_for_again(page: str) -> None:
+    async with answering(DAMAGED[page]) as url, opened(url) as service:
+        with pytest.raises(TransientError, match="gs://bucket/p/"):
+            await service.list_page("")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"name":"p/other","generation":"7"}', b'{"name":"p/a","generation":"8"}'],
+    ids=["name", "generation"],
+)
+async def test_metadata_of_another_object_is_an_error(body: bytes) -> None:
+    async with answering(body) as url, opened(url) as service:
+        with pytest.raises(StorageError, match="the answer is about") as caught:
+            await service.head("a", generation="7")
+    assert not isinstance(caught.value, TransientError)
+
+
+@pytest.mark.parametrize("body", [b'{"name":"p/a","size":"x"}', b'{"name":"p/a","crc32c":"AAAA"}'])
+async def test_damaged_metadata_is_asked_for_again(body: bytes) -> None:
+    async with answering(body) as url, opened(url) as service:
+        with pytest.raises(TransientError, match="gs://bucket/p/a"):
+            await service.head("a")
+
+
+@pytest.mark.parametrize("operation", ["put", "put_part"])
+async def test_a_damaged_answer_to_a_write_leaves_open_what_was_done(operation: str) -> None:
+    async with answering(b"", "x-goog-hash: crc32c=AAAA") as url, opened(url) as service:
+        with pytest.raises(TransientError, match="gs://bucket/p/b") as caught:
+            await OPERATIONS[operation](service)
+    assert caught.value.maybe_done
+
+
+@each_operation
+async def test_a_closed_service_says_so(server: GCSServer, operation: str) -> None:
+    async with opened(server.url) as service:
+        await service.aclose()
+        with pytest.raises(StorageError, match="the store was closed"):
+            await OPERATIONS[operation](service)
+
+
+async def test_a_copy_is_of_the_generation_that_was_seen(server: GCSServer) -> None:
+    async with opened(server.url) as service:
+        seen = (await service.head("a")).generation
+        meta = await service.copy(Source(key="a", generation=seen), "b", precondition=ANY)
+        assert (meta.key, meta.size) == ("b", 10)
+        with pytest.raises(NotFoundError):
+            await service.copy(Source(key="a", generation="1"), "b", precondition=ANY)
+        with pytest.raises(PreconditionFailedError, match=r"to gs://bucket/p/b: the generation"):
+            await service.copy(Source(key="a"), "b", precondition=Precondition(if_absent=True))
+
+
+async def test_a_composite_is_what_it_was_told_to_be(server: GCSServer) -> None:
+    async with opened(server.url) as service:
+        await service.compose(
+            "c",
+            [Source(key="a")],
+            precondition=ANY,
+            content_type="text/csv",
+            metadata={"rows": "1"},
+        )
+        head = await service.head("c")
+    assert (head.content_type, dict(head.metadata)) == ("text/csv", {"rows": "1"})

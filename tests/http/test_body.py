@@ -1,0 +1,73 @@
+"""Memory of bodies: what can be sent, and what a caller's memory must be to be received into."""
+
+from __future__ import annotations
+
+import pytest
+
+from aioflux.http import Headers, ProtocolError
+from aioflux.http._body import StreamedBody, as_destination, as_views, check_length, place
+from aioflux.http._codec import parse_head
+
+
+def test_a_body_is_sent_in_flat_pieces_without_the_empty_ones() -> None:
+    table = memoryview(bytearray(range(6))).cast("B", (2, 3))
+    views = as_views([b"", b"ab", table, bytearray()])
+    assert [bytes(view) for view in views] == [b"ab", bytes(range(6))]
+    assert as_views(None) == []
+    assert as_views(memoryview(b"")) == []
+
+
+def test_memory_with_gaps_cannot_be_sent_nor_received_into() -> None:
+    gaps = memoryview(bytearray(6))[::2]
+    with pytest.raises(ValueError, match="contiguous"):
+        as_views(gaps)
+    with pytest.raises(ValueError, match="contiguous"):
+        as_destination(gaps)
+
+
+def test_what_is_no_buffer_cannot_be_sent() -> None:
+    with pytest.raises(TypeError):
+        as_views(["text"])
+
+
+def test_a_destination_of_any_shape_is_bytes() -> None:
+    memory = bytearray(8)
+    as_destination(memoryview(memory).cast("d"))[:2] = b"ab"
+    assert memory[:2] == b"ab"
+
+
+def test_a_function_that_gives_too_little_memory_is_the_callers_mistake() -> None:
+    assert len(place(lambda size: memoryview(bytearray(size + 1)), 4)) == 4
+    with pytest.raises(ValueError, match="gave 3 bytes of memory for a body of 4"):
+        place(lambda _: memoryview(bytearray(3)), 4)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 4, 5])
+def test_a_length_is_held_against_both_limits(num_bytes: int) -> None:
+    check_length(num_bytes, None, None)
+    for into, most in ((memoryview(bytearray(4)), None), (None, 4)):
+        if num_bytes <= 4:
+            check_length(num_bytes, into, most)
+        else:
+            with pytest.raises(ProtocolError, match=r"\b4\b"):
+                check_length(num_bytes, into, most)
+
+
+def test_payload_before_a_fault_counts_where_the_caller_has_it() -> None:
+    memory = memoryview(bytearray(8))
+    for into, num_placed in ((memory, 3), (None, 0)):
+        body = StreamedBody(status=200, chunked=True, into=into, max_body_bytes=None)
+        data = b"3\r\nabc\r\nzz\r\n"
+        with pytest.raises(ProtocolError):
+            body.feed(data, 0, len(data))
+        assert (body.num_bytes, body.num_placed) == (3, num_placed)
+    assert memory[:3] == b"abc"
+
+
+def test_a_head_needs_its_end() -> None:
+    with pytest.raises(ProtocolError, match="empty line"):
+        parse_head(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_headers_are_counted() -> None:
+    assert len(Headers({b"a": b"1", b"b": b"2"})) == 2
