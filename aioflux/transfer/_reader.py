@@ -201,7 +201,9 @@ class ObjectReader:
     async def _fetch(self, index: int) -> bytes:
         start, end = self._plan[index]
         buffer = BytesBuffer(end - start)
-        twice = self._reads_twice()
+        # One that is fetched again must be what was handed out, read twice or verified before.
+        is_known = index in self._given or index in self._sure or self._verified
+        twice = self._reads_twice() and index not in self._sure
         for _ in range(_MAX_READS):
             checksum = await read_sure(
                 self._session,
@@ -211,9 +213,7 @@ class ObjectReader:
                 generation=self.meta.generation,
                 twice=twice,
             )
-            # A range that is fetched again must be what was handed out, or verified, before.
-            is_new = index not in self._given and not self._verified
-            if is_new or self._checksums[index] == checksum:
+            if not is_known or self._checksums[index] == checksum:
                 self._checksums[index] = checksum
                 if twice:
                     self._sure.add(index)

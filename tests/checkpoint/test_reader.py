@@ -6,6 +6,7 @@ import gc
 import io
 import pickle
 import zipfile
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -113,9 +114,11 @@ def test_all_bytes_together_are_verified_in_any_order(server: GCSServer, order: 
     server.put("bucket", KEY, DATA)
     server.faults.add("objects.media", flip_at=100, times=1)
     positions = list(range(0, len(DATA), 100_000))
+    # Ranges that are read twice are right one by one.
+    once = replace(SMALL_RANGES, verify_ranges="never")
 
     def read_all() -> None:
-        with open_reader(URI, transfer=SMALL_RANGES) as file:
+        with open_reader(URI, transfer=once) as file:
             for position in positions if order == "forwards" else reversed(positions):
                 file.seek(position)
                 file.read(100_000)
