@@ -240,7 +240,8 @@ async def test_a_416_that_explains_nothing_is_looked_into(server: GCSServer) -> 
 
 
 async def test_a_416_without_a_range_is_an_error(server: GCSServer) -> None:
-    server.app.hooks += (Answering(lambda _: Response(status=416)),)
+    told = (("Content-Range", "bytes */0"),)
+    server.app.hooks += (Answering(lambda _: Response(status=416, headers=told)),)
     async with opened(server.url) as service:
         with pytest.raises(StorageError, match="HTTP 416"):
             await service.get("a")
