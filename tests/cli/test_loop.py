@@ -1,0 +1,73 @@
+"""Threads of a command: who is cancelled waits until they have cleaned up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from aioflux.cli._loop import Threads, in_daemon
+
+
+async def test_a_cancelled_call_is_over_only_when_its_thread_is() -> None:
+    threads = Threads(1)
+    begun, went_on, ended = threading.Event(), threading.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def work() -> None:
+        begun.set()
+        threads.stop.wait(10)  # told to stop by the cancellation
+        # The loop goes on meanwhile, twice over, so that who does not wait is gone by then.
+        loop.call_soon_threadsafe(loop.call_soon, went_on.set)
+        went_on.wait(10)
+        ended.set()
+
+    call = asyncio.create_task(threads.run(work))
+    await asyncio.to_thread(begun.wait, 10)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert ended.is_set()
+
+
+async def test_a_cancelled_call_whose_thread_fails_is_cancelled() -> None:
+    threads = Threads(1)
+    begun = threading.Event()
+
+    def work() -> None:
+        begun.set()
+        threads.stop.wait(10)
+        raise ValueError("too late")
+
+    call = asyncio.create_task(threads.run(work))
+    await asyncio.to_thread(begun.wait, 10)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+async def test_results_and_errors_of_threads_are_those_of_the_call() -> None:
+    def fail() -> None:
+        raise ValueError("said")
+
+    for run in (Threads(1).run, in_daemon):
+        assert await run(int, "7") == 7
+        with pytest.raises(ValueError, match="said"):
+            await run(fail)
+
+
+async def test_a_cancelled_daemon_is_not_waited_for() -> None:
+    begun, released = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        released.wait(10)
+
+    call = asyncio.create_task(in_daemon(work))
+    await asyncio.to_thread(begun.wait, 10)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert not released.is_set()
+    released.set()
