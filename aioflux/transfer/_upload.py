@@ -75,13 +75,12 @@ class ObjectWriter:
     Holds at most `TransferOptions.max_buffered_bytes`; `write` waits while that much is under way.
     Up to one part in all is one request, more is a multipart upload with parts in parallel.
 
-    Parts double in size every 900 of them, since an upload has 10,000 at most. A part must be held
-    whole, so that beyond `900 x max_buffered_bytes` (56 GiB by default; twice less `900 x
-    part_size_bytes` where it is a multiple of that by a power of 2) one part is more than
-    `max_buffered_bytes`. Then one part at a time is under way, that part is the bound, and a
-    warning is logged: up to 256 MiB for 500 GB and 5 GiB for 5 TB with the default sizes. Larger
-    parts from the start (`TransferOptions.part_size_bytes`) keep the number of parts low, and the
-    bound where it was set. Memory of the caller that is sent from where it is does not count.
+    Parts double in size every 900 of them, since an upload has 10,000 at most, and a part must be
+    held whole. As they grow, fewer are held; once one alone is more than `max_buffered_bytes`, one
+    at a time is, that part is the bound, and a warning is logged. With the default sizes this
+    begins at 98 GiB with parts of 128 MiB, and ends at 5 TiB with parts of 4 GiB. A larger
+    `TransferOptions.part_size_bytes` needs fewer parts, which then grow later. Memory of the caller
+    that is sent from where it is does not count.
 
     Attributes:
         meta: Metadata of the object, once it is visible.

@@ -17,6 +17,7 @@ from aioflux import (
     ObjectMeta,
     PreconditionFailedError,
     StorageError,
+    TransferOptions,
     TransientError,
 )
 from aioflux.service._base import Precondition, UploadedPart
@@ -49,6 +50,21 @@ def test_ten_thousand_parts_hold_the_largest_object(part_size: int) -> None:
     assert sizes == sorted(sizes)
     assert min(sizes) >= 5 * MIB
     assert max(sizes) <= 5 * 1024 * MIB
+
+
+def test_the_sizes_that_the_writer_promises() -> None:
+    options = TransferOptions()
+    held, begins = 0, 0
+    for number in range(1, 10_001):
+        size = plan_part_size(number, options.part_size_bytes)
+        if size > options.max_buffered_bytes and not begins:
+            assert size == 128 * MIB
+            begins = held
+        held += size
+        if held >= 5 * 1024**4:
+            assert size == 4 * 1024**3
+            break
+    assert begins // 1024**3 == 98
 
 
 async def write(rig: Rig, request: WriteRequest, *pieces: bytes) -> ObjectWriter:
