@@ -289,3 +289,53 @@ def test_two_tool_streams(command, bucket, tmp_path) -> None:
     assert command("cp", "-", path, stdin=b"123").returncode == 0
     assert path.read_bytes() == b"123"
     assert command("cp", "-", f"{bucket.uri}/", stdin=b"123").returncode == 1
+
+
+def test_a_name_that_the_disk_does_not_take_is_named(aioflux, bucket) -> None:
+    fill(bucket)
+    bucket.put("x" * 300)
+    ended = aioflux("cp", "-r", bucket.uri, "out")
+    assert ended.status == 1
+    assert "File name too long" in ended.err
+    assert ended.err.count("\n") == 2
+    assert read_files(Path("out")) == TREE
+
+
+async def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path) -> None:
+    from aioflux.cli._copy_disk import Disk
+    from aioflux.cli._copy_plan import Job
+    from aioflux.cli._loop import Threads
+
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 20 * MIB)
+    job = Job(str(path), "", str(path), "", 20 * MIB)
+    pieces = Disk(Threads(), no_clobber=False).pieces(job)
+    await anext(pieces)
+    with path.open("ab") as file:
+        file.write(b"more")
+    await anext(pieces)
+    with pytest.raises(ValueError, match="it changed while it was read"):
+        await anext(pieces)
+
+
+def test_r_of_one_file_or_object_copies_it(aioflux, bucket) -> None:
+    fill(bucket)
+    write_files(Path(), {"f": b"1"})
+    assert aioflux("cp", "-r", f"{bucket.uri}/z.txt", "out").status == 0
+    assert read_files(Path("out")) == {"z.txt": TREE["z.txt"]}
+    assert aioflux("cp", "-r", "f", f"{bucket.uri}/new").status == 0
+    assert bucket.get("new/f") == b"1"
+    assert aioflux("rm", "-r", f"{bucket.uri}/z.txt").status == 0
+    ended = aioflux("cp", "-r", bucket.uri, "f")
+    assert (ended.status, ended.err) == (1, "aioflux: f is a file; -r needs a directory\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["-r", "a", "b", "c"], ["-r", "-", "c"], ["-", "-", "c/"], ["-r", "a", "-"], ["a"]],
+    ids=" ".join,
+)
+def test_wrong_usage_of_cp(aioflux, arguments) -> None:
+    ended = aioflux("cp", *arguments)
+    assert ended.status == 2
+    assert ended.err.count("\n") == 1
