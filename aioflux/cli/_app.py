@@ -31,6 +31,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
 )
 for _command in (ls, cat, cp, rm, stat, clean, serve):
     app.command()(_command)

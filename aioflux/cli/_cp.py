@@ -29,7 +29,7 @@ def cp(
     ] = False,
     endpoint_url: Endpoint = None,
 ) -> int:
-    """Copy objects and files, with the names of "aws s3 cp".
+    """Copy objects and files; names follow "aws s3 cp".
 
     TARGET is a directory if it ends in "/", is a bucket, or is a local directory that exists: the
     copy keeps the last segment of its name there. Otherwise TARGET is the new name.
@@ -40,7 +40,8 @@ def cp(
     the others are copied. An empty object whose key ends in "/" becomes a directory. Links to
     directories are not followed, and empty directories are not copied.
 
-    Copies replace what exists. Each appears whole or not at all; all are verified by crc32c.
+    Copies replace what exists, and appear whole or not at all. The bytes of objects are compared
+    with their crc32c where they are read and where they are stored.
     """
     if recursive and (len(sources) > 1 or sources == ["-"]):
         raise typer.BadParameter("-r takes one SOURCE, which is not standard input")
