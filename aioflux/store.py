@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
@@ -30,6 +30,7 @@ from aioflux.transfer._counters import Tally
 from aioflux.transfer._fanout import Items, bounded_map
 from aioflux.transfer._limits import Limits
 from aioflux.transfer._many import fetch_many
+from aioflux.transfer._nested import nested
 from aioflux.transfer._reader import ObjectReader
 from aioflux.transfer._session import Session
 from aioflux.transfer._upload import ObjectWriter, WriteRequest
@@ -190,7 +191,10 @@ class Store:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections of the running loop and end the store; twice does nothing."""
+        """Close the connections of the running loop and end the store; twice does nothing.
+
+        Writers that are open are aborted.
+        """
         self._closed = True
         await close_session(self.sessions)
 
@@ -303,8 +307,8 @@ class Store:
             StorageError: The first object that cannot be read ends the iteration, named.
         """
         batches = self.get_batches(keys, ordered=ordered)
-        async with aclosing(batches):
-            async for batch in batches:
+        async with nested(batches) as inner:
+            async for batch in inner:
                 for pair in batch:
                     yield pair
 
@@ -313,8 +317,8 @@ class Store:
     ) -> AsyncGenerator[DataBatch, None]:
         """Yield what `get_many` yields, in lists of what is there at once: fewer steps."""
         batches = self._fetch_many(keys, ordered=ordered)
-        async with aclosing(batches):
-            async for batch in batches:
+        async with nested(batches) as inner:
+            async for batch in inner:
                 yield [(name, fetched.data) for name, fetched in batch]
 
     async def fetch_batches(
@@ -322,8 +326,8 @@ class Store:
     ) -> AsyncGenerator[MetaBatch, None]:
         """Yield lists of `(meta, data)`: the metadata that was listed or came with the bytes."""
         batches = self._fetch_many(keys, ordered=ordered)
-        async with aclosing(batches):
-            async for batch in batches:
+        async with nested(batches) as inner:
+            async for batch in inner:
                 yield [(fetched.meta(), fetched.data) for _, fetched in batch]
 
     async def _fetch_many(
@@ -332,8 +336,8 @@ class Store:
         session = self._session()
         refuse_one_key(keys)
         batches = fetch_many(session, keys, ordered=ordered)
-        async with aclosing(batches):
-            async for batch in batches:
+        async with nested(batches) as inner:
+            async for batch in inner:
                 yield batch
 
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectMeta, None]:
@@ -342,16 +346,16 @@ class Store:
         The order is that of the keys' UTF-8 bytes.
         """
         pages = self.list_pages(prefix)
-        async with aclosing(pages):
-            async for page in pages:
+        async with nested(pages) as inner:
+            async for page in inner:
                 for meta in page:
                     yield meta
 
     async def list_pages(self, prefix: str = "") -> AsyncGenerator[Sequence[ObjectMeta], None]:
         """Yield what `list` yields, a page of the service at a time."""
         pages = _listing.list_pages(self._session(), parse_prefix(prefix))
-        async with aclosing(pages):
-            async for page in pages:
+        async with nested(pages) as inner:
+            async for page in inner:
                 yield page
 
     async def list_all(self, prefix: str = "") -> Metas:
@@ -404,8 +408,8 @@ class Store:
             return await _upload.put(session, request, memoryview(pair[1]).cast("B"))
 
         stored = bounded_map(one, pairs, max_in_flight=self.transfer.max_in_flight, ordered=False)
-        async with aclosing(stored):
-            async for meta in stored:
+        async with nested(stored) as inner:
+            async for meta in inner:
                 yield meta
 
     @asynccontextmanager
@@ -584,7 +588,7 @@ async def close_session(sessions: Sessions) -> None:
     """Close the connections of the running loop."""
     session = sessions.pop(asyncio.get_running_loop(), None)
     if session is not None:
-        await session.service.aclose()
+        await session.aclose()
 
 
 def live_stores() -> list[Store]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterable
-from contextlib import aclosing
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+
+from aioflux.transfer._nested import nested
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -196,8 +197,8 @@ async def bounded_map(
 ) -> AsyncGenerator[R, None]:
     """Yield each result of `bounded_batches` by itself."""
     batches = bounded_batches(function, items, max_in_flight=max_in_flight, ordered=ordered)
-    async with aclosing(batches):
-        async for batch in batches:
+    async with nested(batches) as inner:
+        async for batch in inner:
             for result in batch:
                 yield result
 

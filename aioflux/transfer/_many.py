@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeAlias
 
 from aioflux._arguments import parse_key
 from aioflux.transfer._download import Fetched, fetch
 from aioflux.transfer._fanout import bounded_batches
 from aioflux.transfer._limits import ByteBudget
+from aioflux.transfer._nested import nested
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -52,7 +52,7 @@ async def fetch_many(
     batches = bounded_batches(
         one, keys, max_in_flight=session.options.max_in_flight, ordered=ordered
     )
-    async with aclosing(batches):
-        async for batch in batches:
+    async with nested(batches) as inner:
+        async for batch in inner:
             yield batch
             ahead.release(sum(len(fetched.data) for _, fetched in batch))

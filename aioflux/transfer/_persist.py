@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-__all__ = ["keep", "see_through"]
+__all__ = ["keep", "see_through", "settle"]
 
 T = TypeVar("T")
 
@@ -24,6 +24,13 @@ def keep(coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     _running.add(task)
     task.add_done_callback(_running.discard)
     return task
+
+
+async def settle() -> None:
+    """Wait until all work of this kind that the running loop has begun is at its end."""
+    loop = asyncio.get_running_loop()
+    while mine := [task for task in _running if task.get_loop() is loop]:
+        await asyncio.wait(mine)
 
 
 async def see_through(work: Callable[[], Awaitable[object]], *, seconds: float) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from aioflux._errors import TransientError
+from aioflux._errors import AiofluxError, TransientError
 from aioflux._stats import Progress
 from aioflux.service._base import Body
 from aioflux.transfer._counters import Counters
+from aioflux.transfer._persist import settle
 from aioflux.transfer._retry import RetryBudget, with_retry
 
 if TYPE_CHECKING:
@@ -19,10 +21,13 @@ if TYPE_CHECKING:
     from aioflux._stats import ProgressHook
     from aioflux.service._base import Service
     from aioflux.transfer._limits import Limits
+    from aioflux.transfer._upload import ObjectWriter
 
 __all__ = ["Session"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger("aioflux")
 
 _THROTTLED = frozenset({429, 503})
 
@@ -37,6 +42,7 @@ class Session:
     limits: Limits
     counters: Counters = field(default_factory=Counters)
     progress: ProgressHook | None = None
+    writers: set[ObjectWriter] = field(default_factory=set)
     budget: RetryBudget = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,6 +82,19 @@ class Session:
                 place.give_up()
         finally:
             self.limits.bytes.release(num_bytes)
+
+    async def aclose(self) -> None:
+        """Abort the uploads of writers that are still open, and close the service.
+
+        A writer that somebody goes on using fails then. What it has stored so far would be billed.
+        """
+        for writer in tuple(self.writers):
+            try:
+                await writer.abort()
+            except (AiofluxError, TimeoutError) as exc:
+                _log.warning("a writer was open when its store was closed: %s", exc)
+        await settle()
+        await self.service.aclose()
 
     def moved(self, key: str, *, num_received: int = 0, num_sent: int = 0) -> None:
         """Count bytes of bodies, and tell the hook."""

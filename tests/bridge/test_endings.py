@@ -23,7 +23,7 @@ MOST_SECONDS = 5.0
 """Two are promised; the rest is for machines that are busy with other tests."""
 
 OPENED = """
-import gc, os, sys, threading, time
+import asyncio, gc, os, sys, threading, time
 import aioflux, aioflux.sync
 options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
 settings = {"transfer": options}
@@ -32,6 +32,9 @@ if sys.argv[1].startswith("gs"):
 
 def opened():
     return aioflux.sync.open_store(sys.argv[1], **settings)
+
+def opened_awaiting():
+    return aioflux.open_store(sys.argv[1], **settings)
 
 def say_when():
     print(time.time(), flush=True)
@@ -102,6 +105,16 @@ def write():
             writer.write(bytes(1 << 20))
 threading.Thread(target=write, daemon=True).start()
 time.sleep(0.2)
+""",
+    "awaiting-get_many": """
+async def main():
+    async with opened_awaiting() as store:
+        await store.put("a", b"1")
+        pairs, metas = store.get_many(["a"] * 1000), store.list()
+        await anext(pairs)
+        await anext(metas)
+        globals()["kept"] = pairs, metas
+asyncio.run(main())
 """,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import pickle
 
 import pytest
@@ -114,3 +115,25 @@ async def test_requests_under_way_at_close_end_in_an_error_of_ours(server):
     errors = [each for each in outcomes if isinstance(each, BaseException)]
     assert errors
     assert {type(each) for each in errors} <= {aioflux.StorageError, aioflux.TransientError}
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "create"])
+@pytest.mark.parametrize("end", ["kept", "dropped"])
+async def test_a_store_that_is_closed_takes_its_open_writers_along(server, end, mode):
+    """Also one whose clean-up has just begun, because nobody holds it any more."""
+    options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
+    open_store = functools.partial(
+        aioflux.open_store, "gs://bucket/w", endpoint_url=server.url, transfer=options
+    )
+    async with open_store() as store:
+        writing = store.open_writer("big", mode=mode)
+        writer = await writing.__aenter__()
+        await writer.write(bytes(11 << 20))
+        assert server.stats.open_uploads == 1
+        if end == "dropped":
+            del writing
+            gc.collect()
+    assert server.stats.open_uploads == 0
+    assert server.keys("bucket", "w/") == []
+    with pytest.raises(ValueError, match="closed writer"):
+        await writer.write(b"more")
