@@ -99,7 +99,7 @@ async def _fill(
     await session.call(key, attempt, num_bytes=length)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class First:
     """The first range of an object of which nothing is known yet."""
 
