@@ -249,6 +249,9 @@ class Store:
     ) -> int:
         """Read an object straight into memory, in parallel ranges where there are several.
 
+        The whole object is verified by its crc32c, a part of it as `TransferOptions.verify_ranges`
+        says.
+
         Args:
             key: Name of the object.
             buffer: Writable memory; its length is the most that is read.
@@ -258,7 +261,7 @@ class Store:
             Bytes read; fewer than `buffer` holds only where the object ends first.
 
         Raises:
-            ChecksumError: The whole object was read and does not match its crc32c, three times.
+            ChecksumError: What was read does not match, three times.
             PreconditionFailedError: A read by name met a replaced object, three times in a row.
             ValueError: `start` is negative or `buffer` cannot be written.
         """
@@ -273,6 +276,8 @@ class Store:
     async def get_range(self, key: str | ObjectMeta, *, start: int, end: int) -> bytes:
         """Read the bytes `[start, end)` of an object.
 
+        They are verified as `TransferOptions.verify_ranges` says, the whole object by its crc32c.
+
         Args:
             key: Name of the object.
             start: First byte, counted from 0.
@@ -283,6 +288,8 @@ class Store:
 
         Raises:
             NotFoundError: No object has this key.
+            ChecksumError: Three reads gave three different contents.
+            PreconditionFailedError: A read by name met a replaced object, three times in a row.
             ValueError: `start` is negative, or `end` is not above it.
         """
         if start < 0 or end <= start:
@@ -343,7 +350,8 @@ class Store:
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectMeta, None]:
         """Yield the metadata of every object whose key begins with `prefix`, sorted by key.
 
-        The order is that of the keys' UTF-8 bytes.
+        The order is that of the keys' UTF-8 bytes. Uploads under way below `.aioflux-uploads/` are
+        left out, unless `prefix` names them.
         """
         pages = self.list_pages(prefix)
         async with nested(pages) as inner:
@@ -386,6 +394,7 @@ class Store:
             AlreadyExistsError: `mode="create"`, and there is such an object.
             PreconditionFailedError: The object has another generation.
             ChecksumError: The service received or stored other bytes; nothing of them stays.
+            ValueError: The service takes no such key, or it is below `.aioflux-uploads/`.
         """
         request = self._request(key, mode, if_generation_match, content_type, metadata)
         return await _upload.put(self._session(), request, memoryview(data).cast("B"))
@@ -438,6 +447,11 @@ class Store:
 
         Pinned to the generation it has now. Ranges are fetched ahead up to
         `TransferOptions.max_buffered_bytes`.
+
+        Raises:
+            NotFoundError: No object has this key, or not in the generation that was listed.
+            ChecksumError: What was read is not what the service holds; raised at the latest where
+                the end would be told, or where the reader is left early.
         """
         name, meta = parse_key(key)
         reader = ObjectReader(self._session(), meta or await self.head(name))

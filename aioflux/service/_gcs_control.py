@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
@@ -59,32 +60,50 @@ class GCSControl:
         self._bucket = bucket
         self._root = f"{api_root}/storage/v1/b/{quote(bucket, safe='')}/o"
         self._token = token
-        connector = aiohttp.TCPConnector(
-            limit=max_connections,
-            keepalive_timeout=timeouts.idle_seconds,
-            ssl=True if ssl_context is None else ssl_context,
-        )
+        self._timeouts = timeouts
+        self._max_connections = max_connections
+        self._ssl_context = ssl_context
+        self._proxy = proxy
+        self._api_root = api_root
         self._timeout = aiohttp.ClientTimeout(
             sock_connect=timeouts.connect_seconds, sock_read=timeouts.idle_seconds
+        )
+        self._is_closed = False
+
+    @cached_property
+    def _client(self) -> aiohttp.ClientSession:
+        """Made on first use: most stores move bytes alone, and one that is never closed warns."""
+        if self._is_closed:
+            raise RuntimeError("Session is closed")  # as aiohttp says it
+        connector = aiohttp.TCPConnector(
+            limit=self._max_connections,
+            keepalive_timeout=self._timeouts.idle_seconds,
+            ssl=True if self._ssl_context is None else self._ssl_context,
         )
         # gcloud-aio-storage leaves aiohttp at its default, which follows redirects; these refuse.
         trace = aiohttp.TraceConfig()
         trace.on_request_redirect.append(_refuse_redirect)
         trace.on_request_end.append(_refuse_redirect)
-        self._client = aiohttp.ClientSession(
+        return aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             # Named, because `trust_env` would let ~/.netrc add credentials to ours.
-            proxy=proxy,
+            proxy=self._proxy,
             trace_configs=[trace],
         )
-        self._session = AioSession(self._client)  # type: ignore[arg-type]  # its own is one, too
-        self._storage = Storage(
+
+    @cached_property
+    def _session(self) -> AioSession:
+        return AioSession(self._client)  # type: ignore[arg-type]  # its own is one, too
+
+    @cached_property
+    def _storage(self) -> Storage:
+        return Storage(
             session=self._client,  # type: ignore[arg-type]  # as above
-            token=token,
-            api_root=api_root,
+            token=self._token,
+            api_root=self._api_root,
             # What it calls a development API is one that is asked without credentials.
-            api_is_dev=isinstance(token, AnonymousToken),
+            api_is_dev=isinstance(self._token, AnonymousToken),
         )
 
     async def head(self, key: str, *, generation: str, uri: str) -> wire.ObjectResource:
@@ -161,19 +180,21 @@ class GCSControl:
 
     async def aclose(self) -> None:
         """Close the session; the token belongs to the service."""
-        await self._client.close()
+        self._is_closed = True
+        if "_client" in vars(self):
+            await self._client.close()
 
     async def _call(self, request: Callable[[], Awaitable[T]], *, action: str, uri: str) -> T:
         """Run a request; with another token once more, where the service refuses the first."""
         token = await token_of(self._token, action=action, uri=uri)
         try:
-            return await _guard(request(), action=action, uri=uri)
+            return await _guard(request, action=action, uri=uri)
         except PermissionDeniedError as exc:
             if exc.status != 401 or token is None:
                 raise
         self._token.refuse(token)
         await token_of(self._token, action=action, uri=uri)
-        return await _guard(request(), action=action, uri=uri)
+        return await _guard(request, action=action, uri=uri)
 
     async def _send(
         self, method: str, url: str, *, params: Mapping[str, str], body: bytes | None = None
@@ -224,11 +245,11 @@ async def _refuse_redirect(
         raise _RedirectError(params.response.status)
 
 
-async def _guard(request: Awaitable[T], *, action: str, uri: str) -> T:
+async def _guard(request: Callable[[], Awaitable[T]], *, action: str, uri: str) -> T:
     """Run one request of the control plane; the one place where its foreign errors become ours."""
     error: StorageError
     try:
-        return await request
+        return await request()
     except aiohttp.ClientResponseError as exc:
         error = error_from_status(
             exc.status,
