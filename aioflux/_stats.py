@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
-from math import ceil, ldexp
+from itertools import accumulate
+from math import ceil, inf, ldexp
 from typing import Literal, Protocol
 
 __all__ = ["LATENCY_BOUNDS_SECONDS", "LatencyHistogram", "Progress", "ProgressHook", "StoreStats"]
@@ -49,15 +51,11 @@ class LatencyHistogram:
         """
         if not 0 <= share <= 1:
             raise ValueError(f"share must be from 0 to 1, not {share!r}")
-        wanted = max(1, ceil(share * self.count))
         if not self.count:
             return 0.0
-        seen = 0
-        for bound, count in zip((*LATENCY_BOUNDS_SECONDS, float("inf")), self.counts, strict=True):
-            seen += count
-            if seen >= wanted:
-                return bound
-        raise AssertionError("the counts do not add up")
+        sums = list(accumulate(self.counts))
+        at = bisect_left(sums, max(1, ceil(share * sums[-1])))
+        return (*LATENCY_BOUNDS_SECONDS, inf)[at]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -70,6 +70,12 @@ def test_batches_hold_every_job_once_within_their_bounds(sizes: list[int]) -> No
         assert len(batch) == 1 or sum(each.size for each in batch) <= 2 * LARGE_BYTES
 
 
+def test_a_batch_ends_before_its_bytes_are_too_many() -> None:
+    batcher, size = Batcher(), LARGE_BYTES
+    assert [batcher.add(job(size)) for _ in range(3)] == [[], [], [[job(size)] * 2]]
+    assert batcher.rest() == [job(size)]
+
+
 @pytest.mark.parametrize(("text", "name"), [("a/b", "b"), ("a/b/", "b"), ("b", "b"), ("/", "")])
 def test_base_names(text: str, name: str) -> None:
     assert base_name(text) == name

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import aioflux
 from aioflux import ObjectMeta, OpenUpload
 from aioflux.service._memory import memory_bucket
-from aioflux.transfer._clean import stale_objects, stale_uploads
+from aioflux.transfer._clean import clean, stale_objects, stale_uploads
+from tests.transfer.rig import Rig, refused_for_good
 
 NOW = datetime(2026, 2, 1, tzinfo=UTC)
 DAY = 86_400.0
@@ -103,3 +104,15 @@ async def test_by_default_a_day_must_have_passed(store) -> None:
     assert await store.clean() == aioflux.CleanResult(aborted=(), removed=())
     with pytest.raises(ValueError, match="-1"):
         await store.clean(older_than_seconds=-1)
+
+
+async def test_an_upload_that_cannot_be_aborted_is_named_and_keeps_no_other() -> None:
+    rig = Rig("clean-refused")
+    for key in ("a", "b"):
+        await rig.service.initiate_upload(key)
+    rig.service.fail("abort_upload", refused_for_good())
+    result = await clean(
+        rig.session, "", now=datetime.now(UTC), older_than_seconds=0.0, dry_run=False
+    )
+    assert [upload.key for upload in result.aborted] == ["b"]
+    assert list(result.errors) == ["a"]

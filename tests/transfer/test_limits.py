@@ -86,6 +86,18 @@ async def test_who_is_cancelled_as_the_bytes_are_granted_gives_them_back() -> No
     assert budget.held_bytes == 0
 
 
+async def test_bytes_freed_as_the_first_in_line_gives_up_go_to_the_next() -> None:
+    budget, order = ByteBudget(100), []
+    await budget.acquire(100)
+    first, second = start(budget, 70, order), start(budget, 20, order)
+    await settle()
+    first.cancel()
+    budget.release(100)  # before the task that gives up has run
+    await second
+    assert order == [20]
+    assert budget.held_bytes == 20
+
+
 async def test_bytes_that_are_there_already_are_charged_without_waiting() -> None:
     budget, order = ByteBudget(100), []
     budget.charge(150)
@@ -225,6 +237,18 @@ async def test_who_is_cancelled_as_a_place_is_granted_passes_it_on() -> None:
     await settle()
     limit.release()  # granted to the first, whose task has not run since
     first.cancel()
+    await second
+    assert order == ["second"]
+    assert limit.num_held == 1
+
+
+async def test_a_place_freed_as_the_first_in_line_gives_up_goes_to_the_next() -> None:
+    limit, order = AdaptiveLimit(1), []
+    await limit.acquire()
+    first, second = take(limit, "first", order), take(limit, "second", order)
+    await settle()
+    first.cancel()
+    limit.release()  # before the task that gives up has run
     await second
     assert order == ["second"]
     assert limit.num_held == 1

@@ -13,7 +13,8 @@ from aioflux.service._base import Body
 from aioflux.testing.faults import Fault
 from aioflux.transfer._limits import Limits
 from aioflux.transfer._session import Session
-from tests.transfer.rig import Rig, pattern
+from aioflux.transfer._upload import ObjectWriter, WriteRequest
+from tests.transfer.rig import PART, Rig, pattern, refused_for_good
 
 
 async def settle() -> None:
@@ -189,3 +190,16 @@ async def test_an_error_of_the_hook_fails_the_request_and_frees_its_place() -> N
     with pytest.raises(ZeroDivisionError):
         await session.call("a", written, num_bytes=30)
     assert rig.is_clean()
+
+
+async def test_a_writer_that_cannot_be_aborted_does_not_keep_its_store_open(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = Rig("closing")
+    writer = ObjectWriter(rig.session, WriteRequest("a"))
+    await writer.write(pattern(2 * PART))
+    rig.service.fail("abort_upload", refused_for_good())
+    await rig.session.aclose()
+    assert "a writer was open when its store was closed" in caplog.text
+    with pytest.raises(ValueError, match="closed writer"):
+        await writer.write(b"more")
