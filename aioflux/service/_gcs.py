@@ -201,8 +201,21 @@ class GCSService(Service):
 
     def _stored(self, response: Response, key: str, size: int) -> ObjectMeta:
         uri = self.uri(key)
-        return self._told(
+        meta = self._told(
             key, lambda: wire.meta_from_headers(response.headers, key=key, uri=uri, size=size)
+        )
+        if not meta.generation:
+            raise self._foreign("write", key, response)
+        return meta
+
+    def _foreign(self, action: str, key: str, response: Response) -> StorageError:
+        """Return the error for a success that another server than Cloud Storage tells."""
+        uri = self.uri(key)
+        return StorageError(
+            f"could not {action} {uri}: the answer, HTTP {response.status}, is not one of Cloud "
+            "Storage; check the endpoint, and what stands between here and there",
+            uri=uri,
+            status=response.status,
         )
 
     async def put(
@@ -232,7 +245,11 @@ class GCSService(Service):
         # On the data plane: aiohttp sends a DELETE again by itself where its connection was lost,
         # and the second answer to a delete that was done is "not found".
         headers = wire.precondition_headers(Precondition(if_generation_match=generation or None))
-        await self._send(b"DELETE", self._path(key).encode(), "delete", key, headers=headers)
+        response = await self._send(
+            b"DELETE", self._path(key).encode(), "delete", key, headers=headers
+        )
+        if response.num_bytes:
+            raise self._foreign("delete", key, response)
 
     async def list_page(
         self,
@@ -354,6 +371,8 @@ class GCSService(Service):
             body=pieces,
         )
         etag = (response.headers.get(b"etag") or b"").decode("latin-1")
+        if not etag:
+            raise self._foreign(f"write part {number} of", key, response)
         size = sum(memoryview(piece).nbytes for piece in pieces)
         told = response.headers.get(b"x-goog-hash")
         return UploadedPart(number, etag, size, self._told(key, lambda: wire.hash_crc32c(told)))
@@ -385,7 +404,10 @@ class GCSService(Service):
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         target = multipart.abort_target(self._path(key), upload_id)
-        await self._send(b"DELETE", target, "abort the upload of", key, accept=(404,))
+        action = "abort the upload of"
+        response = await self._send(b"DELETE", target, action, key, accept=(404,))
+        if response.num_bytes and response.status != 404:
+            raise self._foreign(action, key, response)
         self._begun.pop(upload_id, None)
 
     async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:

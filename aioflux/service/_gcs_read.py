@@ -43,7 +43,10 @@ def object_size(
     """
     _require_stored_bytes(headers)
     told = headers.get(b"x-goog-generation")
-    if generation and told is not None and told != generation.encode():
+    if not told:
+        # Such as the page that a hotel's network sends for every url.
+        raise ValueError("the answer tells no generation: Cloud Storage did not send it")
+    if generation and told != generation.encode():
         raise ValueError(f"the answer is of generation {told.decode('latin-1')}")
     if status == 200:
         return _whole_size(headers, num_bytes, start, end)

@@ -115,7 +115,8 @@ async def answering(body: bytes, *head: str) -> AsyncIterator[str]:
 
 
 async def test_a_service_that_ignores_a_range_is_not_believed() -> None:
-    async with answering(b"0123456789") as url, opened(url) as service:
+    told = "x-goog-generation: 7"
+    async with answering(b"0123456789", told) as url, opened(url) as service:
         assert bytes((await service.get("a", start=0, end=100)).data) == b"0123456789"
         with pytest.raises(StorageError, match="over the 2 bytes"):
             await service.get("a", start=5, end=7)
@@ -243,10 +244,22 @@ async def test_damaged_metadata_is_asked_for_again(body: bytes) -> None:
 
 @pytest.mark.parametrize("operation", ["put", "put_part"])
 async def test_a_damaged_answer_to_a_write_leaves_open_what_was_done(operation: str) -> None:
-    async with answering(b"", "x-goog-hash: crc32c=AAAA") as url, opened(url) as service:
+    told = "x-goog-hash: crc32c=AAAA\r\netag: x"
+    async with answering(b"", told) as url, opened(url) as service:
         with pytest.raises(TransientError, match="gs://bucket/p/b") as caught:
             await OPERATIONS[operation](service)
     assert caught.value.maybe_done
+
+
+@each_operation
+async def test_a_page_that_stands_in_for_every_answer_is_not_believed(operation: str) -> None:
+    """Such as that of a network which wants its guests to sign in: HTTP 200, some HTML."""
+    async with (
+        answering(b"<html>Welcome</html>", "content-type: text/html") as url,
+        opened(url) as service,
+    ):
+        with pytest.raises(StorageError, match="gs://bucket/p/"):
+            await OPERATIONS[operation](service)
 
 
 @each_operation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 PART = b"206 Partial Content"
 
 
+def told_size(status: int, headers: dict[bytes, bytes], num_bytes: int, **asked: Any) -> int:
+    """What an answer of generation 7 tells, unless it says another."""
+    return object_size(status, {b"x-goog-generation": b"7"} | headers, num_bytes, **asked)
+
+
+def test_an_answer_without_a_generation_is_not_of_cloud_storage() -> None:
+    with pytest.raises(ValueError, match="the answer tells no generation"):
+        object_size(200, {}, 3, start=0, end=None, generation="")
+
+
 @given(st.binary(max_size=30), st.integers(0, 40), st.one_of(st.none(), st.integers(1, 50)))
 def test_the_part_that_was_asked_for_is_believed(
     data: bytes, start: int, length: int | None
@@ -33,7 +43,7 @@ def test_the_part_that_was_asked_for_is_believed(
         return
     headers = {b"content-range": b"bytes %d-%d/%d" % (start, start + len(part) - 1, len(data))}
     if start or end is not None:
-        size = object_size(206, headers, len(part), start=start, end=end, generation="")
+        size = told_size(206, headers, len(part), start=start, end=end, generation="")
         assert size == len(data)
 
 
@@ -50,7 +60,7 @@ def test_no_other_part_is_believed(
         return
     headers = {b"content-range": b"bytes %d-%d/%d" % (first, last, size)} if status == 206 else {}
     try:
-        told = object_size(status, headers, num_bytes, start=start, end=end, generation="")
+        told = told_size(status, headers, num_bytes, start=start, end=end, generation="")
     except ValueError:
         return
     wanted = range(start, told if end is None else min(end, told))
@@ -110,7 +120,7 @@ def test_another_answer_is_refused(
     status: int, headers: dict[bytes, bytes], num_bytes: int, says: str
 ) -> None:
     with pytest.raises(ValueError, match=says):
-        object_size(status, headers, num_bytes, **ASKED)
+        told_size(status, headers, num_bytes, **ASKED)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +134,7 @@ def test_another_answer_is_refused(
 )
 def test_a_whole_object_is_whole(status: int, headers: dict[bytes, bytes]) -> None:
     with pytest.raises(ValueError, match=r"the whole was asked|3 bytes came"):
-        object_size(status, headers, 3, start=0, end=None, generation="")
+        told_size(status, headers, 3, start=0, end=None, generation="")
 
 
 @pytest.mark.parametrize(
@@ -141,8 +151,8 @@ def test_a_whole_object_is_whole(status: int, headers: dict[bytes, bytes]) -> No
 )
 def test_stored_bytes_are_believed(headers: dict[bytes, bytes]) -> None:
     for end in (None, 3, 100):
-        assert object_size(200, headers, 3, start=0, end=end, generation="7") == 3
-    assert object_size(206, RIGHT | headers, 3, **ASKED) == 10
+        assert told_size(200, headers, 3, start=0, end=end, generation="7") == 3
+    assert told_size(206, RIGHT | headers, 3, **ASKED) == 10
 
 
 @pytest.mark.parametrize(
@@ -215,7 +225,7 @@ async def test_a_service_that_ignores_ranges_does_not_fill_the_memory() -> None:
 
 
 async def test_a_damaged_checksum_is_asked_for_again() -> None:
-    answer = answering(ok(b"0123", b"x-goog-hash: crc32c=!!!!"))
+    answer = answering(ok(b"0123", b"x-goog-generation: 7\r\nx-goog-hash: crc32c=!!!!"))
     async with (
         serving(answer) as (_, origin),
         opened(f"http://127.0.0.1:{origin.port}") as service,
