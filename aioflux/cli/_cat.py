@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aioflux.cli._loop import in_daemon, run
-from aioflux.cli._place import Endpoint, check_places, open_place, parse_place
+from aioflux.cli._place import Access, Anonymous, Endpoint, check_places, open_place, parse_place
 
 if TYPE_CHECKING:
     from aioflux.store import Store
@@ -32,13 +32,15 @@ def cat(
         ),
     ] = "",
     endpoint_url: Endpoint = None,
+    anonymous: Anonymous = False,
 ) -> int:
     """Write objects to standard output, one after the other, as their bytes are stored.
 
     A whole object is verified against its crc32c before its last bytes are written.
     """
     places = [parse_place(uri) for uri in uris]
-    check_places(places, endpoint_url)
+    access = Access(endpoint_url, anonymous)
+    check_places(places, access)
     start, end = _parse_range(range_)
 
     async def work() -> int:
@@ -49,7 +51,7 @@ def cat(
                     f"{place.text} is a bucket, prefix or directory; cat takes objects"
                 )
             root, key = place.split()
-            async with open_place(root, endpoint_url) as store:
+            async with open_place(root, access) as store:
                 await _write(store, key, start, end)
         return 0
 

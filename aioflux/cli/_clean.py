@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aioflux.cli._loop import run
-from aioflux.cli._place import Endpoint, check_places, open_place, parse_place, uri_of
+from aioflux.cli._place import (
+    Access,
+    Anonymous,
+    Endpoint,
+    check_places,
+    open_place,
+    parse_place,
+    uri_of,
+)
 from aioflux.cli._report import Report
 from aioflux.cli._text import (
     describe,
@@ -39,6 +47,7 @@ def clean(
         bool, typer.Option("--json", help="One JSON object per line; the fields stand above.")
     ] = False,
     endpoint_url: Endpoint = None,
+    anonymous: Anonymous = False,
 ) -> int:
     """Abort open multipart uploads, and delete left-over temporary objects.
 
@@ -50,7 +59,8 @@ def clean(
     Uploads come first, each kind by key.
     """
     place = parse_place(uri)
-    check_places([place], endpoint_url)
+    access = Access(endpoint_url, anonymous)
+    check_places([place], access)
     try:
         seconds = parse_age(older_than)
     except ValueError as exc:
@@ -60,7 +70,7 @@ def clean(
     async def work() -> int:
         root, key = place.split()
         prefix = key if not key or key.endswith("/") else f"{key}/"
-        async with open_place(root, endpoint_url) as store:
+        async with open_place(root, access) as store:
             result = await store.clean(prefix, older_than_seconds=seconds, dry_run=dry_run)
         for row in _rows(result, store):
             print(json_line(row) if as_json else _line(row, dry_run=dry_run))  # noqa: T201

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aioflux.cli._copy_plan import Work
     from aioflux.cli._copy_store import Goal, Origin
     from aioflux.cli._copy_works import Target
-    from aioflux.cli._place import Place
+    from aioflux.cli._place import Access, Place
     from aioflux.store import Store
 
 __all__ = ["Copy"]
@@ -40,10 +40,10 @@ class Copy:
     """One run of the command: the stores it opens, its progress and what is left at the end."""
 
     def __init__(
-        self, target: Target, endpoint: str | None, *, no_clobber: bool, dry_run: bool
+        self, target: Target, access: Access, *, no_clobber: bool, dry_run: bool
     ) -> None:
         self._target = target
-        self._endpoint = endpoint
+        self._access = access
         self._no_clobber = no_clobber
         self._dry_run = dry_run
         self._tally = Tally()
@@ -117,7 +117,7 @@ class Copy:
 
     async def _store(self, root: str) -> Store:
         if root not in self._stores:
-            store = open_place(root, self._endpoint)
+            store = open_place(root, self._access)
             self._stores[root] = await self._stack.enter_async_context(store)
         return self._stores[root]
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from aioflux.cli._loop import run
-from aioflux.cli._place import Endpoint, check_places, parse_place
+from aioflux.cli._place import Access, Anonymous, Endpoint, check_places, parse_place
 
 __all__ = ["cp"]
 
@@ -28,6 +28,7 @@ def cp(
         bool, typer.Option("--dry-run", help="Print what would be copied, and copy nothing.")
     ] = False,
     endpoint_url: Endpoint = None,
+    anonymous: Anonymous = False,
 ) -> int:
     """Copy objects and files; names follow "aws s3 cp".
 
@@ -52,7 +53,8 @@ def cp(
 
     places = [parse_place(text) for text in sources if text != "-"]
     goal = None if target == "-" else parse_place(target)
-    check_places([*places, *([goal] if goal else [])], endpoint_url)
+    access = Access(endpoint_url, anonymous)
+    check_places([*places, *([goal] if goal else [])], access)
     named = Target(goal, goal is not None and (recursive or goal.is_directory()))
     if len(sources) > 1 and goal is not None and not named.is_directory:
         raise typer.BadParameter('with several SOURCEs, TARGET is a directory: end it in "/"')
@@ -60,7 +62,7 @@ def cp(
         raise typer.BadParameter("-r does not go to standard output")
 
     async def work() -> int:
-        async with Copy(named, endpoint_url, no_clobber=no_clobber, dry_run=dry_run) as copy:
+        async with Copy(named, access, no_clobber=no_clobber, dry_run=dry_run) as copy:
             if recursive:
                 await copy.below(places[0])
             else:

@@ -12,7 +12,15 @@ import typer
 
 from aioflux._errors import NotFoundError
 from aioflux.cli._loop import run
-from aioflux.cli._place import Endpoint, check_places, open_place, parse_place, uri_of
+from aioflux.cli._place import (
+    Access,
+    Anonymous,
+    Endpoint,
+    check_places,
+    open_place,
+    parse_place,
+    uri_of,
+)
 from aioflux.cli._text import (
     format_count,
     format_size,
@@ -50,6 +58,7 @@ def ls(
         bool, typer.Option("--json", help="One JSON object per line; the fields stand above.")
     ] = False,
     endpoint_url: Endpoint = None,
+    anonymous: Anonymous = False,
 ) -> int:
     """List objects and prefixes by key, one whole uri per line.
 
@@ -60,12 +69,13 @@ def ls(
     metadata. What is not known is null or empty.
     """
     places = [parse_place(uri) for uri in uris]
-    check_places(places, endpoint_url)
+    access = Access(endpoint_url, anonymous)
+    check_places(places, access)
     printer = _Printer(long=long, as_json=as_json)
 
     async def work() -> int:
         for place in places:
-            await _list(place, endpoint_url, printer, recursive=recursive)
+            await _list(place, access, printer, recursive=recursive)
         printer.total()
         return 0
 
@@ -124,9 +134,9 @@ def _print(text: str) -> None:
         print(text)  # noqa: T201
 
 
-async def _list(place: Place, endpoint: str | None, printer: _Printer, *, recursive: bool) -> None:
+async def _list(place: Place, access: Access, printer: _Printer, *, recursive: bool) -> None:
     root, key = place.split()
-    async with open_place(root, endpoint) as store:
+    async with open_place(root, access) as store:
         prefix = key if not key or key.endswith("/") else f"{key}/"
         found = False
         if prefix != key and (meta := await find(store, key)):

@@ -16,7 +16,16 @@ if TYPE_CHECKING:
 
     from aioflux.store import Store
 
-__all__ = ["Endpoint", "Place", "check_places", "open_place", "parse_place", "uri_of"]
+__all__ = [
+    "Access",
+    "Anonymous",
+    "Endpoint",
+    "Place",
+    "check_places",
+    "open_place",
+    "parse_place",
+    "uri_of",
+]
 
 Endpoint = Annotated[
     str | None,
@@ -27,6 +36,20 @@ Endpoint = Annotated[
         "STORAGE_EMULATOR_HOST stands in where this is not given.",
     ),
 ]
+Anonymous = Annotated[
+    bool,
+    typer.Option("--anonymous", help="Ask gs:// without credentials, as public buckets allow."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How buckets are reached."""
+
+    endpoint_url: str | None = None
+    """Another endpoint; None for the service's own, or what the environment names."""
+    anonymous: bool = False
+    """Whether to ask without credentials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +110,18 @@ def parse_place(text: str) -> Place:
     return Place(text, Location("file", "", os.path.join(os.getcwd(), text)))
 
 
-def open_place(root: str, endpoint: str | None) -> Store:
+def open_place(root: str, access: Access) -> Store:
     """Open the store that `Place.split` names."""
     from aioflux.store import open_store
 
-    return open_store(root, endpoint_url=endpoint if root.startswith("gs:") else None)
+    if not root.startswith("gs:"):
+        return open_store(root)
+    credentials = None
+    if access.anonymous:
+        from google.auth.credentials import AnonymousCredentials
+
+        credentials = AnonymousCredentials()  # type: ignore[no-untyped-call]
+    return open_store(root, endpoint_url=access.endpoint_url, credentials=credentials)
 
 
 def uri_of(store: Store, key: str) -> str:
@@ -100,18 +130,22 @@ def uri_of(store: Store, key: str) -> str:
     return root + (quote_path(key) if root.startswith("file:") else key)
 
 
-def check_places(places: Iterable[Place], endpoint: str | None) -> None:
-    """Refuse an endpoint that nothing would be asked at, and load what reaches the others.
+def check_places(places: Iterable[Place], access: Access) -> None:
+    """Refuse options that nothing would be asked with, and load what reaches the buckets.
 
     Loading takes longer than anything else that a short command does. Done here, before there is an
     event loop, Ctrl-C ends it at once.
 
     Raises:
-        ValueError: There is an endpoint, and no `gs://` uri.
+        ValueError: There is such an option, and no `gs://` uri.
     """
     has_bucket = any(each.location.scheme == "gs" for each in places)
-    if endpoint is not None and not has_bucket:
-        raise ValueError("--endpoint-url has an effect on gs:// uris only, and none is given")
+    for name, is_given in (
+        ("--endpoint-url", access.endpoint_url is not None),
+        ("--anonymous", access.anonymous),
+    ):
+        if is_given and not has_bucket:
+            raise ValueError(f"{name} has an effect on gs:// uris only, and none is given")
     import_module("aioflux.store")
     if has_bucket:
         import_module("aioflux.service._gcs")

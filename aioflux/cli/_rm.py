@@ -9,7 +9,15 @@ import typer
 
 from aioflux.cli._loop import run
 from aioflux.cli._ls import find
-from aioflux.cli._place import Endpoint, check_places, open_place, parse_place, uri_of
+from aioflux.cli._place import (
+    Access,
+    Anonymous,
+    Endpoint,
+    check_places,
+    open_place,
+    parse_place,
+    uri_of,
+)
 from aioflux.cli._report import Report
 from aioflux.cli._text import describe, format_count, one_line
 
@@ -33,6 +41,7 @@ def rm(
         bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
     ] = False,
     endpoint_url: Endpoint = None,
+    anonymous: Anonymous = False,
 ) -> int:
     """Delete objects. One that cannot be deleted does not keep the others.
 
@@ -40,14 +49,15 @@ def rm(
     deleted in the generation that was listed: one that is replaced meanwhile stays, and is named.
     """
     places = [parse_place(uri) for uri in uris]
-    check_places(places, endpoint_url)
+    access = Access(endpoint_url, anonymous)
+    check_places(places, access)
     report = Report()
     remover = _Remover(report, dry_run=dry_run)
 
     async def work() -> int:
         for place in places:
             root, key = place.split()
-            async with open_place(root, endpoint_url) as store:
+            async with open_place(root, access) as store:
                 await remover.remove(place, store, key, recursive=recursive)
         done = "would delete" if dry_run else "deleted"
         return report.finish(f"{done} {format_count(remover.num_deleted, 'object')}")

@@ -8,7 +8,7 @@ import typer
 
 from aioflux._errors import StorageError
 from aioflux.cli._loop import run
-from aioflux.cli._place import Endpoint, check_places, open_place, parse_place
+from aioflux.cli._place import Access, Anonymous, Endpoint, check_places, open_place, parse_place
 from aioflux.cli._text import complain, describe, format_size, json_line, meta_row, one_line
 
 __all__ = ["stat"]
@@ -21,10 +21,12 @@ def stat(
         bool, typer.Option("--json", help="One JSON object per line, with the fields of ls --json.")
     ] = False,
     endpoint_url: Endpoint = None,
+    anonymous: Anonymous = False,
 ) -> int:
     """Show all metadata of objects; one that cannot be read does not keep the others."""
     places = [parse_place(uri) for uri in uris]
-    check_places(places, endpoint_url)
+    access = Access(endpoint_url, anonymous)
+    check_places(places, access)
 
     async def work() -> int:
         status = 0
@@ -34,7 +36,7 @@ def stat(
                     f"{place.text} is a bucket, prefix or directory; stat takes objects"
                 )
             root, key = place.split()
-            async with open_place(root, endpoint_url) as store:
+            async with open_place(root, access) as store:
                 try:
                     row = meta_row(await store.head(key))
                 except StorageError as exc:

@@ -12,6 +12,8 @@ import sys
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
+from aioflux._errors import CredentialsError
+
 if TYPE_CHECKING:
     from datetime import datetime
 
@@ -52,6 +54,8 @@ def describe(error: BaseException) -> str:
         text = f"{' -> '.join(map(str, names))}: {error.strerror}" if names else error.strerror
     else:
         text = str(error) or type(error).__name__
+    if isinstance(error, CredentialsError):
+        text += "; on the command line --anonymous asks without any"
     return one_line("; ".join([text, *getattr(error, "__notes__", ())]).replace("\n", " "))
 
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from aioflux.testing import GCSServer
 from aioflux.testing.gcs_server import Network
 from tests.cli.conftest import PROGRAM, read_files, write_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from aioflux.testing import GCSServer
 
 MIB = 1024 * 1024
 
@@ -229,3 +229,35 @@ def test_files_of_no_right_to_read_are_named(command, bucket, tmp_path) -> None:
     assert ended.returncode == 1
     assert b"Permission denied" in ended.stderr
     assert bucket.keys() == ["b"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["ls"], ["cat"], ["stat"], ["cp"], ["clean"], ["rm"]],
+    ids=" ".join,
+)
+def test_public_buckets_are_reached_without_credentials(tmp_path, arguments) -> None:
+    with GCSServer(tls=True, buckets=["public"]) as server:
+        server.put("public", "k", b"data")
+        uri = "gs://public" if arguments[0] in {"ls", "clean"} else "gs://public/k"
+        ended = {
+            options: subprocess.run(
+                [*PROGRAM, *arguments, uri, *(["-"] if "cp" in arguments else []), *options],
+                env={
+                    **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
+                    "GOOGLE_APPLICATION_CREDENTIALS": "/nowhere/key.json",
+                    "SSL_CERT_FILE": str(server.ca_file),
+                },
+                capture_output=True,
+                timeout=60,
+                check=False,
+            )
+            for options in [
+                ("--endpoint-url", server.url),
+                ("--endpoint-url", server.url, "--anonymous"),
+            ]
+        }
+    (denied, public) = ended.values()
+    assert denied.returncode == 1
+    assert b"--anonymous" in denied.stderr
+    assert public.returncode == 0, public.stderr
