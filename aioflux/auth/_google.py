@@ -160,7 +160,9 @@ class GoogleToken:
             if not (is_usable and self._credentials.valid):
                 self._credentials.refresh(Request())
         except exceptions.DefaultCredentialsError as exc:
-            raise CredentialsError(f"no Google credentials were found: {_HOW_TO_SIGN_IN}") from exc
+            raise CredentialsError(
+                f"no Google credentials were found ({_first_sentence(exc)}): {_HOW_TO_SIGN_IN}"
+            ) from exc
         except exceptions.GoogleAuthError as exc:
             if _may_pass(exc):
                 raise TransientError(
@@ -176,6 +178,12 @@ class GoogleToken:
         # hour.
         end = expiry.replace(tzinfo=UTC).timestamp() if expiry else self._clock() + 3600.0
         return self._credentials.token, end
+
+
+def _first_sentence(error: Exception) -> str:
+    """Return what google-auth says is wrong, such as the name of a key file that is not there."""
+    text = " ".join(str(error).split())
+    return text.partition(". ")[0].rstrip(".")[:200] or type(error).__name__
 
 
 def _may_pass(exc: BaseException | None) -> bool:

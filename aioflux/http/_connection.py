@@ -6,6 +6,9 @@
 
 Nothing here allocates a timer. The pool asks every connection now and then whether it moved
 (`check`), and the hot path only sets a flag.
+
+Over 500 lines because it is one state machine, whose callbacks share the state of one request: cut
+in two, the halves would reach into each other on the hot path.
 """
 
 from __future__ import annotations

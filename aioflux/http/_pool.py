@@ -1,4 +1,8 @@
-"""Bounded keep-alive connections to each origin, and the requests over them."""
+"""Bounded keep-alive connections to each origin, and the requests over them.
+
+`Pool.request` is over 60 lines: half of it says what a request means, and the rest is the hot path,
+on which one more coroutine would cost every request.
+"""
 
 from __future__ import annotations
 

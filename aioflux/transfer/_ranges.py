@@ -3,6 +3,9 @@
 A service tells the checksum of a whole object only. A range over plain http is read twice at the
 same time (`TransferOptions.verify_ranges`); where the two differ, a third read settles which is
 right.
+
+`read_first` is over 60 lines because its attempts share what earlier ones left: memory, generation
+and how far they came.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Sending a request again: the schedule, the decision, and the short loop that uses them."""
+"""Sending a request again: the schedule, the decision, and the short loop that uses them.
+
+`with_retry` is over 60 lines by its parameters and what is said of them; it decides nothing itself.
+"""
 
 from __future__ import annotations
 

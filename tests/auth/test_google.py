@@ -180,7 +180,8 @@ async def test_an_error_says_what_to_do_and_holds_no_secret(clock: Clock) -> Non
 
 async def test_no_credentials_at_all_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
-    with pytest.raises(CredentialsError, match="GOOGLE_APPLICATION_CREDENTIALS"):
+    says = r"\(File /nowhere/key\.json was not found\): .*GOOGLE_APPLICATION_CREDENTIALS"
+    with pytest.raises(CredentialsError, match=says):
         await GoogleToken().get()
 
 
