@@ -14,7 +14,13 @@ from aioflux._errors import CredentialsError, TransientError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["AnonymousToken", "GoogleToken", "ProvidedToken", "open_token"]
+__all__ = [
+    "AnonymousToken",
+    "GoogleToken",
+    "ProvidedToken",
+    "anonymous_credentials",
+    "open_token",
+]
 
 _TOKEN = re.compile(r"[!-~]+")
 
@@ -196,6 +202,13 @@ def _may_pass(exc: BaseException | None) -> bool:
             return True
         exc = exc.__cause__
     return False
+
+
+def anonymous_credentials() -> Any:
+    """Return credentials that send none: for public buckets."""
+    from google.auth.credentials import AnonymousCredentials
+
+    return AnonymousCredentials()  # type: ignore[no-untyped-call]
 
 
 def open_token(credentials: Any, *, emulator: bool) -> AnonymousToken | ProvidedToken | GoogleToken:

@@ -118,9 +118,9 @@ def open_place(root: str, access: Access) -> Store:
         return open_store(root)
     credentials = None
     if access.anonymous:
-        from google.auth.credentials import AnonymousCredentials
+        from aioflux.auth._google import anonymous_credentials
 
-        credentials = AnonymousCredentials()  # type: ignore[no-untyped-call]
+        credentials = anonymous_credentials()
     return open_store(root, endpoint_url=access.endpoint_url, credentials=credentials)
 
 
