@@ -101,11 +101,16 @@ class Stored:
         self, jobs: Sequence[Job], bodies: Sequence[Buffer | Exception]
     ) -> list[Outcome]:
         """See Goal."""
-        return await each([self._write(job, body) for job, body in zip(jobs, bodies, strict=True)])
+        # What could not be read is kept from `each`, which would take it for a failure of here.
+        calls = [
+            self._write(job, body)
+            for job, body in zip(jobs, bodies, strict=True)
+            if not isinstance(body, Exception)
+        ]
+        written = iter(await each(calls))
+        return [body if isinstance(body, Exception) else next(written) for body in bodies]
 
-    async def _write(self, job: Job, body: Buffer | Exception) -> Outcome:
-        if isinstance(body, Exception):
-            return body
+    async def _write(self, job: Job, body: Buffer) -> Outcome:
         try:
             await self.store.put(job.goal, body, mode=self._mode, **_settings(job))
         except AlreadyExistsError:
