@@ -39,9 +39,7 @@ __all__ = ["Copy"]
 class Copy:
     """One run of the command: the stores it opens, its progress and what is left at the end."""
 
-    def __init__(
-        self, target: Target, access: Access, *, no_clobber: bool, dry_run: bool
-    ) -> None:
+    def __init__(self, target: Target, access: Access, *, no_clobber: bool, dry_run: bool) -> None:
         self._target = target
         self._access = access
         self._no_clobber = no_clobber
@@ -92,16 +90,16 @@ class Copy:
         elif source.is_directory():
             await self._run(self._disk, below_directory(self._threads, source, self._target))
         else:
-            await self.each([source], from_stdin=False)
+            await self.each([source])
 
-    async def each(self, sources: Sequence[Place], *, from_stdin: bool) -> None:
-        """Copy single files and objects."""
+    async def each(self, sources: Sequence[Place | None]) -> None:
+        """Copy single files and objects, and standard input for None, in the order given."""
         taken: dict[str, str] = {}
-        if from_stdin:
-            await self._run(Standard(), self._stdin())
         for root, group in groupby(sources, key=_root):
-            several = list(group)
-            if root:
+            several = [place for place in group if place is not None]
+            if not several:
+                await self._run(Standard(), self._stdin())
+            elif root:
                 store = await self._store(root)
                 works = each_object(store, several, self._target, taken)
                 await self._run(Stored(store), works)
@@ -143,8 +141,10 @@ class Copy:
                 self._tally.num_bytes += max(work.size, 0)
 
 
-def _root(place: Place) -> str:
-    """Return the uri of the bucket, or nothing for local disk."""
+def _root(place: Place | None) -> str:
+    """Return the uri of the bucket; nothing for local disk, `-` for a standard stream."""
+    if place is None:
+        return "-"
     return "" if place.is_local else place.split()[0]
 
 

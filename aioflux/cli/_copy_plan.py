@@ -107,13 +107,15 @@ class Clashes:
 class Batcher:
     """Gathers jobs into batches of bounded count and bytes; a large one is a batch by itself."""
 
+    is_ordered: bool = False
+    """Whether the batches, one after the other, keep the order of the jobs."""
     _jobs: list[Job] = field(default_factory=list)
     _num_bytes: int = 0
 
     def add(self, job: Job) -> list[list[Job]]:
         """Take a job, and return the batches that are full now."""
         if job.is_large:
-            return [[job]]
+            return [self.rest(), [job]] if self.is_ordered and self._jobs else [[job]]
         full = []
         if self._jobs and self._num_bytes + job.size > _BATCH_BYTES:
             full.append(self.rest())

@@ -2,6 +2,8 @@
 
 jobs -> batches -> read many -> write many     four batches at a time, each in memory whole
                 `-> pieces -> sink             two large objects at a time, piece by piece
+
+Standard output takes one after the other, in order.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING
 from aioflux._errors import StorageError
 from aioflux.cli._copy_disk import SKIPPED
 from aioflux.cli._copy_plan import Batcher, Problem
-from aioflux.cli._copy_store import Stored
+from aioflux.cli._copy_store import Standard, Stored
 from aioflux.cli._report import Report
 from aioflux.cli._text import describe, format_count, format_seconds, format_size, one_line
 from aioflux.transfer._fanout import bounded_map
@@ -102,6 +104,7 @@ class Copier:
         self._origin = origin
         self._goal = goal
         self._tally = tally
+        self._is_ordered = isinstance(goal, Standard)
         self._large = asyncio.Semaphore(_MAX_LARGE)
         # Within one bucket the service copies, and no byte passes here.
         self._within: Stored | None = None
@@ -111,7 +114,8 @@ class Copier:
     async def run(self, works: AsyncGenerator[Work, None]) -> None:
         """Copy everything; what cannot be copied is reported, and does not keep the others."""
         async with aclosing(works), aclosing(self._batches(works)) as batches:
-            done = bounded_map(self._copy, batches, max_in_flight=_MAX_BATCHES, ordered=False)
+            lanes = 1 if self._is_ordered else _MAX_BATCHES
+            done = bounded_map(self._copy, batches, max_in_flight=lanes, ordered=False)
             async with aclosing(done):
                 async for _ in done:
                     self._tally.changed()
@@ -119,7 +123,7 @@ class Copier:
     async def _batches(
         self, works: AsyncGenerator[Work, None]
     ) -> AsyncGenerator[Sequence[Job], None]:
-        batcher = Batcher()
+        batcher = Batcher(self._is_ordered)
         async for work in works:
             if isinstance(work, Problem):
                 self._tally.report.fail(work.message)

@@ -33,7 +33,8 @@ def cp(
     """Copy objects and files; names follow "aws s3 cp".
 
     TARGET is a directory if it ends in "/", is a bucket, or is a local directory that exists: the
-    copy keeps the last segment of its name there. Otherwise TARGET is the new name.
+    copy keeps the last segment of its name there. Otherwise TARGET is the new name. Standard
+    output takes several SOURCEs one after the other.
 
     With -r, what is below SOURCE lands below TARGET, with the same names, whether or not either
     ends in "/": "cp -r dir gs://b/p" makes "gs://b/p/..." of "dir/...". A key that would leave a
@@ -51,7 +52,8 @@ def cp(
     from aioflux.cli._copy import Copy
     from aioflux.cli._copy_works import Target
 
-    places = [parse_place(text) for text in sources if text != "-"]
+    origins = [None if text == "-" else parse_place(text) for text in sources]
+    places = [place for place in origins if place is not None]
     goal = None if target == "-" else parse_place(target)
     access = Access(endpoint_url, anonymous)
     check_places([*places, *([goal] if goal else [])], access)
@@ -66,7 +68,7 @@ def cp(
             if recursive:
                 await copy.below(places[0])
             else:
-                await copy.each(places, from_stdin="-" in sources)
+                await copy.each(origins)
         return copy.finish()
 
     return run(work)

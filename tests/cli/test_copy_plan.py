@@ -70,6 +70,23 @@ def test_batches_hold_every_job_once_within_their_bounds(sizes: list[int]) -> No
         assert len(batch) == 1 or sum(each.size for each in batch) <= 2 * LARGE_BYTES
 
 
+@given(st.lists(st.integers(-1, 3 * LARGE_BYTES)))
+def test_ordered_batches_keep_the_order_of_the_jobs(sizes: list[int]) -> None:
+    batcher, batches = Batcher(is_ordered=True), []
+    for size in sizes:
+        batches += batcher.add(job(size))
+    batches.append(batcher.rest())
+    assert [each.size for batch in batches for each in batch] == sizes
+
+
+@pytest.mark.parametrize(("is_ordered", "sizes"), [(False, [[-1]]), (True, [[1], [-1]])])
+def test_a_large_object_passes_small_ones_unless_they_are_ordered(is_ordered, sizes) -> None:
+    batcher = Batcher(is_ordered)
+    assert batcher.add(job(1)) == []
+    batches = batcher.add(job(-1))
+    assert [[each.size for each in batch] for batch in batches] == sizes
+
+
 def test_a_batch_ends_before_its_bytes_are_too_many() -> None:
     batcher, size = Batcher(), LARGE_BYTES
     assert [batcher.add(job(size)) for _ in range(3)] == [[], [], [[job(size)] * 2]]

@@ -291,6 +291,27 @@ def test_two_tool_streams(command, bucket, tmp_path) -> None:
     assert command("cp", "-", f"{bucket.uri}/", stdin=b"123").returncode == 1
 
 
+def test_standard_output_takes_one_source_after_the_other(command, bucket, tmp_path) -> None:
+    """Small and large ones, of every origin: in the order of the arguments."""
+    contents = [bytes([65 + at]) * size for at, size in enumerate([9, 40 * MIB, 40 * MIB, 8, 7, 6])]
+    paths = [tmp_path / str(at) for at in range(3)]
+    for path, data in zip(paths, contents, strict=False):
+        path.write_bytes(data)
+    bucket.put("3", contents[3])
+    bucket.put("5", contents[5])
+    ended = command("cp", *paths, f"{bucket.uri}/3", "-", f"{bucket.uri}/5", "-", stdin=contents[4])
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    is_same = ended.stdout == b"".join(contents)
+    assert is_same
+
+
+def test_a_source_that_fails_does_not_keep_the_others_from_standard_output(aioflux, bucket) -> None:
+    fill(bucket)
+    ended = aioflux("cp", f"{bucket.uri}/a", f"{bucket.uri}/none", f"{bucket.uri}/d/b", "-")
+    assert (ended.status, ended.out) == (1, "12")
+    assert f"{bucket.uri}/none" in ended.err
+
+
 def test_a_name_that_the_disk_does_not_take_is_named(aioflux, bucket) -> None:
     fill(bucket)
     bucket.put("x" * 300)
@@ -299,6 +320,39 @@ def test_a_name_that_the_disk_does_not_take_is_named(aioflux, bucket) -> None:
     assert "File name too long" in ended.err
     assert ended.err.count("\n") == 2
     assert read_files(Path("out")) == TREE
+
+
+async def test_a_file_that_is_gone_does_not_keep_the_others(cli_server, bucket, tmp_path) -> None:
+    """It was there when the directory was listed."""
+    from aioflux.cli._copy_disk import Disk
+    from aioflux.cli._copy_plan import Job
+    from aioflux.cli._copy_store import Stored
+    from aioflux.cli._loop import Threads
+    from aioflux.store import open_store
+
+    (tmp_path / "here").write_bytes(b"1")
+    jobs = [
+        Job(str(tmp_path / name), f"{bucket.uri}/{name}", str(tmp_path / name), name, 1)
+        for name in ("gone", "here")
+    ]
+    bodies = await Disk(Threads(), no_clobber=False).read_many(jobs)
+    async with open_store(bucket.uri, endpoint_url=cli_server.url) as store:
+        gone, here = await Stored(store).write_many(jobs, bodies)
+    assert isinstance(gone, FileNotFoundError)
+    assert here is None
+    assert bucket.contents() == {"here": b"1"}
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="root reads anything else")
+def test_a_file_that_cannot_be_read_is_one_failure(aioflux, bucket) -> None:
+    contents = {f"{at:03}": b"1" for at in range(300)}
+    write_files(Path("src"), contents)
+    os.symlink("/proc/self/mem", "src/150x")  # its first byte can be read by nobody
+    ended = aioflux("cp", "-r", "src", bucket.uri)
+    assert ended.status == 1
+    assert "src/150x to " in ended.err
+    assert ended.err.splitlines()[-1].endswith("; 1 failed")
+    assert bucket.contents() == contents
 
 
 async def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path) -> None:
