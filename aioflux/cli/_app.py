@@ -16,6 +16,7 @@ from aioflux.cli._clean import clean
 from aioflux.cli._cp import cp
 from aioflux.cli._loop import Stopped
 from aioflux.cli._ls import ls
+from aioflux.cli._output import UNENCODABLE
 from aioflux.cli._rm import rm
 from aioflux.cli._serve import serve
 from aioflux.cli._stat import stat
@@ -55,9 +56,8 @@ def run_app(arguments: list[str] | None = None) -> int:
     The seam where every failure becomes one line: no traceback reaches who did not ask for it.
     """
     for stream in (sys.stdout, sys.stderr):
-        # Names of local files may be no UTF-8; they leave as the bytes that they are.
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="surrogateescape")
+            stream.reconfigure(errors=UNENCODABLE)
     try:
         status = app(args=arguments, prog_name="aioflux", standalone_mode=False)
     except Stopped as exc:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aioflux.cli._loop import in_daemon, run
+from aioflux.cli._output import write_stdout
 from aioflux.cli._place import Access, Anonymous, Endpoint, check_places, open_place, parse_place
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ def cat(
     start, end = _parse_range(range_)
 
     async def work() -> int:
-        sys.stdout.flush()
         for place in places:
             if place.is_directory():
                 raise ValueError(
@@ -74,10 +72,3 @@ async def _write(store: Store, key: str, start: int, end: int | None) -> None:
         reader.seek(start)
         while (left := stop - reader.tell()) > 0:
             await in_daemon(write_stdout, await reader.read(min(left, _PIECE_BYTES)))
-
-
-def write_stdout(data: bytes | bytearray | memoryview) -> None:
-    """Write all bytes to standard output, waiting for its reader."""
-    view = memoryview(data)
-    while view.nbytes:
-        view = view[os.write(1, view) :]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aioflux.cli._loop import run
+from aioflux.cli._output import tell
 from aioflux.cli._place import (
     Access,
     Anonymous,
@@ -72,8 +73,10 @@ def clean(
         prefix = key if not key or key.endswith("/") else f"{key}/"
         async with open_place(root, access) as store:
             result = await store.clean(prefix, older_than_seconds=seconds, dry_run=dry_run)
-        for row in _rows(result, store):
-            print(json_line(row) if as_json else _line(row, dry_run=dry_run))  # noqa: T201
+        rows = _rows(result, store)
+        await tell(
+            "\n".join(json_line(row) if as_json else _line(row, dry_run=dry_run) for row in rows)
+        )
         for _, error in sorted(result.errors.items()):
             report.fail(describe(error))
         done = "would abort" if dry_run else "aborted"

@@ -12,6 +12,7 @@ import typer
 
 from aioflux._errors import NotFoundError
 from aioflux.cli._loop import run
+from aioflux.cli._output import tell
 from aioflux.cli._place import (
     Access,
     Anonymous,
@@ -76,7 +77,7 @@ def ls(
     async def work() -> int:
         for place in places:
             await _list(place, access, printer, recursive=recursive)
-        printer.total()
+        await printer.total()
         return 0
 
     return run(work)
@@ -91,13 +92,13 @@ class _Printer:
     num_objects: int = 0
     num_bytes: int = 0
 
-    def objects(self, metas: Sequence[ObjectMeta]) -> None:
+    async def objects(self, metas: Sequence[ObjectMeta]) -> None:
         """Print a page of objects."""
         self.num_objects += len(metas)
         self.num_bytes += sum(meta.size for meta in metas)
-        _print("\n".join(map(self._line, metas)))
+        await tell("\n".join(map(self._line, metas)))
 
-    def page(self, store: Store, page: Page) -> None:
+    async def page(self, store: Store, page: Page) -> None:
         """Print a page of one level: objects and prefixes by key."""
         rows = [(meta.key, self._line(meta)) for meta in page.objects]
         prefixes = [
@@ -107,13 +108,13 @@ class _Printer:
         ]
         self.num_objects += len(rows)
         self.num_bytes += sum(meta.size for meta in page.objects)
-        _print("\n".join(line for _, line in heapq.merge(rows, prefixes)))
+        await tell("\n".join(line for _, line in heapq.merge(rows, prefixes)))
 
-    def total(self) -> None:
+    async def total(self) -> None:
         """Print the sum that ends a long listing."""
         if self.long and not self.as_json:
             count = format_count(self.num_objects, "object")
-            _print(f"{count}, {self.num_bytes:,} bytes ({format_size(self.num_bytes)})")
+            await tell(f"{count}, {self.num_bytes:,} bytes ({format_size(self.num_bytes)})")
 
     def _line(self, meta: ObjectMeta) -> str:
         if self.as_json:
@@ -129,30 +130,25 @@ class _Printer:
         return f"{'':>14}  {'':<24}  {one_line(uri)}" if self.long else one_line(uri)
 
 
-def _print(text: str) -> None:
-    if text:
-        print(text)  # noqa: T201
-
-
 async def _list(place: Place, access: Access, printer: _Printer, *, recursive: bool) -> None:
     root, key = place.split()
     async with open_place(root, access) as store:
         prefix = key if not key or key.endswith("/") else f"{key}/"
         found = False
         if prefix != key and (meta := await find(store, key)):
-            printer.objects([meta])
+            await printer.objects([meta])
             found = True
         if recursive:
             pages = store.list_pages(prefix)
             async with aclosing(pages):
                 async for metas in pages:
-                    printer.objects(metas)
+                    await printer.objects(metas)
                     found = True
         else:
             levels = _level_pages(store, prefix)
             async with aclosing(levels):
                 async for page in levels:
-                    printer.page(store, page)
+                    await printer.page(store, page)
                     found = True
     if key and not found:
         uri = str(place.location)

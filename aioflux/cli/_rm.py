@@ -9,6 +9,7 @@ import typer
 
 from aioflux.cli._loop import run
 from aioflux.cli._ls import find
+from aioflux.cli._output import tell
 from aioflux.cli._place import (
     Access,
     Anonymous,
@@ -95,9 +96,8 @@ class _Remover:
 
     async def _delete(self, store: Store, keys: Sequence[str] | Sequence[ObjectMeta]) -> None:
         if self._dry_run:
-            for key in keys:
-                meta = await store.head(key) if isinstance(key, str) else key
-                print(f"would delete {one_line(meta.uri)}")  # noqa: T201
+            metas = [await store.head(key) if isinstance(key, str) else key for key in keys]
+            await tell("\n".join(f"would delete {one_line(meta.uri)}" for meta in metas))
             self.num_deleted += len(keys)
             return
         result = await store.delete_many(keys)

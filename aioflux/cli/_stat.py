@@ -8,6 +8,7 @@ import typer
 
 from aioflux._errors import StorageError
 from aioflux.cli._loop import run
+from aioflux.cli._output import tell
 from aioflux.cli._place import Access, Anonymous, Endpoint, check_places, open_place, parse_place
 from aioflux.cli._text import complain, describe, format_size, json_line, meta_row, one_line
 
@@ -43,7 +44,7 @@ def stat(
                     complain(describe(exc))
                     status = 1
                     continue
-            print(json_line(row) if as_json else _paragraph(row), flush=True)  # noqa: T201
+            await tell(json_line(row) if as_json else _paragraph(row))
         return status
 
     return run(work)

@@ -261,3 +261,62 @@ def test_public_buckets_are_reached_without_credentials(tmp_path, arguments) -> 
     assert denied.returncode == 1
     assert b"--anonymous" in denied.stderr
     assert public.returncode == 0, public.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["ls", "-r", "--json"], ["rm", "-r", "--dry-run"], ["clean", "--dry-run", "--older-than=0s"]],
+    ids=" ".join,
+)
+def test_ctrl_c_does_not_wait_for_who_reads_no_lines(environment, bucket, arguments) -> None:
+    for at in range(3000):
+        bucket.put(f".aioflux-uploads/{at:05}" if "clean" in arguments else f"{at:05}")
+    with subprocess.Popen(
+        [*PROGRAM, *arguments, bucket.uri], stdout=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        ("ls {uri} >&-", 1),
+        ("ls {uri}/none 2>&-", 1),
+        ("rm {uri}/a >&- 2>&- <&-", 0),
+        ("cp - {uri}/b <&-", 1),
+        ("cat {uri}/a >&-", 1),
+        ("cat {uri}/a <&- 2>&-", 0),
+    ],
+)
+def test_closed_standard_streams_are_errors_where_they_are_needed(
+    environment, bucket, command, status
+) -> None:
+    bucket.put("a")
+    ended = subprocess.run(
+        ["/bin/sh", "-c", f"{' '.join(PROGRAM)} {command.format(uri=bucket.uri)}"],
+        env=environment,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == status, ended.stderr
+    assert bucket.keys() in (["a"], [])
+    if status and "2>" not in command:
+        assert b"Bad file descriptor" in ended.stderr
+        assert ended.stderr.count(b"\n") <= 2
+
+
+def test_what_the_terminal_cannot_show_is_escaped(environment, bucket) -> None:
+    bucket.put("\u20ac-\xe9")
+    ended = subprocess.run(
+        [*PROGRAM, "ls", bucket.uri],
+        env={**environment, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.stdout == f"{bucket.uri}/\\u20ac-\xe9\n".encode("latin-1")
+    assert ended.returncode == 0
