@@ -46,7 +46,9 @@ class Copy:
         self._dry_run = dry_run
         self._tally = Tally()
         self._threads = Threads()
-        self._disk = Disk(self._threads, no_clobber=no_clobber)
+        place = target.place
+        root = place.path if place is not None and place.is_local and target.is_directory else None
+        self._disk = Disk(self._threads, no_clobber=no_clobber, root=root)
         self._stores: dict[str, Store] = {}
         self._stack = AsyncExitStack()
 

@@ -14,7 +14,7 @@ import uuid
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, TypeAlias
 
-from aioflux.cli._copy_plan import LARGE_BYTES, TEMPORARY, Job, Problem
+from aioflux.cli._copy_plan import LARGE_BYTES, TEMPORARY, Job, Problem, is_temporary
 from aioflux.cli._text import one_line
 
 if TYPE_CHECKING:
@@ -35,11 +35,19 @@ _PIECE_BYTES = LARGE_BYTES
 
 
 class Disk:
-    """Reads and writes local files."""
+    """Reads and writes local files.
 
-    def __init__(self, threads: Threads, *, no_clobber: bool) -> None:
+    Args:
+        threads: What reads and writes.
+        no_clobber: Whether files that exist stay as they are.
+        root: The directory that names of objects never lead out of, by no link either; it may be a
+            link itself. None where names are those that the user gave.
+    """
+
+    def __init__(self, threads: Threads, *, no_clobber: bool, root: str | None = None) -> None:
         self._threads = threads
         self._no_clobber = no_clobber
+        self._root = None if root is None else root.rstrip("/")
         self._known: set[str] = set()
         self._made: list[str] = []
         self._wanted: set[str] = set()
@@ -109,6 +117,7 @@ class Disk:
                 "empty; copy it by itself to another name"
             )
         directory = path.rstrip("/")
+        self._refuse_links(directory)
         self._make_directory(directory)
         self._wanted.add(directory)
 
@@ -158,6 +167,10 @@ class Disk:
         Raises:
             ValueError: There is something at the path that no file should take the place of.
         """
+        parent = os.path.dirname(path) or "."
+        if parent not in self._known:
+            self._refuse_links(parent)
+        mode: int | None = None
         with suppress(FileNotFoundError, NotADirectoryError):
             mode = os.stat(path).st_mode
             if stat.S_ISDIR(mode):
@@ -167,13 +180,10 @@ class Disk:
                 )
             if not stat.S_ISREG(mode):
                 raise ValueError(f"cannot write {one_line(path)}: it is no regular file")
-        parent = os.path.dirname(path) or "."
         if parent not in self._known:
             self._make_directory(parent)
         temporary = f"{parent}/{TEMPORARY}{uuid.uuid4().hex}"
-        return os.open(
-            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666
-        ), temporary
+        return _create(temporary, None if mode is None else mode & 0o777), temporary
 
     def reveal(self, temporary: str, path: str) -> Outcome:
         """Give a temporary file its name."""
@@ -192,6 +202,19 @@ class Disk:
         """Remove a temporary file, if it is still there."""
         with suppress(FileNotFoundError):
             os.unlink(temporary)
+
+    def _refuse_links(self, path: str) -> None:
+        """Refuse a directory that a link below the target leads to: it may be anywhere."""
+        if self._root is None:
+            return
+        at = self._root
+        for segment in path[len(at) :].split("/")[1:]:
+            at = f"{at}/{segment}"
+            if at not in self._known and os.path.islink(at):
+                raise ValueError(
+                    f"cannot write below {one_line(at)}: it is a link, which may lead out of the "
+                    "target directory; copy to where it leads by itself"
+                )
 
     def _make_directory(self, path: str) -> None:
         missing = []
@@ -235,6 +258,24 @@ class DiskSink:
     async def write(self, piece: Buffer) -> None:
         """Append bytes."""
         await self._threads.run(_write_to, self._descriptor, piece)
+
+
+def _create(path: str, mode: int | None) -> int:
+    """Make a file, with the mode of the one that it will replace."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    if mode is None:
+        return os.open(path, flags, 0o666)
+    # Never wider than it will be, not even before it has its mode.
+    descriptor = os.open(path, flags, mode)
+    try:
+        os.fchmod(descriptor, mode)
+    except PermissionError:
+        pass  # a file system without modes
+    except BaseException:
+        os.close(descriptor)
+        os.unlink(path)
+        raise
+    return descriptor
 
 
 def _write_to(descriptor: int, data: Buffer) -> None:
@@ -298,7 +339,7 @@ def walk(root: str, stop: threading.Event) -> Iterator[tuple[str, int] | Problem
             continue
         try:
             with os.scandir(directory) as found:
-                entries = [each for each in found if not each.name.startswith(TEMPORARY)]
+                entries = [each for each in found if not is_temporary(each.name)]
         except OSError as exc:
             yield Problem(f"cannot list {one_line(directory)}: {exc.strerror}")
             continue

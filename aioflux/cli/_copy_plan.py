@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -10,7 +11,16 @@ from aioflux.cli._text import one_line
 if TYPE_CHECKING:
     from aioflux._meta import ObjectMeta
 
-__all__ = ["LARGE_BYTES", "Batcher", "Clashes", "Job", "Problem", "base_name", "local_problem"]
+__all__ = [
+    "LARGE_BYTES",
+    "Batcher",
+    "Clashes",
+    "Job",
+    "Problem",
+    "base_name",
+    "is_temporary",
+    "local_problem",
+]
 
 MIB = 1024 * 1024
 LARGE_BYTES = 16 * MIB
@@ -22,7 +32,8 @@ _BATCH_OBJECTS = 128
 disk is written to."""
 
 TEMPORARY = ".aioflux-"
-"""Local names that begin so are writes under way."""
+"""Local names that begin so are kept for writes under way."""
+_WRITE_UNDER_WAY = re.compile(re.escape(TEMPORARY) + r"(lock-)?[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +70,11 @@ Work: TypeAlias = "Job | Problem"
 def base_name(text: str) -> str:
     """Return the last segment of a key or path."""
     return text.rstrip("/").rpartition("/")[2]
+
+
+def is_temporary(name: str) -> bool:
+    """Tell whether a name in a local directory is that of a write under way."""
+    return _WRITE_UNDER_WAY.fullmatch(name) is not None
 
 
 def local_problem(key: str) -> str:

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.cli._copy_plan import LARGE_BYTES, Batcher, Clashes, Job, base_name, local_problem
+from aioflux.cli._copy_plan import (
+    LARGE_BYTES,
+    Batcher,
+    Clashes,
+    Job,
+    base_name,
+    is_temporary,
+    local_problem,
+)
 
 SEGMENTS = st.sampled_from(["", ".", "..", "a", "b", "a-", "é", ".aioflux-x", "a\0"])
 KEYS = st.lists(SEGMENTS, min_size=1, max_size=5).map("/".join)
@@ -28,6 +36,12 @@ def test_a_key_that_passes_stays_below_the_directory(key: str) -> None:
 )
 def test_a_key_that_is_no_path_below_is_refused(key: str) -> None:
     assert local_problem(key)
+
+
+def test_only_names_that_writes_give_are_temporary() -> None:
+    name = f".aioflux-{'0a' * 16}"
+    assert all(map(is_temporary, [name, name.replace("-", "-lock-")]))
+    assert not any(map(is_temporary, [".aioflux-mine", f"{name}0", f"x{name}", f"{name}\n", ""]))
 
 
 @pytest.mark.parametrize("key", ["a", "a/b", "a/", "..a", "a..", ".hidden", "é/ü", "a b", "a\\b"])

@@ -143,6 +143,55 @@ def test_a_key_never_leaves_the_target_directory(aioflux, bucket, tmp_path) -> N
     assert f"{bucket.uri}/p/../../x" in ended.err
 
 
+@pytest.mark.parametrize("size", [4, 20 * MIB], ids=["small", "large"])
+def test_a_link_in_the_target_leads_nothing_out_of_it(aioflux, bucket, tmp_path, size) -> None:
+    """The target itself may be one: it is what the user named."""
+    for key in ("sub/x", "sub/deep/x", "sub/made/", "d/up/x", "d/ok", "link"):
+        bucket.put(f"p/{key}", b"" if key.endswith("/") else b"e" * size)
+    write_files(tmp_path, {"out/deep/old": b"", "out/old": b"", "real/d/old": b""})
+    os.symlink(tmp_path / "out", tmp_path / "real" / "sub")
+    os.symlink("../../out", tmp_path / "real" / "d" / "up")
+    os.symlink(tmp_path / "out" / "old", tmp_path / "real" / "link")
+    os.symlink(tmp_path / "real", "target")
+    ended = aioflux("cp", "-r", f"{bucket.uri}/p", "target")
+    assert ended.status == 1
+    assert ended.err.count(": it is a link, which may lead out of the target directory") == 4
+    assert sorted(read_files(tmp_path / "out")) == ["deep/old", "old"]
+    assert not Path("../out/made").exists()
+    assert Path("target/d/ok").stat().st_size == size
+    assert Path("target/link").stat().st_size == size
+    assert not Path("target/link").is_symlink()
+
+
+@pytest.mark.parametrize("size", [4, 20 * MIB], ids=["small", "large"])
+@pytest.mark.parametrize("mode", [0o600, 0o666, 0o400])
+def test_a_file_that_is_replaced_keeps_its_mode(aioflux, bucket, size, mode) -> None:
+    bucket.put("k", b"n" * size)
+    Path("k").write_bytes(b"private")
+    Path("k").chmod(mode)
+    assert aioflux("cp", f"{bucket.uri}/k", "k").status == 0
+    assert (Path("k").stat().st_mode & 0o7777, Path("k").stat().st_size) == (mode, size)
+
+
+def test_a_new_file_has_the_mode_that_any_other_has(aioflux, bucket) -> None:
+    bucket.put("k")
+    Path("other").touch()
+    assert aioflux("cp", f"{bucket.uri}/k", "k").status == 0
+    assert Path("k").stat().st_mode == Path("other").stat().st_mode
+
+
+def test_only_writes_under_way_are_left_out(aioflux, bucket) -> None:
+    kept = {".aioflux-mine": b"1", ".aioflux-d/a": b"2", "d/.aioflux-lock-x": b"3", "z": b"4"}
+    name = f".aioflux-{'0a' * 16}"
+    write_files(Path("src"), kept | {name: b"", f"d/{name}": b"", f".aioflux-lock-{name[9:]}": b""})
+    assert aioflux("cp", "-r", "src", bucket.uri).status == 0
+    assert bucket.contents() == kept
+    ended = aioflux("cp", "-r", "src", "out")
+    assert ended.status == 1
+    assert [path for path in kept if f"cannot copy src/{path} to" in ended.err] == list(kept)[:3]
+    assert read_files(Path("out")) == {"z": b"4"}
+
+
 def test_a_file_and_a_directory_of_one_name(aioflux, bucket) -> None:
     for key in ("a", "a-", "a/b", "a/c", "b"):
         bucket.put(key, key.encode())
@@ -188,7 +237,7 @@ def test_many_failures_are_ten_lines_and_a_count(aioflux, bucket) -> None:
 
 
 def test_links_and_pipes_are_said_and_not_followed(aioflux, bucket) -> None:
-    write_files(Path("src"), {"a": b"1", "d/b": b"2", ".aioflux-1": b"temporary"})
+    write_files(Path("src"), {"a": b"1", "d/b": b"2"})
     os.symlink("a", "src/link")
     os.symlink("..", "src/d/up")
     os.symlink("none", "src/dangling")
