@@ -18,7 +18,7 @@ from aioflux.cli._text import describe, one_line
 from aioflux.transfer._fanout import bounded_map
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from aioflux._meta import ObjectMeta
     from aioflux.cli._copy_plan import Work
@@ -69,16 +69,42 @@ def refuse_inside(source: Place, target: Target) -> None:
     Raises:
         ValueError: The target is the source, or below it.
     """
-    place = target.place
-    if place is None or place.location.scheme != source.location.scheme:
-        return
-    if place.location.bucket != source.location.bucket:
-        return
-    inner, outer = place.location.key, source.location.key
-    if source.is_local:
-        inner, outer = os.path.realpath(place.path), os.path.realpath(source.path)
-    if f"{inner.rstrip('/')}/".startswith(f"{outer.rstrip('/')}/" if outer.rstrip("/") else ""):
-        raise ValueError(f"cannot copy {source.text} into itself ({place.text})")
+    inner, outer = _prefix(target.place), _prefix(source)
+    if inner is not None and outer is not None and inner.startswith(outer):
+        assert target.place is not None
+        raise ValueError(f"cannot copy {source.text} into itself ({target.place.text})")
+
+
+def _prefix(place: Place | None) -> str | None:
+    """Return what everything below a place begins with; None for standard output."""
+    if place is None:
+        return None
+    if place.is_local:
+        return f"file:{os.path.realpath(place.path).rstrip('/')}/"
+    scheme, bucket, key = place.location.scheme, place.location.bucket, place.location.key
+    return f"{scheme}://{bucket}/{key}" + ("/" if key and not key.endswith("/") else "")
+
+
+def _below(source: Place, target: Target) -> Callable[[str, ObjectMeta | str, int, str], Work]:
+    """Return `target.job`, without jobs that would write over what is to be copied.
+
+    Where the source is `q/ov` and the target `q`, `q/ov/ov/x` would become `q/ov/x`, which is below
+    the source itself.
+    """
+    inner, outer = _prefix(source), _prefix(target.place)
+    assert inner is not None
+    own = inner[len(outer) :] if outer is not None and inner.startswith(outer) else None
+
+    def job(name: str, origin: ObjectMeta | str, size: int, rest: str) -> Work:
+        work = target.job(name, origin, size, rest)
+        if own is None or isinstance(work, Problem) or not rest.startswith(own):
+            return work
+        return Problem(
+            f"cannot copy {one_line(name)} to {one_line(work.target)}: that is below "
+            f"{one_line(source.text)}, which is being copied; copy to another place first"
+        )
+
+    return job
 
 
 async def below_prefix(store: Store, source: Place, target: Target) -> AsyncGenerator[Work, None]:
@@ -91,6 +117,7 @@ async def below_prefix(store: Store, source: Place, target: Target) -> AsyncGene
     prefix = key if not key or key.endswith("/") else f"{key}/"
     clashes = Clashes()
     is_local = target.place is not None and target.place.is_local
+    job = _below(source, target)
     found = False
     pages = store.list_pages(prefix)
     async with aclosing(pages):
@@ -100,10 +127,12 @@ async def below_prefix(store: Store, source: Place, target: Target) -> AsyncGene
                 rest = meta.key[len(prefix) :]
                 if not (rest or meta.size):
                     continue  # what consoles put in place of the prefix itself
-                if is_local and (other := clashes.add(rest)):
-                    yield Problem(clash_message(meta.uri, uri_of(store, prefix + other)))
-                else:
-                    yield target.job(meta.uri, meta, meta.size, rest)
+                work = job(meta.uri, meta, meta.size, rest)
+                # What is not written stands in nobody's way.
+                is_new = is_local and isinstance(work, Job)
+                if is_new and (other := clashes.add(rest)):
+                    work = Problem(clash_message(meta.uri, uri_of(store, prefix + other)))
+                yield work
     if found:
         return
     single = await find(store, key) if key != prefix else None
@@ -122,6 +151,7 @@ async def below_directory(
         ValueError: There is none.
     """
     root = source.path.rstrip("/") or "/"
+    job = _below(source, target)
     found = walk(root, threads.stop)
     is_empty = True
     while items := await threads.run(lambda: list(islice(found, _WALK_ITEMS))):
@@ -131,7 +161,7 @@ async def below_directory(
                 yield item
             else:
                 path = f"{root.rstrip('/')}/{item[0]}"
-                yield target.job(path, path, item[1], item[0])
+                yield job(path, path, item[1], item[0])
     if is_empty:
         raise ValueError(f"there is no file below {one_line(source.text)}")
 

@@ -204,6 +204,16 @@ def test_a_file_and_a_directory_of_one_name(aioflux, bucket) -> None:
     assert last.endswith("; 2 failed")
 
 
+def test_a_key_that_is_not_written_stands_in_nobodys_way(aioflux, bucket) -> None:
+    for key in ("odd/..", "odd/../x", "odd/.aioflux-x", "odd/.aioflux-x/y", "odd/z"):
+        bucket.put(key)
+    ended = aioflux("cp", "-r", bucket.uri, "out")
+    assert (ended.status, len(ended.err.splitlines())) == (1, 5)
+    assert "is a file" not in ended.err
+    assert ended.err.count("'..' would leave the directory") == 2
+    assert read_files(Path("out")) == {"odd/z": b"data"}
+
+
 def test_a_directory_on_disk_in_the_place_of_a_file(aioflux, bucket) -> None:
     fill(bucket)
     write_files(Path("out"), {"a/old": b"", "d": b""})
@@ -267,6 +277,25 @@ def test_nothing_is_copied_into_itself(aioflux, bucket, source, target) -> None:
     assert ended.status == 1
     assert "into itself" in ended.err
     assert read_files(Path()) == {f"src/{key}": data for key, data in TREE.items()}
+
+
+@pytest.mark.parametrize("target", ["{t}/q", "{t}"], ids=["prefix", "root"])
+@pytest.mark.parametrize("is_local", [True, False], ids=["disk", "bucket"])
+def test_what_is_to_be_copied_is_not_written_over(aioflux, bucket, is_local, target) -> None:
+    """The source is below the target: some names there are names of the source."""
+    own = "ov/" if target.endswith("q") else "q/ov/"
+    top = "q/" if target.endswith("q") else ""
+    contents = {f"q/ov/{key}": key.encode() for key in (f"{own}x", f"{own}y", "x", "y", "ovz/x")}
+    if is_local:
+        write_files(Path("t"), contents)
+    for key, data in contents.items():
+        bucket.put(key, data)
+    tree = "t" if is_local else bucket.uri
+    ended = aioflux("cp", "-r", f"{tree}/q/ov", target.format(t=tree))
+    assert ended.status == 1
+    assert ended.err.count(f"that is below {tree}/q/ov, which is being copied") == 2
+    copied = {f"{top}{key}": key.encode() for key in ("x", "y", "ovz/x")}
+    assert (read_files(Path("t")) if is_local else bucket.contents()) == contents | copied
 
 
 @pytest.mark.parametrize("name", ["{b}/a", "a"])
