@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import traceback
 from typing import Annotated
 
 import typer
 
-from aioflux._errors import AiofluxError
 from aioflux.cli._cat import cat
 from aioflux.cli._clean import clean
 from aioflux.cli._cp import cp
@@ -20,11 +18,9 @@ from aioflux.cli._output import UNENCODABLE
 from aioflux.cli._rm import rm
 from aioflux.cli._serve import serve
 from aioflux.cli._stat import stat
-from aioflux.cli._text import complain, describe
+from aioflux.cli._text import DEBUG, complain_of
 
 __all__ = ["app", "run_app"]
-
-_DEBUG = "AIOFLUX_DEBUG"
 
 app = typer.Typer(
     name="aioflux",
@@ -47,7 +43,7 @@ def _group(
 ) -> None:
     """Objects are named by uris (gs://bucket/key, file:///dir/name) or by plain local paths."""
     if debug:
-        os.environ[_DEBUG] = "1"
+        os.environ[DEBUG] = "1"
 
 
 def run_app(arguments: list[str] | None = None) -> int:
@@ -75,12 +71,7 @@ def _failed(exc: Exception) -> int:
     if isinstance(exc, _ClickError):
         _explain_usage(exc)
         return int(getattr(exc, "exit_code", 2))
-    if os.environ.get(_DEBUG, "0") not in {"", "0"}:
-        traceback.print_exception(exc)
-    elif isinstance(exc, (AiofluxError, OSError, ValueError)):
-        complain(describe(exc))
-    else:
-        complain(f"unexpected {type(exc).__name__}: {exc} ({_DEBUG}=1 shows where)")
+    complain_of(exc)
     return 1
 
 

@@ -9,9 +9,18 @@ import typer
 
 from aioflux.cli._loop import in_daemon, run
 from aioflux.cli._output import write_stdout
-from aioflux.cli._place import Access, Anonymous, Endpoint, check_places, open_place, parse_place
+from aioflux.cli._place import (
+    Access,
+    Anonymous,
+    Endpoint,
+    check_places,
+    each_place,
+    open_place,
+    parse_place,
+)
 
 if TYPE_CHECKING:
+    from aioflux.cli._place import Place
     from aioflux.store import Store
 
 __all__ = ["cat", "write_stdout"]
@@ -35,7 +44,8 @@ def cat(
 ) -> int:
     """Write objects to standard output, one after the other, as their bytes are stored.
 
-    A whole object is verified against its crc32c before its last bytes are written.
+    One that cannot be read does not keep the others. A whole object is verified against its crc32c
+    before its last bytes are written.
     """
     places = [parse_place(uri) for uri in uris]
     access = Access(endpoint_url, anonymous)
@@ -43,15 +53,14 @@ def cat(
     start, end = _parse_range(range_)
 
     async def work() -> int:
-        for place in places:
-            if place.is_directory():
-                raise ValueError(
-                    f"{place.text} is a bucket, prefix or directory; cat takes objects"
-                )
-            root, key = place.split()
-            async with open_place(root, access) as store:
-                await _write(store, key, start, end)
-        return 0
+        return await each_place(places, write)
+
+    async def write(place: Place) -> None:
+        if not place.may_be_object():
+            raise ValueError(f"{place.text} is a bucket or directory; cat takes objects")
+        root, key = place.split(follow=True)
+        async with open_place(root, access) as store:
+            await _write(store, key, start, end)
 
     return run(work)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aioflux._errors import NotFoundError
 from aioflux.cli._loop import run
 from aioflux.cli._output import tell
 from aioflux.cli._place import (
@@ -53,8 +55,9 @@ def clean(
     """Abort open multipart uploads, and delete left-over temporary objects.
 
     These are objects below ".aioflux-uploads/" and "aioflux-composed-objects/", at any depth below
-    URI; on local disk, files named ".aioflux-*". Nobody can tell a dead upload from a slow one:
-    keep --older-than above the time that your longest upload takes.
+    URI; on local disk, files named ".aioflux-" (or ".aioflux-lock-") and 32 hexadecimal digits.
+    Nobody can tell a dead upload from a slow one: keep --older-than above the time that your
+    longest upload takes.
 
     --json: type ("upload" or "object"), uri, and of an upload upload_id and initiated (RFC 3339).
     Uploads come first, each kind by key.
@@ -67,6 +70,9 @@ def clean(
     except ValueError as exc:
         raise typer.BadParameter(f"--older-than: {exc}") from None
     report = Report()
+
+    if place.is_local and not os.path.isdir(place.path):
+        raise NotFoundError(f"there is no directory {place.text}", uri=str(place.location))
 
     async def work() -> int:
         root, key = place.split()

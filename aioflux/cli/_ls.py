@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +18,7 @@ from aioflux.cli._place import (
     Anonymous,
     Endpoint,
     check_places,
+    each_place,
     open_place,
     parse_place,
     uri_of,
@@ -63,7 +64,8 @@ def ls(
 ) -> int:
     """List objects and prefixes by key, one whole uri per line.
 
-    "gs://b/p" lists what is below "p/", and the object "p" if there is one.
+    "gs://b/p" lists what is below "p/", and the object "p" if there is one. A URI that cannot be
+    listed does not keep the others.
 
     --json: type ("object" or "prefix") and uri; of an object also size (bytes), updated (RFC 3339,
     UTC), generation, etag, crc32c (base64), content_type, content_encoding, storage_class and
@@ -75,10 +77,12 @@ def ls(
     printer = _Printer(long=long, as_json=as_json)
 
     async def work() -> int:
-        for place in places:
-            await _list(place, access, printer, recursive=recursive)
+        status = await each_place(places, show)
         await printer.total()
-        return 0
+        return status
+
+    async def show(place: Place) -> None:
+        await _list(place, access, printer, recursive=recursive)
 
     return run(work)
 
@@ -131,12 +135,13 @@ class _Printer:
 
 
 async def _list(place: Place, access: Access, printer: _Printer, *, recursive: bool) -> None:
-    root, key = place.split()
+    root, key = place.split(follow=True)
     async with open_place(root, access) as store:
         prefix = key if not key or key.endswith("/") else f"{key}/"
         found = False
         if prefix != key and (meta := await find(store, key)):
-            await printer.objects([meta])
+            uri = str(place.location) if place.is_link() else meta.uri
+            await printer.objects([replace(meta, uri=uri)])
             found = True
         if recursive:
             pages = store.list_pages(prefix)
@@ -150,7 +155,7 @@ async def _list(place: Place, access: Access, printer: _Printer, *, recursive: b
                 async for page in levels:
                     await printer.page(store, page)
                     found = True
-    if key and not found:
+    if not found and (key or place.is_missing()):
         uri = str(place.location)
         raise NotFoundError(f"there is no object and no prefix {uri}; check the spelling", uri=uri)
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aioflux._errors import AiofluxError
 from aioflux._uri import Location, parse_uri, quote_path
+from aioflux.cli._text import complain_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from aioflux.store import Store
 
@@ -22,6 +24,7 @@ __all__ = [
     "Endpoint",
     "Place",
     "check_places",
+    "each_place",
     "open_place",
     "parse_place",
     "uri_of",
@@ -82,14 +85,31 @@ class Place:
         """Tell whether it is a local file."""
         return self.is_local and os.path.isfile(self.path)
 
-    def split(self) -> tuple[str, str]:
+    def is_link(self) -> bool:
+        """Tell whether it is a symbolic link on a disk, to whatever."""
+        return self.is_local and os.path.islink(self.path)
+
+    def may_be_object(self) -> bool:
+        """Tell whether one object can have this name; a key may end in a slash."""
+        return not self.is_directory() if self.is_local else bool(self.location.key)
+
+    def is_missing(self) -> bool:
+        """Tell whether it is named as a local directory that is not there."""
+        return self.is_local and self.is_directory() and not os.path.isdir(self.path)
+
+    def split(self, *, follow: bool = False) -> tuple[str, str]:
         """Return the uri of a store that holds it, and its key or prefix there.
 
         That store is the bucket; on disk the directory itself, or the one that a file is in.
+
+        Args:
+            follow: Take what a symbolic link leads to in its place, wherever that is.
         """
         if not self.is_local:
             return str(Location(self.location.scheme, self.location.bucket, "")), self.location.key
         path = self.location.key
+        if follow and self.is_link():
+            path = os.path.realpath(path)
         if self.is_directory():
             return str(Location("file", "", path)), ""
         parent, name = os.path.split(path)
@@ -122,6 +142,18 @@ def open_place(root: str, access: Access) -> Store:
 
         credentials = anonymous_credentials()
     return open_store(root, endpoint_url=access.endpoint_url, credentials=credentials)
+
+
+async def each_place(places: Iterable[Place], act: Callable[[Place], Awaitable[None]]) -> int:
+    """Do something with each place, and return the exit status; no failure keeps the others."""
+    status = 0
+    for place in places:
+        try:
+            await act(place)
+        except (AiofluxError, ValueError) as exc:
+            complain_of(exc)
+            status = 1
+    return status
 
 
 def uri_of(store: Store, key: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aioflux._errors import AiofluxError, StorageError
 from aioflux.cli._loop import run
 from aioflux.cli._ls import find
 from aioflux.cli._output import tell
@@ -46,6 +48,9 @@ def rm(
 ) -> int:
     """Delete objects. One that cannot be deleted does not keep the others.
 
+    Of a symbolic link on disk the link is deleted. -r refuses links to directories, "/" and what
+    holds the home directory.
+
     With -r, "gs://b/p" means all below "p/", or the object "p" where nothing is. Each object is
     deleted in the generation that was listed: one that is replaced meanwhile stays, and is named.
     """
@@ -57,13 +62,37 @@ def rm(
 
     async def work() -> int:
         for place in places:
-            root, key = place.split()
-            async with open_place(root, access) as store:
-                await remover.remove(place, store, key, recursive=recursive)
+            try:
+                await remover.remove(place, access, recursive=recursive)
+            except (AiofluxError, ValueError) as exc:
+                report.fail(describe(exc))
         done = "would delete" if dry_run else "deleted"
         return report.finish(f"{done} {format_count(remover.num_deleted, 'object')}")
 
     return run(work)
+
+
+def refuse_precious(place: Place) -> None:
+    """Refuse to delete all below a place where that is a slip: an unset variable, a link.
+
+    Raises:
+        ValueError: It is a link to a directory, the root of the machine, or what holds the home
+            directory.
+    """
+    if not place.is_local:
+        return
+    bare = place.path.rstrip("/")
+    if os.path.islink(bare) and os.path.isdir(bare):
+        raise ValueError(
+            f"{place.text} is a link to a directory: name {os.path.realpath(bare)} to delete what "
+            "is below that, or leave out -r and the / at the end to delete the link"
+        )
+    real = os.path.realpath(place.path).rstrip("/")
+    home = os.path.expanduser("~")
+    if not real or (os.path.isabs(home) and f"{os.path.realpath(home)}/".startswith(f"{real}/")):
+        raise ValueError(
+            f"will not delete all of {place.text}: it is the root or holds your home directory"
+        )
 
 
 class _Remover:
@@ -72,16 +101,39 @@ class _Remover:
         self._report = report
         self._dry_run = dry_run
 
-    async def remove(self, place: Place, store: Store, key: str, *, recursive: bool) -> None:
-        """Delete what one argument names."""
-        if not recursive:
-            if place.is_directory():
-                self._report.fail(
-                    f"{one_line(place.text)} is a bucket, prefix or directory; use -r"
-                )
+    async def remove(self, place: Place, access: Access, *, recursive: bool) -> None:
+        """Delete what one argument names.
+
+        Raises:
+            ValueError: It is nothing that this should delete.
+        """
+        if recursive:
+            refuse_precious(place)
+        if place.is_link():
+            await self._unlink(place)
+            return
+        if not recursive and not place.may_be_object():
+            raise ValueError(f"{place.text} is a bucket or directory; use -r")
+        root, key = place.split()
+        async with open_place(root, access) as store:
+            if recursive:
+                await self._below(place, store, key)
             else:
                 await self._delete(store, [key])
-            return
+
+    async def _unlink(self, place: Place) -> None:
+        """Delete a symbolic link, and not what it leads to."""
+        uri = str(place.location)
+        if self._dry_run:
+            await tell(f"would delete {one_line(uri)}")
+        else:
+            try:
+                os.unlink(place.path)
+            except OSError as exc:
+                raise StorageError(f"could not delete {uri}: {exc.strerror}", uri=uri) from exc
+        self.num_deleted += 1
+
+    async def _below(self, place: Place, store: Store, key: str) -> None:
         found = False
         pages = store.list_pages(key if not key or key.endswith("/") else f"{key}/")
         async with aclosing(pages):

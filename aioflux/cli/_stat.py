@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aioflux._errors import StorageError
 from aioflux.cli._loop import run
 from aioflux.cli._output import tell
-from aioflux.cli._place import Access, Anonymous, Endpoint, check_places, open_place, parse_place
-from aioflux.cli._text import complain, describe, format_size, json_line, meta_row, one_line
+from aioflux.cli._place import (
+    Access,
+    Anonymous,
+    Endpoint,
+    check_places,
+    each_place,
+    open_place,
+    parse_place,
+)
+from aioflux.cli._text import format_size, json_line, meta_row, one_line
+
+if TYPE_CHECKING:
+    from aioflux.cli._place import Place
 
 __all__ = ["stat"]
 
@@ -30,22 +40,17 @@ def stat(
     check_places(places, access)
 
     async def work() -> int:
-        status = 0
-        for place in places:
-            if place.is_directory():
-                raise ValueError(
-                    f"{place.text} is a bucket, prefix or directory; stat takes objects"
-                )
-            root, key = place.split()
-            async with open_place(root, access) as store:
-                try:
-                    row = meta_row(await store.head(key))
-                except StorageError as exc:
-                    complain(describe(exc))
-                    status = 1
-                    continue
-            await tell(json_line(row) if as_json else _paragraph(row))
-        return status
+        return await each_place(places, show)
+
+    async def show(place: Place) -> None:
+        if not place.may_be_object():
+            raise ValueError(f"{place.text} is a bucket or directory; stat takes objects")
+        root, key = place.split(follow=True)
+        async with open_place(root, access) as store:
+            row = meta_row(await store.head(key))
+        if place.is_link():
+            row["uri"] = str(place.location)
+        await tell(json_line(row) if as_json else _paragraph(row))
 
     return run(work)
 

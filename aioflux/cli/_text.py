@@ -1,4 +1,4 @@
-"""What the commands print: one line per thing, sizes and times for people, JSON for programs. Pure.
+"""What the commands say: one line per thing, sizes and times for people, JSON for programs.
 
 The JSON rows are stable: names and meanings of fields do not change, new ones may be added.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import sys
+import traceback
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
-from aioflux._errors import CredentialsError
+from aioflux._errors import AiofluxError, CredentialsError
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
     from aioflux._meta import ObjectMeta
 
 __all__ = [
+    "DEBUG",
     "complain",
+    "complain_of",
     "describe",
     "format_count",
     "format_seconds",
@@ -32,6 +36,9 @@ __all__ = [
     "parse_age",
     "prefix_row",
 ]
+
+DEBUG = "AIOFLUX_DEBUG"
+"""Environment variable that asks for tracebacks."""
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -62,6 +69,16 @@ def describe(error: BaseException) -> str:
 def complain(message: str) -> None:
     """Write one line to stderr."""
     print(f"aioflux: {message}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def complain_of(error: Exception) -> None:
+    """Write a failure to stderr: one line, or its traceback to who asked for it."""
+    if os.environ.get(DEBUG, "0") not in {"", "0"}:
+        traceback.print_exception(error)
+    elif isinstance(error, (AiofluxError, OSError, ValueError)):
+        complain(describe(error))
+    else:
+        complain(f"unexpected {type(error).__name__}: {error} ({DEBUG}=1 shows where)")
 
 
 def format_size(num_bytes: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -215,3 +216,89 @@ def test_a_failure_is_one_line_and_status_1(aioflux, arguments) -> None:
 
 def test_the_traceback_is_there_for_who_asks(aioflux) -> None:
     assert "Traceback" in aioflux("--debug", "ls", "ftp://x").err
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["cat"], ["stat", "--json"]], ids=" ".join)
+def test_one_bad_argument_does_not_keep_the_others(aioflux, filled, arguments) -> None:
+    bad = [f"{filled.uri}/none", "gs://bucket-that-is-not/x", "here-is-nothing/"]
+    ended = aioflux(*arguments, *bad, f"{filled.uri}/q")
+    assert ended.status == 1
+    assert ended.err.count("\n") == 3
+    assert ended.out.startswith("q" if arguments == ["cat"] else ("gs://", '{"type"'))
+
+
+def test_rm_goes_on_after_a_bad_argument(aioflux, filled) -> None:
+    for option in ("--dry-run", "-r"):
+        ended = aioflux("rm", option, "gs://bucket-that-is-not/x", f"{filled.uri}/q")
+        assert ended.status == 1
+        assert ended.err.splitlines()[-1].endswith("1 object; 1 failed")
+    assert "q" not in filled.contents()
+
+
+def test_an_object_whose_key_ends_in_a_slash_is_one(aioflux, bucket) -> None:
+    bucket.put("p/", b"data")
+    bucket.put("p/x")
+    assert aioflux("cat", f"{bucket.uri}/p/").out == "data"
+    assert aioflux("stat", f"{bucket.uri}/p/").out.startswith(f"{bucket.uri}/p/\n")
+    assert aioflux("rm", f"{bucket.uri}/p/").err == "deleted 1 object\n"
+    assert bucket.keys() == ["p/x"]
+    assert aioflux("rm", f"{bucket.uri}/p/").status == 1
+
+
+def test_links_are_read_wherever_they_lead(aioflux, tmp_path) -> None:
+    (tmp_path / "blob").write_bytes(b"data")
+    Path("out").symlink_to(tmp_path / "blob")
+    uri = f"file://{tmp_path}/here/out"
+    assert aioflux("cat", "out").out == "data"
+    assert aioflux("stat", "out").lines[0] == uri
+    assert json.loads(aioflux("stat", "--json", "out").out)["size"] == 4
+    assert aioflux("ls", "out").lines == [uri]
+
+
+@pytest.mark.parametrize("options", [[], ["-r"]], ids=str)
+def test_rm_of_a_link_deletes_the_link(aioflux, tmp_path, options) -> None:
+    (tmp_path / "blob").write_bytes(b"data")
+    for name, goal in (("out", tmp_path / "blob"), ("dangling", "nowhere")):
+        Path(name).symlink_to(goal)
+        assert aioflux("rm", *options, "--dry-run", name).status == 0
+        assert Path(name).is_symlink()
+        assert aioflux("rm", *options, name).err == "deleted 1 object\n"
+        assert not Path(name).is_symlink()
+    assert (tmp_path / "blob").exists()
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_rm_does_not_follow_a_link_to_a_directory(aioflux, tmp_path, slash) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "k").touch()
+    Path("lnk").symlink_to(tmp_path / "real")
+    ended = aioflux("rm", "-r", f"lnk{slash}")
+    assert ended.status == 1
+    assert "link to a directory" in ended.err
+    assert (tmp_path / "real" / "k").exists()
+    assert aioflux("rm", "lnk").status == 0
+    assert (tmp_path / "real" / "k").exists()
+    assert not Path("lnk").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["/", "//", "/.", "file:///", "~", "~/..", "~/../home/"])
+def test_rm_refuses_the_root_and_the_home(aioflux, tmp_path, monkeypatch, name) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "k").touch()
+    monkeypatch.setenv("HOME", str(home))
+    # A dry run: should the refusal be missing, nothing is lost.
+    ended = aioflux("rm", "-r", "--dry-run", name.replace("~", str(home)))
+    assert (ended.status, ended.out) == (1, "")
+    assert "root or holds your home" in ended.err
+    (home / "d").mkdir()
+    (home / "d" / "k").touch()
+    assert aioflux("rm", "-r", home / "d").status == 0
+
+
+@pytest.mark.parametrize("command", ["ls", "clean", "rm"])
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_a_directory_that_is_not_there_is_a_failure(aioflux, command, slash) -> None:
+    ended = aioflux(command, *(["-r"] if command == "rm" else []), f"none{slash}")
+    assert ended.status == 1
+    assert "none" in ended.err
