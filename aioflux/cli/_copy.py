@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Self
 
 from aioflux.cli._copy_disk import Disk
-from aioflux.cli._copy_plan import Problem
+from aioflux.cli._copy_plan import Job, Problem
 from aioflux.cli._copy_run import Copier, Tally
 from aioflux.cli._copy_store import Standard, Stored
 from aioflux.cli._copy_works import (
@@ -20,8 +20,10 @@ from aioflux.cli._copy_works import (
     refuse_inside,
 )
 from aioflux.cli._loop import Threads
+from aioflux.cli._output import tell
 from aioflux.cli._place import open_place
-from aioflux.cli._text import complain, format_count, format_size, one_line
+from aioflux.cli._text import complain, one_line
+from aioflux.transfer._fanout import bounded_batches
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from aioflux.store import Store
 
 __all__ = ["Copy"]
+
+_MAX_LOOKS = 64
 
 
 class Copy:
@@ -53,7 +57,7 @@ class Copy:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        if not self._dry_run and _is_terminal():
+        if not self._dry_run and _is_terminal(self._target):
             from aioflux.cli._progress import shown
 
             self._stack.enter_context(shown(self._tally))
@@ -73,9 +77,7 @@ class Copy:
     def finish(self) -> int:
         """Say what was done, and return the exit status."""
         if self._dry_run:
-            objects = format_count(self._tally.num_objects, "object")
-            size = format_size(self._tally.num_bytes)
-            return self._tally.report.finish(f"would copy {objects}, {size}")
+            return self._tally.report.finish(self._tally.plan_summary())
         if self._target.place is None and not self._tally.report.num_failed:
             return 0
         return self._tally.report.finish(self._tally.summary("copied"))
@@ -133,14 +135,29 @@ class Copy:
         if not self._dry_run:
             await Copier(origin, await self._goal(), self._tally).run(works)
             return
+        goal = await self._goal() if self._no_clobber else None
+
+        async def look(work: Work) -> tuple[Work, bool]:
+            is_kept = goal is not None and isinstance(work, Job) and await goal.keeps(work)
+            return work, is_kept
+
         async with aclosing(works):
-            async for work in works:
-                if isinstance(work, Problem):
-                    self._tally.report.fail(work.message)
-                    continue
-                print(f"would copy {one_line(work.source)} to {one_line(work.target)}")  # noqa: T201
-                self._tally.num_objects += 1
-                self._tally.num_bytes += max(work.size, 0)
+            looked = bounded_batches(look, works, max_in_flight=_MAX_LOOKS)
+            async with aclosing(looked):
+                async for batch in looked:
+                    await tell("\n".join(filter(None, (self._foresee(*each) for each in batch))))
+
+    def _foresee(self, work: Work, is_kept: bool) -> str:
+        """Count what would become of one object; return the line that says it is copied."""
+        if isinstance(work, Problem):
+            self._tally.report.fail(work.message)
+            return ""
+        if is_kept:
+            self._tally.num_skipped += 1
+            return ""
+        self._tally.num_objects += 1
+        self._tally.num_bytes += max(work.size, 0)
+        return f"would copy {one_line(work.source)} to {one_line(work.target)}"
 
 
 def _root(place: Place | None) -> str:
@@ -150,5 +167,8 @@ def _root(place: Place | None) -> str:
     return "" if place.is_local else place.split()[0]
 
 
-def _is_terminal() -> bool:
+def _is_terminal(target: Target) -> bool:
+    """Tell whether progress can be shown: not over the very data, which a terminal shows too."""
+    if target.place is None and sys.stdout.isatty():
+        return False
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

@@ -93,7 +93,7 @@ class Disk:
         if path.endswith("/"):
             self._write_marker(path, body)
             return None
-        if self._is_kept(path):
+        if self._keeps(path):
             return SKIPPED
         descriptor, temporary = self.begin(path)
         try:
@@ -106,7 +106,11 @@ class Disk:
             self.drop(temporary)
             raise
 
-    def _is_kept(self, path: str) -> bool:
+    async def keeps(self, job: Job) -> bool:
+        """See Goal."""
+        return not job.goal.endswith("/") and self._keeps(job.goal)
+
+    def _keeps(self, path: str) -> bool:
         return self._no_clobber and os.path.lexists(path)
 
     def _write_marker(self, path: str, body: Buffer) -> None:
@@ -144,7 +148,7 @@ class Disk:
     async def sink(self, job: Job) -> AsyncIterator[DiskSink | None]:
         """Write a large file piece by piece; None where it exists and must stay."""
         path = job.goal
-        if self._is_kept(path):
+        if self._keeps(path):
             yield None
             return
         # Not in a thread: what a cancelled call made, nobody would remove.

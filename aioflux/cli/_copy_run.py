@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from aioflux._errors import StorageError
+from aioflux._errors import ChecksumError, StorageError
 from aioflux.cli._copy_disk import SKIPPED
 from aioflux.cli._copy_plan import Batcher, Problem
 from aioflux.cli._copy_store import Standard, Stored
@@ -33,6 +33,8 @@ __all__ = ["Copier", "Tally"]
 
 _MAX_BATCHES = 4
 _MAX_LARGE = 2
+_MAX_READS = 3
+"""As often as a small object is read where its bytes do not match."""
 
 
 def _nothing() -> None:
@@ -52,6 +54,18 @@ class Tally:
     num_skipped: int = 0
     begun: float = field(default_factory=time.monotonic)
     changed: Callable[[], None] = _nothing
+
+    @property
+    def progress(self) -> tuple[int, int | None]:
+        """How much is done of how much, in bytes, or in objects where all of them are empty.
+
+        The second is None where nobody knows.
+        """
+        if not self.is_size_known:
+            return self.num_bytes, None
+        if not self.planned_bytes:
+            return self.num_objects, self.planned_objects
+        return self.num_bytes, self.planned_bytes
 
     def plan(self, job: Job) -> None:
         """Count a job that will be done."""
@@ -83,11 +97,19 @@ class Tally:
     def summary(self, verb: str) -> str:
         """Say what was done, how fast."""
         seconds = max(time.monotonic() - self.begun, 1e-3)
-        skipped = f", {self.num_skipped:,} skipped" if self.num_skipped else ""
-        return (
-            f"{verb} {format_count(self.num_objects, 'object')}, {format_size(self.num_bytes)} in "
-            f"{format_seconds(seconds)} ({format_size(self.num_bytes / seconds)}/s){skipped}"
-        )
+        rate = f" in {format_seconds(seconds)} ({format_size(self.num_bytes / seconds)}/s)"
+        return self._amount(verb) + rate + self._skipped()
+
+    def plan_summary(self) -> str:
+        """Say what would be done."""
+        return self._amount("would copy") + self._skipped()
+
+    def _amount(self, verb: str) -> str:
+        objects = format_count(self.num_objects, "object")
+        return f"{verb} {objects}, {format_size(self.num_bytes)}"
+
+    def _skipped(self) -> str:
+        return f", {self.num_skipped:,} skipped" if self.num_skipped else ""
 
 
 def _named(job: Job, error: Exception) -> str:
@@ -147,21 +169,29 @@ class Copier:
             self._tally.finish(job, outcome, moved=0)
 
     async def _stream(self, job: Job) -> None:
-        moved = 0
-        outcome: Outcome = None
+        # What went through a stream cannot be taken back, nor read again.
+        is_final = isinstance(self._origin, Standard) or isinstance(self._goal, Standard)
         async with self._large:
-            try:
-                async with self._goal.sink(job) as sink:
-                    if sink is not None:
-                        async with aclosing(self._origin.pieces(job)) as pieces:
-                            async for piece in pieces:
-                                await sink.write(piece)
-                                moved += len(piece)
-                                self._tally.advance(len(piece))
-                if sink is None or sink.was_skipped:
-                    outcome = SKIPPED
-            except BrokenPipeError:
-                raise
-            except (StorageError, OSError, ValueError) as exc:
-                outcome = exc
+            outcome, moved = await self._stream_once(job)
+            for _ in range(0 if is_final else _MAX_READS - 1):
+                if not isinstance(outcome, ChecksumError):
+                    break
+                self._tally.advance(-moved)
+                outcome, moved = await self._stream_once(job)
         self._tally.finish(job, outcome, moved=moved)
+
+    async def _stream_once(self, job: Job) -> tuple[Outcome, int]:
+        moved = 0
+        try:
+            async with self._goal.sink(job) as sink:
+                if sink is not None:
+                    async with aclosing(self._origin.pieces(job)) as pieces:
+                        async for piece in pieces:
+                            await sink.write(piece)
+                            moved += len(piece)
+                            self._tally.advance(len(piece))
+        except BrokenPipeError:
+            raise
+        except (StorageError, OSError, ValueError) as exc:
+            return exc, moved
+        return (SKIPPED if sink is None or sink.was_skipped else None), moved

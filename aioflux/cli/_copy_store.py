@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflux._errors import AlreadyExistsError, StorageError
 from aioflux._meta import ObjectMeta
-from aioflux.cli._cat import write_stdout
 from aioflux.cli._copy_disk import SKIPPED
 from aioflux.cli._loop import in_daemon
+from aioflux.cli._ls import find
+from aioflux.cli._output import write_stdout
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
@@ -59,6 +60,9 @@ class Goal(Protocol):
 
     def sink(self, job: Job) -> AbstractAsyncContextManager[Sink | None]:
         """Write a large object; None where there is one already that must stay."""
+
+    async def keeps(self, job: Job) -> bool:
+        """Tell whether there is one already that must stay."""
 
 
 def guess_type(name: str) -> str:
@@ -131,7 +135,7 @@ class Stored:
     @asynccontextmanager
     async def sink(self, job: Job) -> AsyncIterator[StoredSink | None]:
         """See Goal."""
-        if self._no_clobber and await _exists(self.store, job.goal):
+        if await self.keeps(job):
             yield None
             return
         sink: StoredSink | None = None
@@ -146,11 +150,9 @@ class Stored:
                 raise
             sink.was_skipped = True
 
-
-async def _exists(store: Store, key: str) -> bool:
-    from aioflux.cli._ls import find
-
-    return await find(store, key) is not None
+    async def keeps(self, job: Job) -> bool:
+        """See Goal."""
+        return self._no_clobber and await find(self.store, job.goal) is not None
 
 
 class StoredSink:
@@ -176,7 +178,8 @@ def _settings(job: Job) -> dict[str, Any]:
         StorageError: It has something that would be lost.
     """
     if not isinstance(job.origin, ObjectMeta):
-        return {"content_type": guess_type(job.source)}
+        # Standard input has no name; its copy has one.
+        return {"content_type": guess_type(job.source if job.origin else job.goal)}
     if job.origin.content_encoding:
         raise StorageError(
             f"cannot copy {job.source} to another bucket: it is stored compressed "
@@ -220,6 +223,11 @@ class Standard:
         """See Goal."""
         del job
         yield self
+
+    async def keeps(self, job: Job) -> bool:
+        """See Goal."""
+        del job
+        return False
 
     async def write(self, piece: Buffer) -> None:
         """Write to standard output; waits for its reader."""

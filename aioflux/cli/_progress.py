@@ -45,11 +45,12 @@ def shown(tally: Tally) -> Iterator[None]:
     task = progress.add_task("", total=None, amount="")
 
     def update() -> None:
-        total = tally.planned_bytes if tally.is_size_known else None
-        done = format_size(tally.num_bytes)
-        amount = f"{done} of {format_size(total)}" if total is not None else done
+        done, total = tally.progress
+        amount = format_size(tally.num_bytes)
+        if total is not None:
+            amount += f" of {format_size(tally.planned_bytes)}"
         amount += f", {tally.num_objects:,} of {tally.planned_objects:,}"
-        progress.update(task, completed=tally.num_bytes, total=total, amount=amount)
+        progress.update(task, completed=done, total=total, amount=amount)
 
     def say(message: str) -> None:
         console.print(f"aioflux: {message}", markup=False, highlight=False, soft_wrap=True)

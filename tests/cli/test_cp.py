@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from aioflux.cli._copy_plan import Job
+from aioflux.cli._copy_run import Tally
 from tests.cli.conftest import read_files, write_files
+from tests.cli.test_process import Terminal
 
 MIB = 1024 * 1024
 TREE = {"a": b"1", "d/b": b"2", "d/e/c": b"", "z.txt": b"4" * 1000}
@@ -116,6 +119,23 @@ def test_a_dry_run_tells_and_copies_nothing(aioflux, bucket) -> None:
     assert (ended.status, ended.err) == (0, "would copy 4 objects, 1002 B\n")
     assert ended.lines == [f"would copy {bucket.uri}/{key} to out/{key}" for key in sorted(TREE)]
     assert not Path("out").exists()
+
+
+def test_a_dry_run_says_what_the_real_run_says(aioflux, bucket) -> None:
+    """Of objects and files that exist, too, with -n."""
+    write_files(Path("src"), TREE)
+    bucket.put("p/d/b")
+    bucket.put("p/d/", b"")
+    for source, target in (("src", f"{bucket.uri}/p"), (f"{bucket.uri}/p", "src")):
+        told = aioflux("cp", "-rn", "--dry-run", source, target)
+        done = aioflux("cp", "-rn", source, target)
+        assert (told.status, done.status) == (0, 0)
+        planned = told.err.strip().removeprefix("would copy ")
+        objects, _, skipped = planned.rpartition(", ")
+        assert done.err.startswith(f"copied {objects} in ")
+        assert done.err.endswith(f", {skipped}\n")
+        assert len(told.lines) == int(objects.split()[0])
+        assert "skipped" in skipped
 
 
 @pytest.mark.parametrize("size", [10, 20 * MIB], ids=["small", "large"])
@@ -348,6 +368,36 @@ def test_an_object_that_is_damaged_does_not_arrive(aioflux, bucket, cli_server) 
     assert sorted(read_files(Path("out"))) == sorted(set(TREE) - {"a"})
 
 
+@pytest.mark.parametrize("size", [1000, 40 * MIB], ids=["small", "large"])
+@pytest.mark.parametrize("is_local", [True, False], ids=["disk", "bucket"])
+def test_a_byte_that_is_flipped_once_is_read_again(
+    aioflux, bucket, cli_server, is_local, size
+) -> None:
+    data = os.urandom(size)
+    bucket.put("k", data)
+    cli_server.create_bucket(f"{bucket.name}-2")
+    target = "out" if is_local else f"gs://{bucket.name}-2/k"
+    before = cli_server.faults.injected["flip"]
+    with cli_server.faults.inject("objects.media", bucket=bucket.name, flip_at=7, times=1):
+        ended = aioflux("cp", f"{bucket.uri}/k", target)
+    assert cli_server.faults.injected["flip"] == before + 1
+    assert ended.status == 0
+    assert ended.err.startswith("copied 1 object, ")
+    is_same = data == (Path("out").read_bytes() if is_local else cli_server.get(target[5:-2], "k"))
+    assert is_same
+
+
+def test_a_large_object_that_is_damaged_leaves_nothing(aioflux, bucket, cli_server) -> None:
+    bucket.put("k", b"x" * 20 * MIB)
+    with cli_server.faults.inject("objects.media", bucket=bucket.name, flip_at=7):
+        ended = aioflux("cp", "-r", bucket.uri, "out")
+        assert ended.status == 1
+        assert "crc32c" in ended.err
+        assert ended.err.splitlines()[-1].startswith("copied 0 objects, 0 B in ")
+        assert not Path("out").exists()
+        assert aioflux("cp", f"{bucket.uri}/k", "-").status == 1
+
+
 def test_an_object_that_is_deleted_meanwhile_is_named(aioflux, bucket) -> None:
     fill(bucket)
     ended = aioflux("cp", f"{bucket.uri}/none", f"{bucket.uri}/a", "out/")
@@ -388,6 +438,32 @@ def test_a_source_that_fails_does_not_keep_the_others_from_standard_output(aiofl
     ended = aioflux("cp", f"{bucket.uri}/a", f"{bucket.uri}/none", f"{bucket.uri}/d/b", "-")
     assert (ended.status, ended.out) == (1, "12")
     assert f"{bucket.uri}/none" in ended.err
+
+
+def test_standard_input_has_the_media_type_of_its_target(command, bucket) -> None:
+    assert command("cp", "-", f"{bucket.uri}/x.json", stdin=b"{}").returncode == 0
+    told = command("stat", "--json", f"{bucket.uri}/x.json").stdout
+    assert json.loads(told)["content_type"] == "application/json"
+
+
+def test_progress_is_not_shown_over_the_data(environment, bucket) -> None:
+    data = b"line\r\n" * 2000
+    bucket.put("k", data)
+    terminal = Terminal(environment, "cp", f"{bucket.uri}/k", "-")
+    assert terminal.end() == 0
+    assert terminal.text.replace("\r", "") == data.decode().replace("\r", "")
+
+
+def test_progress_is_of_objects_where_all_are_empty() -> None:
+    tally = Tally()
+    for size in (0, 0):
+        tally.plan(Job("s", "t", "s", "t", size))
+    tally.finish(Job("s", "t", "s", "t", 0), None, moved=0)
+    assert tally.progress == (1, 2)
+    tally.plan(Job("s", "t", "s", "t", 5))
+    assert tally.progress == (0, 5)
+    tally.plan(Job("s", "t", "", "t", -1))
+    assert tally.progress == (0, None)
 
 
 def test_a_name_that_the_disk_does_not_take_is_named(aioflux, bucket) -> None:
