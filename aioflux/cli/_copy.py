@@ -111,10 +111,6 @@ class Copy:
                 await self._run(self._disk, each_file(several, self._target, taken))
 
     async def _stdin(self) -> AsyncGenerator[Work, None]:
-        if self._target.is_directory:
-            raise ValueError(
-                "standard input has no name: let TARGET be one, without a / at its end"
-            )
         yield self._target.job("standard input", "", -1, "")
 
     async def _store(self, root: str) -> Store:

@@ -37,13 +37,19 @@ def cp(
     output takes several SOURCEs one after the other.
 
     With -r, what is below SOURCE lands below TARGET, with the same names, whether or not either
-    ends in "/": "cp -r dir gs://b/p" makes "gs://b/p/..." of "dir/...". A key that would leave a
-    local TARGET ("..", "/..."), or that needs a directory where another is a file, is an error;
-    the others are copied. An empty object whose key ends in "/" becomes a directory. Links to
-    directories are not followed, and empty directories are not copied.
+    ends in "/": "cp -r dir gs://b/p" makes "gs://b/p/..." of "dir/...". An empty object whose key
+    ends in "/" becomes a directory; empty directories are not copied.
 
-    Copies replace what exists, and appear whole or not at all. The bytes of objects are compared
-    with their crc32c where they are read and where they are stored.
+    What cannot be copied is an error, and does not keep the others: links to directories, which
+    are not followed, and what is no regular file, such as a pipe; a key that would leave a local
+    TARGET ("..", "/...", through a link in it), or that needs a directory where another is a file;
+    a name at TARGET that is below SOURCE. The exit status is then 1.
+
+    Copies replace what exists, and appear whole or not at all; a local file that is replaced keeps
+    its mode. The bytes of objects are compared with their crc32c where they are read and where
+    they are stored. Within a bucket, all of their metadata goes along. To another bucket, content
+    type and custom metadata do, and cache control, content disposition, content language and
+    storage class do not.
     """
     if recursive and (len(sources) > 1 or sources == ["-"]):
         raise typer.BadParameter("-r takes one SOURCE, which is not standard input")
@@ -60,6 +66,10 @@ def cp(
     named = Target(goal, goal is not None and (recursive or goal.is_directory()))
     if len(sources) > 1 and goal is not None and not named.is_directory:
         raise typer.BadParameter('with several SOURCEs, TARGET is a directory: end it in "/"')
+    if None in origins and named.is_directory:
+        raise typer.BadParameter(
+            "standard input has no name: let TARGET be one, without a / at its end"
+        )
     if goal is None and recursive:
         raise typer.BadParameter("-r does not go to standard output")
 

@@ -416,7 +416,6 @@ def test_two_tool_streams(command, bucket, tmp_path) -> None:
     path = tmp_path / "file"
     assert command("cp", "-", path, stdin=b"123").returncode == 0
     assert path.read_bytes() == b"123"
-    assert command("cp", "-", f"{bucket.uri}/", stdin=b"123").returncode == 1
 
 
 def test_standard_output_takes_one_source_after_the_other(command, bucket, tmp_path) -> None:
@@ -538,9 +537,23 @@ def test_r_of_one_file_or_object_copies_it(aioflux, bucket) -> None:
     assert (ended.status, ended.err) == (1, "aioflux: f is a file; -r needs a directory\n")
 
 
+def test_help_names_what_is_an_error_and_what_is_lost(aioflux) -> None:
+    told = " ".join(aioflux("cp", "--help").out.split())
+    assert "links to directories, which are not followed, and what is no regular file" in told
+    assert "cache control, content disposition, content language and storage class do not" in told
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [["-r", "a", "b", "c"], ["-r", "-", "c"], ["-", "-", "c/"], ["-r", "a", "-"], ["a"]],
+    [
+        ["-r", "a", "b", "c"],
+        ["-r", "-", "c"],
+        ["-", "-", "c/"],
+        ["-r", "a", "-"],
+        ["a"],
+        ["-", "c/"],
+        ["a", "-", "."],
+    ],
     ids=" ".join,
 )
 def test_wrong_usage_of_cp(aioflux, arguments) -> None:
