@@ -17,9 +17,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import re
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +34,15 @@ from aioflux._uri import quote_path
 from aioflux.http._memory import BytesBuffer
 from aioflux.service._base import Body, Capabilities, Page, Service, UploadedPart
 from aioflux.service._local_thread import BLOCK_BYTES, Stop, in_thread
-from aioflux.service._local_walk import TEMPORARY, Walk, check_key, locate, status_of, temporaries
+from aioflux.service._local_walk import (
+    Walk,
+    check_key,
+    is_temporary,
+    locate,
+    modified,
+    status_of,
+    temporaries,
+)
 from aioflux.service._local_write import (
     finish,
     link_new,
@@ -56,7 +62,6 @@ __all__ = ["LocalService"]
 
 _MAX_WALKS = 16
 """Listings that are remembered between two of their pages; another one begins by a search."""
-_UPLOAD_ID = re.compile(re.escape(TEMPORARY) + r"(lock-)?[0-9a-f]{32}")
 
 
 def generation_of(status: os.stat_result) -> str:
@@ -181,7 +186,7 @@ class LocalService(Service):
             with self._mapped("delete", key, reading=True):
                 self._status(key)
                 path = Path(locate(str(self._root), key))
-                with locked(path):
+                with locked(path, stop):
                     _, status = self._status(key)
                     if generation and generation_of(status) != generation:
                         raise self._changed(key, generation_of(status), generation)
@@ -338,7 +343,7 @@ class LocalService(Service):
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         """See base class. An upload of another process, too: its id is its temporary name."""
-        if not _UPLOAD_ID.fullmatch(upload_id):
+        if not is_temporary(upload_id):
             return
 
         def drop(_: Stop) -> None:
@@ -362,8 +367,8 @@ class LocalService(Service):
                 upload_id = path.rpartition("/")[2]
                 key = own[upload_id][0] if upload_id in own else path
                 if key.startswith(prefix):
-                    written = datetime.fromtimestamp(status.st_mtime, UTC)
-                    found.append(OpenUpload(key=key, upload_id=upload_id, initiated=written))
+                    initiated = modified(status)
+                    found.append(OpenUpload(key=key, upload_id=upload_id, initiated=initiated))
             return sorted(found, key=lambda upload: (upload.key, upload.upload_id))
 
         with self._mapped("list", prefix):
@@ -387,7 +392,7 @@ class LocalService(Service):
             size=status.st_size,
             etag=actual,
             generation=actual,
-            updated=datetime.fromtimestamp(status.st_mtime, UTC),
+            updated=modified(status),
         )
 
     def _changed(self, key: str, actual: str | None, expected: str) -> PreconditionFailedError:
@@ -410,7 +415,7 @@ class LocalService(Service):
     ) -> ObjectMeta:
         """Make a finished file, whose status is given, visible as an object."""
         expected = precondition.if_generation_match
-        with locked(path, required=expected is not None):
+        with locked(path, stop, required=expected is not None):
             stop.check()
             if precondition.if_absent:
                 try:
@@ -470,8 +475,10 @@ def _error(error: OSError, what: str, uri: str, *, reading: bool) -> StorageErro
             f"{what}: it is below an object, or objects are below it ({said})", uri=uri
         )
     if isinstance(error, PermissionError):
+        directory, name = os.path.split(error.filename or "")
+        where = directory if is_temporary(name) else error.filename or ""
         return PermissionDeniedError(
-            f"{what}: {said}; check who may use the directory {error.filename or ''}".rstrip(),
+            f"{what}: {said}; check who may use the directory {where}".rstrip(),
             uri=uri,
         )
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:

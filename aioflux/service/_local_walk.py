@@ -11,19 +11,37 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["TEMPORARY", "Walk", "check_key", "locate", "status_of", "temporaries"]
+__all__ = [
+    "TEMPORARY",
+    "Walk",
+    "check_key",
+    "is_temporary",
+    "locate",
+    "modified",
+    "status_of",
+    "temporaries",
+]
 
 TEMPORARY = ".aioflux-"
 """Names that begin so are writes under way: never listed, never taken as keys."""
+_TEMPORARY = re.compile(re.escape(TEMPORARY) + r"(lock-)?[0-9a-f]{32}")
+_FIRST, _LAST = (datetime(year, 1, 2, tzinfo=UTC) for year in (1, 9999))
 _NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 """What the system says of a path that leads to nothing."""
+
+
+def is_temporary(name: str) -> bool:
+    """Tell whether a writer of this package made a file of this name, and not a person."""
+    return _TEMPORARY.fullmatch(name) is not None
 
 
 def check_key(key: str) -> None:
@@ -258,11 +276,17 @@ def _first(row: tuple[str, os.DirEntry[str], str]) -> str:
     return row[0]
 
 
+def modified(status: os.stat_result) -> datetime:
+    """Return when a file was last written; file systems keep times that a calendar does not."""
+    seconds = min(max(status.st_mtime, _FIRST.timestamp()), _LAST.timestamp())
+    return datetime.fromtimestamp(seconds, UTC)
+
+
 def temporaries(root: str) -> Iterator[tuple[str, os.stat_result]]:
     """Yield what writers have under way, or left behind when they were killed.
 
     As (path below the directory, status), in no order; the status tells how long it has not been
-    written to. Links are not followed.
+    written to. Links are not followed. What others named alike is theirs.
     """
     directories = [""]
     while directories:
@@ -275,6 +299,6 @@ def temporaries(root: str) -> Iterator[tuple[str, os.stat_result]]:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 directories.append(f"{base}{entry.name}/")
-            elif entry.name.startswith(TEMPORARY):
+            elif is_temporary(entry.name):
                 with suppress(FileNotFoundError):  # done meanwhile
                     yield base + entry.name, entry.stat(follow_symlinks=False)

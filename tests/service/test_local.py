@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from aioflux import NotFoundError, PreconditionFailedError, StorageError
 from aioflux.service._base import Precondition, Source
 from aioflux.service._local import LocalService, check_key
+from aioflux.service._local_walk import modified
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -204,3 +206,13 @@ async def test_a_file_without_permission_is_denied(service: LocalService, tmp_pa
     (tmp_path / "root/a").chmod(0)
     with pytest.raises(PermissionError):
         await service.get("a")
+
+
+def test_any_time_that_a_file_system_keeps_is_a_time() -> None:
+    """Years before 1 and above 9999 are those that a calendar ends with."""
+    for seconds, year in ((99_999_999_999_999, 9999), (-(10**14), 1), (0, 1970)):
+        status = os.stat_result((0o100644, 1, 1, 1, 0, 0, 0, 0, seconds, 0))
+        assert modified(status).year == year
+    assert modified(os.stat_result((0o100644, 1, 1, 1, 0, 0, 0, 0, 60, 0))) == datetime(
+        1970, 1, 1, 0, 1, tzinfo=UTC
+    )

@@ -297,6 +297,8 @@ async def test_what_killed_writers_left_is_found_and_removed(
     await service.put_part("d/e/b", upload, 1, (b"1",), offset=0, crc32c=None)
     other = await service.initiate_upload("new/b")
     (root / f".aioflux-lock-{'0' * 32}").touch()
+    for name in ("mine", "0" * 31, "g" * 32):
+        (root / f".aioflux-{name}").touch()
     assert await keys(service) == ["d/e/a"]
     left = dict(temporaries(str(root)))
     assert {path.rpartition("/")[0] for path in left} == {"", "d/e", "new"}
@@ -311,7 +313,12 @@ async def test_what_killed_writers_left_is_found_and_removed(
     for each in found:
         await cleaner.abort_upload(each.key, each.upload_id)
     assert dict(temporaries(str(root))) == {}
-    assert names_in(root) == ["d"]
+    assert sorted(names_in(root)) == [
+        f".aioflux-{'0' * 31}",
+        f".aioflux-{'g' * 32}",
+        ".aioflux-mine",
+        "d",
+    ]
     with pytest.raises(NotFoundError):
         await service.put_part("new/b", other, 1, (b"1",), offset=0, crc32c=None)
 
