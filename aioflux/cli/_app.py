@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from aioflux import __version__
 from aioflux.cli._cat import cat
 from aioflux.cli._clean import clean
 from aioflux.cli._cp import cp
@@ -37,9 +38,22 @@ for _command in (ls, cat, cp, rm, stat, clean, serve):
 _UsageError, _ClickError = typer.BadParameter.__mro__[1:3]
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"aioflux {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _group(
-    *, debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of failures.")] = False
+    *,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of failures.")] = False,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version, and exit."
+        ),
+    ] = False,
 ) -> None:
     """Objects are named by uris (gs://bucket/key, file:///dir/name) or by plain local paths."""
     if debug:

@@ -59,6 +59,8 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and not getattr(error, "message", ""):
         names = [name for name in (error.filename, error.filename2) if name is not None]
         text = f"{' -> '.join(map(str, names))}: {error.strerror}" if names else error.strerror
+    elif isinstance(error, UnicodeEncodeError):
+        text = f"{error.object!r} is no valid text, which names of objects must be"
     else:
         text = str(error) or type(error).__name__
     if isinstance(error, CredentialsError):

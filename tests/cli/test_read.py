@@ -302,3 +302,17 @@ def test_a_directory_that_is_not_there_is_a_failure(aioflux, command, slash) -> 
     ended = aioflux(command, *(["-r"] if command == "rm" else []), f"none{slash}")
     assert ended.status == 1
     assert "none" in ended.err
+
+
+def test_the_version_is_told(aioflux) -> None:
+    from aioflux import __version__
+
+    ended = aioflux("--version")
+    assert (ended.status, ended.out) == (0, f"aioflux {__version__}\n")
+
+
+def test_a_name_that_is_no_text_is_said_to_be_none(aioflux, bucket) -> None:
+    ended = aioflux("stat", f"{bucket.uri}/\udcff")
+    assert ended.status == 1
+    assert "is no valid text" in ended.err
+    assert "codec" not in ended.err
