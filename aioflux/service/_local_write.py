@@ -37,6 +37,11 @@ __all__ = [
 ]
 
 _MAX_DIRECTORY_RACES = 100
+_LOCK_SECONDS = 0.0005
+"""Time to the second look at a lock that another writer holds. It doubles from look to look; a
+writer holds it for one rename and one sync of a directory."""
+
+_MAX_LOCK_SECONDS = 0.02
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
@@ -132,18 +137,20 @@ def sync_directory(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, *, required: bool = False) -> Iterator[None]:
+def locked(path: Path, stop: Stop, *, required: bool = False) -> Iterator[None]:
     """Keep the writers of one object apart, in all processes of all machines.
 
-    The lock is the kernel's, so that a killed holder gives it back; its file goes with it.
+    The lock is the kernel's, so that a killed holder gives it back; its file goes with it. One that
+    is stopped keeps it, so the wait ends with the work.
 
     Args:
         path: Where the object is; its directory exists.
+        stop: Of the work that waits.
         required: Fail on a file system that has no locks, rather than go on without.
     """
     name = hashlib.blake2b(os.fsencode(path.name), digest_size=16).hexdigest()
     lock = path.with_name(f"{TEMPORARY}lock-{name}")
-    descriptor = _lock(lock, required=required)
+    descriptor = _lock(lock, stop, required=required)
     try:
         yield
     finally:
@@ -155,21 +162,37 @@ def locked(path: Path, *, required: bool = False) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _lock(lock: Path, *, required: bool) -> int | None:
+def _lock(lock: Path, stop: Stop, *, required: bool) -> int | None:
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _wait_for(descriptor, stop)
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), lock.stat()):
                     return descriptor
         except OSError as exc:
             os.close(descriptor)
+            if exc.errno not in _NO_LOCKS:
+                raise  # the file stays: it is the lock of whoever holds it
             lock.unlink(missing_ok=True)
-            if required or exc.errno not in _NO_LOCKS:
+            if required:
                 raise
             return None
         os.close(descriptor)
+
+
+def _wait_for(descriptor: int, stop: Stop) -> None:
+    """Take a lock. The kernel's own wait would keep the thread, and with it the process."""
+    seconds = _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stop.check()
+            time.sleep(seconds)
+            seconds = min(2 * seconds, _MAX_LOCK_SECONDS)
+        else:
+            return
 
 
 def link_new(temporary: Path, path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,11 +17,12 @@ from aioflux import AlreadyExistsError, NotFoundError, PreconditionFailedError, 
 from aioflux import sync as blocking
 from aioflux.service._base import Precondition
 from aioflux.service._local import LocalService
+from aioflux.service._local_thread import Stop
 from aioflux.service._local_walk import TEMPORARY, temporaries
 from aioflux.service._local_write import link_new, locked, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from multiprocessing.synchronize import Barrier
     from pathlib import Path
 
@@ -120,22 +122,38 @@ async def test_conditions_hold_between_tasks(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
+from aioflux.service._local_thread import Stop
 from aioflux.service._local_write import locked
-with locked(Path(sys.argv[1])):
+with locked(Path(sys.argv[1]), Stop()):
     print("held", flush=True)
     time.sleep(3600)
 """
 
 
-def test_the_lock_of_a_killed_writer_is_free(tmp_path: Path) -> None:
-    """What is left of it is hidden, found by a clean-up and in nobody's way."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path / "a")],
+def python(script: str, argument: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", script, str(argument)],
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    ) as holder:
+    )
+
+
+@contextmanager
+def holding(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Have another process hold the lock of an object."""
+    with python(HOLD, path) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
+        try:
+            yield holder
+        finally:
+            holder.kill()
+
+
+def test_the_lock_of_a_killed_writer_is_free(tmp_path: Path) -> None:
+    """What is left of it is hidden, found by a clean-up and in nobody's way."""
+    with holding(tmp_path / "a") as holder:
         asyncio.run(write_after(tmp_path, lambda: holder.send_signal(signal.SIGKILL)))
     assert list(temporaries(str(tmp_path))) == []
 
@@ -149,6 +167,56 @@ async def write_after(directory: Path, release: Callable[[], None]) -> None:
     async with asyncio.timeout(10):
         await writing
     assert [meta.key for meta in (await service.list_page("")).objects] == ["a"]
+
+
+AWAIT = """
+import asyncio, sys, aioflux
+async def main():
+    retry = aioflux.RetryPolicy(deadline_seconds=1)
+    async with aioflux.open_store(sys.argv[1], retry=retry) as store:
+        print("waiting", flush=True)
+        await store.{call}
+asyncio.run(main())
+"""
+
+BLOCK = """
+import sys, aioflux.sync
+with aioflux.sync.open_store(sys.argv[1]) as store:
+    print("waiting", flush=True)
+    store.{call}
+"""
+
+
+@pytest.mark.parametrize("call", ["put('a', b'1')", "put('a', b'1', mode='create')", "delete('a')"])
+@pytest.mark.parametrize(
+    ("script", "sent", "said"),
+    [
+        (AWAIT, None, b"TransientError"),
+        (AWAIT, signal.SIGINT, b"KeyboardInterrupt"),
+        (BLOCK, signal.SIGINT, b"KeyboardInterrupt"),
+    ],
+)
+def test_a_lock_that_stays_held_holds_no_process(
+    tmp_path: Path, script: str, sent: int | None, said: bytes, call: str
+) -> None:
+    """Its deadline and Ctrl-C end a write, and the process ends with it."""
+    (tmp_path / "a").write_bytes(b"0")
+    with holding(tmp_path / "a"):
+        before = sorted(os.listdir(tmp_path))
+        with python(script.replace("{call}", call), f"file://{tmp_path}") as waiting:
+            assert waiting.stdout is not None
+            assert waiting.stdout.readline() == b"waiting\n"
+            if sent is not None:
+                with pytest.raises(subprocess.TimeoutExpired):
+                    waiting.wait(0.3)
+                waiting.send_signal(sent)
+            try:
+                _, err = waiting.communicate(timeout=20)
+            finally:
+                waiting.kill()
+        assert said in err
+        assert sorted(os.listdir(tmp_path)) == before
+        assert (tmp_path / "a").read_bytes() == b"0"
 
 
 def test_a_link_or_rename_that_was_sent_twice_has_succeeded(tmp_path: Path) -> None:
@@ -166,7 +234,7 @@ def test_a_link_or_rename_that_was_sent_twice_has_succeeded(tmp_path: Path) -> N
 
 def test_locks_do_not_pile_up(tmp_path: Path) -> None:
     for name in ("a", "a", "b" * 255):
-        with locked(tmp_path / name):
+        with locked(tmp_path / name, Stop()):
             assert len(list(tmp_path.iterdir())) == 1
     assert list(tmp_path.iterdir()) == []
 
