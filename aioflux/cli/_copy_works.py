@@ -190,12 +190,13 @@ async def each_object(
 
     async def look(source: Place) -> Work:
         key = source.location.key
-        if source.is_directory():
-            return Problem(
-                f"{one_line(source.text)} is a bucket or prefix; -r copies what is below it"
-            )
+        whole = f"{one_line(source.text)} is a bucket or prefix; -r copies what is below it"
+        if not source.may_be_object():
+            return Problem(whole)
         try:
             meta = await store.head(key)
+        except NotFoundError as exc:
+            return Problem(whole if source.is_directory() else describe(exc))
         except StorageError as exc:
             return Problem(describe(exc))
         return target.job(meta.uri, meta, meta.size, base_name(key))

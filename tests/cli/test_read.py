@@ -316,3 +316,15 @@ def test_a_name_that_is_no_text_is_said_to_be_none(aioflux, bucket) -> None:
     assert ended.status == 1
     assert "is no valid text" in ended.err
     assert "codec" not in ended.err
+
+
+def test_an_object_whose_key_ends_in_a_slash_is_copied_by_itself(aioflux, bucket) -> None:
+    bucket.put("p/", b"data")
+    for target in ("out", "-"):
+        assert aioflux("cp", f"{bucket.uri}/p/", target).status == 0
+    assert Path("out").read_bytes() == b"data"
+    assert aioflux("cp", f"{bucket.uri}/p/", f"{bucket.uri}/q").status == 0
+    assert bucket.get("q") == b"data"
+    ended = aioflux("cp", f"{bucket.uri}/none/", "out")
+    assert ended.status == 1
+    assert "-r copies what is below it" in ended.err
