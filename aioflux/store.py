@@ -188,12 +188,15 @@ class Store:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.aclose()
+        self._closed = True
+        # Whoever was cancelled or interrupted does not wait long for a service that is away.
+        is_left = error is not None and not isinstance(error, Exception)
+        await close_session(self.sessions, seconds=2.0 if is_left else 5.0)
 
     async def aclose(self) -> None:
         """Close the connections of the running loop and end the store; twice does nothing.
 
-        Writers that are open are aborted.
+        Writers that are open are aborted, for which a service that does not answer is given 5 s.
         """
         self._closed = True
         await close_session(self.sessions)
@@ -598,11 +601,11 @@ def _source(key: str | ObjectMeta) -> Source:
     return Source(key=name, generation=meta.generation if meta else "")
 
 
-async def close_session(sessions: Sessions) -> None:
-    """Close the connections of the running loop."""
+async def close_session(sessions: Sessions, *, seconds: float = 5.0) -> None:
+    """Close the connections of the running loop, after `seconds` for clean-up under way at most."""
     session = sessions.pop(asyncio.get_running_loop(), None)
     if session is not None:
-        await session.aclose()
+        await session.aclose(seconds=seconds)
 
 
 def live_stores() -> list[Store]:

@@ -19,10 +19,11 @@ __all__ = ["delete", "delete_many"]
 
 
 async def delete(session: Session, key: str, *, generation: str = "") -> None:
-    """Delete an object; after a lost answer, never one that was written since.
+    """Delete an object; never one that was written since.
 
-    Where an answer was lost, the object is looked for. If it is gone, it was deleted. If one is
-    there, that generation and no other is deleted.
+    A name is looked up first and that generation deleted, where the service has generations and a
+    request may be sent again: a repeated delete of whatever has the name could remove what somebody
+    wrote after the first, whose answer was lost. Metadata of a listing saves the look.
 
     Args:
         session: Where.
@@ -33,17 +34,31 @@ async def delete(session: Session, key: str, *, generation: str = "") -> None:
         NotFoundError: No object has this key, and no attempt whose answer was lost can have deleted
             it.
         PreconditionFailedError: The object has another generation, and no attempt whose answer was
-            lost can have deleted that one.
+            lost can have deleted that one; by name, three times in a row.
     """
+    is_pinned = generation or not session.service.capabilities.generations
+    if is_pinned or session.retry.max_attempts == 1:
+        await _delete_once(session, key, generation)
+        return
+    for is_last in (False, False, True):
+        meta = await session.call(key, lambda _: session.service.head(key))
+        try:
+            await _delete_once(session, key, meta.generation)
+        except (NotFoundError, PreconditionFailedError):
+            if is_last:
+                raise
+        else:
+            return
+
+
+async def _delete_once(session: Session, key: str, generation: str) -> None:
     fate = Fate()
 
     async def attempt(_: int) -> None:
-        nonlocal generation
         try:
-            if fate.is_open and not generation:
-                generation = (await session.service.head(key)).generation
             await fate.hear(session.service.delete(key, generation=generation))
         except (NotFoundError, PreconditionFailedError):
+            # Gone, or replaced since: that generation is deleted.
             if not fate.is_open:
                 raise
 

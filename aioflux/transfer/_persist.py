@@ -9,45 +9,59 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-__all__ = ["keep", "see_through", "settle"]
+__all__ = ["keep", "see_through"]
 
 T = TypeVar("T")
 
 _log = logging.getLogger("aioflux")
+_FAILED = "clean-up after a cancellation failed, `Store.clean` does it later"
+
+_LAST_SECONDS = 2.0
+"""Time for work that the end of its loop has cancelled: a Ctrl-C is not to hang on a service that
+no longer answers."""
+
 _running: set[asyncio.Task[Any]] = set()
 """The loop holds its tasks weakly, and these may outlive whoever began them."""
 
 
-def keep(coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start a task that is held until it ends."""
+def keep(coroutine: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
+    """Start a task that is held, and is one of `tasks`, until it ends."""
     task = asyncio.create_task(coroutine)
-    _running.add(task)
-    task.add_done_callback(_running.discard)
+    for group in (_running, tasks):
+        group.add(task)
+        task.add_done_callback(group.discard)
     return task
 
 
-async def settle() -> None:
-    """Wait until all work of this kind that the running loop has begun is at its end."""
-    loop = asyncio.get_running_loop()
-    while mine := [task for task in _running if task.get_loop() is loop]:
-        await asyncio.wait(mine)
-
-
-async def see_through(work: Callable[[], Awaitable[object]], *, seconds: float) -> None:
+async def see_through(
+    work: Callable[[], Awaitable[object]],
+    tasks: set[asyncio.Task[Any]],
+    *,
+    seconds: float,
+    wait_seconds: float | None = None,
+) -> None:
     """Run `work` to its end, within `seconds`, and wait for it.
 
     It runs in a task of its own. Cancelling the caller ends the wait alone. Where the task itself
     is cancelled, as `asyncio.run` cancels every task there is when it ends and then waits for them
-    all, `work` is begun anew: it must be such that this does no harm.
+    all, `work` is begun anew, for two seconds more: it must be such that this does no harm.
+
+    Args:
+        work: What to do.
+        tasks: Takes the task while it runs.
+        seconds: Time that the work may take.
+        wait_seconds: Time to wait for it; all by default. After that it goes on by itself.
 
     Raises:
-        TimeoutError: The time ran out.
+        TimeoutError: One of these times ran out.
     """
-    task = keep(_begin_anew(work, seconds))
+    task = keep(_begin_anew(work, seconds), tasks)
     try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        task.add_done_callback(_tell)
+        async with asyncio.timeout(wait_seconds):
+            await asyncio.shield(task)
+    except (asyncio.CancelledError, TimeoutError):
+        if not task.done():
+            task.add_done_callback(_tell)
         raise
 
 
@@ -61,9 +75,16 @@ async def _begin_anew(work: Callable[[], Awaitable[object]], seconds: float) -> 
             break
         except asyncio.CancelledError as exc:
             cancelled = exc
+            deadline = min(deadline, asyncio.get_running_loop().time() + _LAST_SECONDS)
             task = asyncio.current_task()
             assert task is not None
             task.uncancel()
+        except Exception as exc:
+            if cancelled is None:
+                raise
+            # Whoever cancelled expects nothing else to be raised.
+            _log.warning("%s: %s", _FAILED, str(exc) or "the service does not answer")
+            break
     if cancelled is not None:
         raise cancelled
 
@@ -71,4 +92,4 @@ async def _begin_anew(work: Callable[[], Awaitable[object]], seconds: float) -> 
 def _tell(task: asyncio.Task[None]) -> None:
     """Log a failure that nobody waits for any more."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        _log.warning("clean-up after a cancellation failed: %s", error)
+        _log.warning("%s: %s", _FAILED, str(error) or "the service does not answer")

@@ -25,13 +25,16 @@ _RETRIES_PER_SUCCESS = 0.2
 """Share of successful requests that may be followed by a retry, for ever: the ratio of Finagle's
 RetryBudget (twitter.github.io/finagle/guide/Clients.html)."""
 
+_MAX_PAUSE_SECONDS = 2.0
+"""Time between two looks at an empty budget, at most; up to as much again at random."""
+
 
 class RetryBudget:
     """How many retries all requests of one store may send: a token bucket.
 
-    It holds `burst` retries and is filled by time and by every success. A retry that finds it empty
-    is given a time to wait rather than an error: while a service is down, the requests of a store
-    together ask it `per_second` times a second, and go on when it is back.
+    It holds `burst` retries and is filled by time and by every success; a retry that succeeds gives
+    back what it took. One that finds it empty waits and asks again: while a service is down, the
+    requests of a store together ask it `per_second` times a second, and all go on when it is back.
 
     Args:
         burst: Retries that may follow each other at once.
@@ -44,26 +47,28 @@ class RetryBudget:
         self._tokens = float(burst)
         self._filled_at: float | None = None
 
-    def succeeded(self) -> None:
+    def succeeded(self, *, was_retry: bool = False) -> None:
         """Fill in what one successful request is worth."""
-        self._tokens = min(self._burst, self._tokens + _RETRIES_PER_SUCCESS)
+        self._tokens = min(self._burst, self._tokens + _RETRIES_PER_SUCCESS + was_retry)
 
     def take(self, now: float) -> float:
-        """Take one retry, and return the seconds that it has to wait.
+        """Take one retry if there is one.
 
         Args:
             now: Time in seconds, from any beginning, never earlier than before.
+
+        Returns:
+            0 where the retry may be sent now; otherwise none was taken, and it is the seconds until
+            there is one, should nobody else take it.
         """
         if self._filled_at is not None:
             filled = self._tokens + (now - self._filled_at) * self._per_second
             self._tokens = min(self._burst, filled)
         self._filled_at = now
+        if self._tokens < 1:
+            return (1 - self._tokens) / self._per_second
         self._tokens -= 1
-        return max(0.0, -self._tokens / self._per_second)
-
-    def give_back(self) -> None:
-        """Return a retry that was taken and will not be sent."""
-        self._tokens = min(self._burst, self._tokens + 1)
+        return 0.0
 
 
 def backoff_bound(attempt: int, policy: RetryPolicy) -> float:
@@ -81,7 +86,6 @@ def next_delay(
     elapsed_seconds: float,
     retry_after_seconds: float | None,
     fraction: float,
-    budget_seconds: float = 0.0,
 ) -> float | None:
     """Decide what follows a failed attempt.
 
@@ -92,7 +96,6 @@ def next_delay(
         retry_after_seconds: The wait that the service asked for, or None.
         fraction: A random number in `[0, 1)`: full jitter (Brooker, "Exponential Backoff And
             Jitter", 2015).
-        budget_seconds: The wait that the retry budget asks for.
 
     Returns:
         Seconds to wait before the next attempt, or None where there must be none.
@@ -103,13 +106,25 @@ def next_delay(
     if retry_after_seconds is not None:
         # A little jitter on top, so that those who were told the same time do not come back as one.
         delay += retry_after_seconds
-    delay = max(delay, budget_seconds)
     return delay if elapsed_seconds + delay < policy.deadline_seconds else None
 
 
 def moved(error: TransientError) -> bool:
     """Tell whether a failed attempt brought bytes from which the next one goes on."""
     return error.num_bytes_received > 0 and error.generation != ""
+
+
+async def _wait_for(
+    budget: RetryBudget,
+    clock: Callable[[], float],
+    sleep: Callable[[float], Awaitable[object]],
+    jitter: Callable[[], float],
+) -> None:
+    """Wait until the budget has a retry; thousands may, so that nobody asks often."""
+    pause = 0.0
+    while (wait := budget.take(clock())) > 0:
+        pause = min(max(2 * pause, wait), _MAX_PAUSE_SECONDS)
+        await sleep(pause * (1 + jitter()))
 
 
 async def with_retry(
@@ -158,13 +173,12 @@ async def with_retry(
                         elapsed_seconds=now - begun,
                         retry_after_seconds=exc.retry_after_seconds,
                         fraction=jitter(),
-                        budget_seconds=budget.take(now) if budget else 0.0,
                     )
                     if delay is None:
-                        if budget:
-                            budget.give_back()
                         break
                 await sleep(delay)
+                if budget is not None:
+                    await _wait_for(budget, clock, sleep, jitter)
                 number += 1
     except TimeoutError as exc:
         if not deadline.expired():

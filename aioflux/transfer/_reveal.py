@@ -76,7 +76,9 @@ async def remove_staged(session: Session, key: str, uri: str) -> None:
     leave the temporary object out, and `Store.clean` removes it.
     """
     try:
-        await see_through(lambda: delete_staged(session, key), seconds=_REMOVE_SECONDS)
+        await see_through(
+            lambda: delete_staged(session, key), session.cleanups, seconds=_REMOVE_SECONDS
+        )
     except (AiofluxError, TimeoutError) as exc:
         _log.warning(
             "%s was written, but its temporary object %s is still there, `Store.clean` removes "

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
+import os
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from aioflux._errors import AiofluxError, TransientError
+from aioflux._errors import TransientError
 from aioflux._stats import Progress
 from aioflux.service._base import Body
 from aioflux.transfer._counters import Counters
-from aioflux.transfer._persist import settle
 from aioflux.transfer._retry import RetryBudget, with_retry
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ __all__ = ["Session"]
 
 T = TypeVar("T")
 
-_log = logging.getLogger("aioflux")
-
 _THROTTLED = frozenset({429, 503})
 
 
@@ -43,6 +41,8 @@ class Session:
     counters: Counters = field(default_factory=Counters)
     progress: ProgressHook | None = None
     writers: set[ObjectWriter] = field(default_factory=set)
+    cleanups: set[asyncio.Task[Any]] = field(default_factory=set)
+    pid: int = field(default_factory=os.getpid)
     budget: RetryBudget = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,6 +65,11 @@ class Session:
             attempt: Sends the request once; it is given the number of the attempt, from 1.
             num_bytes: Bytes of the bodies that it moves.
         """
+        if os.getpid() != self.pid:
+            raise RuntimeError(
+                f"{self.service.uri(key)} is reached through what was opened before a fork; open "
+                "it again in this process"
+            )
         # Bytes first: who waits for memory must not keep a place from a request that needs none.
         await self.limits.bytes.acquire(num_bytes)
         try:
@@ -83,17 +88,22 @@ class Session:
         finally:
             self.limits.bytes.release(num_bytes)
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, seconds: float = 5.0) -> None:
         """Abort the uploads of writers that are still open, and close the service.
 
         A writer that somebody goes on using fails then. What it has stored so far would be billed.
+
+        Args:
+            seconds: Time for clean-up that is under way: a service that answers needs a part of a
+                second.
         """
-        for writer in tuple(self.writers):
-            try:
-                await writer.abort()
-            except (AiofluxError, TimeoutError) as exc:
-                _log.warning("a writer was open when its store was closed: %s", exc)
-        await settle()
+        while self.writers or self.cleanups:
+            for writer in tuple(self.writers):
+                await writer.end()
+            if self.cleanups:
+                _, left = await asyncio.wait(tuple(self.cleanups), timeout=seconds)
+                if left:
+                    break  # they fail with the connections, and say so
         await self.service.aclose()
 
     def moved(self, key: str, *, num_received: int = 0, num_sent: int = 0) -> None:
@@ -102,9 +112,17 @@ class Session:
         self.counters.bytes_sent += num_sent
         if self.progress is not None:
             if num_received:
-                self.progress(Progress(self.service.uri(key), "received", num_received))
+                self._tell(Progress(self.service.uri(key), "received", num_received))
             if num_sent:
-                self.progress(Progress(self.service.uri(key), "sent", num_sent))
+                self._tell(Progress(self.service.uri(key), "sent", num_sent))
+
+    def _tell(self, progress: Progress) -> None:
+        assert self.progress is not None
+        try:
+            self.progress(progress)
+        except (SystemExit, KeyboardInterrupt) as exc:
+            # These would end the event loop, and with it every other request.
+            raise RuntimeError(f"the progress hook raised {exc!r}") from exc
 
 
 class _Place:
@@ -150,7 +168,7 @@ class _Place:
             self.give_up()
         counters.add_latency(time.perf_counter() - begun)
         requests.succeeded()
-        session.budget.succeeded()
+        session.budget.succeeded(was_retry=number > 1)
         if isinstance(result, Body):
             session.moved(key, num_received=len(result.data))
         elif num_bytes:

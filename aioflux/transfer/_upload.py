@@ -45,6 +45,11 @@ _log = logging.getLogger("aioflux")
 _ABORT_SECONDS = 30.0
 """Time that an abort may take, also after the caller was cancelled."""
 
+_LEAVE_SECONDS = 0.8
+"""Time that whoever cancels or interrupts waits for the abort, which then goes on by itself."""
+
+_LEAVING = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+
 _HEAR_SECONDS = 0.5
 """Time that an abort waits for the id of an upload that is just being begun; after that the upload
 is found by looking."""
@@ -109,6 +114,7 @@ class ObjectWriter:
         self._failure: BaseException | None = None
         self._completing = False
         self._closed = False
+        self._ended_by: StorageError | None = None
         self._warned = False
 
     async def __aenter__(self) -> Self:
@@ -148,6 +154,7 @@ class ObjectWriter:
             await self._take(view)
         except BaseException as exc:
             self._failure = self._failure or exc
+            self._raise_ended(exc)
             raise
         return size
 
@@ -159,6 +166,8 @@ class ObjectWriter:
                 message says that this is unknown.
         """
         if self._closed:
+            if self._ended_by is not None:
+                raise self._ended_by
             return
         try:
             self._raise_failure()
@@ -168,6 +177,7 @@ class ObjectWriter:
                 self.meta = await self._complete()
         except BaseException as exc:
             await self.abort(exc)
+            self._raise_ended(exc)
             raise
         self._closed = True
         self._session.writers.discard(self)
@@ -175,11 +185,22 @@ class ObjectWriter:
         if self._staged and self._completing:
             await remove_staged(self._session, self._key, self._uri)
 
+    async def end(self) -> None:
+        """Abort because the store is closed: whoever goes on writing is told."""
+        self._ended_by = StorageError(
+            f"could not write {self._uri}: its store was closed meanwhile; nothing of it is there",
+            uri=self._uri,
+        )
+        await self.abort(self._ended_by)
+        for note in getattr(self._ended_by, "__notes__", ()):
+            _log.warning("a writer was open when its store was closed: %s", note)
+
     async def abort(self, reason: BaseException | None = None) -> None:
         """Drop what was written; a failure to clean up is noted on `reason`.
 
-        It is done to its end, within 30 seconds, also where the caller is cancelled meanwhile, and
-        where the loop ends.
+        It is done to its end, within 30 seconds, also where the caller is cancelled meanwhile.
+        After a cancellation or an interrupt it is waited for 0.8 seconds, in which a service that
+        answers is done, and then goes on by itself; a loop that ends gives it two seconds more.
         """
         if self._closed:
             return
@@ -188,10 +209,19 @@ class ObjectWriter:
         self._buffer = bytearray()
         if self._begun is None:
             return
+        is_left = isinstance(reason, _LEAVING)
         try:
-            await see_through(self._clean_up, seconds=_ABORT_SECONDS)
+            await see_through(
+                self._clean_up,
+                self._session.cleanups,
+                seconds=_ABORT_SECONDS,
+                wait_seconds=_LEAVE_SECONDS if is_left else None,
+            )
         except (AiofluxError, TimeoutError) as exc:
-            note = f"the upload of {self._uri} could not be aborted: {exc}"
+            note = (
+                f"the upload of {self._uri} could not be aborted, `Store.clean` ends it: "
+                f"{str(exc) or 'the service does not answer'}"
+            )
             if reason is None:
                 exc.add_note(note)
                 raise
@@ -224,7 +254,10 @@ class ObjectWriter:
             # A task of its own: cancelled between the service's yes and our hearing it, the upload
             # would stay open.
             self._begun = keep(
-                self._initiation.begin(content_type=request.content_type, metadata=request.metadata)
+                self._initiation.begin(
+                    content_type=request.content_type, metadata=request.metadata
+                ),
+                self._session.cleanups,
             )
         await asyncio.shield(self._begun)
 
@@ -298,6 +331,14 @@ class ObjectWriter:
         self._offset += view.nbytes
         self._parts.append(task)
         return task
+
+    def _raise_ended(self, error: BaseException) -> None:
+        """Raise what ended the writer, where its tasks were cancelled and not the caller's."""
+        task = asyncio.current_task()
+        if self._ended_by is None or (task is not None and task.cancelling()):
+            return
+        if isinstance(error, asyncio.CancelledError | StorageError):
+            raise self._ended_by from None
 
     def _raise_failure(self) -> None:
         if isinstance(self._failure, asyncio.CancelledError):

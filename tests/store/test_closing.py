@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import multiprocessing
+import os
 import pickle
+import time
 
 import pytest
 
@@ -137,3 +140,98 @@ async def test_a_store_that_is_closed_takes_its_open_writers_along(server, end, 
     assert server.keys("bucket", "w/") == []
     with pytest.raises(ValueError, match="closed writer"):
         await writer.write(b"more")
+
+
+async def upload_is_open(server):
+    async with asyncio.timeout(20):
+        while not server.stats.open_uploads:  # noqa: ASYNC110 - it happens in the server
+            await asyncio.sleep(0.01)
+
+
+async def test_a_writer_whose_store_was_closed_does_not_end_as_if_it_had_written(server):
+    options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
+    store = aioflux.open_store("gs://bucket/e", endpoint_url=server.url, transfer=options)
+
+    async def write() -> None:
+        async with store.open_writer("big") as writer:
+            await writer.write(bytes(11 << 20))
+            await store.aclose()
+
+    with pytest.raises(aioflux.StorageError, match="gs://bucket/e/big: its store was closed"):
+        await write()
+    assert server.stats.open_uploads == 0
+
+
+async def test_a_large_put_whose_store_is_closed_is_told_so(server):
+    options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
+    store = aioflux.open_store("gs://bucket/e", endpoint_url=server.url, transfer=options)
+    with server.faults.inject("multipart.part", delay_seconds=60):
+        putting = asyncio.create_task(store.put("big", bytes(40 << 20)))
+        await upload_is_open(server)
+        await store.aclose()
+        with pytest.raises(aioflux.StorageError, match="its store was closed"):
+            await putting
+    assert server.stats.open_uploads == 0
+
+
+async def test_closing_a_store_does_not_wait_for_another(server):
+    """Its clean-up may hang on a service that no longer answers."""
+    options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
+    stuck = aioflux.open_store("gs://bucket/e", endpoint_url=server.url, transfer=options)
+    with server.faults.inject("multipart.abort", delay_seconds=60):
+
+        async def write() -> None:
+            async with stuck.open_writer("big") as writer:
+                await writer.write(bytes(11 << 20))
+                await asyncio.Event().wait()
+
+        writing = asyncio.create_task(write())
+        await upload_is_open(server)
+        writing.cancel()
+        begun = time.monotonic()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        async with aioflux.open_store("memory://idle") as idle:
+            await idle.put("a", b"1")
+        assert time.monotonic() - begun < 3, "the writer waits 0.8 s, the other store not at all"
+    await stuck.aclose()
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_a_hook_does_not_end_the_loop_that_all_stores_share(kind):
+    def leave(progress):
+        raise kind
+
+    with (
+        aioflux.sync.open_store("memory://hooked", progress=leave) as store,
+        pytest.raises(RuntimeError, match=f"the progress hook raised {kind.__name__}"),
+    ):
+        store.put("a", b"1")
+    with aioflux.sync.open_store("memory://hooked") as store:
+        assert store.get("a") == b"1"
+
+
+def test_what_was_opened_before_a_fork_does_not_speak_in_the_child(server):
+    """It would write on the parent's connection, and the parent get another's bytes."""
+    store = aioflux.open_store("gs://bucket/k", endpoint_url=server.url)
+
+    async def play() -> None:
+        session = store._session()
+        await store.get("000")
+        child = multiprocessing.get_context("fork").Process(target=speak, args=(session,))
+        child.start()
+        await asyncio.to_thread(child.join, 30)
+        assert child.exitcode == 7
+        assert len(await store.get("001")) == 100
+        await store.aclose()
+
+    asyncio.run(play())
+
+
+def speak(session) -> None:
+    call = session.call("000", lambda _: session.service.head("000"))
+    try:
+        call.send(None)
+    except RuntimeError as exc:
+        os._exit(7 if "before a fork" in str(exc) else 1)
+    os._exit(2)

@@ -143,7 +143,7 @@ async def test_clean_up_that_outlives_its_caller_tells_what_failed(
         raise ValueError("it did not work")
 
     before = asyncio.all_tasks()
-    task = asyncio.create_task(see_through(work, seconds=5))
+    task = asyncio.create_task(see_through(work, set(), seconds=5))
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -156,7 +156,7 @@ async def test_clean_up_that_outlives_its_caller_tells_what_failed(
 
 async def test_clean_up_has_a_deadline_of_its_own() -> None:
     with pytest.raises(TimeoutError):
-        await see_through(asyncio.Event().wait, seconds=0.01)
+        await see_through(asyncio.Event().wait, set(), seconds=0.01)
 
 
 # --- real signals --------------------------------------------------------------------------
