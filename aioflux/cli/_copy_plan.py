@@ -83,6 +83,8 @@ def local_problem(key: str) -> str:
     The segments of a key become names of directories and of a file; whatever they are, the path
     must stay below the directory, and two keys must not be one path.
     """
+    if not key:
+        return "its name is that of the prefix; copy it by itself to another name"
     segments = key.removesuffix("/").split("/")
     if "\0" in key:
         return "it has a NUL"

@@ -199,6 +199,8 @@ async def each_object(
             return Problem(whole if source.is_directory() else describe(exc))
         except StorageError as exc:
             return Problem(describe(exc))
+        if key.endswith("/") and not meta.size:
+            return Problem(whole)  # what consoles put in place of a prefix
         return target.job(meta.uri, meta, meta.size, base_name(key))
 
     works = bounded_map(look, sources, max_in_flight=_MAX_HEADS)

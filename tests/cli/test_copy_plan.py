@@ -14,6 +14,7 @@ from aioflux.cli._copy_plan import (
     Clashes,
     Job,
     base_name,
+    clash_message,
     is_temporary,
     local_problem,
 )
@@ -60,6 +61,22 @@ def test_a_key_clashes_where_an_earlier_one_is_its_directory(keys: set[str]) -> 
         assert (found in in_the_way) if found else not _unclashed(in_the_way, ordered)
 
 
+def test_a_clash_names_both() -> None:
+    clashes = Clashes()
+    assert [clashes.add(key) for key in ("a", "a-", "a/b", "b", "b/", "c/", "c/d")] == [
+        "",
+        "",
+        "a",
+        "",
+        "b",
+        "",
+        "",
+    ]
+    assert clash_message("gs://b/a/b", "gs://b/a").startswith(
+        "cannot copy gs://b/a/b: gs://b/a is a file where it needs a directory"
+    )
+
+
 def _unclashed(in_the_way: set[str], ordered: list[str]) -> set[str]:
     """Of the keys in the way, those that are copied: a file that itself clashed is not there."""
     files = [each for each in ordered if not each.endswith("/")]
@@ -99,6 +116,12 @@ def test_a_large_object_passes_small_ones_unless_they_are_ordered(is_ordered, si
     assert batcher.add(job(1)) == []
     batches = batcher.add(job(-1))
     assert [[each.size for each in batch] for batch in batches] == sizes
+
+
+def test_a_batch_ends_when_its_objects_are_too_many() -> None:
+    batcher = Batcher()
+    batches = [batch for _ in range(257) for batch in batcher.add(job(1))]
+    assert list(map(len, [*batches, batcher.rest()])) == [128, 128, 1]
 
 
 def test_a_batch_ends_before_its_bytes_are_too_many() -> None:

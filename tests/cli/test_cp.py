@@ -255,6 +255,18 @@ def test_markers_become_directories(aioflux, bucket) -> None:
     assert ended.err.count("\n") == 2
 
 
+def test_r_sends_an_object_of_the_name_of_the_prefix_by_itself(aioflux, bucket) -> None:
+    bucket.put("f/", b"not empty")
+    bucket.put("f/x")
+    ended = aioflux("cp", "-r", f"{bucket.uri}/f", "out")
+    assert (ended.status, list(read_files(Path("out")))) == (1, ["x"])
+    assert "copy it by itself to another name" in ended.err
+    for target in ("g", "here/"):
+        assert aioflux("cp", f"{bucket.uri}/f/", target).status == 0
+    assert aioflux("cp", f"{bucket.uri}/f/", f"{bucket.uri}/g").status == 0
+    assert Path("g").read_bytes() == Path("here/f").read_bytes() == bucket.get("g") == b"not empty"
+
+
 def test_many_failures_are_ten_lines_and_a_count(aioflux, bucket) -> None:
     for at in range(25):
         bucket.put(f"x//{at}")
@@ -338,7 +350,8 @@ def test_nothing_below_is_an_error_and_makes_no_directory(aioflux, bucket) -> No
 def test_a_directory_needs_r(aioflux, bucket) -> None:
     Path("src").mkdir()
     fill(bucket, "p/")
-    for source in ("src", f"{bucket.uri}/p/", bucket.uri):
+    bucket.put("marker/", b"")
+    for source in ("src", f"{bucket.uri}/p/", f"{bucket.uri}/marker/", bucket.uri):
         ended = aioflux("cp", source, "out")
         assert ended.status == 1
         assert "-r copies what is below" in ended.err
