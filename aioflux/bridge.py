@@ -100,11 +100,12 @@ class _Bridge:
             )
         with self._lock:
             if self._loop is None:
-                self._loop = _new_loop()
+                loop = _new_loop()
                 self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="aioflux-loop", daemon=True
+                    target=_run_until_stopped, args=(loop,), name="aioflux-loop", daemon=True
                 )
                 self._thread.start()
+                self._loop = loop  # last: Ctrl-C may have kept the thread from starting
             return self._loop
 
     def stop(self) -> None:
@@ -151,6 +152,18 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     except ImportError:  # no wheels for Windows
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop that all callers share past what would end the loop of one.
+
+    A SystemExit or KeyboardInterrupt in a task, from code of the caller such as a credentials
+    function, is raised where the task is waited for, and out of the loop as well.
+    """
+    while True:
+        with suppress(SystemExit, KeyboardInterrupt):
+            loop.run_forever()
+            return
 
 
 async def _wind_down(loop: asyncio.AbstractEventLoop) -> None:
@@ -218,19 +231,11 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
     Raises:
         RuntimeError: Called on the background loop's own thread.
     """
-    if _bridge.is_ending and threading.current_thread().daemon:
-        coroutine.close()
-        _stand_still()
-    try:
-        loop = _bridge.loop()
-    except RuntimeError:
-        coroutine.close()
-        raise
-    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
     started: list[asyncio.Task[T]] = []
+    loop: asyncio.AbstractEventLoop | None = None
 
     def start() -> None:
-        task = loop.create_task(coroutine)
+        task = asyncio.get_running_loop().create_task(coroutine)
         started.append(task)
         task.add_done_callback(finish)
 
@@ -242,14 +247,29 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
         else:
             outcome.set_result(task.result())
 
+    def cancel() -> None:
+        if started:
+            started[0].cancel()
+        else:  # Ctrl-C came before `start` was in line
+            coroutine.close()
+            outcome.set_exception(asyncio.CancelledError())
+
+    # Ctrl-C may come anywhere from here on.
     try:
+        if _bridge.is_ending and threading.current_thread().daemon:
+            coroutine.close()
+            _stand_still()
+        outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        loop = _bridge.loop()
         loop.call_soon_threadsafe(start)
         if feed is not None:
             feed.serve(outcome)
         return _result(outcome)
     except BaseException:
-        if not outcome.done():
-            loop.call_soon_threadsafe(lambda: [task.cancel() for task in started])
+        if loop is None:
+            coroutine.close()
+        elif not outcome.done():
+            loop.call_soon_threadsafe(cancel)
             _bridge.leave_alone(outcome)  # another Ctrl-C ends the wait for it
             concurrent.futures.wait([outcome], timeout=_CLEANUP_SECONDS)
         if _bridge.is_ending and threading.current_thread().daemon:

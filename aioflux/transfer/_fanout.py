@@ -27,6 +27,9 @@ R = TypeVar("R")
 S = TypeVar("S")
 Items: TypeAlias = "Iterable[T] | AsyncIterable[T]"
 
+_FAILURES = (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
+"""All but GeneratorExit; the last two come from code of the caller: a credentials function."""
+
 
 class _Shared(Generic[T, R]):
     """What the workers and the consumer of one fan-out share."""
@@ -114,7 +117,7 @@ async def _work(shared: _Shared[T, R], function: Callable[[T], Awaitable[R]]) ->
             numbered = await shared.take_item()
             if numbered is not None:
                 await _one(shared, function, *numbered)
-    except (Exception, asyncio.CancelledError) as exc:
+    except _FAILURES as exc:
         if shared.closing:
             raise
         # The caller's own iterator failed, or somebody cancels every task there is.
@@ -130,13 +133,13 @@ async def _one(
     outcome: tuple[R | None, BaseException | None]
     try:
         outcome = (await function(item), None)
-    except (Exception, asyncio.CancelledError) as exc:
+    except _FAILURES as exc:
         if shared.closing:
             raise
         # Raised where the item's result is taken: a worker that ends in silence would be waited
         # for without end.
         outcome = (None, exc)
-        shared.exhausted = shared.exhausted or isinstance(exc, asyncio.CancelledError)
+        shared.exhausted = shared.exhausted or not isinstance(exc, Exception)
     shared.done[index] = outcome
     if not shared.ordered:
         shared.finished.append(index)

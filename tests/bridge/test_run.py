@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import sys
 import threading
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import aioflux
 from aioflux import bridge, sync
+from aioflux.transfer._fanout import bounded_map
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from types import FrameType
 
 
 async def thread_name() -> str:
@@ -76,6 +81,92 @@ def test_many_threads_share_one_store(store: sync.Store) -> None:
     with ThreadPoolExecutor(8) as threads:
         got = list(threads.map(lambda at: store.get(f"{at % 20}"), range(200)))
     assert got == [bytes([at % 20]) for at in range(200)]
+
+
+@pytest.mark.parametrize("ending", [SystemExit, KeyboardInterrupt])
+def test_an_exit_in_a_task_is_its_callers_alone(ending: type[BaseException]) -> None:
+    begun, goes_on = threading.Event(), asyncio.Event()
+
+    async def other() -> str:
+        begun.set()
+        await goes_on.wait()
+        return "done"
+
+    async def leave() -> None:
+        asyncio.get_running_loop().call_soon(goes_on.set)  # in line when the loop is left
+        raise ending
+
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(bridge.run, other())
+        assert begun.wait(10)
+        with pytest.raises(ending):
+            bridge.run(leave())
+        assert waiting.result(10) == "done"
+    assert bridge.run(thread_name()) == "aioflux-loop"
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_exit_among_many_ends_the_iteration(ordered: bool) -> None:
+    async def work(item: int) -> int:
+        if item == 2:
+            sys.exit(3)
+        return item
+
+    results = bounded_map(work, range(100), max_in_flight=4, ordered=ordered)
+    with pytest.raises(SystemExit):
+        list(bridge.iterate(results))
+
+
+async def soon() -> int:
+    await asyncio.sleep(0)
+    return 1
+
+
+def interrupted(call: Callable[[], object], at: int) -> bool:
+    """Make a call that Ctrl-C hits at the event number `at` of `bridge.run`; tell if it had one."""
+    watched = {"run", "_result", "serve"}
+    seen = 0
+
+    def trace(frame: FrameType, _: str, __: object) -> Callable[..., Any] | None:
+        nonlocal seen
+        code = frame.f_code
+        if code.co_filename != bridge.__file__ or code.co_name not in watched:
+            return None
+        seen += 1
+        if seen == at:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return seen >= at
+
+
+@pytest.mark.parametrize("feed", [None, lambda: bridge.Feed([1], max_ahead=1)])
+def test_ctrl_c_at_any_line_of_a_call(feed: Callable[[], bridge.Feed[int]] | None) -> None:
+    """Even before the work is in line, it is over at once and nothing is left unawaited."""
+    unawaited = []
+    hit, at = True, 0
+    while hit:
+        at += 1
+        work = soon()
+        begun = time.monotonic()
+        try:
+            hit = interrupted(partial(bridge.run, work, feed=feed() if feed else None), at)
+        except KeyboardInterrupt:
+            hit = True
+        assert time.monotonic() - begun < 10, at
+        if inspect.getcoroutinestate(work) != inspect.CORO_CLOSED:
+            unawaited.append(at)
+            work.close()
+    # The first lines only define; the interpreter looks at no signal there.
+    assert unawaited == list(range(1, len(unawaited) + 1))
+    assert len(unawaited) < 10 < at
+    assert bridge.run(soon()) == 1
 
 
 class Steps:
