@@ -389,6 +389,8 @@ class Store:
             key: Name of the object.
             data: Its bytes; sent from where they are, in parallel parts where there are many.
             mode: "overwrite" replaces an object of this name, "create" fails where there is one.
+                After an answer was lost, an object with these very bytes counts as created: give
+                locks bytes of their own.
             if_generation_match: Replace only this generation.
             content_type: Media type; `application/octet-stream` by default.
             metadata: The user's own metadata.
@@ -509,6 +511,9 @@ class Store:
 
     async def delete(self, key: str | ObjectMeta) -> None:
         """Delete an object; with metadata of a listing, only in that generation.
+
+        A name costs a second request, which finds the generation to delete: so no attempt that is
+        repeated removes what somebody else wrote meanwhile.
 
         Raises:
             NotFoundError: No object has this key.

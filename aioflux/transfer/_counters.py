@@ -94,8 +94,7 @@ class Tally:
         """Return new counters for what `loop` is going to do; sum up those of loops that ended."""
         live = []
         for entry in self._loops:
-            owner = entry[0]()
-            if owner is None or owner.is_closed():
+            if not _lives(entry[0]):
                 self._past.add(entry[1])
                 self._past.num_in_flight = 0  # what a loop left undone ended with it
             else:
@@ -115,5 +114,10 @@ class Tally:
         entries = self._loops
         for _, counters, _ in entries:
             total.add(counters)
-        limits = [limit.limit for _, _, limit in entries]
+        limits = [limit.limit for loop, _, limit in entries if _lives(loop)]
         return total.stats(max_in_flight=sum(limits) if limits else max_in_flight)
+
+
+def _lives(reference: weakref.ref[AbstractEventLoop]) -> bool:
+    loop = reference()
+    return loop is not None and not loop.is_closed()

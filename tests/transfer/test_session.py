@@ -164,7 +164,7 @@ def test_stats_are_summed_over_loops_that_ended() -> None:
         asyncio.run(play())
     assert store.stats.bytes_sent == 12
     assert store.stats.num_requests == 3
-    assert store.stats.max_in_flight == store.transfer.max_in_flight
+    assert store.stats.max_in_flight == store.transfer.max_in_flight, "of no loop that ended"
 
 
 def test_a_pickled_store_leaves_its_hook_and_its_counters_behind() -> None:
