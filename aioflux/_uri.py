@@ -98,7 +98,7 @@ def _parse_file(uri: str) -> Location:
             f"{uri!r} names the host {parts.netloc!r}; a local directory is file:///absolute/path"
         )
     # urlsplit cuts '?' and '#', which are ordinary characters of a path.
-    path = unquote(uri.partition("://")[2].removeprefix("localhost"))
+    path = unquote(uri.partition("://")[2].removeprefix("localhost"), errors="surrogateescape")
     if not path.startswith("/"):
         raise ValueError(f"{uri!r} is not absolute; write file:///absolute/path")
     return Location("file", "", path)

@@ -148,6 +148,11 @@ def prefix_row(uri: str) -> dict[str, Any]:
     return {"type": "prefix", "uri": uri}
 
 
+def _valid(uri: str) -> str:
+    """Write the bytes of a local name that are no UTF-8 as a uri does: JSON has none of them."""
+    return re.sub("[\udc80-\udcff]", lambda found: f"%{ord(found[0]) - 0xDC00:02X}", uri)
+
+
 def json_line(row: dict[str, Any]) -> str:
     """Write a row as JSON, in ASCII, on one line."""
-    return json.dumps(row)
+    return json.dumps(row | {"uri": _valid(row["uri"])})

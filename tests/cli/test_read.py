@@ -328,3 +328,12 @@ def test_an_object_whose_key_ends_in_a_slash_is_copied_by_itself(aioflux, bucket
     ended = aioflux("cp", f"{bucket.uri}/none/", "out")
     assert ended.status == 1
     assert "-r copies what is below it" in ended.err
+
+
+def test_a_uri_in_json_is_text_and_names_the_object_again(aioflux) -> None:
+    name = os.fsdecode(b"caf\xe9 %41")
+    Path("d", name).parent.mkdir()
+    Path("d", name).write_bytes(b"data")
+    [row] = [json.loads(line) for line in aioflux("ls", "--json", "d").lines]
+    assert row["uri"].endswith("/d/caf%E9 %2541")
+    assert aioflux("cat", row["uri"]).out == "data"
