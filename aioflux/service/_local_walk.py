@@ -143,6 +143,7 @@ class Walk:
         self._prefix = prefix
         self._low = low
         self._skipped = ""
+        self._closed = ""
         self._levels: list[_Level] = []
         self._returned: list[tuple[str, os.DirEntry[str]]] = []
         base = prefix[: prefix.rfind("/") + 1]
@@ -178,7 +179,12 @@ class Walk:
                 continue
             if not name.endswith("/"):
                 return key, entry
-            self._enter(entry.path, real or f"{level.real}/{name[:-1]}", key)
+            try:
+                self._enter(entry.path, real or f"{level.real}/{name[:-1]}", key)
+            except OSError:
+                level.rows.append((name, entry, real))  # who goes on comes by it again
+                self._closed = key
+                raise
         raise StopIteration
 
     def take(
@@ -188,16 +194,39 @@ class Walk:
 
         Returns:
             Keys with the status of their files, common prefixes up to the delimiter, and the next
-            key, from which on another walk would go on; empty at the end.
+            key, from which on another walk would go on; empty at the end. What comes before a
+            directory that cannot be read is returned first.
+
+        Raises:
+            OSError: A directory cannot be read.
         """
         found: list[tuple[str, os.stat_result]] = []
         prefixes: list[str] = []
+        self._closed = ""
+        try:
+            follows = self._collect(found, prefixes, limit, end=end, delimiter=delimiter)
+        except OSError:
+            if not self._closed or not (found or prefixes):
+                raise
+            follows = self._closed
+        return found, prefixes, follows
+
+    def _collect(
+        self,
+        found: list[tuple[str, os.stat_result]],
+        prefixes: list[str],
+        limit: int,
+        *,
+        end: str,
+        delimiter: str,
+    ) -> str:
+        """Fill both lists, and return the next key."""
         for key, entry in self:
             if end and key >= end:
                 break
             if len(found) + len(prefixes) >= limit:
                 self._returned.append((key, entry))
-                return found, prefixes, key
+                return key
             cut = key.find(delimiter, len(self._prefix)) if delimiter else -1
             if cut >= 0:
                 prefixes.append(key[: cut + len(delimiter)])
@@ -207,7 +236,7 @@ class Walk:
                 status = entry.stat()
                 if stat.S_ISREG(status.st_mode):
                     found.append((key, status))
-        return found, prefixes, ""
+        return ""
 
     def _skip(self, prefix: str) -> None:
         """Leave out what is left of the keys that begin with `prefix`."""

@@ -88,7 +88,6 @@ async def test_what_may_not_be_read(root: Path, service: LocalService) -> None:
         service.get("a"),
         service.get("d/b"),
         service.head("d/b"),
-        service.list_page(""),
         service.list_page("d/"),
         service.compose("c", [Source(key="a")], precondition=ANY),
     ):
@@ -96,6 +95,25 @@ async def test_what_may_not_be_read(root: Path, service: LocalService) -> None:
             await call
     (root / "d").chmod(0o700)
     assert everything(root) == ["a", "d", "d/b"]
+
+
+async def test_a_listing_tells_what_comes_before_what_may_not_be_read(
+    root: Path, service: LocalService
+) -> None:
+    for key in ("a", "b/c", "d/e", "f"):
+        await put(service, key)
+    (root / "d").chmod(0)
+    page = await service.list_page("")
+    assert [meta.key for meta in page.objects] == ["a", "b/c"]
+    # From the same walk, and from another that goes on by the token.
+    for following in (service, LocalService(str(root))):
+        with pytest.raises(PermissionDeniedError, match=f"directory {root}/d$"):
+            await following.list_page("", page_token=page.next_token)
+    page = await service.list_page("", delimiter="/")
+    assert page.prefixes == ["b/"]
+    (root / "d").chmod(0o700)
+    page = await service.list_page("", delimiter="/", page_token=page.next_token)
+    assert (page.prefixes, [meta.key for meta in page.objects]) == (["d/"], ["f"])
 
 
 async def until(condition: Callable[[], bool]) -> None:
