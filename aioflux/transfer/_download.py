@@ -34,11 +34,22 @@ if TYPE_CHECKING:
     from aioflux.transfer._ranges import First
     from aioflux.transfer._session import Session
 
-__all__ = ["Fetched", "fetch", "fetch_into", "fetch_range", "first_range_bytes", "plan_ranges"]
+__all__ = [
+    "MAX_READS",
+    "Fetched",
+    "NoRoomError",
+    "fetch",
+    "fetch_into",
+    "fetch_range",
+    "first_range_bytes",
+    "head",
+    "plan_ranges",
+    "replaced_error",
+]
 
 T = TypeVar("T")
 
-_MAX_READS = 3
+MAX_READS = 3
 """Reads of an object whose bytes do not match its checksum before it is believed to be damaged, or
 that is replaced each time."""
 
@@ -66,7 +77,29 @@ class Fetched:
     """Builds its metadata."""
 
 
-async def fetch(session: Session, key: str, meta: ObjectMeta | None = None) -> Fetched:
+class NoRoomError(Exception):
+    """An object turned out to be larger than what may be held now.
+
+    Attributes:
+        meta: What its first range told of it.
+    """
+
+    def __init__(self, meta: ObjectMeta) -> None:
+        super().__init__(meta.uri)
+        self.meta = meta
+
+
+def _always(_: int) -> bool:
+    return True
+
+
+async def fetch(
+    session: Session,
+    key: str,
+    meta: ObjectMeta | None = None,
+    *,
+    may_hold: Callable[[int], bool] = _always,
+) -> Fetched:
     """Read a whole object and verify it.
 
     Args:
@@ -74,14 +107,17 @@ async def fetch(session: Session, key: str, meta: ObjectMeta | None = None) -> F
         key: Name of the object.
         meta: What a listing said of it: the read is pinned to this generation, and one request less
             is needed.
+        may_hold: Asked whether all bytes of an object may be held whose first range is not all of
+            it; only where it is read by name.
 
     Raises:
         ChecksumError: The bytes never matched the object's crc32c.
+        NoRoomError: `may_hold` said no.
         PreconditionFailedError: The object was replaced each time while it was read.
     """
     if meta is not None:
         return await _verified(session, key, lambda: _fetch_known(session, key, meta))
-    return await _verified(session, key, lambda: _fetch_unknown(session, key))
+    return await _verified(session, key, lambda: _fetch_unknown(session, key, may_hold))
 
 
 async def _verified(
@@ -95,23 +131,18 @@ async def _verified(
         read: Returns the result, the expected crc32c or None, and the actual one.
     """
     failure: StorageError | None = None
-    for _ in range(_MAX_READS):
+    for _ in range(MAX_READS):
         try:
             result, expected, actual = await read()
         except ReplacedError:
-            uri = session.service.uri(key)
-            failure = PreconditionFailedError(
-                f"could not read {uri}: it was replaced while it was read, {_MAX_READS} times in a "
-                "row; list it, and read the generation that you mean",
-                uri=uri,
-            )
+            failure = replaced_error(session, key)
             continue
         if not session.options.verify or expected is None or expected == actual:
             return result
         uri = session.service.uri(key)
         failure = ChecksumError(
             f"could not read {uri}: its bytes have crc32c {actual:#010x}, but the service says "
-            f"{expected:#010x}, {_MAX_READS} times in a row; the object is damaged, or "
+            f"{expected:#010x}, {MAX_READS} times in a row; the object is damaged, or "
             "something between here and the service changes bytes",
             uri=uri,
         )
@@ -119,7 +150,18 @@ async def _verified(
     raise failure
 
 
-async def _head(session: Session, key: str, generation: str = "") -> ObjectMeta:
+def replaced_error(session: Session, key: str) -> PreconditionFailedError:
+    """Return the error of an object that was another each time."""
+    uri = session.service.uri(key)
+    return PreconditionFailedError(
+        f"could not read {uri}: it was replaced while it was read, {MAX_READS} times in a row; "
+        "list it, and read the generation that you mean",
+        uri=uri,
+    )
+
+
+async def head(session: Session, key: str, generation: str = "") -> ObjectMeta:
+    """Read the metadata of an object."""
     return await session.call(key, lambda _: session.service.head(key, generation=generation))
 
 
@@ -127,14 +169,16 @@ async def _fetch_known(
     session: Session, key: str, meta: ObjectMeta
 ) -> tuple[Fetched, int | None, int]:
     if meta.size == 0:
-        head = await _head(session, key, meta.generation)
-        return Fetched(b"", lambda: head), head.crc32c, 0
+        found = await head(session, key, meta.generation)
+        return Fetched(b"", lambda: found), found.crc32c, 0
     buffer = BytesBuffer(meta.size)
     _, expected, actual = await _fill_known(session, key, buffer.view, 0, meta)
     return Fetched(buffer.finish(), lambda: meta), expected, actual
 
 
-async def _fetch_unknown(session: Session, key: str) -> tuple[Fetched, int | None, int]:
+async def _fetch_unknown(
+    session: Session, key: str, may_hold: Callable[[int], bool]
+) -> tuple[Fetched, int | None, int]:
     estimate = session.limits.unknown_size
     made: list[BytesBuffer] = []
 
@@ -150,16 +194,18 @@ async def _fetch_unknown(session: Session, key: str) -> tuple[Fetched, int | Non
         if body.generation:
             return Fetched(b"", body.meta), body.crc32c, 0
         # An empty object answers a range as unsatisfiable, and without its metadata.
-        head = await _head(session, key)
-        if head.size:
+        found = await head(session, key)
+        if found.size:
             raise ReplacedError
-        return Fetched(b"", lambda: head), head.crc32c, 0
+        return Fetched(b"", lambda: found), found.crc32c, 0
     begun = first.data.nbytes
     if begun == body.size and not _twice_whole(session, body.crc32c):
         # Of bytes, not of a view of them: half the cost at 100 KiB.
         data = made[-1].finish()
         actual = crc32c(data) if session.options.verify else 0
         return Fetched(data, body.meta), body.crc32c, actual
+    if not may_hold(body.size):
+        raise NoRoomError(body.meta())
     buffer = BytesBuffer(body.size)
     buffer.view[:begun] = first.data
     body.data = b""
@@ -256,7 +302,7 @@ async def _fill_known(
     length = max(0, min(view.nbytes, meta.size - start))
     if not length:
         # Nothing to read, but it must be there in this generation, as for any other range.
-        await _head(session, key, meta.generation)
+        await head(session, key, meta.generation)
         return 0, None, 0
     expected = meta.crc32c if length == meta.size else None
     actual = await read_into(
@@ -321,7 +367,7 @@ async def fetch_range(
         return await _verified(session, key, lambda: _range_known(session, key, start, end, meta))
     if end - start <= session.options.range_size_bytes:
         return await _verified(session, key, lambda: _range_unknown(session, key, start, end))
-    return await _verified(session, key, lambda: _range_by_head(session, key, start, end))
+    return await _verified(session, key, lambda: _range_byhead(session, key, start, end))
 
 
 async def _range_known(
@@ -332,10 +378,10 @@ async def _range_known(
     return buffer.finish(), expected, actual
 
 
-async def _range_by_head(
+async def _range_byhead(
     session: Session, key: str, start: int, end: int
 ) -> tuple[bytes, int | None, int]:
-    meta = await _head(session, key)
+    meta = await head(session, key)
     try:
         return await _range_known(session, key, start, end, meta)
     except NotFoundError as exc:

@@ -158,9 +158,13 @@ class SizeEstimate:
 
     Args:
         first_bytes: What is taken before any size is known.
+
+    Attributes:
+        is_known: It rests on the size of an object.
     """
 
     def __init__(self, first_bytes: int) -> None:
+        self.is_known = False
         self._mean = float(first_bytes)
 
     @property
@@ -170,6 +174,7 @@ class SizeEstimate:
 
     def add(self, num_bytes: int) -> None:
         """Take one more size into account; an eighth of the weight goes to the newest."""
+        self.is_known = True
         self._mean += (num_bytes - self._mean) / 8
 
 

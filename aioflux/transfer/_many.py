@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from aioflux._arguments import parse_key
-from aioflux.transfer._download import Fetched, fetch
+from aioflux._errors import NotFoundError
+from aioflux.transfer._ahead import Ahead
+from aioflux.transfer._download import (
+    MAX_READS,
+    Fetched,
+    NoRoomError,
+    fetch,
+    first_range_bytes,
+    head,
+    replaced_error,
+)
 from aioflux.transfer._fanout import bounded_batches
-from aioflux.transfer._limits import ByteBudget
 from aioflux.transfer._nested import nested
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from aioflux._meta import ObjectMeta
+    from aioflux.transfer._ahead import Share
     from aioflux.transfer._fanout import Items
     from aioflux.transfer._session import Session
 
@@ -34,19 +46,19 @@ async def fetch_many(
     """
     # Finished objects wait here for the consumer. The budget is this iteration's own: unread
     # results must not keep other calls of the same store from going on.
-    ahead = ByteBudget(session.options.max_in_flight_bytes)
+    ahead = Ahead(session.options.max_in_flight_bytes, ordered=ordered)
+    indexes = itertools.count()
 
     async def one(item: str | ObjectMeta) -> tuple[str, Fetched]:
+        # Calls begin in the order of the items.
+        share = ahead.share(next(indexes))
         name, meta = parse_key(item)
-        size = meta.size if meta else session.limits.unknown_size.num_bytes
-        await ahead.acquire(size)
         try:
-            fetched = await fetch(session, name, meta)
+            fetched = await _fetch_within(session, name, meta, share)
         except BaseException:
-            ahead.release(size)
+            share.set(0)
             raise
-        ahead.charge(len(fetched.data))
-        ahead.release(size)
+        share.set(len(fetched.data))
         return name, fetched
 
     batches = bounded_batches(
@@ -55,4 +67,33 @@ async def fetch_many(
     async with nested(batches) as inner:
         async for batch in inner:
             yield batch
-            ahead.release(sum(len(fetched.data) for _, fetched in batch))
+            ahead.given(len(batch), sum(len(fetched.data) for _, fetched in batch))
+
+
+async def _fetch_within(
+    session: Session, key: str, meta: ObjectMeta | None, share: Share
+) -> Fetched:
+    """Read one object within its share of the budget, which waits until there is room for it.
+
+    Of one read by name, room is taken for the first range. Where there is none for the object that
+    turns out to be larger, what came is dropped, and it is read again when there is.
+    """
+    if meta is not None:
+        await share.acquire(meta.size)
+        return await fetch(session, key, meta)
+    estimate, options = session.limits.unknown_size, session.options
+    for _ in range(MAX_READS):
+        if estimate.is_known and estimate.num_bytes > options.range_size_bytes:
+            # One request for the size costs less than a range that is dropped.
+            found = await head(session, key)
+            estimate.add(found.size)
+        else:
+            await share.acquire(first_range_bytes(estimate.num_bytes, options))
+            try:
+                return await fetch(session, key, may_hold=share.grow)
+            except NoRoomError as exc:
+                found = exc.meta
+        await share.acquire(found.size)
+        with suppress(NotFoundError):  # replaced while it waited: begun again
+            return await fetch(session, key, found)
+    raise replaced_error(session, key)
