@@ -398,7 +398,7 @@ class Store:
         Raises:
             AlreadyExistsError: `mode="create"`, and there is such an object.
             PreconditionFailedError: The object has another generation.
-            ChecksumError: The service received or stored other bytes; nothing of them stays.
+            ChecksumError: The service received or stored other bytes; a note says what stays.
             ValueError: The service takes no such key, or it is below `.aioflux-uploads/`.
         """
         request = self._request(key, mode, if_generation_match, content_type, metadata)

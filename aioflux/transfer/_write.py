@@ -124,31 +124,27 @@ async def put_once(session: Session, request: WriteRequest, data: memoryview) ->
 async def compare_stored(session: Session, meta: ObjectMeta, checksum: int) -> None:
     """Remove an object whose stored bytes are not those that were sent.
 
+    It is looked at again first: the answer may be damaged, and not the object.
+
     Raises:
         ChecksumError: They are not.
     """
     if not session.options.verify or meta.crc32c in {None, checksum}:
         return
-    if await _is_right(session, meta, checksum):
-        return  # the answer was damaged, not the object
     error = ChecksumError(
         f"could not write {meta.uri}: the stored object has crc32c {meta.crc32c:#010x}, what was "
-        f"sent has {checksum:#010x}; the stored object was removed, write it again",
+        f"sent has {checksum:#010x}; write it again",
         uri=meta.uri,
     )
-    try:
-        await delete(session, meta.key, generation=meta.generation)
-    except StorageError as exc:
-        error.add_note(f"the stored object could not be removed: {exc}")
-    raise error
-
-
-async def _is_right(session: Session, meta: ObjectMeta, checksum: int) -> bool:
-    """Look again at an object whose checksum was told wrong."""
     try:
         seen = await session.call(
             meta.key, lambda _: session.service.head(meta.key, generation=meta.generation)
         )
-    except StorageError:
-        return False
-    return (seen.generation, seen.crc32c) == (meta.generation, checksum)
+        if (seen.generation, seen.crc32c) == (meta.generation, checksum):
+            return
+        await delete(session, meta.key, generation=meta.generation)
+    except StorageError as exc:
+        error.add_note(f"the stored object is still there: {exc}")
+    else:
+        error.add_note("the stored object was removed")
+    raise error
