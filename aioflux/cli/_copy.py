@@ -71,7 +71,7 @@ class Copy:
     ) -> None:
         await self._stack.__aexit__(kind, error, trace)
         self._disk.tidy()
-        if error is not None and self._tally.num_objects:
+        if error is not None and self._tally.num_objects and not self._dry_run:
             complain(self._tally.summary("stopped; copied at least"))
 
     def finish(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import signal
+import subprocess
 import urllib.request
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 from aioflux.cli._copy_plan import Job
 from aioflux.cli._copy_run import Tally
-from tests.cli.conftest import read_files, write_files
+from tests.cli.conftest import PROGRAM, read_files, write_files
 from tests.cli.test_process import Terminal
 
 MIB = 1024 * 1024
@@ -456,6 +458,24 @@ def test_standard_input_has_the_media_type_of_its_target(command, bucket) -> Non
     assert command("cp", "-", f"{bucket.uri}/x.json", stdin=b"{}").returncode == 0
     told = command("stat", "--json", f"{bucket.uri}/x.json").stdout
     assert json.loads(told)["content_type"] == "application/json"
+
+
+def test_a_dry_run_that_is_stopped_copied_nothing(environment, bucket) -> None:
+    """Stopped while nobody reads its lines, which are more than a pipe holds."""
+    for at in range(3000):
+        bucket.put(f"{at:05}")
+    with subprocess.Popen(
+        [*PROGRAM, "cp", "-r", "--dry-run", bucket.uri, "out"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(1) == b"w"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert b"copied" not in process.stderr.read()
 
 
 def test_progress_is_not_shown_over_the_data(environment, bucket) -> None:
