@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aioflux._errors import StorageError
 from aioflux.transfer._staged import is_staged
 
 if TYPE_CHECKING:
@@ -32,17 +33,52 @@ async def list_pages(
     lost or given twice. Writes that are staged below `TEMPORARY_PREFIX` are left out unless
     `with_staged` is set or `prefix` itself names them, so that a page may hold fewer objects than
     the service sent.
+
+    Raises:
+        StorageError: A page does not begin after the one before: without that the listing might
+            never end, or give a key twice.
     """
-    token = ""
+    token = last = ""
     while True:
 
         async def attempt(_: int, token: str = token) -> Page:
             return await session.service.list_page(prefix, page_token=token)
 
         page = await session.call(prefix, attempt)
+        last = _last_key(session, prefix, page, last, token)
         objects = page.objects if with_staged else visible(page.objects, prefix)
         if objects:
             yield objects
         token = page.next_token
         if not token:
             return
+
+
+def _last_key(session: Session, prefix: str, page: Page, last: str, token: str) -> str:
+    """Return the key from which the next page has to go on.
+
+    Args:
+        session: Where.
+        prefix: What is listed.
+        page: The page that came.
+        last: Last key of the pages before it; empty before the first.
+        token: Token that asked for it.
+    """
+    uri = session.service.uri(prefix)
+    if page.objects:
+        first = page.objects[0].key
+        if last and first <= last:
+            raise StorageError(
+                f"could not list {uri}: a page begins with {first!r}, though the one before ended "
+                f"with {last!r}; the service, or a proxy before it, does not go on where a page "
+                "ended",
+                uri=uri,
+            )
+        return page.objects[-1].key
+    if token and page.next_token == token:
+        raise StorageError(
+            f"could not list {uri}: after {last!r} an empty page came that says it is its own next "
+            "page; the service, or a proxy before it, does not go on where a page ended",
+            uri=uri,
+        )
+    return last
