@@ -14,7 +14,7 @@ import traceback
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
-from aioflux._errors import AiofluxError, CredentialsError
+from aioflux._errors import AiofluxError
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -40,6 +40,11 @@ __all__ = [
 DEBUG = "AIOFLUX_DEBUG"
 """Environment variable that asks for tracebacks."""
 
+_OPTIONS = {
+    "google.auth.credentials.AnonymousCredentials()": "--anonymous",
+    "endpoint_url=": "--endpoint-url",
+}
+"""Advice of the store in its own words, and the options that follow it here."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -63,8 +68,9 @@ def describe(error: BaseException) -> str:
         text = f"{error.object!r} is no valid text, which names of objects must be"
     else:
         text = str(error) or type(error).__name__
-    if isinstance(error, CredentialsError):
-        text += "; on the command line --anonymous asks without any"
+    if isinstance(error, AiofluxError):
+        for name, option in _OPTIONS.items():
+            text = text.replace(name, option)
     return one_line("; ".join([text, *getattr(error, "__notes__", ())]).replace("\n", " "))
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux import NotFoundError
+from aioflux import CredentialsError, NotFoundError, StorageError
 from aioflux.cli._text import (
     describe,
     format_count,
@@ -89,3 +89,12 @@ def test_errors_of_the_system_name_the_path() -> None:
     assert describe(OSError(28, "No space left on device", "/x")) == "/x: No space left on device"
     assert describe(OSError(28, "No space left on device")) == "No space left on device"
     assert describe(ValueError()) == "ValueError"
+
+
+def test_advice_is_given_in_options() -> None:
+    """What the store advises is what the command has."""
+    from aioflux.auth import _google
+
+    told = describe(CredentialsError(_google._HOW_TO_SIGN_IN))
+    assert told.endswith("for a public bucket pass --anonymous")
+    assert describe(StorageError("pass endpoint_url= with it")) == "pass --endpoint-url with it"
