@@ -422,11 +422,11 @@ def _close_session(sessions: _store.Sessions) -> None:
 
 
 @contextmanager
-def entered(manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
+def entered(manager: AbstractAsyncContextManager[T]) -> Iterator[Held[T]]:
     """Enter an asynchronous context manager, and leave it the way that the body ended."""
     held = Held(manager)
     try:
-        yield held.value
+        yield held
     except GeneratorExit:
         held.abandon()
         raise

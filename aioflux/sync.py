@@ -57,45 +57,46 @@ def open_store(
 class ObjectReader:
     """An object opened for reading; see `aioflux.store.ObjectReader`."""
 
-    def __init__(self, reader: _store.ObjectReader) -> None:
+    def __init__(self, reader: bridge.Held[_store.ObjectReader]) -> None:
         self._reader = reader
-        self.meta = reader.meta
+        self.meta = reader.value.meta
 
     def read(self, size: int = -1) -> bytes:
         """Read up to `size` bytes, all that is left where it is negative."""
-        return bridge.run(self._reader.read(size))
+        return bridge.run(self._reader.value.read(size))
 
     def readinto(self, view: bytearray | memoryview) -> int:
         """Fill `view` and return how many bytes there were."""
-        return bridge.run(self._reader.readinto(view))
+        return bridge.run(self._reader.value.readinto(view))
 
     def tell(self) -> int:
         """Return the position of the next byte."""
-        return self._reader.tell()
+        return self._reader.value.tell()
 
     def seek(self, offset: int, whence: int = 0) -> int:
         """Move to a position, as `io.IOBase.seek`."""
-        return self._reader.seek(offset, whence)
+        return self._reader.value.seek(offset, whence)
 
 
 class ObjectWriter:
     """An object under construction; see `aioflux.store.ObjectWriter`."""
 
-    def __init__(self, writer: _store.ObjectWriter) -> None:
+    def __init__(self, writer: bridge.Held[_store.ObjectWriter]) -> None:
         self._writer = writer
+        self._object = writer.value
 
     @property
     def meta(self) -> ObjectMeta:
         """Metadata of the object, once it is visible."""
-        return self._writer.meta
+        return self._object.meta
 
     def write(self, data: Buffer) -> int:
         """Take the bytes of `data` and return how many they are."""
-        return bridge.run(self._writer.write(data))
+        return bridge.run(self._writer.value.write(data))
 
     def tell(self) -> int:
         """Return how many bytes were written."""
-        return self._writer.tell()
+        return self._writer.value.tell()
 
 
 class Store:
@@ -245,14 +246,14 @@ class Store:
             content_type=content_type,
             metadata=metadata,
         )
-        with bridge.entered(writer) as opened:
-            yield ObjectWriter(opened)
+        with bridge.entered(writer) as held:
+            yield ObjectWriter(held)
 
     @contextmanager
     def open_reader(self, key: str | ObjectMeta) -> Iterator[ObjectReader]:
         """Read an object piece by piece, at the generation that it has now."""
-        with bridge.entered(self._store.open_reader(key)) as opened:
-            yield ObjectReader(opened)
+        with bridge.entered(self._store.open_reader(key)) as held:
+            yield ObjectReader(held)
 
     def compose(
         self,

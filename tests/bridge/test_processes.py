@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.bridge.scripts import Watch, finish, line, running
 
 if TYPE_CHECKING:
@@ -137,6 +139,83 @@ say("done")
 def test_a_child_does_not_touch_what_its_parent_has_under_way(server: GCSServer) -> None:
     server.put("bucket", "p/a", b"1")
     with running(FORKED_IN_THE_MIDDLE, server) as process:
+        assert finish(process) == ["done"]
+    assert server.stats.open_uploads == 0
+
+
+REFUSED = """
+import signal, time
+
+def refused(*works):
+    child = os.fork()
+    if child:
+        return child
+    signal.alarm(20)
+    for number, work in enumerate(works):
+        begun = time.monotonic()
+        try:
+            work()
+            os._exit(10 + number)
+        except RuntimeError as exc:
+            if "before a fork" not in str(exc):
+                print(number, repr(exc), file=sys.stderr)
+                os._exit(20 + number)
+        if time.monotonic() - begun > 1:
+            os._exit(30 + number)
+    os._exit(0)
+
+def over(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+large, other = b"L" * (6 << 20), b"O" * 100_000
+"""
+
+REFUSED_BLOCKING = """
+store.get("other")
+with store.open_reader("large") as unread, store.open_reader("large") as reader:
+    assert reader.read(1000) == large[:1000]
+    writing = store.open_writer("written")
+    writer = writing.__enter__()
+    writer.write(large)
+    pairs = store.get_many(["other"] * 100)
+    assert next(pairs) == ("other", other)
+    batches = store.get_batches(["large"] * 20)
+    next(batches)
+    child = refused(
+        lambda: unread.read(10),
+        lambda: unread.readinto(bytearray(10)),
+        lambda: reader.read(10),
+        reader.tell,
+        lambda: reader.seek(0),
+        lambda: writer.write(b"!"),
+        writer.tell,
+        lambda: writing.__exit__(None, None, None),
+        lambda: [None for _ in pairs],
+        lambda: next(batches),
+    )
+    assert store.get("other") == other
+    assert reader.read() == large[1000:]
+    assert unread.read() == large
+    assert over(child) == 0
+    writer.write(b"!")
+    writing.__exit__(None, None, None)
+    assert store.get("written") == large + b"!"
+    assert list(pairs) == [("other", other)] * 99
+    assert sum(len(batch) for batch in batches) <= 19
+store.close()
+say("done")
+"""
+
+
+@pytest.mark.parametrize("face", [REFUSED_BLOCKING])
+def test_a_child_is_told_that_what_is_open_is_its_parents(server: GCSServer, face: str) -> None:
+    """At once; the parent goes on, and the bytes are its own."""
+    server.put("bucket", "p/large", b"L" * (6 << 20))
+    server.put("bucket", "p/other", b"O" * 100_000)
+    with (
+        server.faults.inject("*objects.get", delay_seconds=0.2),
+        running(REFUSED + face, server) as process,
+    ):
         assert finish(process) == ["done"]
     assert server.stats.open_uploads == 0
 
