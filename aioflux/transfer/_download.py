@@ -16,6 +16,7 @@ from aioflux.http._memory import BytesBuffer
 from aioflux.transfer._checksums import combine_crc32c, crc32c
 from aioflux.transfer._fanout import pair
 from aioflux.transfer._ranges import (
+    Pin,
     ReplacedError,
     confirm,
     plan_ranges,
@@ -23,6 +24,7 @@ from aioflux.transfer._ranges import (
     read_first_twice,
     read_into,
     reads_twice,
+    size_error,
 )
 
 if TYPE_CHECKING:
@@ -165,11 +167,19 @@ async def head(session: Session, key: str, generation: str = "") -> ObjectMeta:
     return await session.call(key, lambda _: session.service.head(key, generation=generation))
 
 
+async def _head_of(session: Session, key: str, meta: ObjectMeta) -> ObjectMeta:
+    """Read the metadata of a generation again, which must tell the same size."""
+    found = await head(session, key, meta.generation)
+    if found.size != meta.size:
+        raise size_error(session, key, Pin(meta.generation, meta.size), found.size)
+    return found
+
+
 async def _fetch_known(
     session: Session, key: str, meta: ObjectMeta
 ) -> tuple[Fetched, int | None, int]:
     if meta.size == 0:
-        found = await head(session, key, meta.generation)
+        found = await _head_of(session, key, meta)
         return Fetched(b"", lambda: found), found.crc32c, 0
     buffer = BytesBuffer(meta.size)
     _, expected, actual = await _fill_known(session, key, buffer.view, 0, meta)
@@ -255,7 +265,7 @@ async def _complete(
             key,
             view[:begun],
             start=start,
-            generation=body.generation,
+            pin=Pin(body.generation, body.size),
             checksum=checksum,
         )
 
@@ -267,7 +277,7 @@ async def _complete(
             key,
             view[begun:],
             start=start + begun,
-            generation=body.generation,
+            pin=Pin(body.generation, body.size),
             twice=twice,
         )
 
@@ -302,7 +312,7 @@ async def _fill_known(
     length = max(0, min(view.nbytes, meta.size - start))
     if not length:
         # Nothing to read, but it must be there in this generation, as for any other range.
-        await head(session, key, meta.generation)
+        await _head_of(session, key, meta)
         return 0, None, 0
     expected = meta.crc32c if length == meta.size else None
     actual = await read_into(
@@ -310,7 +320,7 @@ async def _fill_known(
         key,
         view[:length],
         start=start,
-        generation=meta.generation,
+        pin=Pin(meta.generation, meta.size),
         twice=_twice_whole(session, expected),
     )
     return length, expected, actual

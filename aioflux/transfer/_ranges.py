@@ -11,9 +11,9 @@ and how far they came.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from aioflux._errors import ChecksumError, NotFoundError, TransientError
+from aioflux._errors import ChecksumError, NotFoundError, StorageError, TransientError
 from aioflux.http._body import new_buffer
 from aioflux.transfer._checksums import combine_crc32c, crc32c
 from aioflux.transfer._fanout import gather, pair
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "First",
+    "Pin",
     "ReplacedError",
     "confirm",
     "plan_ranges",
@@ -36,7 +37,17 @@ __all__ = [
     "read_range",
     "read_sure",
     "reads_twice",
+    "size_error",
 ]
+
+
+class Pin(NamedTuple):
+    """The content of an object that is read, and no other."""
+
+    generation: str
+    """Its generation; empty where a service has none."""
+    size: int
+    """Its size, in bytes: what a listing, or an answer before, told of it."""
 
 
 class ReplacedError(Exception):
@@ -56,9 +67,7 @@ def reads_twice(session: Session) -> bool:
     return options.verify_ranges == "always" or not session.service.capabilities.guarded_transport
 
 
-async def read_range(
-    session: Session, key: str, view: memoryview, *, start: int, generation: str
-) -> None:
+async def read_range(session: Session, key: str, view: memoryview, *, start: int, pin: Pin) -> None:
     """Fill `view` with the bytes of one generation of an object from `start` on.
 
     A body that breaks off is resumed at the byte where it stopped; where a service has no
@@ -67,7 +76,7 @@ async def read_range(
     Raises:
         TransientError: Attempts or time ran out.
     """
-    await _fill(session, key, start, view.nbytes, generation, lambda: view)
+    await _fill(session, key, start, view.nbytes, pin, lambda: view)
 
 
 async def _fill(
@@ -75,25 +84,30 @@ async def _fill(
     key: str,
     start: int,
     length: int,
-    generation: str,
+    pin: Pin,
     memory: Callable[[], memoryview],
 ) -> None:
     """Read `length` bytes into memory that is asked for when they are within the byte budget."""
     done = 0
+    told: set[int] = set()
 
     async def attempt(_: int) -> Body:
         nonlocal done
         try:
             body = await session.service.get(
                 key,
-                generation=generation,
+                generation=pin.generation,
                 start=start + done,
                 end=start + length,
                 into=memory()[done:],
             )
-            _require_bytes(session, key, len(body.data), length - done, generation)
+            if body.size != pin.size:
+                is_sure = body.size in told
+                told.add(body.size)
+                raise size_error(session, key, pin, body.size, is_sure=is_sure)
+            _require_bytes(session, key, len(body.data), length - done, pin.generation)
         except TransientError as exc:
-            if generation:
+            if pin.generation:
                 # The last byte is always asked for again, so that a range is never empty.
                 done = min(done + exc.num_bytes_received, length - 1)
             raise
@@ -207,12 +221,19 @@ async def read_first_twice(
         raise ReplacedError
     checksum = crc32c(first.data)
     if checksum != second_checksum:
-        await _settle(session, key, first.data, start, body.generation, {checksum, second_checksum})
+        await _settle(
+            session,
+            key,
+            first.data,
+            start,
+            Pin(body.generation, body.size),
+            {checksum, second_checksum},
+        )
     return first
 
 
 async def read_sure(
-    session: Session, key: str, view: memoryview, *, start: int, generation: str, twice: bool
+    session: Session, key: str, view: memoryview, *, start: int, pin: Pin, twice: bool
 ) -> int:
     """Fill `view` as `read_range`, and return its crc32c; 0 where nothing is verified.
 
@@ -221,26 +242,26 @@ async def read_sure(
         key: Name of the object.
         view: Takes the bytes.
         start: First byte.
-        generation: Read this generation and no other.
+        pin: Read this content and no other.
         twice: Read twice at the same time, and compare.
 
     Raises:
         ChecksumError: Three reads gave three different contents.
     """
-    reading = read_range(session, key, view, start=start, generation=generation)
+    reading = read_range(session, key, view, start=start, pin=pin)
     if not twice:
         await reading
         return crc32c(view) if session.options.verify else 0
-    again = read_checksum(session, key, start, view.nbytes, generation)
+    again = read_checksum(session, key, start, view.nbytes, pin)
     _, second = await pair(reading, again)
     first = crc32c(view)
     if first == second:
         return first
-    return await _settle(session, key, view, start, generation, {first, second})
+    return await _settle(session, key, view, start, pin, {first, second})
 
 
 async def confirm(
-    session: Session, key: str, view: memoryview, *, start: int, generation: str, checksum: int
+    session: Session, key: str, view: memoryview, *, start: int, pin: Pin, checksum: int
 ) -> int:
     """Read a second time what `view` holds, and return the crc32c of what is in it then.
 
@@ -249,21 +270,19 @@ async def confirm(
         key: Name of the object.
         view: Holds the bytes; where they turn out wrong, it takes the right ones.
         start: First byte.
-        generation: Generation that was read.
+        pin: Content that was read.
         checksum: CRC32C of what `view` holds.
 
     Raises:
         ChecksumError: Three reads gave three different contents.
     """
-    second = await read_checksum(session, key, start, view.nbytes, generation)
+    second = await read_checksum(session, key, start, view.nbytes, pin)
     if second == checksum:
         return checksum
-    return await _settle(session, key, view, start, generation, {checksum, second})
+    return await _settle(session, key, view, start, pin, {checksum, second})
 
 
-async def read_checksum(
-    session: Session, key: str, start: int, length: int, generation: str
-) -> int:
+async def read_checksum(session: Session, key: str, start: int, length: int, pin: Pin) -> int:
     """Read a range for its crc32c alone."""
     held: list[memoryview] = []
 
@@ -272,15 +291,15 @@ async def read_checksum(
             held.append(memoryview(new_buffer(length)))
         return held[0]
 
-    await _fill(session, key, start, length, generation, memory)
+    await _fill(session, key, start, length, pin, memory)
     return crc32c(held[0])
 
 
 async def _settle(
-    session: Session, key: str, view: memoryview, start: int, generation: str, seen: set[int]
+    session: Session, key: str, view: memoryview, start: int, pin: Pin, seen: set[int]
 ) -> int:
     """Read a third time what came differently twice: the content that came two times is right."""
-    await read_range(session, key, view, start=start, generation=generation)
+    await read_range(session, key, view, start=start, pin=pin)
     checksum = crc32c(view)
     if checksum in seen:
         return checksum
@@ -298,7 +317,7 @@ async def read_into(
     view: memoryview,
     *,
     start: int,
-    generation: str,
+    pin: Pin,
     twice: bool = False,
 ) -> int:
     """Fill `view` in parallel ranges of one generation, and return its crc32c.
@@ -308,7 +327,7 @@ async def read_into(
         key: Name of the object.
         view: Takes the bytes.
         start: First byte.
-        generation: Read this generation and no other.
+        pin: Read this content and no other.
         twice: Read each range twice at the same time, and compare.
     """
     size = session.options.range_size_bytes
@@ -319,7 +338,7 @@ async def read_into(
             key,
             view[begin - start : end - start],
             start=begin,
-            generation=generation,
+            pin=pin,
             twice=twice,
         )
         for begin, end in plan
@@ -328,6 +347,35 @@ async def read_into(
     for (begin, end), checksum in zip(plan, checksums, strict=True):
         combined = combine_crc32c(combined, checksum, end - begin)
     return combined
+
+
+def size_error(
+    session: Session, key: str, pin: Pin, size: int, *, is_sure: bool = True
+) -> StorageError:
+    """Return the error of an answer that tells another size than is known.
+
+    Args:
+        session: Where.
+        key: Name of the object.
+        pin: What is read.
+        size: What the answer tells.
+        is_sure: Another answer told the same; otherwise it may be a wrong one, and the error asks
+            for another.
+    """
+    uri = session.service.uri(key)
+    text = (
+        f"could not read {uri}: it was said to have {pin.size} bytes, but what answers the read "
+        f"tells {size}"
+    )
+    if not is_sure:
+        return TransientError(text, uri=uri)
+    if not pin.generation:
+        return NotFoundError(f"{text}; it was replaced, list it again", uri=uri)
+    return ChecksumError(
+        f"{text}; list it again, and if that does not help, something between here and the service "
+        "changes what it says",
+        uri=uri,
+    )
 
 
 def _require_bytes(

@@ -18,7 +18,7 @@ from aioflux._errors import ChecksumError, StorageError
 from aioflux.http._memory import BytesBuffer
 from aioflux.transfer._checksums import combine_crc32c
 from aioflux.transfer._fanout import gather
-from aioflux.transfer._ranges import plan_ranges, read_checksum, read_sure, reads_twice
+from aioflux.transfer._ranges import Pin, plan_ranges, read_checksum, read_sure, reads_twice
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -53,6 +53,7 @@ class ObjectReader:
     def __init__(self, session: Session, meta: ObjectMeta) -> None:
         self.meta = meta
         self._session = session
+        self._pin = Pin(meta.generation, meta.size)
         self._position = 0
         self._next = 0
         options = session.options
@@ -210,7 +211,7 @@ class ObjectReader:
                 self.meta.key,
                 buffer.view,
                 start=start,
-                generation=self.meta.generation,
+                pin=self._pin,
                 twice=twice,
             )
             if not is_known or self._checksums[index] == checksum:
@@ -259,7 +260,7 @@ class ObjectReader:
         start, end = self._plan[index]
         for _ in range(_MAX_READS - 1):
             checksum = await read_checksum(
-                self._session, self.meta.key, start, end - start, self.meta.generation
+                self._session, self.meta.key, start, end - start, self._pin
             )
             if checksum == self._checksums[index]:
                 self._sure.add(index)

@@ -175,6 +175,13 @@ async def test_a_guess_costs_no_request(rig: Rig) -> None:
     assert len(rig.service.calls) == 1
 
 
+async def test_what_was_listed_is_charged_and_pinned(rig: Rig) -> None:
+    metas = [rig.put(f"{at}", pattern(900)) for at in range(6)]
+    session = rig.new_session(max_in_flight_bytes=1000)
+    got = [pair async for batch in fetch_many(session, metas, ordered=True) for pair in batch]
+    assert [fetched.meta() for _, fetched in got] == metas
+
+
 # --- the budget ----------------------------------------------------------------------------
 
 
