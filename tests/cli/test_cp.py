@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from aioflux.cli._copy_plan import Job
-from aioflux.cli._copy_run import Tally
+from aioflux._errors import ChecksumError
+from aioflux.cli._copy_disk import Disk
+from aioflux.cli._copy_plan import LARGE_BYTES, Job
+from aioflux.cli._copy_run import Copier, Tally
+from aioflux.cli._copy_store import Standard, Stored
+from aioflux.cli._loop import Threads
 from tests.cli.conftest import PROGRAM, read_files, write_files
 from tests.cli.test_process import Terminal
 
@@ -383,6 +387,55 @@ def test_an_object_that_is_damaged_does_not_arrive(aioflux, bucket, cli_server) 
     assert sorted(read_files(Path("out"))) == sorted(set(TREE) - {"a"})
 
 
+class Damaged:
+    """An origin whose large object is not what it should be, the first times that it is read."""
+
+    def __init__(self, times: int) -> None:
+        self.num_reads = 0
+        self._times = times
+
+    async def read_many(self, jobs):
+        raise NotImplementedError(jobs)
+
+    async def pieces(self, job):
+        self.num_reads += 1
+        is_damaged = self.num_reads <= self._times
+        yield b"wrong" if is_damaged else b"right"
+        if is_damaged:
+            raise ChecksumError("it is damaged", uri=job.source)
+
+
+@pytest.mark.parametrize(
+    ("times", "num_reads", "found"),
+    [(0, 1, {"k": b"right"}), (2, 3, {"k": b"right"}), (3, 3, {})],
+    ids=["never", "twice", "always"],
+)
+async def test_a_large_object_is_read_three_times(tmp_path, times, num_reads, found) -> None:
+    path = str(tmp_path / "k")
+
+    async def works():
+        yield Job("gs://b/k", path, "", path, LARGE_BYTES + 1)
+
+    origin, tally = Damaged(times), Tally()
+    said: list[str] = []
+    tally.report.say = said.append
+    await Copier(origin, Disk(Threads(), no_clobber=False), tally).run(works())
+    assert origin.num_reads == num_reads
+    assert read_files(tmp_path) == found
+    assert tally.report.num_failed == (not found), said
+    assert tally.num_bytes == (LARGE_BYTES + 1 if found else 0)
+
+
+async def test_what_standard_output_has_is_not_sent_again(capfd) -> None:
+    async def works():
+        yield Job("gs://b/k", "standard output", "", "", LARGE_BYTES + 1)
+
+    origin, tally = Damaged(1), Tally()
+    await Copier(origin, Standard(), tally).run(works())
+    assert (origin.num_reads, tally.report.num_failed) == (1, 1)
+    assert capfd.readouterr().out == "wrong"
+
+
 @pytest.mark.parametrize("size", [1000, 40 * MIB], ids=["small", "large"])
 @pytest.mark.parametrize("is_local", [True, False], ids=["disk", "bucket"])
 def test_a_byte_that_is_flipped_once_is_read_again(
@@ -510,10 +563,6 @@ def test_a_name_that_the_disk_does_not_take_is_named(aioflux, bucket) -> None:
 
 async def test_a_file_that_is_gone_does_not_keep_the_others(cli_server, bucket, tmp_path) -> None:
     """It was there when the directory was listed."""
-    from aioflux.cli._copy_disk import Disk
-    from aioflux.cli._copy_plan import Job
-    from aioflux.cli._copy_store import Stored
-    from aioflux.cli._loop import Threads
     from aioflux.store import open_store
 
     (tmp_path / "here").write_bytes(b"1")
@@ -542,9 +591,6 @@ def test_a_file_that_cannot_be_read_is_one_failure(aioflux, bucket) -> None:
 
 
 async def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path) -> None:
-    from aioflux.cli._copy_disk import Disk
-    from aioflux.cli._copy_plan import Job
-    from aioflux.cli._loop import Threads
 
     path = tmp_path / "file"
     path.write_bytes(b"x" * 20 * MIB)
