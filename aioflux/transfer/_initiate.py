@@ -1,9 +1,11 @@
 """Beginning a multipart upload, and ending those that a lost answer began.
 
 An upload whose id nobody heard is billed until somebody aborts it. It is found in the list of open
-uploads: it has the key, it was begun while the attempts of this one were under way, and nobody in
-this process knows its id. Somebody else who begins to write the same key in that very moment cannot
-be told apart; that upload fails then with NotFoundError, as if this one had replaced it.
+uploads: it has the key, it was begun while an attempt was under way whose answer was lost, and
+nobody in this process knows its id. Where more are found than answers were lost, one of them is
+somebody else's, and all are left alone. Where somebody else begins to write the same key in the
+very second in which an attempt is lost that was not carried out, theirs is taken for it; that
+upload fails then with NotFoundError, as if this one had replaced it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import asyncio
 import logging
 import weakref
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from aioflux._errors import StorageError
 from aioflux.transfer._lost import Fate
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from aioflux.service._base import Service
     from aioflux.transfer._session import Session
 
-__all__ = ["Initiation", "left_over"]
+__all__ = ["Initiation", "Window", "left_over"]
 
 _log = logging.getLogger("aioflux")
 
@@ -41,13 +43,23 @@ _locks: weakref.WeakKeyDictionary[Service, weakref.WeakValueDictionary[str, asyn
 not be taken for one that was lost."""
 
 
+class Window(NamedTuple):
+    """The time of one attempt, in seconds of this machine's clock, from any beginning."""
+
+    begin: float
+    """When it was sent."""
+    end: float
+    """When its answer was heard, or known to be lost."""
+
+
 def left_over(
     uploads: Iterable[OpenUpload],
     *,
     key: str,
     known: Collection[str],
     own_id: str,
-    elapsed: timedelta,
+    lost: Iterable[Window],
+    heard: Window,
     now: datetime,
 ) -> list[str]:
     """Return the ids of uploads that were begun by attempts whose answers were lost.
@@ -58,17 +70,27 @@ def left_over(
         known: Ids that somebody in this process knows.
         own_id: Id that a later attempt got, whose time is read from the service's own clock; empty
             where none did.
-        elapsed: Time since the first attempt began.
-        now: Current time of this machine, which counts where there is no `own_id`.
+        lost: Attempts whose answers were lost.
+        heard: The attempt that got `own_id`; where none did, the moment that is `now`.
+        now: Time of this machine, which counts where there is no `own_id`.
     """
     same = [upload for upload in uploads if upload.key == key]
     own = [upload.initiated for upload in same if upload.upload_id == own_id]
-    until = own[0] if own else now + _TICK
-    since = until - elapsed - (_TICK if own else 2 * _TICK)
+    then = own[0] if own else now
+    # No attempt that was lost came after the one that was heard.
+    latest = then if own else now + _TICK
+    spans = [
+        (
+            then - timedelta(seconds=heard.end - begin) - _TICK,
+            min(then - timedelta(seconds=heard.begin - end) + _TICK, latest),
+        )
+        for begin, end in lost
+    ]
     return [
         upload.upload_id
         for upload in same
-        if upload.upload_id not in known and since <= upload.initiated <= until
+        if upload.upload_id not in known
+        and any(since <= upload.initiated <= until for since, until in spans)
     ]
 
 
@@ -83,18 +105,28 @@ class Initiation:
         self.upload_id = ""
         self._session = session
         self._key = key
-        self._fate = Fate()
-        self._begun_at = 0.0
+        self._lost: list[Window] = []
+        self._heard: Window | None = None
 
     async def begin(self, *, content_type: str, metadata: Mapping[str, str] | None) -> str:
         """Begin the upload and return its id; one that an attempt began unheard is ended."""
         session, key = self._session, self._key
-        self._begun_at = asyncio.get_running_loop().time()
+        clock = asyncio.get_running_loop().time
 
         async def attempt(_: int) -> str:
-            return await self._fate.hear(
-                session.service.initiate_upload(key, content_type=content_type, metadata=metadata)
-            )
+            fate, begun = Fate(), clock()
+            try:
+                upload_id = await fate.hear(
+                    session.service.initiate_upload(
+                        key, content_type=content_type, metadata=metadata
+                    )
+                )
+            except BaseException:
+                if fate.is_open:
+                    self._lost.append(Window(begun, clock()))
+                raise
+            self._heard = Window(begun, clock())
+            return upload_id
 
         async with self._lock():
             self.upload_id = await session.call(key, attempt)
@@ -127,21 +159,31 @@ class Initiation:
         return locks.setdefault(self._key, asyncio.Lock())
 
     async def _end_unheard(self) -> None:
-        if not self._fate.is_open:
+        if not self._lost:
             return
         session, key = self._session, self._key
         uploads = await session.call(key, lambda _: session.service.list_uploads(key))
-        seconds = asyncio.get_running_loop().time() - self._begun_at
-        for upload_id in left_over(
+        at = asyncio.get_running_loop().time()
+        own_is_open = any(upload.upload_id == self.upload_id for upload in uploads)
+        found = left_over(
             uploads,
             key=key,
             known=_known,
             own_id=self.upload_id,
-            elapsed=timedelta(seconds=seconds),
+            lost=self._lost,
+            heard=self._heard if self._heard and own_is_open else Window(at, at),
             now=datetime.now(UTC),
-        ):
-            await self._abort(upload_id)
-        self._fate.is_open = False
+        )
+        if len(found) > len(self._lost):
+            _log.warning(
+                "an upload of %s may be left open, `Store.clean` ends it: somebody else began to "
+                "write the object in the same moment",
+                session.service.uri(key),
+            )
+        else:
+            for upload_id in found:
+                await self._abort(upload_id)
+        self._lost.clear()
 
     async def _abort(self, upload_id: str) -> None:
         session, key = self._session, self._key

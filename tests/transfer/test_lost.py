@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,13 +30,13 @@ from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
 from aioflux.transfer._compose import compose, copy
 from aioflux.transfer._delete import delete
-from aioflux.transfer._initiate import left_over
+from aioflux.transfer._initiate import Window, left_over
 from aioflux.transfer._session import Session
 from aioflux.transfer._upload import ObjectWriter, WriteRequest, put
 from tests.transfer.rig import LOSE, PART, REFUSE, Rig, pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 LARGE = pattern(2 * PART + 5)
@@ -127,36 +128,116 @@ def upload(upload_id: str, seconds: float, key: str = "k") -> OpenUpload:
     return OpenUpload(key=key, upload_id=upload_id, initiated=NOW + timedelta(seconds=seconds))
 
 
+class ShiftedClock:
+    """The clock of the running loop, which a test sets forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+
+@contextmanager
+def shifted_clock() -> Iterator[ShiftedClock]:
+    loop, shift = asyncio.get_running_loop(), ShiftedClock()
+    inner = loop.time
+    loop.time = lambda: inner() + shift.ahead  # type: ignore[method-assign]
+    try:
+        yield shift
+    finally:
+        loop.time = inner  # type: ignore[method-assign]
+
+
+def age_uploads(rig: Rig, seconds: float, ids: Iterable[str]) -> None:
+    """Let uploads have been begun earlier."""
+    for each in ids:
+        stored = rig.bucket.uploads[each]
+        earlier = stored.initiated - timedelta(seconds=seconds)
+        rig.bucket.uploads[each] = replace(stored, initiated=earlier)
+
+
 @given(
     skew=st.floats(-1e6, 1e6),
-    elapsed=st.floats(0, 300),
-    others=st.lists(st.floats(-1e4, 1e4), max_size=5),
+    times=st.lists(st.floats(0, 60), min_size=4, max_size=12),
+    others=st.lists(st.floats(-1e3, 1e3), max_size=5),
 )
 def test_the_services_own_clock_tells_what_was_begun_meanwhile(
-    skew: float, elapsed: float, others: list[float]
+    skew: float, times: list[float], others: list[float]
 ) -> None:
-    uploads = [upload("own", skew), upload("lost", skew - elapsed), upload("known", skew)]
+    """Only within a tick of an attempt that was lost, wherever the service's clock stands."""
+    ends = sorted(times)[: len(times) // 2 * 2]
+    *lost, heard = [Window(*ends[at : at + 2]) for at in range(0, len(ends), 2)]
+    uploads = [upload("own", skew + heard.begin), upload("known", skew), upload("below", 0, "k/x")]
+    uploads += [upload(f"lost {at}", skew + each.end) for at, each in enumerate(lost)]
     uploads += [upload(f"other {at}", skew + each) for at, each in enumerate(others)]
-    uploads += [upload("below", skew, key="k/x")]
     found = left_over(
         uploads,
         key="k",
         known={"own", "known"},
         own_id="own",
-        elapsed=timedelta(seconds=elapsed),
+        lost=lost,
+        heard=heard,
         now=NOW,
     )
-    assert "lost" in found
+    assert {f"lost {at}" for at in range(len(lost))} <= set(found)
     assert not {"own", "known", "below"} & set(found)
+    slack = 1.001 + heard.end - heard.begin
     for at, each in enumerate(others):
-        if each > 0.001 or each < -elapsed - 1.001:
+        if all(each < begin - slack or each > end + slack for begin, end in lost):
+            assert f"other {at}" not in found
+        if each > heard.begin + 0.001:
             assert f"other {at}" not in found
 
 
 def test_this_machines_clock_stands_in_where_no_attempt_was_heard() -> None:
-    uploads = [upload("lost", -3), upload("older", -20), upload("later", 9)]
-    found = left_over(uploads, key="k", known=(), own_id="", elapsed=timedelta(seconds=5), now=NOW)
-    assert found == ["lost"]
+    uploads = [upload("lost", -13), upload("older", -20), upload("between", -8)]
+    uploads += [upload("lost too", 0), upload("later", 9)]
+    found = left_over(
+        uploads,
+        key="k",
+        known=(),
+        own_id="",
+        lost=[Window(86, 88), Window(99, 100)],
+        heard=Window(100, 100),
+        now=NOW,
+    )
+    assert found == ["lost", "lost too"]
+
+
+async def test_an_upload_that_another_process_began_between_attempts_goes_on(rig: Rig) -> None:
+    """Its beginning lies in the wait after the lost attempt."""
+    inner = rig.service.initiate_upload
+    rig.service.fail("initiate_upload", LOSE)
+    other = await MemoryService(rig.bucket.name, "").initiate_upload("a")
+
+    def wait_ten_seconds() -> None:
+        loop_time.ahead += 10
+        age_uploads(rig, 10, rig.bucket.uploads.keys() - {other})
+        age_uploads(rig, 5, {other})
+
+    async def initiate_upload(key: str, **settings: Any) -> str:
+        try:
+            return await inner(key, **settings)
+        except TransientError:
+            asyncio.get_running_loop().call_soon(wait_ten_seconds)
+            raise
+
+    rig.service.initiate_upload = initiate_upload
+    with shifted_clock() as loop_time:
+        await put(rig.session, PLAIN, memoryview(LARGE))
+    assert list(rig.bucket.uploads) == [other]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_more_uploads_than_were_lost_are_left_alone(
+    rig: Rig, times: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = MemoryService(rig.bucket.name, "")
+    ids = [await other.initiate_upload("a") for _ in range(2)]
+    rig.service.fail("initiate_upload", *[LOSE] * times)
+    await put(rig.session, PLAIN, memoryview(LARGE))
+    assert set(ids) < set(rig.bucket.uploads)
+    assert len(rig.bucket.uploads) == 2 + times
+    assert "somebody else" in caplog.text
+    assert rig.get("a") == LARGE
 
 
 # --- completing it -------------------------------------------------------------------------
