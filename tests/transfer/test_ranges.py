@@ -81,12 +81,23 @@ async def test_bytes_that_never_agree_are_an_error(
     plain: Rig, read: Any, part: slice, *, is_known: bool
 ) -> None:
     meta = plain.put("a", DATA)
-    flips = [Fault(kind="flip", num_bytes=at % 90) for at in range(90)]
+    flips = [Fault(kind="flip", num_bytes=3 * at % 90) for at in range(90)]
     plain.service.fail("get", *flips)
     with pytest.raises(ChecksumError, match=r"bytes \[\d+, \d+\) of memory://.*/a") as raised:
         await read(plain.session, meta if is_known else None)
     assert raised.value.uri.endswith("/a")
     assert plain.is_clean()
+
+
+@pytest.mark.parametrize("call", ["get_range", "get_into"])
+@is_known
+async def test_the_same_place_of_both_answers_is_not_the_same_byte(
+    plain: Rig, call: str, *, is_known: bool
+) -> None:
+    meta = plain.put("a", DATA)
+    plain.service.fail("get", *[Fault(kind="flip", num_bytes=7)] * 2)
+    with pytest.raises(ChecksumError, match=r"bytes \[100, 600\) of .* three different contents"):
+        await span(call, 100, 600)(plain.session, meta if is_known else None)
 
 
 @each_partial
@@ -215,10 +226,24 @@ async def test_an_object_that_is_replaced_under_a_large_range_is_read_anew(rig: 
 async def test_a_part_beyond_the_end_is_empty(rig: Rig, *, is_known: bool) -> None:
     meta = rig.put("a", DATA)
     known = meta if is_known else None
-    for start in (3500, 9000):
+    for start in (3500, 3501, 9000):
         assert await fetch_range(rig.session, "a", start=start, end=start + 9, meta=known) == b""
         assert await into(rig.session, known, start, 9) == b""
     assert await into(rig.session, known, 0, 0) == b""
+
+
+@pytest.mark.parametrize("call", ["get_range", "get_into"])
+async def test_a_part_beyond_the_end_may_come_without_a_generation(plain: Rig, call: str) -> None:
+    """The second copy begins within the object, and tells one."""
+    plain.put("a", DATA)
+    inner = plain.service.get
+
+    async def get(key: str, *, start: int, **settings: Any) -> Any:
+        body = await inner(key, start=start, **settings)
+        return replace(body, generation="") if start >= len(DATA) else body
+
+    plain.service.get = get
+    assert await span(call, 3500, 3600)(plain.session, None) == b""
 
 
 @is_known
@@ -554,7 +579,7 @@ async def test_after_a_jump_every_range_is_sure(plain: Rig) -> None:
         reader.seek(2 * PART)
         plain.service.fail("get", Fault(kind="flip", num_bytes=3))
         assert await reader.read(PART) == LONG[2 * PART : 3 * PART]
-        plain.service.fail("get", *[Fault(kind="flip", num_bytes=at) for at in range(3)])
+        plain.service.fail("get", *[Fault(kind="flip", num_bytes=at) for at in (0, 3, 6)])
         with pytest.raises(ChecksumError, match="three different contents"):
             await reader.read(PART)
 
