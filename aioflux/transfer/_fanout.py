@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import AsyncIterable
 from operator import length_hint
@@ -167,11 +168,16 @@ async def bounded_batches(
     shared: _Shared[T, R] = _Shared(items, ordered=ordered, max_ahead=2 * max_in_flight)
     num_workers = min(max_in_flight, max(1, length_hint(items, max_in_flight)))
     workers = [asyncio.create_task(_work(shared, function)) for _ in range(num_workers)]
+    pid = os.getpid()
     try:
         while True:
             ready, error = shared.take_ready()
             if ready:
                 yield ready
+                if os.getpid() != pid:
+                    raise RuntimeError(
+                        "an iteration that began before a fork cannot go on after it; begin again"
+                    )
                 shared.given += len(ready)
                 shared.wake_workers(len(ready))
             if error is not None:
@@ -184,9 +190,10 @@ async def bounded_batches(
             await shared.consumer
     finally:
         shared.closing = True
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+        if os.getpid() == pid:  # in a forked child they are the parent's
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
     if shared.crash is not None:
         raise shared.crash
 

@@ -90,6 +90,8 @@ class ObjectReader:
         What was handed out is not verified by this; leaving the `async with` does that.
         """
         self._closed = True
+        if self._session.is_inherited:
+            return
         self._drop_ranges(set(self._ranges))
         await asyncio.gather(*self._dropped, return_exceptions=True)
 
@@ -132,6 +134,7 @@ class ObjectReader:
         """
         if self._closed:
             raise ValueError(f"{self.meta.uri} is read from a closed reader")
+        self._session.refuse_in_child(self.meta.key)
         target = memoryview(view).cast("B")
         at = self._position
         end = max(at, min(at + target.nbytes, self.meta.size))

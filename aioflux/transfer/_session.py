@@ -51,6 +51,23 @@ class Session:
         )
         object.__setattr__(self, "budget", budget)
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a forked child: tasks and connections are the parent's then."""
+        return os.getpid() != self.pid
+
+    def refuse_in_child(self, key: str) -> None:
+        """Refuse to go on in a forked child with what was opened before.
+
+        Raises:
+            RuntimeError: This is one.
+        """
+        if self.is_inherited:
+            raise RuntimeError(
+                f"{self.service.uri(key)} is reached through what was opened before a fork; open "
+                "it again in this process"
+            )
+
     async def call(
         self, key: str, attempt: Callable[[int], Awaitable[T]], *, num_bytes: int = 0
     ) -> T:
@@ -65,11 +82,7 @@ class Session:
             attempt: Sends the request once; it is given the number of the attempt, from 1.
             num_bytes: Bytes of the bodies that it moves.
         """
-        if os.getpid() != self.pid:
-            raise RuntimeError(
-                f"{self.service.uri(key)} is reached through what was opened before a fork; open "
-                "it again in this process"
-            )
+        self.refuse_in_child(key)
         # Bytes first: who waits for memory must not keep a place from a request that needs none.
         await self.limits.bytes.acquire(num_bytes)
         try:

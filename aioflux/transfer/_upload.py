@@ -147,6 +147,7 @@ class ObjectWriter:
         """
         if self._closed:
             raise ValueError(f"{self._uri} is written through a closed writer")
+        self._session.refuse_in_child(self._request.key)
         self._raise_failure()
         view = memoryview(data).cast("B")
         size = view.nbytes
@@ -170,6 +171,7 @@ class ObjectWriter:
                 raise self._ended_by
             return
         try:
+            self._session.refuse_in_child(self._request.key)
             self._raise_failure()
             if self._begun is None:
                 self.meta = await put_once(self._session, self._request, memoryview(self._buffer))
@@ -207,7 +209,7 @@ class ObjectWriter:
         self._closed = True
         self._session.writers.discard(self)
         self._buffer = bytearray()
-        if self._begun is None:
+        if self._begun is None or self._session.is_inherited:
             return
         is_left = isinstance(reason, _LEAVING)
         try:

@@ -158,7 +158,7 @@ def refused(*works):
             os._exit(10 + number)
         except RuntimeError as exc:
             if "before a fork" not in str(exc):
-                print(number, repr(exc), file=sys.stderr)
+                os.write(2, f"{number}: {exc!r}".encode())
                 os._exit(20 + number)
         if time.monotonic() - begun > 1:
             os._exit(30 + number)
@@ -206,8 +206,51 @@ store.close()
 say("done")
 """
 
+REFUSED_AWAITING = """
+import asyncio
 
-@pytest.mark.parametrize("face", [REFUSED_BLOCKING])
+async def drain(items):
+    async for _ in items:
+        pass
+
+async def leave(writing):
+    await writing.__aexit__(None, None, None)
+
+async def main():
+    async with aioflux.open_store("gs://bucket/p", transfer=options, **settings) as store:
+        assert await store.get("other") == other
+        async with store.open_reader("large") as unread, store.open_reader("large") as reader:
+            assert await reader.read(1000) == large[:1000]
+            writing = store.open_writer("written")
+            writer = await writing.__aenter__()
+            await writer.write(large)
+            pairs = store.get_many(["other"] * 100)
+            assert await anext(pairs) == ("other", other)
+            metas = store.list()
+            await anext(metas)
+            child = refused(
+                lambda: asyncio.run(unread.read(10)),
+                lambda: asyncio.run(reader.read()),
+                lambda: asyncio.run(writer.write(large)),
+                lambda: asyncio.run(leave(writing)),
+                lambda: asyncio.run(drain(pairs)),
+            )
+            assert await store.get("other") == other
+            assert await reader.read() == large[1000:]
+            assert await unread.read() == large
+            assert await asyncio.to_thread(over, child) == 0
+            await writer.write(b"!")
+            await writing.__aexit__(None, None, None)
+            assert await store.get("written") == large + b"!"
+            assert [pair async for pair in pairs] == [("other", other)] * 99
+            await metas.aclose()
+
+asyncio.run(main())
+say("done")
+"""
+
+
+@pytest.mark.parametrize("face", [REFUSED_BLOCKING, REFUSED_AWAITING], ids=["blocking", "awaiting"])
 def test_a_child_is_told_that_what_is_open_is_its_parents(server: GCSServer, face: str) -> None:
     """At once; the parent goes on, and the bytes are its own."""
     server.put("bucket", "p/large", b"L" * (6 << 20))
