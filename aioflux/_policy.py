@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -20,8 +21,10 @@ def _require_positive(owner: object, *names: str) -> None:
         value = getattr(owner, name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"{type(owner).__name__}.{name} must be a number, not {value!r}")
-        if not value > 0:
-            raise ValueError(f"{type(owner).__name__}.{name} must be above 0, not {value!r}")
+        if not value > 0 or value == math.inf:
+            raise ValueError(
+                f"{type(owner).__name__}.{name} must be a finite number above 0, not {value!r}"
+            )
 
 
 def _require_whole(owner: object, *names: str) -> None:
@@ -110,10 +113,18 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         _require_whole(self, "max_attempts", "budget_retries")
         _require_positive(
-            self, "initial_seconds", "max_seconds", "deadline_seconds", "budget_per_second"
+            self,
+            "initial_seconds",
+            "multiplier",
+            "max_seconds",
+            "deadline_seconds",
+            "budget_per_second",
         )
-        if not self.multiplier >= 1:
-            raise ValueError(f"RetryPolicy.multiplier must be 1 or more, not {self.multiplier!r}")
+        if not 1 <= self.multiplier < math.inf:
+            raise ValueError(
+                f"RetryPolicy.multiplier must be a finite number of 1 or more, not "
+                f"{self.multiplier!r}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import email.utils
+import math
 import time
 
 from aioflux._errors import (
@@ -37,12 +38,13 @@ def parse_retry_after(value: str | None, *, now: float | None = None) -> float |
         return None
     text = value.strip()
     if text.isascii() and text.isdigit():
-        return float(text)
+        seconds = float(text)
+        return seconds if math.isfinite(seconds) else None
     try:
-        moment = email.utils.parsedate_to_datetime(text)
-    except ValueError:
+        moment = email.utils.parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError):  # no date, or one of a year that no calendar has
         return None
-    return max(0.0, moment.timestamp() - (time.time() if now is None else now))
+    return max(0.0, moment - (time.time() if now is None else now))
 
 
 def error_from_status(

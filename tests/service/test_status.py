@@ -76,6 +76,8 @@ def test_long_words_of_a_service_are_cut() -> None:
         ("Wed, 21 Oct 2015 07:28:10 GMT", 10.0),
         ("Wed, 21 Oct 2015 07:27:00 GMT", 0.0),
         ("Wed, 99 Oct 2015 07:27:00 GMT", None),
+        ("Mon, 01 Jan 99999999999 00:00:00 GMT", None),
+        ("9" * 400, None),
     ],
 )
 def test_retry_after_is_seconds_or_a_date(value: str | None, expected: float | None) -> None:

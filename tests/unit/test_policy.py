@@ -18,7 +18,7 @@ OUT_OF_RANGE = [
     pytest.param(policy, field.name, value, id=f"{policy.__name__}.{field.name}={value}")
     for policy in POLICIES
     for field in dataclasses.fields(policy)
-    for value in {int: (0, -1), float: (0.0, -1.0, math.nan)}.get(type(field.default), ())
+    for value in {int: (0, -1), float: (0.0, -1.0, math.nan, math.inf)}.get(type(field.default), ())
 ]
 
 each_policy = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.__name__)
@@ -90,7 +90,9 @@ def test_one_attempt_switches_retries_off() -> None:
 
 def test_delays_may_stay_constant_but_not_shrink() -> None:
     assert RetryPolicy(multiplier=1.0).multiplier == 1.0
-    with pytest.raises(ValueError, match=r"multiplier must be 1 or more, not 0\.5"):
+    with pytest.raises(
+        ValueError, match=r"multiplier must be a finite number of 1 or more, not 0\.5"
+    ):
         RetryPolicy(multiplier=0.5)
 
 
@@ -107,7 +109,7 @@ def test_counts_and_sizes_are_whole(value: Any) -> None:
 
 
 def test_no_time_is_not_a_number() -> None:
-    with pytest.raises(ValueError, match="must be above 0, not nan"):
+    with pytest.raises(ValueError, match="must be a finite number above 0, not nan"):
         Timeouts(progress_seconds=float("nan"))
 
 
