@@ -28,11 +28,11 @@ def _require_positive(owner: object, *names: str) -> None:
 
 
 def _require_whole(owner: object, *names: str) -> None:
-    _require_positive(owner, *names)
     for name in names:
         value = getattr(owner, name)
-        if not isinstance(value, int):
+        if isinstance(value, float):
             raise TypeError(f"{type(owner).__name__}.{name} must be an int, not {value!r}")
+    _require_positive(owner, *names)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
