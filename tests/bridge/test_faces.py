@@ -39,7 +39,7 @@ METHODS = {
 """The names of the plan."""
 
 ONLY_ASYNC = {"aclose", "abort"}
-LOOP_BUSINESS = {"forget_sessions", "sessions"}
+LOOP_BUSINESS = {"end", "forget_sessions", "sessions"}
 
 
 def public(kind: type) -> set[str]:
