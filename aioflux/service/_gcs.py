@@ -52,6 +52,9 @@ DEFAULT_ENDPOINT = "https://storage.googleapis.com"
 
 _STORED_BYTES = (b"Accept-Encoding", b"gzip")
 _USER_AGENT = (b"User-Agent", b"aioflux")
+_MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Longest answer that is not an object: a page of 1000 objects has some MiB at most, the metadata
+of each being limited to 8 KiB (cloud.google.com/storage/quotas)."""
 _COMPLETE_SECONDS = 600.0
 """Completing an upload of many parts can take minutes
 (cloud.google.com/storage/docs/xml-api/post-object-complete)."""
@@ -169,7 +172,8 @@ class GCSService(Service):
             data=data,
             size=size,
             generation=wire.generation_of(headers),
-            crc32c=crc32c if size else 0,
+            # An empty object's checksum is known where the answer, as a 416, tells none.
+            crc32c=0 if crc32c is None and not size else crc32c,
             meta=lambda: wire.meta_from_headers(headers, key=key, uri=uri, size=size),
         )
 
@@ -475,7 +479,7 @@ class GCSService(Service):
         headers: list[tuple[bytes, bytes]] | None = None,
         body: Any = None,
         into: Any = None,
-        max_body_bytes: int | None = None,
+        max_body_bytes: int | None = _MAX_ANSWER_BYTES,
         accept: tuple[int, ...] = (),
         head_seconds: float | None = None,
     ) -> Response:

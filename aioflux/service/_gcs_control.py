@@ -65,6 +65,10 @@ class GCSControl:
         self._ssl_context = ssl_context
         self._proxy = proxy
         self._api_root = api_root
+        # A read is answered at once or not at all; a write may be worked on before its answer.
+        self._read_timeout = aiohttp.ClientTimeout(
+            sock_connect=timeouts.connect_seconds, sock_read=timeouts.progress_seconds
+        )
         self._timeout = aiohttp.ClientTimeout(
             sock_connect=timeouts.connect_seconds, sock_read=timeouts.idle_seconds
         )
@@ -204,7 +208,7 @@ class GCSControl:
             headers["Authorization"] = f"Bearer {token}"
         if body is None:
             response = await self._session.get(
-                url, headers=headers, params=dict(params), timeout=self._timeout
+                url, headers=headers, params=dict(params), timeout=self._read_timeout
             )
         else:
             headers["Content-Type"] = "application/json; charset=UTF-8"
