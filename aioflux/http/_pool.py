@@ -14,6 +14,7 @@ from aioflux.http._body import Buffer, Destination, as_destination, as_views
 from aioflux.http._codec import encode_head
 from aioflux.http._connection import Connection, Response
 from aioflux.http._lane import Lane
+from aioflux.http._opening import Openings
 from aioflux.http._request import BODY_METHODS, RESENDABLE, check_headers, head_seconds_of
 from aioflux.http._tls import default_context, distrust
 from aioflux.http._transport_errors import CertificateError, ConnectError, ConnectionLostError
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Pool"]
 
 _MAX_TICK_SECONDS: Final = 0.25
+_SETTLE_SECONDS: Final = 1.0
+"""Time for handshakes under way when the pool is closed."""
 
 
 class Pool:
@@ -64,7 +67,8 @@ class Pool:
         self._lanes: dict[Origin, Lane] = {}
         self._authorities: dict[Origin, bytes] = {}
         # Every open connection, and where it belongs.
-        self._open: dict[Connection, Lane] = {}
+        self._open: dict[Connection, Lane | None] = {}
+        self._openings = Openings()
         self._all_lost: asyncio.Event | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._tick_seconds = min(timeouts.progress_seconds / 4, _MAX_TICK_SECONDS)
@@ -170,6 +174,7 @@ class Pool:
             lane.fail_waiters(ConnectionLostError("the pool was closed"))
         for connection in tuple(self._open):
             connection.fail_closed()
+        await self._openings.settle(seconds=_SETTLE_SECONDS)
         while self._open:
             # A new one each time: a connection that was being opened meanwhile comes after the
             # first is set, and waiting for a set event never lets the loop turn.
@@ -200,6 +205,27 @@ class Pool:
 
     async def _open_connection(self, origin: Origin, lane: Lane) -> Connection:
         """Open a connection in a place that the caller has taken."""
+        connection = await self._openings.run(self._connect(origin), self._drop)
+        where = f"{origin.scheme}://{origin.authority.decode()}"
+        self.num_opened += 1
+        if connection.is_lost:
+            raise ConnectionLostError(f"{where} closed the connection as soon as it was open")
+        self._open[connection] = lane
+        if self._is_closed:
+            connection.abort()
+            raise ConnectionLostError("the pool was closed")
+        if self._ticker is None:
+            loop = asyncio.get_running_loop()
+            self._ticker = loop.call_later(self._tick_seconds, self._tick, loop)
+        return connection
+
+    def _drop(self, connection: Connection) -> None:
+        """Close a connection that nobody waited for."""
+        if not connection.is_lost:
+            self._open[connection] = None
+            connection.abort()
+
+    async def _connect(self, origin: Origin) -> Connection:
         loop = asyncio.get_running_loop()
         is_tls = origin.scheme == "https"
         context = self._tls_context() if is_tls else None
@@ -220,15 +246,6 @@ class Pool:
             raise CertificateError(distrust(where, exc)) from exc
         except (OSError, ssl.SSLError) as exc:
             raise ConnectError(f"no connection to {where}: {exc}") from exc
-        self.num_opened += 1
-        if connection.is_lost:
-            raise ConnectionLostError(f"{where} closed the connection as soon as it was open")
-        self._open[connection] = lane
-        if self._is_closed:
-            connection.abort()
-            raise ConnectionLostError("the pool was closed")
-        if self._ticker is None:
-            self._ticker = loop.call_later(self._tick_seconds, self._tick, loop)
         return connection
 
     def _tls_context(self) -> ssl.SSLContext:

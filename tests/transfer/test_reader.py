@@ -175,3 +175,16 @@ async def test_a_position_before_the_first_byte_is_refused(rig: Rig) -> None:
         assert reader.tell() == 0
     with pytest.raises(ValueError, match="closed"):
         await reader.read()
+
+
+async def test_always_reads_every_range_twice_from_the_start() -> None:
+    """So that a wrong byte is mended, which an error at the end could only tell of."""
+    rig = Rig("reader-always")
+    data = pattern(5_000)
+    meta = rig.put("a", data)
+    session = rig.new_session(verify_ranges="always")
+    rig.service.fail("get", Fault(kind="flip", num_bytes=7))
+    async with ObjectReader(session, meta) as reader:
+        assert await reader.read(1_000) == data[:1_000]
+        assert await reader.read() == data[1_000:]
+    assert rig.service.count("get") >= 10
