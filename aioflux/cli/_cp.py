@@ -1,4 +1,7 @@
-"""`aioflux cp`: objects from anywhere to anywhere."""
+"""`aioflux cp`: objects from anywhere to anywhere.
+
+`cp` is over 60 lines by its options and its help.
+"""
 
 from __future__ import annotations
 

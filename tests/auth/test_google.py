@@ -336,6 +336,8 @@ async def test_a_token_that_cannot_be_sent_is_refused_unsaid(value: object, says
     assert "tökén" not in str(caught.value)
 
 
-def test_what_has_nothing_to_renew_takes_refusals() -> None:
-    AnonymousToken().refuse("token")
-    ProvidedToken(lambda: "token").refuse("token")
+async def test_what_has_nothing_to_renew_takes_refusals() -> None:
+    anonymous, provided = AnonymousToken(), ProvidedToken(lambda: "token")
+    anonymous.refuse("token")
+    provided.refuse("token")
+    assert (await anonymous.get(), await provided.get()) == (None, "token")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import aioflux
 from aioflux import StorageError, TransientError
 from aioflux.service._gcs_read import object_size, size_past_the_end
 from aioflux.testing import GCSServer
 from aioflux.testing.gcs_server._messages import Response
 from tests.http.scripted import answering, ok, serving
-from tests.service.gcs_rig import ANY, Answering, opened
+from tests.service.gcs_rig import ANY, OPERATIONS, Answering, opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -264,3 +266,40 @@ async def test_metadata_that_comes_with_the_bytes_is_that_of_head(server: GCSSer
         head = await service.head("b")
         meta = (await service.get("b")).meta()
         assert dict(head.metadata) == dict(meta.metadata) == metadata
+
+
+async def test_an_empty_answer_keeps_the_checksum_that_it_tells() -> None:
+    """So that a body which was lost whole is not taken for an empty object."""
+    answer = answering(ok(b"", b"x-goog-generation: 7\r\nx-goog-hash: crc32c=AAAAAQ=="))
+    async with serving(answer) as (_, origin):
+        url = f"http://127.0.0.1:{origin.port}"
+        async with opened(url) as service:
+            assert (await service.get("a")).crc32c == 1
+        async with aioflux.open_store("gs://bucket", endpoint_url=url) as store:
+            with pytest.raises(aioflux.ChecksumError, match="crc32c 0x00000000"):
+                await store.get("a")
+
+
+@pytest.mark.parametrize("operation", ["put", "delete", "list", "initiate"])
+async def test_an_answer_longer_than_any_is_refused_and_not_allocated(operation: str) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999\r\n\r\n"
+    async with (
+        serving(answering(head)) as (_, origin),
+        opened(f"http://127.0.0.1:{origin.port}") as service,
+    ):
+        with pytest.raises(StorageError, match="gs://bucket/p/"):
+            await OPERATIONS[operation](service)
+
+
+async def test_a_stalled_answer_about_metadata_is_asked_for_again_soon(
+    server: GCSServer,
+) -> None:
+    timeouts = aioflux.Timeouts(progress_seconds=0.3, idle_seconds=60.0)
+    server.put("bucket", "stalled", b"1")
+    async with aioflux.open_store(
+        "gs://bucket", endpoint_url=server.url, timeouts=timeouts
+    ) as store:
+        with server.faults.inject("storage.objects.get", stall_at=0, times=1):
+            async with asyncio.timeout(20):  # a third of what a write may wait for its answer
+                assert (await store.head("stalled")).size == 1
+        assert store.stats.num_retries == 1
