@@ -1,23 +1,37 @@
 """What each contender is asked to do, and the process that does it.
 
-`python -m perf.work '<json>'` does one piece of work and prints one JSON line of what it took.
+`python -m perf.work '<json>'` does one piece of work and prints one JSON line of what it took. With
+`--wait` behind it says `ready` when it has warmed up, and goes on when it is sent a line: so two
+contenders may start side by side and still be measured one after the other. Linux only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import json
+import os
+import re
 import resource
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
-
-import uvloop
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
+
+__all__ = ["LOOPLESS", "WARM_UP_BYTES", "Work", "bounded", "measure"]
+
+MIB = 1024 * 1024
+LOOPLESS = frozenset({"aioflux_sync", "google", "requests", "transfer_manager", "wrk"})
+"""Contenders that block in threads or in a process of their own; they run without uvloop."""
+TIMED = frozenset({"wrk"})
+"""Contenders that work for some time, not for some requests, and are not warmed up."""
+WARM_UP_BYTES = MIB
+"""Size of the object that stands for a larger one in a warm-up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,19 +41,25 @@ class Work:
     peer: str
     """Module below `perf.peers`."""
     operation: str
-    """Its function: `get_many` or `put_many`."""
+    """Its function: `get_many`, `get_one`, `get_into`, `put_many` or `put_one`."""
     url: str
-    """The server."""
+    """Root of the server, `http://` or `https://`."""
+    ca_file: str = ""
+    """PEM of the authority that signed the server's certificate; empty where it has none."""
     bucket: str = "perf"
     """The bucket on it."""
     size_bytes: int
     """Size of each object, in bytes."""
     num_objects: int
-    """Requests to make."""
+    """Objects to read or to write."""
     num_keys: int = 64
     """Different objects; their keys come round again and again."""
     in_flight: int = 64
     """Requests under way at once."""
+    range_size_bytes: int = 16 * MIB
+    """Size of a range or part of a large object, in bytes."""
+    server_pids: tuple[int, ...] = ()
+    """Processes of the server, whose CPU time is told beside the contender's."""
 
     def each_key(self) -> Iterator[str]:
         """Yield the key of each request."""
@@ -48,6 +68,12 @@ class Work:
     def body(self) -> bytes:
         """Return the bytes of one object."""
         return bytes(self.size_bytes)
+
+    def warm_up(self) -> Work:
+        """Return the work that goes before: as much as is in flight, or a small object."""
+        if self.size_bytes > WARM_UP_BYTES:
+            return replace(self, size_bytes=WARM_UP_BYTES, num_objects=1, num_keys=1)
+        return replace(self, num_objects=min(self.in_flight, self.num_objects))
 
 
 async def bounded(one: Callable[[str], Awaitable[int]], work: Work) -> int:
@@ -63,33 +89,104 @@ async def bounded(one: Callable[[str], Awaitable[int]], work: Work) -> int:
     return sum(await asyncio.gather(*(worker() for _ in range(work.in_flight))))
 
 
-def measure(work: Work) -> dict[str, float]:
-    """Do the work and return seconds, CPU seconds, bytes and peak memory.
+def resident_bytes(field: str) -> int:
+    """Return VmRSS or VmHWM of this process."""
+    found = re.search(rf"{field}:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
 
-    A few requests go before, so that imports and the first look at things are not measured.
+
+def own_cpu_seconds() -> float:
+    """Return the CPU time of this process and of those children that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def cpu_seconds_of(pids: tuple[int, ...]) -> float:
+    """Return the CPU time of other processes, from /proc: in hundredths of a second."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return float(ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def _checked(work: Work, num_bytes: int) -> int:
+    """Return how many objects these bytes are, which must be all that were asked for."""
+    num_objects, rest = divmod(num_bytes, work.size_bytes)
+    is_short = num_objects != work.num_objects and work.peer not in TIMED
+    if rest or num_objects == 0 or is_short:
+        raise RuntimeError(f"{work.peer} moved {num_bytes} bytes: {work}")
+    return num_objects
+
+
+def measure(work: Work, *, wait: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Do the work and return what it took.
+
+    Args:
+        work: What to do.
+        wait: Called between the warm-up and the part that is measured.
+
+    Returns:
+        `seconds`; `cpu_seconds`, its ended children's among them; `server_cpu_seconds`;
+        `num_objects` and `num_bytes` moved; `idle_bytes` resident before; `peak_bytes` resident at
+        most meanwhile, without children.
     """
     operation = getattr(importlib.import_module(f"perf.peers.{work.peer}"), work.operation)
-    loop_factory = None if work.peer == "google" else uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(operation(replace(work, num_objects=work.in_flight)))
-        begun, cpu_begun = time.perf_counter(), time.process_time()
-        num_bytes = runner.run(operation(work))
-    seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu_begun
-    if num_bytes != work.size_bytes * work.num_objects:
-        raise RuntimeError(f"{work.peer} moved {num_bytes} bytes: {work}")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    with asyncio.Runner(loop_factory=_loop_factory(work.peer)) as runner:
+        if work.peer not in TIMED:
+            warm_up = work.warm_up()
+            _checked(warm_up, runner.run(_coroutine(operation, warm_up)))
+        gc.collect()
+        wait()
+        # The kernel's mark of the most that was ever resident starts anew; getrusage's cannot, and
+        # begins with what the process held that this one came from.
+        Path("/proc/self/clear_refs").write_text("5")
+        idle_bytes = resident_bytes("VmRSS")
+        server_begun, cpu_begun = cpu_seconds_of(work.server_pids), own_cpu_seconds()
+        begun = time.perf_counter()
+        num_bytes = runner.run(_coroutine(operation, work))
+        seconds = time.perf_counter() - begun
+        cpu_seconds = own_cpu_seconds() - cpu_begun
+        server_cpu_seconds = cpu_seconds_of(work.server_pids) - server_begun
     return {
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
+        "server_cpu_seconds": server_cpu_seconds,
+        "num_objects": _checked(work, num_bytes),
         "num_bytes": num_bytes,
-        "peak_bytes": peak,
+        "idle_bytes": idle_bytes,
+        "peak_bytes": resident_bytes("VmHWM"),
     }
+
+
+async def _coroutine(operation: Callable[[Work], Awaitable[int]], work: Work) -> int:
+    return await operation(work)
+
+
+def _loop_factory(peer: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if peer in LOOPLESS:
+        return None
+    # Only here: who runs without it does not pay for its import.
+    import uvloop
+
+    return uvloop.new_event_loop
+
+
+def _wait_for_line() -> None:
+    print("ready", flush=True)
+    if not sys.stdin.readline():
+        sys.exit("perf.work: nobody waits for this work any more")
 
 
 def main() -> None:
     """Do the work that the first argument describes."""
-    work = Work(**json.loads(sys.argv[1]))
-    print(json.dumps({**asdict(work), **measure(work)}))
+    fields = json.loads(sys.argv[1])
+    fields["server_pids"] = tuple(fields.get("server_pids", ()))
+    work = Work(**fields)
+    is_waiting = "--wait" in sys.argv[2:]
+    result = measure(work, wait=_wait_for_line) if is_waiting else measure(work)
+    print(json.dumps({"work": asdict(work), **result}), flush=True)
 
 
 if __name__ == "__main__":
