@@ -1,120 +1,220 @@
-"""`python -m perf`: reads and writes of small objects, aioflux beside its peers, pair by pair.
+"""`python -m perf`: aioflux beside its peers, scenario by scenario, pair by pair.
 
-The server is the embedded one, in a process of its own and without MD5, which would be most of an
-upload's time. Every contender runs in a process of its own, aioflux and one peer in turn (A B A B),
-so that both see the same noise. A ratio is the median over the pairs of our rate by the peer's.
-Every sample is kept as a JSON line.
+Every contender runs in a process of its own, aioflux and one peer in turn (A B A B), so that both
+see the same noise. A ratio is the median over the pairs of our rate by the peer's. Every sample is
+kept as a JSON line; beside them stand the table in Markdown and a picture of each scenario.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import statistics
-import subprocess
+import shlex
 import sys
 import time
-from dataclasses import asdict
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aioflux import sync
-from aioflux.testing import GCSServerProcess
-from perf.work import Work
+from perf import _machine, _plot
+from perf._pairs import play
+from perf._report import lines_of, markdown, terminal_heading, terminal_row
+from perf._samples import judge, judge_memory
+from perf.scenarios import SCENARIOS
+from perf.servers import open_server
 
-PEERS = ("obstore", "gcloud_aio", "google")
-SCENARIOS = {
-    # operation, size of each object in bytes, requests
-    "get-1KiB": ("get_many", 1024, 20_000),
-    "get-100KiB": ("get_many", 100 * 1024, 10_000),
-    "get-1MiB": ("get_many", 1024 * 1024, 1_500),
-    "put-100KiB": ("put_many", 100 * 1024, 4_000),
-}
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
+    from perf._samples import Pair, Row
+    from perf.scenarios import Match, Scenario
+    from perf.servers import Server, ServerSpec
 
-def sample(work: Work) -> dict[str, Any]:
-    """Run one contender in a process of its own."""
-    command = [sys.executable, "-m", "perf.work", json.dumps(asdict(work))]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
-    return dict(json.loads(done.stdout))
+__all__ = ["main"]
+
+OUT = Path("perf/out")
 
 
-def rate(row: dict[str, Any]) -> float:
-    """Return objects per second."""
-    return float(row["num_objects"] / row["seconds"])
+@dataclass
+class Run:
+    """One run: what it was asked for, and what it found."""
+
+    args: argparse.Namespace
+    name: str
+    """What its files are called."""
+    circumstances: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    has_failed: bool = False
+    """Whether one of our own samples failed."""
+
+    def target(self, suffix: str) -> Path:
+        """Return where something of this run is kept."""
+        return Path(self.args.out / f"{self.name}{suffix}")
+
+    def note(self, text: str) -> None:
+        """Say something once."""
+        if text not in self.notes:
+            self.notes.append(text)
+            print(f"    # {text}", flush=True)
+
+    def add(self, row: Row) -> None:
+        """Print a row and keep it."""
+        self.rows.append(row)
+        print(terminal_row(row), flush=True)
 
 
-def run(name: str, url: str, args: argparse.Namespace, lines: list[str]) -> None:
-    """Run one scenario against every peer and print its rows."""
-    operation, size, count = SCENARIOS[name]
-    count = max(64, int(count * args.scale))
-    for peer in args.peers:
-        works = [
-            Work(
-                peer=who,
-                operation=operation,
-                url=url,
-                size_bytes=size,
-                # The slow do less of the same: their rate is as steady, and the run stays short.
-                num_objects=count // 5 if who == "google" else count,
+class Servers:
+    """The servers of one scenario, each started when it is first asked for."""
+
+    def __init__(self, stack: ExitStack, run: Run) -> None:
+        self._stack = stack
+        self._run = run
+        self._running: dict[ServerSpec, Server] = {}
+
+    def __call__(self, spec: ServerSpec) -> Server:
+        """Return the server for a spec."""
+        if self._run.args.server:
+            spec = replace(spec, kind=self._run.args.server)
+        if spec not in self._running:
+            server = self._stack.enter_context(open_server(spec))
+            self._running[spec] = server
+            for note in server.notes:
+                self._run.note(note)
+        return self._running[spec]
+
+
+def run_scenario(run: Run, scenario: Scenario, matches: Sequence[Match]) -> None:
+    """Play some matches of a scenario, print their rows and draw them."""
+    played: list[tuple[Match, list[Pair]]] = []
+    with ExitStack() as stack, run.target(".jsonl").open("a") as log:
+        servers = Servers(stack, run)
+        for match in matches:
+
+            def keep(pair: Pair, match: Match = match) -> None:
+                for line in lines_of(scenario, match, pair, run.notes, run.circumstances):
+                    log.write(line + "\n")
+                log.flush()
+
+            pairs = play(
+                match,
+                servers,
+                num_pairs=run.args.pairs,
+                has_warm_up=not run.args.toy,
+                limit_seconds=run.args.limit_seconds,
+                keep=keep,
             )
-            for who in ("aioflux", peer)
-        ]
-        rows: list[tuple[dict[str, Any], ...]] = []
-        for pair in range(args.pairs + 1):
-            both = tuple(sample(work) for work in works)
-            lines.extend(json.dumps({"scenario": name, "pair": pair, **row}) for row in both)
-            if pair:  # the first pair warms up
-                rows.append(both)
-        report(name, peer, rows)
+            played.append((match, pairs))
+            run.has_failed |= any(pair.ours.error for pair in pairs)
+            run.add(judge(scenario.name, scenario.displayed_bytes, match, pairs))
+    if (goal := scenario.memory_goal()) is not None:
+        run.add(judge_memory(scenario.name, goal, [pair for _, pairs in played for pair in pairs]))
+    if _plot.is_possible():
+        _plot.plot(scenario, played, run.target(f"-{scenario.name}.png"))
+    else:
+        run.note(_plot.MISSING)
 
 
-def report(name: str, peer: str, rows: list[tuple[dict[str, Any], ...]]) -> None:
-    """Print the medians of one scenario and peer."""
-    ours, theirs = (statistics.median(rate(row[at]) for row in rows) for at in (0, 1))
-    ratio = statistics.median(rate(a) / rate(b) for a, b in rows)
-    cpu = [
-        statistics.median(1e6 * row[at]["cpu_seconds"] / row[at]["num_objects"] for row in rows)
-        for at in (0, 1)
-    ]
-    print(
-        f"{name:<12} {peer:<12} {ours:>10,.0f} {theirs:>10,.0f} {ratio:>6.2f}x "
-        f"{cpu[0]:>10,.0f} {cpu[1]:>10,.0f}",
-        flush=True,
-    )
+def chosen_matches(scenario: Scenario, peers: Sequence[str]) -> list[Match]:
+    """Return the matches to play: all, or those against some peers.
+
+    What we are measured against of our own (a bound, another face) is the peer `aioflux`.
+    """
+    matches = scenario.matches()
+    if not peers:
+        return list(matches)
+    return [match for match in matches if match.theirs.work.peer in peers]
 
 
-def main() -> None:
-    """Parse the command line, run the scenarios, and write every sample."""
-    parser = argparse.ArgumentParser(prog="perf", description=__doc__.splitlines()[0])
-    parser.add_argument("scenarios", nargs="*", metavar="scenario", help=", ".join(SCENARIOS))
-    parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=PEERS)
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--scale", type=float, default=1.0, help="fraction of the requests")
-    parser.add_argument("--out", type=Path, default=Path("perf/out"))
-    args = parser.parse_args()
+def chosen_scenarios(args: argparse.Namespace) -> list[Scenario]:
+    """Return the scenarios to run, with everything that the command line changes of them.
+
+    Raises:
+        ValueError: It names a scenario or a field that there is not, or a bad value.
+    """
     names = args.scenarios or list(SCENARIOS)
     if unknown := [name for name in names if name not in SCENARIOS]:
-        parser.error(f"unknown scenario {unknown[0]!r}; there are {', '.join(SCENARIOS)}")
-    lines: list[str] = []
-    print(f"{platform.machine()}, Python {platform.python_version()}, median of {args.pairs} pairs")
-    print(
-        f"{'scenario':<12} {'peer':<12} {'ours/s':>10} {'peer/s':>10} {'ratio':>7} "
-        f"{'our us CPU':>10} {'peer us CPU':>10}"
+        raise ValueError(f"unknown scenario {unknown[0]!r}; there are {', '.join(SCENARIOS)}")
+    settings: dict[str, str] = {}
+    for setting in args.set:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise ValueError(f"--set takes name=value, not {setting!r}")
+        settings[name] = value
+    chosen = []
+    for name in names:
+        scenario = SCENARIOS[name]
+        if args.peers:
+            scenario = scenario.against(tuple(args.peers))
+        scenario = scenario.toy() if args.toy else scenario.scaled(args.scale)
+        chosen.append(scenario.replaced(settings))
+    return chosen
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return what understands the command line."""
+    found = argparse.ArgumentParser(prog="perf", description=(__doc__ or "").splitlines()[0])
+    found.add_argument("scenarios", nargs="*", metavar="scenario", help="see --list; all of them")
+    found.add_argument("--peers", nargs="+", default=[], help="modules of perf.peers; as listed")
+    found.add_argument(
+        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="parameters of the scenarios"
     )
-    with GCSServerProcess(buckets=("perf",), arguments=("--no-md5",)) as server:
-        with sync.open_store("gs://perf", endpoint_url=server.url) as store:
-            for size in {SCENARIOS[name][1] for name in names}:
-                for _ in store.put_many((f"{size}/{at}", bytes(size)) for at in range(64)):
-                    pass
-        for name in names:
-            run(name, server.url, args, lines)
+    found.add_argument("--pairs", type=int, default=5, help="that count; one goes before")
+    found.add_argument("--scale", type=float, default=1.0, help="times the objects")
+    found.add_argument("--server", choices=("nginx", "embedded"), help="instead of what is meant")
+    found.add_argument("--toy", action="store_true", help="sizes that only show that it works")
+    found.add_argument("--limit-seconds", type=float, default=60.0, help="of one sample")
+    found.add_argument("--out", type=Path, default=OUT, help="where everything is kept")
+    found.add_argument("--list", action="store_true", help="say what there is, and end")
+    return found
+
+
+def listing() -> str:
+    """Return the scenarios with their parameters and rivals."""
+    lines = []
+    for scenario in SCENARIOS.values():
+        rivals = [
+            f"{match.name} >= {match.at_least:g}x" if match.at_least is not None else match.name
+            for match in scenario.matches()
+        ]
+        lines.append(f"{scenario.name:<16} {', '.join(dict.fromkeys(rivals))}")
+        lines.append(f"{'':<16} {scenario.parameters_in_words()}")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure what the command line asks for.
+
+    Returns:
+        The exit status: 1 where one of our own samples failed. A missed goal is no failure.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    commands = parser()
+    args = commands.parse_args(arguments)
+    if args.list:
+        print(listing())
+        return 0
+    try:
+        scenarios = chosen_scenarios(args)
+    except ValueError as exc:
+        commands.error(str(exc))
     args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / f"small-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
-    path.write_text("\n".join(lines) + "\n")
-    print(f"every sample: {path}")
+    name = time.strftime("perf-%Y%m%d-%H%M%S")
+    run = Run(args=args, name=name, circumstances=_machine.describe())
+    about = _machine.summary(run.circumstances)
+    print(f"{about}\nmedian of {args.pairs} pairs\n{terminal_heading()}", flush=True)
+    begun = time.monotonic()
+    for scenario in scenarios:
+        if matches := chosen_matches(scenario, args.peers):
+            run_scenario(run, scenario, matches)
+        else:
+            run.note(f"{scenario.name} has no match against {', '.join(args.peers)}")
+    command = shlex.join(["python", "-m", "perf", *arguments])
+    text = markdown(run.rows, command=command, about=f"{about}.", notes=run.notes)
+    run.target(".md").write_text(text)
+    print(f"{time.monotonic() - begun:.0f} s; every sample: {run.target('.jsonl')}")
+    return int(run.has_failed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

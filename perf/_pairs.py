@@ -1,0 +1,167 @@
+"""Plays a match: two contenders in turn (A B A B), each sample in a process of its own.
+
+Both of a pair start and warm up side by side; then one is measured while the other waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+from perf._samples import Pair, Result, Sample
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+    from collections.abc import AsyncIterator, Callable
+    from typing import IO
+
+    from perf.scenarios import Match
+    from perf.servers import Server, ServerSpec
+    from perf.work import Work
+
+__all__ = ["MAX_FAILED", "SampleError", "addressed", "eased", "play"]
+
+MAX_FAILED = 2
+"""Failed pairs after which a match ends: what fails twice fails for a reason."""
+WARM_UP_SHARE = 0.25
+"""Objects of the first pair, as a share of those of the others."""
+
+
+class SampleError(Exception):
+    """A contender's process failed, or took too long."""
+
+
+@dataclass(frozen=True)
+class _Contender:
+    """A process that has warmed up, or is about to."""
+
+    process: Process
+    errors: IO[bytes]
+    """Where it writes what goes wrong."""
+
+    async def ready(self) -> None:
+        """Wait until it has warmed up."""
+        assert self.process.stdout is not None
+        if (await self.process.stdout.readline()).strip() != b"ready":
+            await self._fail()
+
+    async def result(self) -> Result:
+        """Have it begin, and wait for what it tells."""
+        told, _ = await self.process.communicate(b"go\n")
+        if self.process.returncode:
+            await self._fail()
+        return Result.told(json.loads(told.splitlines()[-1]))
+
+    async def _fail(self) -> None:
+        """Raise what it wrote last."""
+        code = await self.process.wait()
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        raise SampleError(lines[-1][:300] if lines else f"ended with exit status {code}")
+
+
+@asynccontextmanager
+async def _start(work: Work) -> AsyncIterator[_Contender]:
+    """Start a contender; at the end of the block it and its children are gone."""
+    command = [sys.executable, "-m", "perf.work", json.dumps(asdict(work)), "--wait"]
+    with tempfile.TemporaryFile() as errors:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+            # A group of its own, so that its children can be ended with it.
+            start_new_session=True,
+        )
+        try:
+            yield _Contender(process, errors)
+        finally:
+            with suppress(ProcessLookupError):  # all of them have ended
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+async def _warmed_up(contender: _Contender, limit_seconds: float) -> str:
+    """Return why it could not warm up; nothing where it did."""
+    try:
+        async with asyncio.timeout(limit_seconds):
+            await contender.ready()
+    except SampleError as exc:
+        return str(exc)
+    except TimeoutError:
+        return f"had not warmed up after {limit_seconds:g} s"
+    return ""
+
+
+async def _sample(contender: _Contender, work: Work, error: str, limit_seconds: float) -> Sample:
+    if error:
+        return Sample(work=work, error=error)
+    try:
+        async with asyncio.timeout(limit_seconds):
+            return Sample(work=work, result=await contender.result())
+    except SampleError as exc:
+        return Sample(work=work, error=str(exc))
+    except TimeoutError:
+        return Sample(work=work, error=f"had not ended after {limit_seconds:g} s")
+
+
+async def play_pair(ours: Work, theirs: Work, limit_seconds: float) -> tuple[Sample, Sample]:
+    """Measure one after the other, both warmed up before."""
+    async with AsyncExitStack() as stack:
+        a = await stack.enter_async_context(_start(ours))
+        b = await stack.enter_async_context(_start(theirs))
+        errors = await asyncio.gather(*(_warmed_up(one, limit_seconds) for one in (a, b)))
+        first = await _sample(a, ours, errors[0], limit_seconds)
+        return first, await _sample(b, theirs, errors[1], limit_seconds)
+
+
+def addressed(work: Work, server: Server) -> Work:
+    """Return the work with the way to its server."""
+    return replace(work, url=server.url, ca_file=server.ca_file, server_pids=server.pids)
+
+
+def eased(work: Work) -> Work:
+    """Return the work of the pair that warms up: the same with fewer objects."""
+    return replace(work, num_objects=max(1, round(work.num_objects * WARM_UP_SHARE)))
+
+
+def play(
+    match: Match,
+    servers: Callable[[ServerSpec], Server],
+    *,
+    num_pairs: int,
+    has_warm_up: bool = True,
+    limit_seconds: float,
+    keep: Callable[[Pair], None],
+) -> list[Pair]:
+    """Play a match and return its pairs.
+
+    Args:
+        match: The two contenders.
+        servers: Gives the server for a spec, and starts it where it must.
+        num_pairs: Pairs that count.
+        has_warm_up: Whether one pair goes before that does not count.
+        limit_seconds: Time that one contender may take to warm up, and again to be measured.
+        keep: Called with each pair as soon as it was played.
+    """
+    ours = addressed(match.ours.work, servers(match.ours.server))
+    theirs = addressed(match.theirs.work, servers(match.theirs.server))
+    pairs: list[Pair] = []
+    for index in range(num_pairs + has_warm_up):
+        is_warm_up = has_warm_up and index == 0
+        works = (eased(ours), eased(theirs)) if is_warm_up else (ours, theirs)
+        first, second = asyncio.run(play_pair(*works, limit_seconds))
+        pair = Pair(index=index, is_warm_up=is_warm_up, ours=first, theirs=second)
+        keep(pair)
+        pairs.append(pair)
+        num_failed = sum(bool(pair.ours.error or pair.theirs.error) for pair in pairs)
+        if num_failed >= MAX_FAILED:
+            break
+    return pairs

@@ -1,0 +1,157 @@
+"""What a run leaves behind: JSON lines of every sample, and one table for terminal and Markdown."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from perf._samples import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from perf._samples import Median, Pair, Row
+    from perf.scenarios import Match, Scenario
+
+__all__ = ["HEADINGS", "cells", "lines_of", "markdown", "terminal_heading", "terminal_row"]
+
+HEADINGS = (
+    "scenario",
+    "against",
+    "ours/s",
+    "peer/s",
+    "ratio (spread)",
+    "goal",
+    "met",
+    "CPU us/object, ours / peer",
+    "server CPU us, ours / peer",
+    "peak MiB, ours / peer",
+)
+_SHORT = (
+    ("scenario", 24),
+    ("against", 16),
+    ("ours/s", 9),
+    ("peer/s", 9),
+    ("ratio (spread)", 19),
+    ("goal", 7),
+    ("met", 6),
+    ("CPU us", 17),
+    ("server us", 15),
+    ("peak MiB", 13),
+)
+"""The same for a terminal, each with its width."""
+_NUM_LEFT = 2
+"""Columns of words; the others are numbers and stand to the right."""
+
+
+def lines_of(
+    scenario: Scenario,
+    match: Match,
+    pair: Pair,
+    notes: Sequence[str],
+    circumstances: Mapping[str, Any],
+) -> Iterator[str]:
+    """Yield one JSON line for each sample of a pair."""
+    parameters = asdict(scenario)
+    del parameters["rivals"]
+    for side, sample, turn in (
+        ("ours", pair.ours, match.ours),
+        ("theirs", pair.theirs, match.theirs),
+    ):
+        line = {
+            "scenario": scenario.name,
+            "case": match.case,
+            "match": match.name,
+            "side": side,
+            "pair": pair.index,
+            "is_warm_up": pair.is_warm_up,
+            "parameters": parameters,
+            "server": asdict(turn.server),
+            "server_notes": list(notes),
+            "work": asdict(sample.work),
+            "result": asdict(sample.result) if sample.result else None,
+            "error": sample.error,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        yield json.dumps({**line, **circumstances})
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """Return the words of a row, under `HEADINGS`."""
+    verdict = {True: "met", False: "MISSED", None: "?" if row.goal else "-"}[row.is_met]
+    return (
+        f"{row.scenario} ({row.case})" if row.case else row.scenario,
+        row.peer,
+        _rate(row.ours, row),
+        _rate(row.theirs, row),
+        _ratio(row),
+        row.goal or "-",
+        verdict,
+        _both(row, lambda median: f"{median.cpu_us:,.0f}"),
+        _both(row, lambda median: f"{median.server_cpu_us:,.0f}"),
+        _both(row, lambda median: f"{median.peak_bytes / MIB:,.0f}"),
+    )
+
+
+def terminal_heading() -> str:
+    """Return the first line of the table on a terminal."""
+    return _aligned(tuple(word for word, _ in _SHORT))
+
+
+def terminal_row(row: Row) -> str:
+    """Return a row of the table on a terminal, and below it what went wrong."""
+    text = _aligned(cells(row))
+    return f"{text}\n    ! {row.error}" if row.error else text
+
+
+def markdown(rows: Sequence[Row], *, command: str, about: str, notes: Sequence[str]) -> str:
+    """Return the whole table, with what it was measured by and on."""
+    lines = [
+        f"`{command}`",
+        "",
+        about,
+        "",
+        f"| {' | '.join(HEADINGS)} |",
+        f"| {' | '.join(['---'] * _NUM_LEFT + ['---:'] * (len(HEADINGS) - _NUM_LEFT))} |",
+        *(f"| {' | '.join(cells(row))} |" for row in rows),
+    ]
+    if errors := [f"* {row.scenario}, {row.peer}: {row.error}" for row in rows if row.error]:
+        lines += ["", "What failed:", "", *errors]
+    if notes:
+        lines += ["", *(f"* {note}" for note in notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _aligned(words: Sequence[str]) -> str:
+    columns = zip(words, _SHORT, strict=True)
+    return " ".join(
+        word.ljust(width) if at < _NUM_LEFT else word.rjust(width)
+        for at, (word, (_, width)) in enumerate(columns)
+    ).rstrip()
+
+
+def _rate(median: Median | None, row: Row) -> str:
+    if median is None or row.held_bytes is not None:
+        return "-"
+    if row.size_bytes:
+        return f"{median.rate * row.size_bytes / 1e9:.2f} GB"
+    return f"{median.rate:,.0f}"
+
+
+def _ratio(row: Row) -> str:
+    if row.held_bytes is not None:
+        return f"{row.held_bytes / MIB:,.0f} MiB"
+    if row.ratio is None or row.spread is None:
+        return "-"
+    return f"{row.ratio:.2f}x ({row.spread[0]:.2f}..{row.spread[1]:.2f})"
+
+
+def _both(row: Row, word: Callable[[Median], str]) -> str:
+    ours = word(row.ours) if row.ours else "-"
+    return (
+        ours
+        if row.held_bytes is not None
+        else f"{ours} / {word(row.theirs) if row.theirs else '-'}"
+    )

@@ -1,0 +1,194 @@
+"""What a scenario is: parameters, the matches that it plays, and what ours must reach in each."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+
+from perf.work import WARM_UP_BYTES, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Self
+
+    from perf.servers import ServerSpec
+
+__all__ = ["KIB", "MIB", "Match", "MemoryGoal", "Rival", "Scenario", "Turn", "ready_objects"]
+
+KIB = 1024
+MIB = 1024 * KIB
+SHARES = {
+    "aiohttp": 0.5,
+    "gcloud_aio": 0.3,
+    "gcsfs": 0.1,
+    "google": 0.06,
+    "obstore": 0.5,
+    "requests": 0.06,
+    "transfer_manager": 0.03,
+}
+"""How much of our objects a slower peer moves, so that its sample takes about as long as ours."""
+_UNITS = {"KiB": KIB, "MiB": MIB, "GiB": 1024 * MIB}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rival:
+    """A peer, and how many times its rate ours must at least be."""
+
+    peer: str
+    """Module below `perf.peers`."""
+    at_least: float | None = None
+    """Ratio of our rate by the peer's; None where nothing is promised."""
+    share: float | None = None
+    """Share of our objects that it moves; None is that of `SHARES`, or all."""
+
+    def num_objects(self, ours: int) -> int:
+        """Return how many objects it moves where we move so many."""
+        share = SHARES.get(self.peer, 1.0) if self.share is None else self.share
+        return max(1, round(ours * share))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One side of a match: what a contender does, and on which server."""
+
+    work: Work
+    """Its url, authority and pids are filled in when the server is up."""
+    server: ServerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """Two contenders who take turns, and what ours must reach."""
+
+    case: str = ""
+    """Which of the scenario's cases; empty where it has one."""
+    ours: Turn
+    theirs: Turn
+    label: str = ""
+    """What the other side is called; empty is the name of its peer."""
+    at_least: float | None = None
+    """Ratio to reach, of our rate by what is set against it; None where nothing is promised."""
+    cap_per_second: float = math.inf
+    """Objects per second that no client can exceed here: the lesser of it and of the other side's
+    rate is set against ours."""
+
+    @property
+    def name(self) -> str:
+        """What the other side is called."""
+        return self.label or self.theirs.work.peer
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryGoal:
+    """What our resident memory must stay under."""
+
+    limit_bytes: int
+    """The most, inclusive."""
+    is_above_idle: bool
+    """Whether what the process held before the measured part is taken off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario(ABC):
+    """The parameters of one scenario; its fields can be replaced by name."""
+
+    name: str
+    """What it is called on the command line."""
+    rivals: tuple[Rival, ...] = ()
+    """The peers that it is measured against."""
+
+    @abstractmethod
+    def matches(self) -> tuple[Match, ...]:
+        """Return what is played, case by case and rival by rival."""
+
+    @abstractmethod
+    def toy(self) -> Self:
+        """Return the same at a size that runs in about a second."""
+
+    @property
+    def displayed_bytes(self) -> int:
+        """Size of an object where rates are told in bytes; 0 where in objects."""
+        return 0
+
+    def memory_goal(self) -> MemoryGoal | None:
+        """Return what our memory must stay under, where something is promised."""
+        return None
+
+    def scaled(self, factor: float) -> Self:
+        """Return the same with so many times the objects, where it moves several."""
+        if "num_objects" not in {field.name for field in fields(self)}:
+            return self
+        return self.replaced({"num_objects": str(max(1, round(self.num_objects * factor)))})  # type: ignore[attr-defined]
+
+    def against(self, peers: tuple[str, ...]) -> Self:
+        """Return the same against these peers; those that it does not know have no goal."""
+        known = {rival.peer: rival for rival in self.rivals}
+        others = (peer for peer in peers if not peer.startswith("aioflux"))
+        return replace(self, rivals=tuple(known.get(peer, Rival(peer=peer)) for peer in others))
+
+    def parameters_in_words(self) -> str:
+        """Return the fields that can be replaced, with their values."""
+        return ", ".join(f"{name}={_typed(name, getattr(self, name))}" for name in self._settable())
+
+    def _settable(self) -> list[str]:
+        return [field.name for field in fields(self) if field.name not in {"name", "rivals"}]
+
+    def replaced(self, settings: Mapping[str, str]) -> Self:
+        """Return the same with fields replaced by values as they are typed.
+
+        Raises:
+            ValueError: There is no such field, or the value is none of its type.
+        """
+        types = get_type_hints(type(self))
+        known = self._settable()
+        changes: dict[str, Any] = {}
+        for name, text in settings.items():
+            if name not in known:
+                raise ValueError(f"{self.name} has no {name!r}; it has {', '.join(known)}")
+            try:
+                changes[name] = _parsed(text, types[name])
+            except ValueError as exc:
+                raise ValueError(f"{name} of {self.name}: {exc}") from exc
+        return replace(self, **changes)
+
+
+def ready_objects(work: Work) -> tuple[tuple[int, int], ...]:
+    """Return the objects that reads need to be there: their own, and that of a warm-up."""
+    own = ((work.size_bytes, work.num_keys),)
+    return own if work.size_bytes <= WARM_UP_BYTES else (*own, (WARM_UP_BYTES, 1))
+
+
+def _typed(name: str, value: Any) -> str:
+    """Return a value as it would be typed."""
+    if isinstance(value, tuple):
+        return ",".join(_typed(name, item) for item in value)
+    if name.endswith("_bytes"):
+        for unit, size in reversed(_UNITS.items()):
+            if value >= size and value % size == 0:
+                return f"{value // size}{unit}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _parsed(text: str, kind: Any) -> Any:
+    if get_origin(kind) is tuple:
+        return tuple(_parsed(item, get_args(kind)[0]) for item in text.split(",") if item)
+    if kind is bool:
+        if text.lower() not in {"true", "false"}:
+            raise ValueError(f"must be true or false, not {text!r}")
+        return text.lower() == "true"
+    if kind in {int, float}:
+        number, unit = text, ""
+        for suffix in _UNITS:
+            if text.endswith(suffix):
+                number, unit = text.removesuffix(suffix), suffix
+        try:
+            value = kind(number) * _UNITS.get(unit, 1)
+        except ValueError:
+            wanted = "a whole number" if kind is int else "a number"
+            raise ValueError(f"must be {wanted}, not {text!r}") from None
+        if not value >= 0 or math.isinf(value):
+            raise ValueError(f"must be finite and not negative, is {text!r}")
+        return value
+    return text

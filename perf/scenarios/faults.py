@@ -1,0 +1,75 @@
+"""Reads from a server that refuses some and cuts off others, beside the same undisturbed: faults.
+
+That nothing is lost is checked in every sample: one whose bytes are not all there has failed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from perf.scenarios._scenario import KIB, Match, Scenario, Turn, ready_objects
+from perf.servers import ServerSpec
+from perf.work import Work
+
+__all__ = ["SCENARIOS", "Faults"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults(Scenario):
+    """Reads of whole objects, some of which meet a 503 or a reset."""
+
+    size_bytes: int = 100 * KIB
+    """Size of each object."""
+    num_objects: int = 10_000
+    """Objects of one sample."""
+    num_keys: int = 64
+    """Different objects."""
+    in_flight: int = 64
+    """Reads under way at once."""
+    fault_rate: float = 0.01
+    """Share of the reads that meet a 503, and again as many a reset."""
+    clean_share: float = 0.9
+    """Share to reach of the undisturbed rate."""
+
+    def matches(self) -> tuple[Match, ...]:
+        """See base class."""
+        ours = self._turn("aioflux", self.num_objects, self.fault_rate)
+        own = Match(
+            ours=ours,
+            theirs=self._turn("aioflux", self.num_objects, 0.0),
+            label="clean",
+            at_least=self.clean_share,
+        )
+        return (
+            own,
+            *(
+                Match(
+                    ours=ours,
+                    theirs=self._turn(
+                        rival.peer, rival.num_objects(self.num_objects), self.fault_rate
+                    ),
+                    at_least=rival.at_least,
+                )
+                for rival in self.rivals
+            ),
+        )
+
+    def toy(self) -> Faults:
+        """See base class."""
+        return replace(self, num_objects=100, num_keys=4, in_flight=4, fault_rate=0.03)
+
+    def _turn(self, peer: str, num_objects: int, fault_rate: float) -> Turn:
+        work = Work(
+            peer=peer,
+            operation="get_many",
+            url="",
+            size_bytes=self.size_bytes,
+            num_objects=num_objects,
+            num_keys=self.num_keys,
+            in_flight=self.in_flight,
+        )
+        spec = ServerSpec(kind="embedded", fault_rate=fault_rate, objects=ready_objects(work))
+        return Turn(work=work, server=spec)
+
+
+SCENARIOS = (Faults(name="faults"),)

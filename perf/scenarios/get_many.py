@@ -1,0 +1,104 @@
+"""Many objects of one size through `get_many`: get-1KiB, get-100KiB, get-100KiB-tls, get-1MiB."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from perf.scenarios._scenario import KIB, MIB, Match, Rival, Scenario, Turn, ready_objects
+from perf.servers import ServerSpec
+from perf.work import Work
+
+__all__ = ["SCENARIOS", "GetMany"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GetMany(Scenario):
+    """Reads of whole objects, so many under way at once."""
+
+    size_bytes: int
+    """Size of each object."""
+    num_objects: int
+    """Objects that we read in one sample; a slower peer reads fewer."""
+    num_keys: int = 64
+    """Different objects."""
+    in_flight: int = 64
+    """Reads under way at once."""
+    is_tls: bool = False
+    """Whether the server speaks TLS 1.3."""
+
+    def matches(self) -> tuple[Match, ...]:
+        """See base class."""
+        ours = self._turn("aioflux", self.num_objects)
+        return tuple(
+            Match(
+                ours=ours,
+                theirs=self._turn(rival.peer, rival.num_objects(self.num_objects)),
+                at_least=rival.at_least,
+            )
+            for rival in self.rivals
+        )
+
+    def toy(self) -> GetMany:
+        """See base class."""
+        return replace(self, num_objects=32, num_keys=4, in_flight=4)
+
+    def _turn(self, peer: str, num_objects: int) -> Turn:
+        work = Work(
+            peer=peer,
+            operation="get_many",
+            url="",
+            size_bytes=self.size_bytes,
+            num_objects=num_objects,
+            num_keys=self.num_keys,
+            in_flight=self.in_flight,
+        )
+        return Turn(work=work, server=ServerSpec(tls=self.is_tls, objects=ready_objects(work)))
+
+
+SCENARIOS = (
+    GetMany(
+        name="get-1KiB",
+        size_bytes=KIB,
+        num_objects=10_000,
+        rivals=(
+            Rival(peer="obstore", at_least=2.5),
+            Rival(peer="gcloud_aio", at_least=3.0),
+            Rival(peer="google", at_least=15.0),
+            Rival(peer="wrk", at_least=0.5),
+        ),
+    ),
+    GetMany(
+        name="get-100KiB",
+        size_bytes=100 * KIB,
+        num_objects=5_000,
+        rivals=(
+            Rival(peer="obstore", at_least=1.8),
+            Rival(peer="gcloud_aio", at_least=3.0),
+            Rival(peer="google", at_least=8.0, share=0.1),
+            Rival(peer="gcsfs"),
+            Rival(peer="aiohttp"),
+            Rival(peer="requests"),
+            Rival(peer="wrk", at_least=0.5),
+        ),
+    ),
+    GetMany(
+        name="get-100KiB-tls",
+        size_bytes=100 * KIB,
+        num_objects=3_000,
+        is_tls=True,
+        rivals=(
+            Rival(peer="obstore", at_least=1.2, share=0.8),
+            Rival(peer="gcloud_aio", at_least=1.5, share=0.5),
+        ),
+    ),
+    GetMany(
+        name="get-1MiB",
+        size_bytes=MIB,
+        num_objects=1_000,
+        rivals=(
+            Rival(peer="obstore", at_least=1.1, share=0.8),
+            Rival(peer="gcloud_aio", at_least=1.4, share=0.5),
+            Rival(peer="transfer_manager", at_least=2.0, share=0.2),
+        ),
+    ),
+)

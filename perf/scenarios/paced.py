@@ -1,0 +1,84 @@
+"""One object of 1 GiB where each connection has a bandwidth of its own: paced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from perf.scenarios._scenario import MIB, Match, Scenario, Turn, ready_objects
+from perf.servers import ServerSpec
+from perf.work import Work
+
+__all__ = ["SCENARIOS", "Paced"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paced(Scenario):
+    """The read of one large object, paced by connection, beside the same without a limit."""
+
+    size_bytes: int = 1024 * MIB
+    """Size of the object."""
+    connection_bytes_per_second: int = 50_000_000
+    """Bandwidth of each connection."""
+    range_size_bytes: int = 16 * MIB
+    """Size of a range."""
+    in_flight: tuple[int, ...] = (8, 16)
+    """Ranges under way at once, each on a connection of its own, case by case."""
+    bound_share: float = 0.9
+    """Share to reach of the lesser of all connections' bandwidth and the unlimited rate."""
+
+    @property
+    def displayed_bytes(self) -> int:
+        """See base class."""
+        return self.size_bytes
+
+    def matches(self) -> tuple[Match, ...]:
+        """See base class."""
+        return tuple(
+            Match(
+                case=f"{in_flight} connections",
+                ours=self._turn("aioflux", in_flight, self.connection_bytes_per_second),
+                theirs=self._turn("aioflux", in_flight, None),
+                label="bound",
+                at_least=self.bound_share,
+                cap_per_second=in_flight * self.connection_bytes_per_second / self.size_bytes,
+            )
+            for in_flight in self.in_flight
+        ) + tuple(
+            Match(
+                case=f"{in_flight} connections",
+                ours=self._turn("aioflux", in_flight, self.connection_bytes_per_second),
+                theirs=self._turn(rival.peer, in_flight, self.connection_bytes_per_second),
+                at_least=rival.at_least,
+            )
+            for in_flight in self.in_flight
+            for rival in self.rivals
+        )
+
+    def toy(self) -> Paced:
+        """See base class."""
+        return replace(
+            self,
+            size_bytes=4 * MIB,
+            range_size_bytes=MIB,
+            in_flight=(2,),
+            connection_bytes_per_second=20_000_000,
+        )
+
+    def _turn(self, peer: str, in_flight: int, pace: int | None) -> Turn:
+        work = Work(
+            peer=peer,
+            operation="get_one",
+            url="",
+            size_bytes=self.size_bytes,
+            num_objects=1,
+            num_keys=1,
+            in_flight=in_flight,
+            range_size_bytes=self.range_size_bytes,
+        )
+        spec = ServerSpec(
+            kind="embedded", connection_bytes_per_second=pace, objects=ready_objects(work)
+        )
+        return Turn(work=work, server=spec)
+
+
+SCENARIOS = (Paced(name="paced"),)

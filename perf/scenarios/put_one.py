@@ -1,0 +1,75 @@
+"""One object of 1 GiB, written by the multipart or resumable way of each: put-1GiB."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from perf.scenarios._scenario import MIB, Match, MemoryGoal, Rival, Scenario, Turn
+from perf.servers import ServerSpec
+from perf.work import Work
+
+__all__ = ["SCENARIOS", "PutOne"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutOne(Scenario):
+    """The write of one large object."""
+
+    size_bytes: int = 1024 * MIB
+    """Size of the object."""
+    part_size_bytes: int = 16 * MIB
+    """Size of a part."""
+    in_flight: int = 4
+    """Parts under way at once."""
+    limit_bytes: int = 256 * MIB
+    """Most memory that may be resident."""
+
+    @property
+    def displayed_bytes(self) -> int:
+        """See base class."""
+        return self.size_bytes
+
+    def matches(self) -> tuple[Match, ...]:
+        """See base class."""
+        return tuple(
+            Match(
+                ours=self._turn("aioflux"),
+                theirs=self._turn(rival.peer),
+                at_least=rival.at_least,
+            )
+            for rival in self.rivals
+        )
+
+    def memory_goal(self) -> MemoryGoal:
+        """See base class."""
+        return MemoryGoal(limit_bytes=self.limit_bytes, is_above_idle=False)
+
+    def toy(self) -> PutOne:
+        """See base class."""
+        return replace(self, size_bytes=12 * MIB, part_size_bytes=5 * MIB, in_flight=2)
+
+    def _turn(self, peer: str) -> Turn:
+        work = Work(
+            peer=peer,
+            operation="put_one",
+            url="",
+            size_bytes=self.size_bytes,
+            num_objects=1,
+            num_keys=1,
+            in_flight=self.in_flight,
+            range_size_bytes=self.part_size_bytes,
+        )
+        # The object as it was, its parts, and the whole that they become: at once.
+        return Turn(work=work, server=ServerSpec(written_bytes=3 * self.size_bytes + 64 * MIB))
+
+
+SCENARIOS = (
+    PutOne(
+        name="put-1GiB",
+        rivals=(
+            Rival(peer="obstore", at_least=1.2),
+            Rival(peer="gcloud_aio", at_least=2.0),
+            Rival(peer="transfer_manager", at_least=2.0),
+        ),
+    ),
+)

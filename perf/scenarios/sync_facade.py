@@ -1,0 +1,67 @@
+"""`get_many` of the blocking face beside the asynchronous one: sync."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from perf.scenarios._scenario import KIB, Match, Scenario, Turn, ready_objects
+from perf.servers import ServerSpec
+from perf.work import Work
+
+__all__ = ["SCENARIOS", "Sync"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sync(Scenario):
+    """Reads of whole objects from a thread that has no loop."""
+
+    size_bytes: int = 100 * KIB
+    """Size of each object."""
+    num_objects: int = 5_000
+    """Objects of one sample."""
+    num_keys: int = 64
+    """Different objects."""
+    in_flight: int = 64
+    """Reads under way at once."""
+    async_share: float = 0.85
+    """Share to reach of the asynchronous rate."""
+
+    def matches(self) -> tuple[Match, ...]:
+        """See base class."""
+        ours = self._turn("aioflux_sync", self.num_objects)
+        own = Match(
+            ours=ours,
+            theirs=self._turn("aioflux", self.num_objects),
+            label="async",
+            at_least=self.async_share,
+        )
+        return (
+            own,
+            *(
+                Match(
+                    ours=ours,
+                    theirs=self._turn(rival.peer, rival.num_objects(self.num_objects)),
+                    at_least=rival.at_least,
+                )
+                for rival in self.rivals
+            ),
+        )
+
+    def toy(self) -> Sync:
+        """See base class."""
+        return replace(self, num_objects=32, num_keys=4, in_flight=4)
+
+    def _turn(self, peer: str, num_objects: int) -> Turn:
+        work = Work(
+            peer=peer,
+            operation="get_many",
+            url="",
+            size_bytes=self.size_bytes,
+            num_objects=num_objects,
+            num_keys=self.num_keys,
+            in_flight=self.in_flight,
+        )
+        return Turn(work=work, server=ServerSpec(objects=ready_objects(work)))
+
+
+SCENARIOS = (Sync(name="sync"),)
