@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import inspect
 import re
 import time
 from datetime import UTC
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from aioflux._errors import CredentialsError, TransientError
 
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 __all__ = [
+    "WAIT",
     "AnonymousToken",
     "GoogleToken",
     "ProvidedToken",
+    "Wait",
     "anonymous_credentials",
     "open_token",
 ]
@@ -41,8 +44,22 @@ _HOW_TO_SIGN_IN = (
 )
 
 
+class Wait(enum.Enum):
+    """The one answer of `ready` that is no token."""
+
+    WAIT = "wait"
+
+
+WAIT: Final = Wait.WAIT
+"""There is no token at once: `await get()`."""
+
+
 class AnonymousToken:
     """Sends no credentials: emulators and public buckets."""
+
+    def ready(self) -> str | None | Wait:
+        """Return None: no token."""
+        return None
 
     async def get(self) -> str | None:
         """Return None: no token."""
@@ -60,6 +77,10 @@ class ProvidedToken:
 
     def __init__(self, provider: Callable[[], str | Awaitable[str]]) -> None:
         self._provider = provider
+
+    def ready(self) -> str | None | Wait:
+        """Return `WAIT`: the function may be a coroutine function."""
+        return WAIT
 
     async def get(self) -> str | None:
         """Return the provider's token.
@@ -106,6 +127,10 @@ class GoogleToken:
         self._expires_at = 0.0
         self._renewal: asyncio.Task[None] | None = None
         self._is_refused = False
+
+    def ready(self) -> str | None | Wait:
+        """Return the token, or `WAIT` where it has to be found or renewed first."""
+        return self._value if self._clock() < self._renew_at else WAIT
 
     async def get(self) -> str | None:
         """Return a token that is valid now.

@@ -8,6 +8,7 @@ from aioflux.http._codec import Headers, ResponseHead
 from aioflux.http._connection import Response
 from aioflux.http._origin import Origin
 from aioflux.http._pool import Pool
+from aioflux.http._request import FixedHeaders
 from aioflux.http._select import RequestPool, open_pool, proxy_for
 from aioflux.http._tls import default_context, distrust
 from aioflux.http._transport_errors import (
@@ -23,6 +24,7 @@ __all__ = [
     "CertificateError",
     "ConnectError",
     "ConnectionLostError",
+    "FixedHeaders",
     "Headers",
     "Origin",
     "Pool",

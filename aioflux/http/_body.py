@@ -23,8 +23,9 @@ __all__ = [
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-Destination: TypeAlias = memoryview | Callable[[int], memoryview]
-"""Where the body of a 2xx response goes: memory, or what gives memory for a length in bytes.
+Destination: TypeAlias = memoryview | type[bytes] | Callable[[int], memoryview]
+"""Where the body of a 2xx response goes: memory, what gives memory for a length in bytes, or `bytes`
+for an object of that class.
 
 The function is called once, as soon as the length is known, and never for another status.
 """
@@ -97,7 +98,7 @@ def place(into: Destination, num_bytes: int) -> memoryview:
     """
     if isinstance(into, memoryview):
         return into[:num_bytes]
-    memory = as_destination(into(num_bytes))
+    memory = as_destination(cast("Callable[[int], memoryview]", into)(num_bytes))
     if len(memory) < num_bytes:
         raise ValueError(f"`into` gave {len(memory)} bytes of memory for a body of {num_bytes}")
     return memory[:num_bytes]
@@ -116,6 +117,7 @@ class StreamedBody:
         "_allocate",
         "_decoder",
         "_into",
+        "_is_bytes",
         "_max_bytes",
         "_own",
         "_truncate",
@@ -135,6 +137,9 @@ class StreamedBody:
         self._truncate = not 200 <= status < 300
         if self._truncate:
             into, max_body_bytes = None, MAX_ERROR_BODY_BYTES
+        self._is_bytes = into is bytes
+        if self._is_bytes:
+            into = None
         self._into = into if isinstance(into, memoryview) else None
         self._allocate = None if isinstance(into, memoryview) else into
         limits = [] if max_body_bytes is None else [max_body_bytes]
@@ -147,8 +152,10 @@ class StreamedBody:
         """Bytes of payload that are in the caller's memory by now."""
         return 0 if self._into is None else self.num_bytes
 
-    def finish(self) -> memoryview | bytearray:
+    def finish(self) -> Buffer:
         """What was received, in the caller's memory or in a buffer of its own."""
+        if self._is_bytes:
+            return bytes(self._own)
         if self._allocate is not None:
             memory = place(self._allocate, self.num_bytes)
             memory[:] = self._own

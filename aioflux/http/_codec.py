@@ -19,6 +19,7 @@ __all__ = [
     "ChunkedDecoder",
     "Headers",
     "ResponseHead",
+    "encode_fields",
     "encode_head",
     "parse_head",
 ]
@@ -27,6 +28,8 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_CHUNK_LINE_BYTES: Final = 4096
 _MAX_TRAILER_BYTES: Final = 16 * 1024
 _MAX_REMEMBERED_NAMES: Final = 512
+_MAX_REMEMBERED_SHAPES: Final = 256
+_MAX_REMEMBERED_STATUS_LINES: Final = 64
 
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TARGET = re.compile(rb"[!-~]+")
@@ -37,9 +40,16 @@ _MAX_LENGTH_DIGITS: Final = 18
 _FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 _CONTROLS = bytes(c for c in range(32) if c not in b"\t\r\n") + b"\x7f"
 
+_CONTROLS_AND_ENDS = _CONTROLS + b"\t\r\n"
+
 # Checked names, as they came -> in lower case. A service sends the same dozen names for ever: a
 # dictionary hit costs 20 ns, matching and lowering a name 320.
 _names: dict[bytes, bytes] = {}
+# The checked names of a whole head, each after a LF, joined with colons -> in lower case. Heads of
+# one shape are taken apart by three calls of C code instead of four for each line: 5 us, not 11.
+_shapes: dict[bytes, tuple[bytes, ...]] = {}
+# Checked status lines -> status and minor version.
+_status_lines: dict[bytes, tuple[int, int]] = {}
 
 
 class Headers(Mapping[bytes, bytes]):
@@ -79,32 +89,45 @@ class ResponseHead(NamedTuple):
     chunked: bool
 
 
-def encode_head(method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+def encode_head(
+    method: bytes,
+    target: bytes,
+    headers: Iterable[tuple[bytes, bytes]] = (),
+    *,
+    fixed: bytes = b"",
+) -> bytes:
     """Encode the head of a request, the empty line included.
 
     Args:
         method: Method, for example `b"GET"`.
         target: Path and query, already percent-encoded.
         headers: Names and values in the order in which they are sent.
+        fixed: What `encode_fields` made of headers that stand before these.
 
     Raises:
         ValueError: A part could end its line early or start another one.
     """
-    lines = [b"%b %b HTTP/1.1" % (method, target)]
-    for name, value in headers:
-        if name not in _names:
-            _checked_name(name, ValueError)
-        lines.append(b"%b: %b" % (name, value))
-    head = b"\r\n".join(lines) + b"\r\n\r\n"
-    # One count over the whole head is cheaper than a look at every value.
-    num_ends = len(lines) + 1
-    if head.count(b"\n") != num_ends or head.count(b"\r") != num_ends or b"\0" in head:
-        raise ValueError("method, target and header values must not contain CR, LF or NUL")
     if _TARGET.fullmatch(target) is None:
         raise ValueError("target must be percent-encoded: visible ASCII only, no spaces")
     if method not in _names:
         _checked_name(method, ValueError)
-    return head
+    return b"%b %b HTTP/1.1\r\n%b%b\r\n" % (method, target, fixed, encode_fields(headers))
+
+
+def encode_fields(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Encode the lines of headers, each with its end.
+
+    Raises:
+        ValueError: A part could end its line early or start another one.
+    """
+    lines = b""
+    for name, value in headers:
+        if name not in _names:
+            _checked_name(name, ValueError)
+        if b"\n" in value or b"\r" in value or b"\0" in value:
+            raise ValueError("header values must not contain CR, LF or NUL")
+        lines += b"%b: %b\r\n" % (name, value)
+    return lines
 
 
 def parse_head(data: bytes) -> ResponseHead:
@@ -120,21 +143,61 @@ def parse_head(data: bytes) -> ResponseHead:
         raise ProtocolError(f"response head is over {MAX_HEAD_BYTES} bytes")
     if data[-4:] != b"\r\n\r\n":
         raise ProtocolError("response head does not end with an empty line")
-    lines = data[:-4].split(b"\r\n")
+    # Line ends become field separators, and each line but the first begins with LF.
+    pieces = data[:-4].replace(b"\r\n", b": \n").split(b": ")
+    fields = _known_fields(data, pieces)
+    if fields is None:
+        pieces = data[:-4].split(b"\r\n")
+        fields = _parse_fields(data, pieces)
+    status_line = pieces[0]
+    known = _status_lines.get(status_line)
+    status, http_minor = _parse_status_line(status_line) if known is None else known
+    return _frame(status, http_minor, fields)
+
+
+def _known_fields(data: bytes, pieces: list[bytes]) -> dict[bytes, bytes] | None:
+    """Fields of a head whose names came before in this order; None where they did not.
+
+    Where the names at the odd places are those of a shape, each of them begins with LF, and they
+    are as many as the lines: so every line is one name and one value.
+    """
+    raw_names = pieces[1::2]
+    names = _shapes.get(b":".join(raw_names))
+    if names is None or len(pieces) != 2 * len(names) + 1:
+        return None
+    # Two characters for each line's end, the empty line's included, and no others.
+    num_odd = len(data) - len(data.translate(None, _CONTROLS_AND_ENDS))
+    if num_odd != 2 * len(names) + 4:
+        return None
+    return dict(zip(names, map(bytes.strip, pieces[2::2]), strict=True))
+
+
+def _parse_status_line(line: bytes) -> tuple[int, int]:
+    match = _STATUS_LINE.fullmatch(line)
+    if match is None:
+        raise ProtocolError(f"not an HTTP/1.1 status line: {line[:40]!r}")
+    parsed = int(match[2]), 1 if match[1] == b"1" else 0
+    if len(_status_lines) < _MAX_REMEMBERED_STATUS_LINES:
+        _status_lines[line] = parsed
+    return parsed
+
+
+def _parse_fields(data: bytes, lines: list[bytes]) -> dict[bytes, bytes]:
+    """Fields of a head, line by line, those after the first; their names are remembered."""
     num_ends = len(lines) + 1
     if data.count(b"\n") != num_ends or data.count(b"\r") != num_ends:
         raise ProtocolError("response head contains a bare CR or LF")
     if len(data.translate(None, _CONTROLS)) != len(data):
         raise ProtocolError("response head contains a control character")
-    match = _STATUS_LINE.fullmatch(lines[0])
-    if match is None:
-        raise ProtocolError(f"not an HTTP/1.1 status line: {lines[0][:40]!r}")
-    fields = _parse_fields(lines)
-    return _frame(int(match[2]), 1 if match[1] == b"1" else 0, fields)
+    fields = _split_lines(lines)
+    if len(fields) == len(lines) - 1 and len(_shapes) < _MAX_REMEMBERED_SHAPES:
+        shape = b":".join(b"\n" + line.partition(b":")[0] for line in lines[1:])
+        _shapes[shape] = tuple(fields)
+    return fields
 
 
-def _parse_fields(lines: list[bytes]) -> dict[bytes, bytes]:
-    """Fields in the lines after the first."""
+def _split_lines(lines: list[bytes]) -> dict[bytes, bytes]:
+    """Names and values of the lines after the first, repeated fields joined."""
     fields: dict[bytes, bytes] = {}
     known = _names.get
     for index in range(1, len(lines)):
@@ -264,5 +327,5 @@ class ChunkedDecoder:
             raise ProtocolError(f"trailers are over {_MAX_TRAILER_BYTES} bytes")
         if not line:
             self.is_done = True
-        elif not _FRAMING.isdisjoint(_parse_fields([b"", line])):
+        elif not _FRAMING.isdisjoint(_split_lines([b"", line])):
             raise ProtocolError("a trailer speaks of the framing, which has ended")

@@ -31,6 +31,7 @@ from aioflux.http._body import (
     place,
 )
 from aioflux.http._codec import MAX_HEAD_BYTES, Headers, ResponseHead, parse_head
+from aioflux.http._memory import BytesBuffer
 from aioflux.http._transport_errors import (
     ConnectionLostError,
     ProtocolError,
@@ -67,7 +68,7 @@ class Response:
     headers: Headers
     """Fields, names in lower case."""
     body: Buffer
-    """The body; a view of `into` where that was given and the status is 2xx."""
+    """The body; a view of `into` where that was memory and the status is 2xx."""
     num_bytes: int
     """Length of the body, in bytes."""
 
@@ -110,6 +111,7 @@ class Connection(asyncio.BufferedProtocol):
         self._head: ResponseHead | None = None
         self._num_interim = 0
         self._body: Buffer = b""
+        self._own: BytesBuffer | None = None
         self._destination: memoryview | None = None
         self._num_received = 0
         self._num_expected = 0
@@ -417,15 +419,19 @@ class Connection(asyncio.BufferedProtocol):
             self.is_usable = False
             num_here = num_bytes
         here = self._scratch_view[start : start + num_here]
-        if into is not None:
-            self._body = destination = place(into, num_bytes)
-        elif num_here == num_bytes:
-            self._body = bytes(here)
-            self._finish(num_bytes)
-            return
+        if into is None or into is bytes:
+            if num_here == num_bytes:
+                self._body = bytes(here)
+                self._finish(num_bytes)
+                return
+            if into is None:
+                self._body = new_buffer(num_bytes)
+                destination = memoryview(self._body)
+            else:
+                self._own = BytesBuffer(num_bytes)
+                destination = self._own.view
         else:
-            self._body = new_buffer(num_bytes)
-            destination = memoryview(self._body)
+            self._body = destination = place(into, num_bytes)
         destination[:num_here] = here
         self._num_received = num_here
         if num_here == num_bytes:
@@ -462,7 +468,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _finish(self, num_bytes: int) -> None:
         """Hand over the whole response."""
-        waiter, head, body = self._waiter, self._head, self._body
+        waiter, head = self._waiter, self._head
+        body = self._body if self._own is None else self._own.finish()
         has_body = self._has_body
         if has_body and self.is_usable and self._transport.get_write_buffer_size():
             self.is_usable = False
@@ -499,6 +506,7 @@ class Connection(asyncio.BufferedProtocol):
         self._into = None
         self._head = None
         self._body = b""
+        self._own = None
         self._destination = None
         self._streamed = None
         self._num_received = 0

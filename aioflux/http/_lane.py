@@ -21,17 +21,30 @@ class Lane:
     """Places for connections to one origin.
 
     Attributes:
+        fixed: Header lines of every request to the origin.
         idle: Open connections without a request, the last used one at the end.
         num_taken: Places taken.
     """
 
-    __slots__ = ("_max_connections", "_waiters", "idle", "num_taken")
+    __slots__ = ("_max_connections", "_waiters", "fixed", "idle", "num_taken")
 
-    def __init__(self, max_connections: int) -> None:
+    def __init__(self, max_connections: int, *, fixed: bytes = b"") -> None:
+        self.fixed = fixed
         self.idle: list[Connection] = []
         self.num_taken = 0
         self._max_connections = max_connections
         self._waiters: deque[asyncio.Future[Connection | None]] = deque()
+
+    def take_idle(self) -> Connection | None:
+        """Take an open connection, with its place, if one is idle and nobody is in line for it."""
+        if not self._waiters:
+            # A connection in `idle` is usable, or its loss is about to be told to us.
+            while self.idle:
+                connection = self.idle.pop()
+                if connection.is_usable:
+                    return connection
+                self.num_taken -= 1
+        return None
 
     async def take(self) -> Connection | None:
         """Take a place.
@@ -40,16 +53,12 @@ class Lane:
             An open connection, or None: a place to open one in. The caller ends with `give_back`
             or `free` either way.
         """
-        if not self._waiters:
-            # A connection in `idle` is usable, or its loss is about to be told to us.
-            while self.idle:
-                connection = self.idle.pop()
-                if connection.is_usable:
-                    return connection
-                self.num_taken -= 1
-            if self.num_taken < self._max_connections:
-                self.num_taken += 1
-                return None
+        connection = self.take_idle()
+        if connection is not None:
+            return connection
+        if not self._waiters and self.num_taken < self._max_connections:
+            self.num_taken += 1
+            return None
         return await self._wait()
 
     async def _wait(self) -> Connection | None:

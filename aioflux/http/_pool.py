@@ -11,11 +11,17 @@ import ssl
 from typing import TYPE_CHECKING, Final
 
 from aioflux.http._body import Buffer, Destination, as_destination, as_views
-from aioflux.http._codec import encode_head
+from aioflux.http._codec import encode_fields, encode_head
 from aioflux.http._connection import Connection, Response
 from aioflux.http._lane import Lane
 from aioflux.http._opening import Openings
-from aioflux.http._request import BODY_METHODS, RESENDABLE, check_headers, head_seconds_of
+from aioflux.http._request import (
+    BODY_METHODS,
+    RESENDABLE,
+    FixedHeaders,
+    check_headers,
+    head_seconds_of,
+)
 from aioflux.http._tls import default_context, distrust
 from aioflux.http._transport_errors import CertificateError, ConnectError, ConnectionLostError
 
@@ -26,6 +32,8 @@ if TYPE_CHECKING:
     from aioflux.http._origin import Origin
 
 __all__ = ["Pool"]
+
+_NO_HEADERS: Final = FixedHeaders()
 
 _MAX_TICK_SECONDS: Final = 0.25
 _SETTLE_SECONDS: Final = 1.0
@@ -65,7 +73,8 @@ class Pool:
         self._timeouts = timeouts
         self._ssl_context = ssl_context
         self._lanes: dict[Origin, Lane] = {}
-        self._authorities: dict[Origin, bytes] = {}
+        # The lane of the last request: to compare an origin costs less than to hash it.
+        self._last: tuple[Origin | None, Lane] = (None, Lane(1))
         # Every open connection, and where it belongs.
         self._open: dict[Connection, Lane | None] = {}
         self._openings = Openings()
@@ -95,6 +104,7 @@ class Pool:
         into: Destination | None = None,
         max_body_bytes: int | None = None,
         head_seconds: float | None = None,
+        fixed: FixedHeaders = _NO_HEADERS,
     ) -> Response:
         """Send one request and receive its whole response. Redirects are not followed.
 
@@ -112,27 +122,36 @@ class Pool:
             headers: Further headers; Host and Content-Length are added here.
             body: Memory that is sent as it is, without a copy; it must not change meanwhile.
             into: Memory for the body of a 2xx response, or a function that gives memory for a
-                length. Other bodies get a buffer of their own, of 1 MiB at most.
+                length; `bytes` makes it an object of that class. Other bodies get a buffer of
+                their own, of 1 MiB at most.
             max_body_bytes: Longest body of a 2xx response that is accepted.
             head_seconds: Time for the response to begin once the request has left, in seconds; by
                 default `progress_seconds` for GET and HEAD and `idle_seconds` for the others.
+            fixed: Headers that stand before `headers`, encoded already.
 
         Raises:
             TransportError: There is no whole response.
             ValueError: The request cannot be encoded, or `into` cannot be written.
             RuntimeError: The pool is closed.
         """
+        if self._is_closed:
+            raise RuntimeError("the pool is closed")
         views = as_views(body) if body is not None else []
-        lane = self._lanes.get(origin)
-        if lane is None:
-            lane = self._add_lane(origin)
-        head = self._encode(origin, method, target, headers, views)
+        last, lane = self._last
+        if origin is not last:
+            lane = self._lane_of(origin)
+        if views or method in BODY_METHODS:
+            headers = [*headers, (b"Content-Length", b"%d" % sum(map(len, views)))]
+            check_headers(headers[:-1])
+        else:
+            check_headers(headers)
+        head = encode_head(method, target, headers, fixed=lane.fixed + fixed.encoded)
         if isinstance(into, memoryview):
             into = as_destination(into)
         if head_seconds is None:
             head_seconds = head_seconds_of(method, self._timeouts)
         is_resendable = method in RESENDABLE
-        connection = await lane.take()
+        connection = lane.take_idle() or await lane.take()
         try:
             if connection is not None and not is_resendable and connection.has_spoken():
                 self.num_stale += 1
@@ -181,27 +200,13 @@ class Pool:
             self._all_lost = asyncio.Event()
             await self._all_lost.wait()
 
-    def _add_lane(self, origin: Origin) -> Lane:
-        self._authorities[origin] = origin.authority
-        lane = self._lanes[origin] = Lane(self._max_connections)
+    def _lane_of(self, origin: Origin) -> Lane:
+        lane = self._lanes.get(origin)
+        if lane is None:
+            host = encode_fields([(b"Host", origin.authority)])
+            lane = self._lanes[origin] = Lane(self._max_connections, fixed=host)
+        self._last = (origin, lane)
         return lane
-
-    def _encode(
-        self,
-        origin: Origin,
-        method: bytes,
-        target: bytes,
-        headers: Sequence[tuple[bytes, bytes]],
-        views: list[memoryview],
-    ) -> bytes:
-        """Head of a request, with the headers that the connection answers for."""
-        if self._is_closed:
-            raise RuntimeError("the pool is closed")
-        check_headers(headers)
-        lines = [(b"Host", self._authorities[origin]), *headers]
-        if views or method in BODY_METHODS:
-            lines.append((b"Content-Length", b"%d" % sum(map(len, views))))
-        return encode_head(method, target, lines)
 
     async def _open_connection(self, origin: Origin, lane: Lane) -> Connection:
         """Open a connection in a place that the caller has taken."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from aioflux.http._codec import encode_fields
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from aioflux._policy import Timeouts
 
-__all__ = ["BODY_METHODS", "RESENDABLE", "check_headers", "head_seconds_of"]
+__all__ = ["BODY_METHODS", "RESENDABLE", "FixedHeaders", "check_headers", "head_seconds_of"]
 
 RESENDABLE: Final = frozenset((b"GET", b"HEAD"))
 """Sent again where a kept-alive connection turns out to be closed.
@@ -39,3 +41,24 @@ def check_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:
     for name, _ in headers:
         if name.lower() in _OWN_HEADERS:
             raise ValueError(f"the header {name!r} is set by the pool")
+
+
+class FixedHeaders:
+    """Headers that many requests have in common, checked and encoded once.
+
+    Attributes:
+        items: Names and values, in the order in which they are sent.
+        encoded: Their lines.
+    """
+
+    __slots__ = ("encoded", "items")
+
+    def __init__(self, items: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        """Take the headers.
+
+        Raises:
+            ValueError: One is set by the pool, or could end its line early.
+        """
+        self.items = tuple(items)
+        check_headers(self.items)
+        self.encoded = encode_fields(self.items)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aioflux.http._body import Buffer, Destination
     from aioflux.http._connection import Response
     from aioflux.http._origin import Origin
+    from aioflux.http._request import FixedHeaders
 
 __all__ = ["RequestPool", "open_pool", "proxy_for"]
 
@@ -35,6 +36,7 @@ class RequestPool(Protocol):
         into: Destination | None = None,
         max_body_bytes: int | None = None,
         head_seconds: float | None = None,
+        fixed: FixedHeaders = ...,
     ) -> Response:
         """Send one request and receive its whole response."""
 

@@ -24,7 +24,14 @@ from aioflux.http._body import (
 )
 from aioflux.http._codec import MAX_HEAD_BYTES, Headers, ResponseHead, encode_head
 from aioflux.http._connection import Response
-from aioflux.http._request import BODY_METHODS, RESENDABLE, check_headers, head_seconds_of
+from aioflux.http._memory import BytesBuffer
+from aioflux.http._request import (
+    BODY_METHODS,
+    RESENDABLE,
+    FixedHeaders,
+    check_headers,
+    head_seconds_of,
+)
 from aioflux.http._tls import default_context, distrust
 from aioflux.http._transport_errors import (
     CertificateError,
@@ -49,6 +56,7 @@ __all__ = ["AiohttpPool"]
 
 _SLICE_BYTES: Final = 256 * 1024
 _READ_BYTES: Final = 512 * 1024
+_NO_HEADERS: Final = FixedHeaders()
 
 
 class AiohttpPool:
@@ -83,11 +91,13 @@ class AiohttpPool:
         into: Destination | None = None,
         max_body_bytes: int | None = None,
         head_seconds: float | None = None,
+        fixed: FixedHeaders = _NO_HEADERS,
     ) -> Response:
         """Send one request and receive its whole response; see `Pool.request`."""
         if self._is_closed:
             raise RuntimeError("the pool is closed")
         check_headers(headers)
+        headers = (*fixed.items, *headers)
         encode_head(method, target, headers)
         if isinstance(into, memoryview):
             into = as_destination(into)
@@ -168,10 +178,15 @@ class AiohttpPool:
         num_bytes = head.content_length
         if answer.method == "HEAD" or head.status in (204, 304):
             num_bytes = 0
-        has_destination = into is not None
+        has_destination = into is not None and into is not bytes
+        own: BytesBuffer | None = None
         if num_bytes is not None and 200 <= head.status < 300:
             check_length(num_bytes, into, max_body_bytes)
-            into = memoryview(new_buffer(num_bytes)) if into is None else place(into, num_bytes)
+            if into is bytes:
+                own = BytesBuffer(num_bytes)
+                into = own.view
+            else:
+                into = memoryview(new_buffer(num_bytes)) if into is None else place(into, num_bytes)
         streamed = StreamedBody(
             status=head.status, chunked=False, into=into, max_body_bytes=max_body_bytes
         )
@@ -186,7 +201,8 @@ class AiohttpPool:
         if streamed.is_truncated or (payload is not None and not payload.is_sent):
             # Not `release`: the writer would go on reading the caller's memory.
             answer.close()
-        return Response(head.status, head.headers, streamed.finish(), streamed.num_bytes)
+        body = streamed.finish() if own is None else own.finish()
+        return Response(head.status, head.headers, body, streamed.num_bytes)
 
 
 class _Attempt:

@@ -11,15 +11,17 @@ third of it, and what an answer is worth is decided in `_gcs_read` and `_gcs_wir
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from aioflux._errors import StorageError, TransientError
 from aioflux._uri import check_name
-from aioflux.auth._google import open_token
+from aioflux.auth._google import WAIT, open_token
 from aioflux.http import (
     CertificateError,
+    FixedHeaders,
     Origin,
     ProtocolError,
     TransportError,
@@ -27,7 +29,6 @@ from aioflux.http import (
     open_pool,
     proxy_for,
 )
-from aioflux.http._memory import BytesBuffer
 from aioflux.service import _gcs_read as reading
 from aioflux.service import _gcs_wire as wire
 from aioflux.service import _multipart as multipart
@@ -52,6 +53,8 @@ DEFAULT_ENDPOINT = "https://storage.googleapis.com"
 
 _STORED_BYTES = (b"Accept-Encoding", b"gzip")
 _USER_AGENT = (b"User-Agent", b"aioflux")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9_.~/-]{0,1023}")
+"""Names that stand in a url as they are; `check_name` has nothing against any of them."""
 _MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Longest answer that is not an object: a page of 1000 objects has some MiB at most, the metadata
 of each being limited to 8 KiB (cloud.google.com/storage/quotas)."""
@@ -101,9 +104,11 @@ class GCSService(Service):
             ssl_context=ssl_context,
             proxy=proxy_for(self._origin),
         )
+        self._fixed_token: str | None
+        self._fix_headers(None)
         # Content type and metadata of the uploads under way, which no later answer repeats.
         self._begun: dict[str, tuple[str, Mapping[str, str]]] = {}
-        self._bucket_path = f"/{quote(bucket, safe='')}"
+        self._bucket_path = f"/{quote(bucket, safe='')}".encode()
         self._list_path = f"/storage/v1/b/{quote(bucket, safe='')}/o"
 
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
@@ -122,27 +127,20 @@ class GCSService(Service):
     ) -> Body:
         target = self._path(key)
         if generation:
-            target += f"?generation={generation}"
-        headers = [_STORED_BYTES]
+            target += b"?generation=" + generation.encode()
         is_range = start > 0 or end is not None
-        if is_range:
-            headers.append((b"Range", f"bytes={start}-{'' if end is None else end - 1}".encode()))
-        made: list[BytesBuffer] = []
-
-        def allocate(size: int) -> memoryview:
-            made.append(BytesBuffer(size))
-            return made[-1].view
-
+        headers = reading.range_headers(start, end) if is_range else ()
         response = await self._send(
             b"GET",
-            target.encode(),
+            target,
             "read",
             key,
             headers=headers,
-            into=allocate if into is None else into,
+            into=bytes if into is None else into,
             # Of a service that ignores the range, no more than was asked for is taken.
             max_body_bytes=None if end is None else end - start,
-            accept=(416,) if is_range else (),
+            accept=416 if is_range else 0,
+            is_stored=True,
         )
         if response.status == 416:
             size = reading.size_past_the_end(response.headers, start=start)
@@ -163,18 +161,21 @@ class GCSService(Service):
             raise StorageError(
                 f"could not read {uri}: {exc}", uri=uri, status=response.status
             ) from exc
-        return self._body(key, response, made[-1].finish() if made else response.body, size)
+        return self._body(key, response, response.body, size)
 
     def _body(self, key: str, response: Response, data: Any, size: int) -> Body:
-        headers, uri = response.headers, self.uri(key)
-        crc32c = self._told(key, lambda: wire.hash_crc32c(headers.get(b"x-goog-hash")))
+        headers = response.headers
+        try:
+            crc32c = wire.hash_crc32c(headers.get(b"x-goog-hash"))
+        except ValueError as exc:
+            raise self._damaged(key, exc) from exc
         return Body(
-            data=data,
-            size=size,
-            generation=wire.generation_of(headers),
+            data,
+            size,
+            wire.generation_of(headers),
             # An empty object's checksum is known where the answer, as a 416, tells none.
-            crc32c=0 if crc32c is None and not size else crc32c,
-            meta=lambda: wire.meta_from_headers(headers, key=key, uri=uri, size=size),
+            0 if crc32c is None and not size else crc32c,
+            lambda: wire.meta_from_headers(headers, key=key, uri=self.uri(key), size=size),
         )
 
     async def _look_again(self, key: str, generation: str, start: int) -> Body:
@@ -193,10 +194,13 @@ class GCSService(Service):
         try:
             return read()
         except ValueError as exc:
-            uri = self.uri(key)
-            raise TransientError(
-                f"could not read what the service told of {uri}: {exc}", uri=uri, maybe_done=True
-            ) from exc
+            raise self._damaged(key, exc) from exc
+
+    def _damaged(self, key: str, exc: ValueError) -> TransientError:
+        uri = self.uri(key)
+        return TransientError(
+            f"could not read what the service told of {uri}: {exc}", uri=uri, maybe_done=True
+        )
 
     def _meta(self, resource: wire.ObjectResource, key: str) -> ObjectMeta:
         return self._told(
@@ -237,7 +241,7 @@ class GCSService(Service):
         )
         headers += wire.hash_headers(crc32c)
         response = await self._send(
-            b"PUT", self._path(key).encode(), "write", key, headers=headers, body=data
+            b"PUT", self._path(key), "write", key, headers=headers, body=data
         )
         meta = self._stored(response, key, memoryview(data).nbytes)
         # The answer's own Content-Type is that of an empty body, not the object's.
@@ -250,7 +254,7 @@ class GCSService(Service):
         # and the second answer to a delete that was done is "not found".
         headers = wire.precondition_headers(Precondition(if_generation_match=generation or None))
         response = await self._send(
-            b"DELETE", self._path(key).encode(), "delete", key, headers=headers
+            b"DELETE", self._path(key), "delete", key, headers=headers
         )
         if response.num_bytes:
             raise self._foreign("delete", key, response)
@@ -409,7 +413,7 @@ class GCSService(Service):
     async def abort_upload(self, key: str, upload_id: str) -> None:
         target = multipart.abort_target(self._path(key), upload_id)
         action = "abort the upload of"
-        response = await self._send(b"DELETE", target, action, key, accept=(404,))
+        response = await self._send(b"DELETE", target, action, key, accept=404)
         if response.num_bytes and response.status != 404:
             raise self._foreign(action, key, response)
         self._begun.pop(upload_id, None)
@@ -442,8 +446,11 @@ class GCSService(Service):
         await self._control.aclose()
         await self._token.close()
 
-    def _path(self, key: str) -> str:
-        return f"{self._bucket_path}/{quote(self._name(key), safe='/')}"
+    def _path(self, key: str) -> bytes:
+        name = self._prefix + key
+        if _PLAIN_NAME.fullmatch(name) is None:
+            name = quote(self._name(key), safe="/")
+        return b"%b/%b" % (self._bucket_path, name.encode())
 
     def _name(self, key: str) -> str:
         """Return the object's whole name.
@@ -476,41 +483,66 @@ class GCSService(Service):
         action: str,
         key: str,
         *,
-        headers: list[tuple[bytes, bytes]] | None = None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
         body: Any = None,
         into: Any = None,
         max_body_bytes: int | None = _MAX_ANSWER_BYTES,
-        accept: tuple[int, ...] = (),
+        accept: int = 0,
         head_seconds: float | None = None,
+        is_stored: bool = False,
     ) -> Response:
-        """Send one request; with another token once more, where the service refuses the first."""
+        """Send one request; with another token once more, where the service refuses the first.
 
-        async def send(token: str | None) -> Response:
-            sent = [_USER_AGENT, *(headers or ())]
-            if token is not None:
-                sent.append((b"Authorization", b"Bearer " + token.encode()))
+        Args:
+            method: Method.
+            target: Path and query.
+            action: What is asked, as a verb; errors say it.
+            key: Of what.
+            headers: Headers of this request alone.
+            body: See `Pool.request`, as for `into`, `max_body_bytes` and `head_seconds`.
+            into: Where the answer goes.
+            max_body_bytes: Longest answer that is taken.
+            accept: A status beside 2xx that is an answer.
+            head_seconds: Time for the answer to begin.
+            is_stored: The bytes are wanted as they are stored.
+        """
+        is_again = False
+        while True:
+            token = self._token.ready()
+            if token is WAIT:
+                token = await token_of(self._token, action=action, uri=self.uri(key))
+            if token != self._fixed_token:
+                self._fix_headers(token)
             try:
-                return await self._pool.request(
+                response = await self._pool.request(
                     self._origin,
                     method,
                     target,
-                    sent,
+                    headers,
                     body=body,
                     into=into,
                     max_body_bytes=max_body_bytes,
                     head_seconds=head_seconds,
+                    fixed=self._fixed_for_stored if is_stored else self._fixed,
                 )
             except (RuntimeError, TransportError) as exc:
                 raise self._failed(exc, action, key) from exc
-
-        token = await token_of(self._token, action=action, uri=self.uri(key))
-        response = await send(token)
-        if response.status == 401 and token is not None:
+            if response.status != 401 or token is None or is_again:
+                break
             self._token.refuse(token)
-            response = await send(await token_of(self._token, action=action, uri=self.uri(key)))
-        if 200 <= response.status < 300 or response.status in accept:
+            is_again = True
+        if 200 <= response.status < 300 or response.status == accept:
             return response
         raise self._refused(response, action, key)
+
+    def _fix_headers(self, token: str | None) -> None:
+        """Encode the headers that requests have in common; anew with each new token."""
+        headers = [_USER_AGENT]
+        if token is not None:
+            headers.append((b"Authorization", b"Bearer " + token.encode()))
+        self._fixed = FixedHeaders(headers)
+        self._fixed_for_stored = FixedHeaders([*headers, _STORED_BYTES])
+        self._fixed_token = token
 
     def _failed(self, exc: Exception, action: str, key: str) -> StorageError:
         """Return our error for one of the data plane; the one place where they are mapped."""

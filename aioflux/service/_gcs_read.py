@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["object_size", "size_past_the_end"]
+__all__ = ["object_size", "range_headers", "size_past_the_end"]
 
 _CONTENT_RANGE = re.compile(rb"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", re.IGNORECASE)
 _UNSATISFIED = re.compile(rb"bytes \*/([0-9]{1,18})", re.IGNORECASE)
+
+
+def range_headers(start: int, end: int | None) -> tuple[tuple[bytes, bytes]]:
+    """Write the header that asks for the bytes `[start, end)`; None means the end of the object."""
+    asked = b"bytes=%d-" % start if end is None else b"bytes=%d-%d" % (start, end - 1)
+    return ((b"Range", asked),)
 
 
 def object_size(
@@ -86,8 +92,11 @@ def _require_stored_bytes(headers: Mapping[bytes, bytes]) -> None:
     Raises:
         ValueError: It was.
     """
-    told = _coding(headers.get(b"content-encoding"))
+    coding = headers.get(b"content-encoding")
     stored = headers.get(b"x-goog-stored-content-encoding")
+    if coding is None and (stored is None or stored == b"identity"):
+        return
+    told = _coding(coding)
     # A service that does not say how it stores an object may have it compressed: that is what
     # `Accept-Encoding: gzip` lets it send.
     if told != _coding(stored) if stored is not None else told not in {"", "gzip"}:

@@ -31,29 +31,31 @@ __all__ = [
 ]
 
 
-def initiate_target(path: str) -> bytes:
+def initiate_target(path: bytes) -> bytes:
     """Return the request target that begins an upload."""
-    return f"{path}?uploads".encode()
+    return path + b"?uploads"
 
 
-def part_target(path: str, upload_id: str, number: int) -> bytes:
+def part_target(path: bytes, upload_id: str, number: int) -> bytes:
     """Return the request target of one part."""
-    return f"{path}?partNumber={number}&uploadId={quote(upload_id, safe='')}".encode()
+    return b"%b?partNumber=%d&uploadId=%b" % (path, number, quote(upload_id, safe="").encode())
 
 
-def abort_target(path: str, upload_id: str) -> bytes:
+def abort_target(path: bytes, upload_id: str) -> bytes:
     """Return the request target of an upload as a whole: to complete, abort or list it."""
-    return f"{path}?uploadId={quote(upload_id, safe='')}".encode()
+    return b"%b?uploadId=%b" % (path, quote(upload_id, safe="").encode())
 
 
-def list_uploads_target(bucket_path: str, *, prefix: str, key_marker: str, id_marker: str) -> bytes:
+def list_uploads_target(
+    bucket_path: bytes, *, prefix: str, key_marker: str, id_marker: str
+) -> bytes:
     """Return the request target that lists open uploads."""
     query = f"uploads&prefix={quote(prefix, safe='')}"
     if key_marker:
         query += (
             f"&key-marker={quote(key_marker, safe='')}&upload-id-marker={quote(id_marker, safe='')}"
         )
-    return f"{bucket_path}?{query}".encode()
+    return b"%b?%b" % (bucket_path, query.encode())
 
 
 def complete_body(parts: Sequence[UploadedPart]) -> bytes:

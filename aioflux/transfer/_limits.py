@@ -32,10 +32,16 @@ class ByteBudget:
     def _fits(self, size: int) -> bool:
         return self._held <= 0 or self._held + size <= self._max
 
+    def take(self, size: int) -> bool:
+        """Take `size` bytes if they are there at once and nobody waits; tell whether they were."""
+        if self._waiting or not self._fits(size):
+            return False
+        self._held += size
+        return True
+
     async def acquire(self, size: int) -> None:
         """Wait for `size` bytes. Cancellation gives back what was granted."""
-        if not self._waiting and self._fits(size):
-            self._held += size
+        if self.take(size):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (size, turn)
@@ -57,7 +63,8 @@ class ByteBudget:
     def release(self, size: int) -> None:
         """Give bytes back."""
         self._held -= size
-        self._wake()
+        if self._waiting:
+            self._wake()
 
     def _wake(self) -> None:
         while self._waiting and self._fits(self._waiting[0][0]):
@@ -94,6 +101,17 @@ class AdaptiveLimit:
         """Places that are taken now."""
         return self._held
 
+    def take(self) -> int | None:
+        """Take a place if there is one at once and nobody waits.
+
+        Returns:
+            A mark of this moment, for `throttled`; None where no place was taken.
+        """
+        if self._waiting or self._held >= int(self._limit):
+            return None
+        self._held += 1
+        return self._num_cuts
+
     async def acquire(self, *, in_front: bool = False) -> int:
         """Wait for a place.
 
@@ -125,7 +143,8 @@ class AdaptiveLimit:
     def release(self) -> None:
         """Give a place back."""
         self._held -= 1
-        self._wake()
+        if self._waiting:
+            self._wake()
 
     def succeeded(self) -> None:
         """Grow a little, up to the limit that the user set."""

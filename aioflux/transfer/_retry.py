@@ -131,6 +131,8 @@ async def with_retry(
     attempt: Callable[[int], Awaitable[T]],
     policy: RetryPolicy,
     *,
+    after: TransientError | None = None,
+    begun: float | None = None,
     uri_of: Callable[[], str] = str,
     budget: RetryBudget | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -143,6 +145,8 @@ async def with_retry(
         attempt: One attempt; it is given its number, from 1. A TransientError asks for another.
         policy: The limits. The deadline also ends an attempt that is under way. An attempt that
             moved bytes of a body does not count: attempts and delays begin anew after it.
+        after: How the first attempt failed, which the caller has made: the second comes next.
+        begun: When that was begun, on `clock`; now by default.
         uri_of: Tells what is asked for, should the deadline pass before any attempt ended.
         budget: What all requests of a store share; none by default.
         clock: Time in seconds, from any beginning.
@@ -152,17 +156,20 @@ async def with_retry(
     Raises:
         TransientError: Attempts or time ran out; `__cause__` is the last failure.
     """
-    begun = clock()
+    now = clock()
+    begun = now if begun is None else begun
     number = 1
     num_in_vain = 0
-    last: TransientError | None = None
+    last, failure = after, after
     try:
-        async with asyncio.timeout(policy.deadline_seconds) as deadline:
+        async with asyncio.timeout(begun + policy.deadline_seconds - now) as deadline:
             while True:
                 try:
-                    return await attempt(number)
+                    if failure is None:
+                        return await attempt(number)
+                    raise failure
                 except TransientError as exc:
-                    last = exc
+                    last, failure = exc, None
                     now = clock()
                     # Over a line that breaks every few megabytes a large range still arrives: what
                     # came is kept, and only the deadline ends that.

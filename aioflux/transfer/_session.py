@@ -12,6 +12,7 @@ from aioflux._errors import TransientError
 from aioflux._stats import Progress
 from aioflux.service._base import Body
 from aioflux.transfer._counters import Counters
+from aioflux.transfer._deadlines import Deadlines
 from aioflux.transfer._retry import RetryBudget, with_retry
 
 if TYPE_CHECKING:
@@ -44,12 +45,14 @@ class Session:
     cleanups: set[asyncio.Task[Any]] = field(default_factory=set)
     pid: int = field(default_factory=os.getpid)
     budget: RetryBudget = field(init=False)
+    deadlines: Deadlines = field(init=False)
 
     def __post_init__(self) -> None:
         budget = RetryBudget(
             burst=self.retry.budget_retries, per_second=self.retry.budget_per_second
         )
         object.__setattr__(self, "budget", budget)
+        object.__setattr__(self, "deadlines", Deadlines(self.retry.deadline_seconds))
 
     @property
     def is_inherited(self) -> bool:
@@ -82,24 +85,105 @@ class Session:
             attempt: Sends the request once; it is given the number of the attempt, from 1.
             num_bytes: Bytes of the bodies that it moves.
         """
-        self.refuse_in_child(key)
+        if os.getpid() != self.pid:
+            self.refuse_in_child(key)
         # Bytes first: who waits for memory must not keep a place from a request that needs none.
-        await self.limits.bytes.acquire(num_bytes)
+        held, requests = self.limits.bytes, self.limits.requests
+        if not held.take(num_bytes):
+            await held.acquire(num_bytes)
         try:
             # Waiting in line for the first place is not yet part of the request, whose deadline
             # begins after it.
-            place = _Place(self, await self.limits.requests.acquire())
+            mark = requests.take()
+            if mark is None:
+                mark = await requests.acquire()
+            # The first attempt is here and not in `_again`: of a hundred it is ninety-nine.
+            begun = self._begin()
+            task = self.deadlines.enter(begun)
             try:
-                return await with_retry(
-                    lambda number: place.run(key, attempt, number, num_bytes),
-                    self.retry,
-                    uri_of=lambda: self.service.uri(key),
-                    budget=self.budget,
-                )
+                result = await attempt(1)
+            except TransientError as exc:
+                self._failed(key, exc, mark)
+                failure = exc
+            except BaseException as exc:
+                self._failed(key, exc, mark)
+                if isinstance(exc, asyncio.CancelledError) and self.deadlines.expired(task):
+                    raise self._too_late(key, begun) from exc
+                raise
+            else:
+                self._succeeded(key, result, num_bytes, begun)
+                return result
             finally:
-                place.give_up()
+                self.deadlines.leave(task)
+            return await with_retry(
+                lambda number: self._again(key, attempt, number, num_bytes),
+                self.retry,
+                after=failure,
+                begun=begun,
+                uri_of=lambda: self.service.uri(key),
+                budget=self.budget,
+            )
         finally:
-            self.limits.bytes.release(num_bytes)
+            held.release(num_bytes)
+
+    async def _again(
+        self, key: str, attempt: Callable[[int], Awaitable[T]], number: int, num_bytes: int
+    ) -> T:
+        """Make another attempt, in a place of its own."""
+        # What was begun is finished first: at the end of the line its deadline could pass.
+        mark = await self.limits.requests.acquire(in_front=True)
+        begun = self._begin()
+        self.counters.num_retries += 1
+        try:
+            result = await attempt(number)
+        except BaseException as exc:
+            self._failed(key, exc, mark)
+            raise
+        self._succeeded(key, result, num_bytes, begun, was_retry=True)
+        return result
+
+    def _begin(self) -> float:
+        """Count an attempt that begins, and return the time."""
+        counters = self.counters
+        counters.num_requests += 1
+        counters.num_in_flight += 1
+        return time.monotonic()
+
+    def _failed(self, key: str, error: BaseException, mark: int) -> None:
+        """Count an attempt that failed, and give its place back."""
+        counters, requests = self.counters, self.limits.requests
+        counters.num_in_flight -= 1
+        counters.num_failures += 1
+        if isinstance(error, TransientError):
+            if error.status in _THROTTLED:
+                counters.num_throttled += 1
+                requests.throttled(mark)
+            self.moved(key, num_received=error.num_bytes_received)
+        requests.release()
+
+    def _succeeded(
+        self, key: str, result: object, num_bytes: int, begun: float, *, was_retry: bool = False
+    ) -> None:
+        """Count an attempt that succeeded, and give its place back."""
+        counters, requests = self.counters, self.limits.requests
+        counters.num_in_flight -= 1
+        counters.add_latency(time.monotonic() - begun)
+        requests.release()
+        requests.succeeded()
+        self.budget.succeeded(was_retry=was_retry)
+        if isinstance(result, Body):
+            self.moved(key, num_received=len(result.data))
+        elif num_bytes:
+            self.moved(key, num_sent=num_bytes)
+
+    def _too_late(self, key: str, begun: float) -> TransientError:
+        """Return the error of a first attempt that the deadline has ended."""
+        uri, seconds = self.service.uri(key), time.monotonic() - begun
+        return TransientError(
+            f"no answer about {uri} came before the deadline (gave up after 1 attempt in "
+            f"{seconds:.1f} s; RetryPolicy sets both)",
+            uri=uri,
+        )
 
     async def aclose(self, *, seconds: float = 5.0) -> None:
         """Abort the uploads of writers that are still open, and close the service.
@@ -117,6 +201,7 @@ class Session:
                 _, left = await asyncio.wait(tuple(self.cleanups), timeout=seconds)
                 if left:
                     break  # they fail with the connections, and say so
+        self.deadlines.close()
         await self.service.aclose()
 
     def moved(self, key: str, *, num_received: int = 0, num_sent: int = 0) -> None:
@@ -136,54 +221,3 @@ class Session:
         except (SystemExit, KeyboardInterrupt) as exc:
             # These would end the event loop, and with it every other request.
             raise RuntimeError(f"the progress hook raised {exc!r}") from exc
-
-
-class _Place:
-    """A place among the requests in flight, taken anew for each attempt, and what is counted."""
-
-    __slots__ = ("_mark", "_session")
-
-    def __init__(self, session: Session, mark: int) -> None:
-        self._session = session
-        self._mark: int | None = mark
-
-    def give_up(self) -> None:
-        """Give the place back, where it is taken."""
-        if self._mark is not None:
-            self._mark = None
-            self._session.limits.requests.release()
-
-    async def run(
-        self, key: str, attempt: Callable[[int], Awaitable[T]], number: int, num_bytes: int
-    ) -> T:
-        session = self._session
-        counters, requests = session.counters, session.limits.requests
-        if self._mark is None:
-            # What was begun is finished first: at the end of the line its deadline could pass.
-            self._mark = await requests.acquire(in_front=True)
-        mark = self._mark
-        counters.num_requests += 1
-        counters.num_retries += number > 1
-        counters.num_in_flight += 1
-        begun = time.perf_counter()
-        try:
-            result = await attempt(number)
-        except BaseException as exc:
-            counters.num_failures += 1
-            if isinstance(exc, TransientError):
-                if exc.status in _THROTTLED:
-                    counters.num_throttled += 1
-                    requests.throttled(mark)
-                session.moved(key, num_received=exc.num_bytes_received)
-            raise
-        finally:
-            counters.num_in_flight -= 1
-            self.give_up()
-        counters.add_latency(time.perf_counter() - begun)
-        requests.succeeded()
-        session.budget.succeeded(was_retry=number > 1)
-        if isinstance(result, Body):
-            session.moved(key, num_received=len(result.data))
-        elif num_bytes:
-            session.moved(key, num_sent=num_bytes)
-        return result

@@ -93,7 +93,7 @@ async def test_a_broken_body_tells_its_generation(server: GCSServer) -> None:
     async with opened(server.url) as service:
         server.faults.add("objects.media", truncate_at=1000)
         with pytest.raises(TransientError) as raised:
-            await service.get("a")
+            await service.get("a", into=memoryview(bytearray(1 << 20)))
     assert raised.value.generation == str(generation)
     assert raised.value.num_bytes_received == 1000
 
