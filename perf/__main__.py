@@ -8,6 +8,7 @@ kept as a JSON line; beside them stand the table in Markdown and a picture of ea
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 import time
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from perf import _machine, _plot
 from perf._pairs import play
 from perf._report import lines_of, markdown, terminal_heading, terminal_row
-from perf._samples import judge, judge_memory
+from perf._samples import judge, judge_memory, unplayed
 from perf.scenarios import SCENARIOS
 from perf.servers import open_server
 
@@ -84,18 +85,19 @@ class Servers:
         return self._running[spec]
 
 
-def run_scenario(run: Run, scenario: Scenario, matches: Sequence[Match]) -> None:
-    """Play some matches of a scenario, print their rows and draw them."""
-    played: list[tuple[Match, list[Pair]]] = []
-    with ExitStack() as stack, run.target(".jsonl").open("a") as log:
-        servers = Servers(stack, run)
-        for match in matches:
+def play_match(run: Run, scenario: Scenario, match: Match, servers: Servers) -> list[Pair]:
+    """Play one match, log its samples, print its row, and return its pairs.
 
-            def keep(pair: Pair, match: Match = match) -> None:
-                for line in lines_of(scenario, match, pair, run.notes, run.circumstances):
-                    log.write(line + "\n")
-                log.flush()
+    A server that does not start is a row that says so.
+    """
+    with run.target(".jsonl").open("a") as log:
 
+        def keep(pair: Pair) -> None:
+            for line in lines_of(scenario, match, pair, run.notes, run.circumstances):
+                log.write(line + "\n")
+            log.flush()
+
+        try:
             pairs = play(
                 match,
                 servers,
@@ -104,9 +106,20 @@ def run_scenario(run: Run, scenario: Scenario, matches: Sequence[Match]) -> None
                 limit_seconds=run.args.limit_seconds,
                 keep=keep,
             )
-            played.append((match, pairs))
-            run.has_failed |= any(pair.ours.error for pair in pairs)
-            run.add(judge(scenario.name, scenario.displayed_bytes, match, pairs))
+        except (OSError, RuntimeError) as exc:
+            run.has_failed = True
+            run.add(unplayed(scenario.name, match, f"{type(exc).__name__}: {exc}"))
+            return []
+    run.has_failed |= any(pair.ours.error for pair in pairs)
+    run.add(judge(scenario.name, scenario.displayed_bytes, match, pairs))
+    return pairs
+
+
+def run_scenario(run: Run, scenario: Scenario, matches: Sequence[Match]) -> None:
+    """Play some matches of a scenario, one after the other, and draw them."""
+    with ExitStack() as stack:
+        servers = Servers(stack, run)
+        played = [(match, play_match(run, scenario, match, servers)) for match in matches]
     if (goal := scenario.memory_goal()) is not None:
         run.add(judge_memory(scenario.name, goal, [pair for _, pairs in played for pair in pairs]))
     if _plot.is_possible():
@@ -151,19 +164,38 @@ def chosen_scenarios(args: argparse.Namespace) -> list[Scenario]:
     return chosen
 
 
+def _at_least_one(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
+    return number
+
+
+def _above_zero(text: str) -> float:
+    if not 0 < (number := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above 0 and finite, not {text}")
+    return number
+
+
 def parser() -> argparse.ArgumentParser:
     """Return what understands the command line."""
     found = argparse.ArgumentParser(prog="perf", description=(__doc__ or "").splitlines()[0])
     found.add_argument("scenarios", nargs="*", metavar="scenario", help="see --list; all of them")
-    found.add_argument("--peers", nargs="+", default=[], help="modules of perf.peers; as listed")
     found.add_argument(
-        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="parameters of the scenarios"
+        "--peers", nargs="+", action="extend", default=[], help="modules of perf.peers; as listed"
     )
-    found.add_argument("--pairs", type=int, default=5, help="that count; one goes before")
-    found.add_argument("--scale", type=float, default=1.0, help="times the objects")
+    found.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="parameters of the scenarios",
+    )
+    found.add_argument("--pairs", type=_at_least_one, default=5, help="that count; one precedes")
+    found.add_argument("--scale", type=_above_zero, default=1.0, help="times the objects")
     found.add_argument("--server", choices=("nginx", "embedded"), help="instead of what is meant")
     found.add_argument("--toy", action="store_true", help="sizes that only show that it works")
-    found.add_argument("--limit-seconds", type=float, default=60.0, help="of one sample")
+    found.add_argument("--limit-seconds", type=_above_zero, default=30.0, help="of one sample")
     found.add_argument("--out", type=Path, default=OUT, help="where everything is kept")
     found.add_argument("--list", action="store_true", help="say what there is, and end")
     return found
@@ -204,15 +236,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = _machine.summary(run.circumstances)
     print(f"{about}\nmedian of {args.pairs} pairs\n{terminal_heading()}", flush=True)
     begun = time.monotonic()
-    for scenario in scenarios:
-        if matches := chosen_matches(scenario, args.peers):
-            run_scenario(run, scenario, matches)
-        else:
-            run.note(f"{scenario.name} has no match against {', '.join(args.peers)}")
-    command = shlex.join(["python", "-m", "perf", *arguments])
-    text = markdown(run.rows, command=command, about=f"{about}.", notes=run.notes)
-    run.target(".md").write_text(text)
-    print(f"{time.monotonic() - begun:.0f} s; every sample: {run.target('.jsonl')}")
+    try:
+        for scenario in scenarios:
+            if matches := chosen_matches(scenario, args.peers):
+                run_scenario(run, scenario, matches)
+            else:
+                run.note(f"{scenario.name} has no match against {', '.join(args.peers)}")
+    except KeyboardInterrupt:
+        run.note("interrupted")
+        run.has_failed = True
+    finally:
+        command = shlex.join(["python", "-m", "perf", *arguments])
+        text = markdown(run.rows, command=command, about=f"{about}.", notes=run.notes)
+        run.target(".md").write_text(text)
+        print(f"{time.monotonic() - begun:.0f} s; every sample: {run.target('.jsonl')}")
     return int(run.has_failed)
 
 

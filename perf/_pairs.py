@@ -13,13 +13,14 @@ import sys
 import tempfile
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perf._samples import Pair, Result, Sample
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
     from typing import IO
 
     from perf.scenarios import Match
@@ -30,12 +31,14 @@ __all__ = ["MAX_FAILED", "SampleError", "addressed", "eased", "play"]
 
 MAX_FAILED = 2
 """Failed pairs after which a match ends: what fails twice fails for a reason."""
+_ROOT = Path(__file__).resolve().parent.parent
+"""Where `python -m perf.work` finds its module."""
 WARM_UP_SHARE = 0.25
 """Objects of the first pair, as a share of those of the others."""
 
 
 class SampleError(Exception):
-    """A contender's process failed, or took too long."""
+    """A contender's process failed."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ async def _start(work: Work) -> AsyncIterator[_Contender]:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
+            cwd=_ROOT,
             # A group of its own, so that its children can be ended with it.
             start_new_session=True,
         )
@@ -88,28 +92,28 @@ async def _start(work: Work) -> AsyncIterator[_Contender]:
             await process.wait()
 
 
-async def _warmed_up(contender: _Contender, limit_seconds: float) -> str:
-    """Return why it could not warm up; nothing where it did."""
+async def _warm_up(contender: _Contender, work: Work, limit_seconds: float) -> Sample | None:
+    """Wait until it has warmed up, and return what stands for it where it could not."""
     try:
         async with asyncio.timeout(limit_seconds):
             await contender.ready()
     except SampleError as exc:
-        return str(exc)
+        return Sample(work=work, error=str(exc))
     except TimeoutError:
-        return f"had not warmed up after {limit_seconds:g} s"
-    return ""
+        error = f"had not warmed up after {limit_seconds:g} s"
+        return Sample(work=work, error=error, is_too_slow=True)
+    return None
 
 
-async def _sample(contender: _Contender, work: Work, error: str, limit_seconds: float) -> Sample:
-    if error:
-        return Sample(work=work, error=error)
+async def _measure(contender: _Contender, work: Work, limit_seconds: float) -> Sample:
     try:
         async with asyncio.timeout(limit_seconds):
             return Sample(work=work, result=await contender.result())
     except SampleError as exc:
         return Sample(work=work, error=str(exc))
     except TimeoutError:
-        return Sample(work=work, error=f"had not ended after {limit_seconds:g} s")
+        error = f"had not ended after {limit_seconds:g} s"
+        return Sample(work=work, error=error, is_too_slow=True)
 
 
 async def play_pair(ours: Work, theirs: Work, limit_seconds: float) -> tuple[Sample, Sample]:
@@ -117,9 +121,11 @@ async def play_pair(ours: Work, theirs: Work, limit_seconds: float) -> tuple[Sam
     async with AsyncExitStack() as stack:
         a = await stack.enter_async_context(_start(ours))
         b = await stack.enter_async_context(_start(theirs))
-        errors = await asyncio.gather(*(_warmed_up(one, limit_seconds) for one in (a, b)))
-        first = await _sample(a, ours, errors[0], limit_seconds)
-        return first, await _sample(b, theirs, errors[1], limit_seconds)
+        failed_a, failed_b = await asyncio.gather(
+            _warm_up(a, ours, limit_seconds), _warm_up(b, theirs, limit_seconds)
+        )
+        first = failed_a or await _measure(a, ours, limit_seconds)
+        return first, failed_b or await _measure(b, theirs, limit_seconds)
 
 
 def addressed(work: Work, server: Server) -> Work:
@@ -130,6 +136,13 @@ def addressed(work: Work, server: Server) -> Work:
 def eased(work: Work) -> Work:
     """Return the work of the pair that warms up: the same with fewer objects."""
     return replace(work, num_objects=max(1, round(work.num_objects * WARM_UP_SHARE)))
+
+
+def is_hopeless(pairs: Sequence[Pair]) -> bool:
+    """Whether a match may as well end: a pair took too long, or several failed."""
+    samples = [sample for pair in pairs for sample in (pair.ours, pair.theirs)]
+    num_failed = sum(bool(pair.ours.error or pair.theirs.error) for pair in pairs)
+    return num_failed >= MAX_FAILED or any(sample.is_too_slow for sample in samples)
 
 
 def play(
@@ -161,7 +174,6 @@ def play(
         pair = Pair(index=index, is_warm_up=is_warm_up, ours=first, theirs=second)
         keep(pair)
         pairs.append(pair)
-        num_failed = sum(bool(pair.ours.error or pair.theirs.error) for pair in pairs)
-        if num_failed >= MAX_FAILED:
+        if is_hopeless(pairs):
             break
     return pairs

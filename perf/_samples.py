@@ -6,7 +6,7 @@ Everything here is a function over samples; nothing measures.
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ __all__ = [
     "judge_memory",
     "median_of",
     "ratio_of",
+    "unplayed",
 ]
 
 MIB = 1024 * 1024
@@ -63,6 +64,8 @@ class Sample:
     """None where it failed."""
     error: str = ""
     """Why it failed; empty where it did not."""
+    is_too_slow: bool = False
+    """Whether it failed because it took too long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +105,7 @@ class Row:
     """Size of the object where rates are told in bytes; 0 where they are told in objects."""
     ours: Median | None = None
     theirs: Median | None = None
+    """Its rate is at most the match's cap."""
     ratio: float | None = None
     """Median over the pairs."""
     spread: tuple[float, float] | None = None
@@ -157,19 +161,34 @@ def judge(scenario: str, size_bytes: int, match: Match, pairs: Sequence[Pair]) -
             is_met = False
         elif ratio is not None:
             is_met = ratio >= match.at_least
-    theirs = _results(pair.theirs for pair in counted)
+    theirs = median_of(_results(pair.theirs for pair in counted))
+    if theirs is not None:
+        theirs = replace(theirs, rate=min(theirs.rate, match.cap_per_second))
     return Row(
         scenario=scenario,
         case=match.case,
         peer=match.name,
         size_bytes=size_bytes,
         ours=median_of(_results(pair.ours for pair in counted)),
-        theirs=median_of(theirs),
+        theirs=theirs,
         ratio=ratio,
         spread=(min(ratios), max(ratios)) if ratios else None,
-        goal="" if match.at_least is None else f">= {match.at_least:g}x",
+        goal=_goal(match),
         is_met=is_met,
         error=_errors(match, pairs),
+    )
+
+
+def unplayed(scenario: str, match: Match, error: str) -> Row:
+    """Say why a match could not be played at all."""
+    return Row(
+        scenario=scenario,
+        case=match.case,
+        peer=match.name,
+        size_bytes=0,
+        goal=_goal(match),
+        is_met=None,
+        error=error,
     )
 
 
@@ -193,6 +212,10 @@ def judge_memory(scenario: str, goal: MemoryGoal, pairs: Iterable[Pair]) -> Row:
         goal=words,
         is_met=max(held) <= goal.limit_bytes if held else None,
     )
+
+
+def _goal(match: Match) -> str:
+    return "" if match.at_least is None else f">= {match.at_least:g}x"
 
 
 def _results(samples: Iterable[Sample]) -> list[Result]:
