@@ -27,10 +27,21 @@ if TYPE_CHECKING:
     from perf.servers import Server, ServerSpec
     from perf.work import Work
 
-__all__ = ["MAX_FAILED", "SampleError", "addressed", "eased", "play"]
+__all__ = [
+    "COMMAND",
+    "MAX_FAILED",
+    "SampleError",
+    "addressed",
+    "eased",
+    "is_hopeless",
+    "play",
+    "play_pair",
+]
 
 MAX_FAILED = 2
 """Failed pairs after which a match ends: what fails twice fails for a reason."""
+COMMAND = (sys.executable, "-m", "perf.work")
+"""What a contender's process runs; the work and `--wait` come behind it."""
 _ROOT = Path(__file__).resolve().parent.parent
 """Where `python -m perf.work` finds its module."""
 WARM_UP_SHARE = 0.25
@@ -71,12 +82,13 @@ class _Contender:
 
 
 @asynccontextmanager
-async def _start(work: Work) -> AsyncIterator[_Contender]:
+async def _start(command: Sequence[str], work: Work) -> AsyncIterator[_Contender]:
     """Start a contender; at the end of the block it and its children are gone."""
-    command = [sys.executable, "-m", "perf.work", json.dumps(asdict(work)), "--wait"]
     with tempfile.TemporaryFile() as errors:
         process = await asyncio.create_subprocess_exec(
             *command,
+            json.dumps(asdict(work)),
+            "--wait",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
@@ -116,11 +128,13 @@ async def _measure(contender: _Contender, work: Work, limit_seconds: float) -> S
         return Sample(work=work, error=error, is_too_slow=True)
 
 
-async def play_pair(ours: Work, theirs: Work, limit_seconds: float) -> tuple[Sample, Sample]:
+async def play_pair(
+    ours: Work, theirs: Work, limit_seconds: float, command: Sequence[str] = COMMAND
+) -> tuple[Sample, Sample]:
     """Measure one after the other, both warmed up before."""
     async with AsyncExitStack() as stack:
-        a = await stack.enter_async_context(_start(ours))
-        b = await stack.enter_async_context(_start(theirs))
+        a = await stack.enter_async_context(_start(command, ours))
+        b = await stack.enter_async_context(_start(command, theirs))
         failed_a, failed_b = await asyncio.gather(
             _warm_up(a, ours, limit_seconds), _warm_up(b, theirs, limit_seconds)
         )
@@ -153,6 +167,7 @@ def play(
     has_warm_up: bool = True,
     limit_seconds: float,
     keep: Callable[[Pair], None],
+    command: Sequence[str] = COMMAND,
 ) -> list[Pair]:
     """Play a match and return its pairs.
 
@@ -163,6 +178,7 @@ def play(
         has_warm_up: Whether one pair goes before that does not count.
         limit_seconds: Time that one contender may take to warm up, and again to be measured.
         keep: Called with each pair as soon as it was played.
+        command: What a contender's process runs.
     """
     ours = addressed(match.ours.work, servers(match.ours.server))
     theirs = addressed(match.theirs.work, servers(match.theirs.server))
@@ -170,7 +186,7 @@ def play(
     for index in range(num_pairs + has_warm_up):
         is_warm_up = has_warm_up and index == 0
         works = (eased(ours), eased(theirs)) if is_warm_up else (ours, theirs)
-        first, second = asyncio.run(play_pair(*works, limit_seconds))
+        first, second = asyncio.run(play_pair(*works, limit_seconds, command))
         pair = Pair(index=index, is_warm_up=is_warm_up, ours=first, theirs=second)
         keep(pair)
         pairs.append(pair)

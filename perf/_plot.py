@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from perf._samples import Pair
     from perf.scenarios import Match, Scenario
 
-__all__ = ["MISSING", "is_possible", "plot"]
+__all__ = ["MISSING", "is_possible", "places", "plot"]
 
 MISSING = "no plots: matplotlib is missing (pip install matplotlib)"
 _OURS, _THEIRS, _POINT, _GOAL = "#1f77b4", "#b0b0b0", "#333333", "#d62728"
@@ -78,7 +78,7 @@ def _draw(axes: Axes, at: int, match: Match, pairs: Sequence[Pair], unit: float)
             axes.annotate("failed", (middle, 0), ha="center", va="bottom", rotation=90)
             continue
         axes.bar(middle, statistics.median(rates), _WIDTH, color=colour, zorder=1)
-        spread = [middle + _WIDTH * (place - 0.5) * 0.6 for place in _places(len(rates))]
+        spread = [middle + _WIDTH * (place - 0.5) * 0.6 for place in places(len(rates))]
         axes.scatter(spread, rates, s=12, color=_POINT, zorder=3)
     if theirs and match.at_least is not None:
         cap = match.cap_per_second * unit if math.isfinite(match.cap_per_second) else math.inf
@@ -86,6 +86,6 @@ def _draw(axes: Axes, at: int, match: Match, pairs: Sequence[Pair], unit: float)
         axes.hlines(goal, at - _WIDTH, at, color=_GOAL, zorder=2)
 
 
-def _places(count: int) -> list[float]:
+def places(count: int) -> list[float]:
     """Return so many places from 0 to 1, evenly apart."""
     return [0.5] if count == 1 else [index / (count - 1) for index in range(count)]

@@ -172,23 +172,38 @@ def _typed(name: str, value: Any) -> str:
 
 
 def _parsed(text: str, kind: Any) -> Any:
+    """Return the value that is meant.
+
+    Raises:
+        ValueError: It is none of this type; whole numbers are at least 1, others at least 0.
+    """
     if get_origin(kind) is tuple:
-        return tuple(_parsed(item, get_args(kind)[0]) for item in text.split(",") if item)
+        if not (items := [item for item in text.split(",") if item]):
+            raise ValueError(f"must be one or more values with commas between, not {text!r}")
+        return tuple(_parsed(item, get_args(kind)[0]) for item in items)
     if kind is bool:
         if text.lower() not in {"true", "false"}:
             raise ValueError(f"must be true or false, not {text!r}")
         return text.lower() == "true"
-    if kind in {int, float}:
-        number, unit = text, ""
-        for suffix in _UNITS:
-            if text.endswith(suffix):
-                number, unit = text.removesuffix(suffix), suffix
-        try:
-            value = kind(number) * _UNITS.get(unit, 1)
-        except ValueError:
-            wanted = "a whole number" if kind is int else "a number"
-            raise ValueError(f"must be {wanted}, not {text!r}") from None
-        if not value >= 0 or math.isinf(value):
-            raise ValueError(f"must be finite and not negative, is {text!r}")
-        return value
-    return text
+    return _whole(text) if kind is int else _fraction(text)
+
+
+def _whole(text: str) -> int:
+    unit = next((unit for unit in _UNITS if text.endswith(unit)), "")
+    try:
+        number = int(text.removesuffix(unit)) * _UNITS.get(unit, 1)
+    except ValueError:
+        raise ValueError(f"must be a whole number, not {text!r}") from None
+    if number < 1:
+        raise ValueError(f"must be at least 1, is {text!r}")
+    return number
+
+
+def _fraction(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"must be a number, not {text!r}") from None
+    if not 0 <= number < math.inf:
+        raise ValueError(f"must be finite and not negative, is {text!r}")
+    return number

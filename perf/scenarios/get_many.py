@@ -59,7 +59,7 @@ SCENARIOS = (
     GetMany(
         name="get-1KiB",
         size_bytes=KIB,
-        num_objects=10_000,
+        num_objects=6_000,
         rivals=(
             Rival(peer="obstore", at_least=2.5),
             Rival(peer="gcloud_aio", at_least=3.0),
@@ -70,11 +70,11 @@ SCENARIOS = (
     GetMany(
         name="get-100KiB",
         size_bytes=100 * KIB,
-        num_objects=5_000,
+        num_objects=4_000,
         rivals=(
             Rival(peer="obstore", at_least=1.8),
             Rival(peer="gcloud_aio", at_least=3.0),
-            Rival(peer="google", at_least=8.0, share=0.1),
+            Rival(peer="google", at_least=8.0, share=0.05),
             Rival(peer="gcsfs"),
             Rival(peer="aiohttp"),
             Rival(peer="requests"),
@@ -84,7 +84,7 @@ SCENARIOS = (
     GetMany(
         name="get-100KiB-tls",
         size_bytes=100 * KIB,
-        num_objects=3_000,
+        num_objects=1_500,
         is_tls=True,
         rivals=(
             Rival(peer="obstore", at_least=1.2, share=0.8),
@@ -94,7 +94,7 @@ SCENARIOS = (
     GetMany(
         name="get-1MiB",
         size_bytes=MIB,
-        num_objects=1_000,
+        num_objects=600,
         rivals=(
             Rival(peer="obstore", at_least=1.1, share=0.8),
             Rival(peer="gcloud_aio", at_least=1.4, share=0.5),

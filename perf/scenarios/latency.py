@@ -22,9 +22,9 @@ class Latency(Scenario):
     """Time to the first byte."""
     in_flight: tuple[int, ...] = (64, 256, 1024)
     """Reads under way at once, case by case."""
-    num_rounds: int = 32
+    num_rounds: int = 24
     """Objects of one sample, for each read under way."""
-    max_objects: int = 10_000
+    max_objects: int = 8_000
     """Most objects of one sample."""
     num_keys: int = 64
     """Different objects."""

@@ -1,0 +1,232 @@
+"""How a match is played: in turn, each in a process of its own, and what becomes of failures."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from perf._pairs import addressed, eased, is_hopeless, play
+from perf._samples import Pair, Sample
+from perf.scenarios import Match, Turn
+from perf.servers import Server, ServerSpec
+from perf.work import Work
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+STAND_INS = """
+import asyncio, os, subprocess, sys, types
+from pathlib import Path
+
+from perf import work as runner
+
+MIB = 1 << 20
+
+def log(work, what):
+    with Path(work.bucket, "log").open("a") as target:
+        target.write(f"{what} {work.peer} {os.getpid()} {work.num_objects}\\n")
+
+async def steady(work):
+    log(work, "begin")
+    await asyncio.sleep(0.05)
+    log(work, "end")
+    return work.size_bytes * work.num_objects
+
+async def short(work):
+    return work.size_bytes * work.num_objects - 1
+
+async def endless(work):
+    child = subprocess.Popen(["sleep", "1000"])
+    Path(work.bucket, "child").write_text(str(child.pid))
+    await asyncio.sleep(1000)
+
+async def killed(work):
+    os.kill(os.getpid(), 9)
+
+async def late(work):
+    if work.num_objects > work.in_flight:
+        raise OSError("so many are too many")
+    return work.size_bytes * work.num_objects
+
+async def hungry(work):
+    held = bytearray((64 if work.num_objects > work.in_flight else 256) * MIB)
+    held[::4096] = bytes(len(held) // 4096)
+    return work.size_bytes * work.num_objects
+
+async def busy(work):
+    if work.num_objects > work.in_flight:
+        subprocess.run([sys.executable, "-c", "sum(range(10_000_000))"])
+    return work.size_bytes * work.num_objects
+
+for name in ("steady", "short", "endless", "killed", "late", "hungry", "busy"):
+    module = types.ModuleType(f"perf.peers.{name}")
+    module.get_many = globals()[name]
+    sys.modules[module.__name__] = module
+runner.main()
+"""
+"""Contenders that touch no server, in a process that is otherwise like any contender's."""
+
+
+def work(peer: str, place: Path) -> Work:
+    return Work(
+        peer=peer,
+        operation="get_many",
+        url="",
+        bucket=str(place),
+        size_bytes=10,
+        num_objects=8,
+        in_flight=2,
+    )
+
+
+def played(
+    place: Path,
+    ours: str,
+    theirs: str,
+    *,
+    num_pairs: int = 1,
+    has_warm_up: bool = False,
+    limit_seconds: float = 60.0,
+) -> list[Pair]:
+    """Play a match between two stand-ins."""
+    script = place / "stand_ins.py"
+    script.write_text(STAND_INS)
+    match = Match(
+        ours=Turn(work=work(ours, place), server=ServerSpec()),
+        theirs=Turn(work=work(theirs, place), server=ServerSpec(tls=True)),
+    )
+    kept: list[Pair] = []
+    pairs = play(
+        match,
+        lambda spec: Server(url=f"tls={spec.tls}", pids=(os.getpid(),), kind="embedded"),
+        num_pairs=num_pairs,
+        has_warm_up=has_warm_up,
+        limit_seconds=limit_seconds,
+        keep=kept.append,
+        command=(sys.executable, "-c", f"import runpy; runpy.run_path({str(script)!r})"),
+    )
+    assert pairs == kept
+    return pairs
+
+
+def test_contenders_take_turns_each_sample_in_a_process_of_its_own(tmp_path: Path) -> None:
+    pairs = played(tmp_path, "steady", "steady", num_pairs=2, has_warm_up=True)
+    assert [(pair.index, pair.is_warm_up) for pair in pairs] == [(0, True), (1, False), (2, False)]
+    log = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    assert len({pid for _, _, pid, _ in log}) == 6
+    # Within a pair the second begins when the first has ended; the pair that warms up is smaller.
+    for pair, expected in enumerate(("2", "8", "8")):
+        lines = log[8 * pair + 4 : 8 * pair + 8]
+        assert [line[0] for line in lines] == ["begin", "end", "begin", "end"]
+        assert lines[0][2] == lines[1][2] != lines[2][2] == lines[3][2]
+        assert {line[3] for line in lines} == {expected}
+
+
+def test_each_side_has_its_own_server(tmp_path: Path) -> None:
+    (pair,) = played(tmp_path, "steady", "steady")
+    assert (pair.ours.work.url, pair.theirs.work.url) == ("tls=False", "tls=True")
+    assert pair.ours.work.server_pids == (os.getpid(),)
+
+
+def test_sample_tells_what_it_took(tmp_path: Path) -> None:
+    (pair,) = played(tmp_path, "steady", "hungry")
+    assert pair.ours.result is not None
+    assert pair.ours.result.seconds >= 0.05
+    assert (pair.ours.result.num_objects, pair.ours.result.num_bytes) == (8, 80)
+
+
+def test_peak_is_that_of_the_measured_part_alone(tmp_path: Path) -> None:
+    (pair,) = played(tmp_path, "hungry", "steady")
+    assert pair.ours.result is not None
+    grown = pair.ours.result.peak_bytes - pair.ours.result.idle_bytes
+    # 64 MiB then, and 256 MiB in the warm-up.
+    assert 60 << 20 <= grown <= 80 << 20
+
+
+def test_cpu_time_of_children_is_the_contenders(tmp_path: Path) -> None:
+    (pair,) = played(tmp_path, "busy", "steady")
+    assert pair.ours.result is not None
+    assert pair.theirs.result is not None
+    assert pair.ours.result.cpu_seconds > pair.theirs.result.cpu_seconds + 0.05
+
+
+@pytest.mark.parametrize(
+    ("peer", "error"),
+    [
+        ("short", "RuntimeError: short moved 19 bytes: "),
+        ("late", "OSError: so many are too many"),
+        ("killed", "ended with exit status -9"),
+        ("nosuch", "ModuleNotFoundError: No module named 'perf.peers.nosuch'"),
+    ],
+)
+def test_failed_sample_says_why_and_spares_the_other(peer: str, error: str, tmp_path: Path) -> None:
+    (pair,) = played(tmp_path, "steady", peer)
+    assert pair.theirs.result is None
+    assert pair.theirs.error.startswith(error)
+    assert pair.ours.result is not None
+    assert not pair.ours.error
+
+
+def test_contender_that_hangs_is_ended_with_its_children_and_the_match_with_it(
+    tmp_path: Path,
+) -> None:
+    (pair,) = played(tmp_path, "steady", "endless", num_pairs=5, limit_seconds=3.0)
+    assert pair.theirs.error == "had not warmed up after 3 s"
+    assert pair.theirs.is_too_slow
+    child = int((tmp_path / "child").read_text())
+    with pytest.raises(ProcessLookupError):
+        wait_gone(child)
+
+
+def wait_gone(pid: int) -> None:
+    """Raise ProcessLookupError once a killed process is no more than a name."""
+    for _ in range(1000):
+        with open(f"/proc/{pid}/stat") as stat:
+            if stat.read().rpartition(")")[2].split()[0] == "Z":
+                raise ProcessLookupError
+        os.sched_yield()
+
+
+def test_what_fails_twice_is_not_tried_again(tmp_path: Path) -> None:
+    assert len(played(tmp_path, "steady", "late", num_pairs=5)) == 2
+
+
+def sample(*, error: str = "", is_too_slow: bool = False, place: Path) -> Sample:
+    return Sample(work=work("steady", place), error=error, is_too_slow=is_too_slow)
+
+
+@pytest.mark.parametrize(
+    ("errors", "is_too_slow", "expected"),
+    [
+        (("", ""), False, False),
+        (("no", ""), False, False),
+        (("no", "no"), False, True),
+        (("no", ""), True, True),
+    ],
+)
+def test_match_is_hopeless_after_two_failures_or_one_that_took_too_long(
+    errors: tuple[str, ...], is_too_slow: bool, expected: bool, tmp_path: Path
+) -> None:
+    pairs = [
+        Pair(
+            index=index,
+            is_warm_up=False,
+            ours=sample(place=tmp_path),
+            theirs=sample(error=error, is_too_slow=is_too_slow and bool(error), place=tmp_path),
+        )
+        for index, error in enumerate(errors)
+    ]
+    assert is_hopeless(pairs) is expected
+
+
+def test_work_is_addressed_to_its_server_and_eased_for_a_warm_up(tmp_path: Path) -> None:
+    server = Server(url="https://h", ca_file="/ca", pids=(1, 2), kind="nginx")
+    found = addressed(work("steady", tmp_path), server)
+    assert (found.url, found.ca_file, found.server_pids) == ("https://h", "/ca", (1, 2))
+    assert eased(found).num_objects == 2
+    assert eased(eased(eased(found))).num_objects == 1

@@ -1,0 +1,187 @@
+"""The table, the JSON lines, the picture, and the circumstances."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import pytest
+
+from perf import _machine, _plot
+from perf._report import HEADINGS, cells, lines_of, markdown, terminal_heading, terminal_row
+from perf._samples import MIB, Median, Pair, Result, Row, Sample
+from perf.scenarios import SCENARIOS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from perf.scenarios import Match
+
+MEDIAN = Median(rate=1234.5, cpu_us=56.4, server_cpu_us=7.8, peak_bytes=90 * MIB)
+SLOWER = Median(rate=617.25, cpu_us=112.6, server_cpu_us=8.2, peak_bytes=45 * MIB)
+ROW = Row(
+    scenario="get-1KiB",
+    case="",
+    peer="obstore",
+    size_bytes=0,
+    ours=MEDIAN,
+    theirs=SLOWER,
+    ratio=2.0,
+    spread=(1.5, 2.25),
+    goal=">= 2.5x",
+    is_met=False,
+)
+FAILED = Row(
+    scenario="latency",
+    case="64 in flight",
+    peer="wrk",
+    size_bytes=0,
+    goal=">= 0.5x",
+    error="wrk failed 1 of 1 times: wrk is missing",
+)
+
+
+def test_row_tells_everything_of_both_sides() -> None:
+    assert dict(zip(HEADINGS, cells(ROW), strict=True)) == {
+        "scenario": "get-1KiB",
+        "against": "obstore",
+        "ours/s": "1,234",
+        "peer/s": "617",
+        "ratio (spread)": "2.00x (1.50..2.25)",
+        "goal": ">= 2.5x",
+        "met": "MISSED",
+        "CPU us/object, ours / peer": "56 / 113",
+        "server CPU us, ours / peer": "8 / 8",
+        "peak MiB, ours / peer": "90 / 45",
+    }
+
+
+def test_large_objects_are_told_in_bytes_per_second() -> None:
+    row = Row(
+        scenario="object-1GiB",
+        case="",
+        peer="obstore",
+        size_bytes=1 << 30,
+        ours=Median(rate=2.0, cpu_us=1, server_cpu_us=1, peak_bytes=1),
+    )
+    assert cells(row)[2:4] == ("2.15 GB", "-")
+
+
+def test_memory_is_told_instead_of_a_ratio() -> None:
+    row = Row(
+        scenario="get-into",
+        case="memory",
+        peer="-",
+        size_bytes=0,
+        ours=MEDIAN,
+        held_bytes=1056 * MIB,
+        goal="<= 1,056 MiB above idle",
+        is_met=True,
+    )
+    assert cells(row)[:7] == (
+        "get-into (memory)",
+        "-",
+        "-",
+        "-",
+        "1,056 MiB",
+        "<= 1,056 MiB above idle",
+        "met",
+    )
+
+
+def test_failed_peer_is_a_row_with_its_error() -> None:
+    assert cells(FAILED)[:7] == (
+        "latency (64 in flight)",
+        "wrk",
+        "-",
+        "-",
+        "-",
+        ">= 0.5x",
+        "?",
+    )
+    assert terminal_row(FAILED).endswith("\n    ! wrk failed 1 of 1 times: wrk is missing")
+
+
+def test_terminal_columns_stand_under_their_headings() -> None:
+    assert terminal_heading().index("goal") + 4 == terminal_row(ROW).index(">= 2.5x") + 7
+
+
+def test_markdown_is_a_table_with_command_machine_errors_and_notes() -> None:
+    text = markdown([ROW, FAILED], command="python -m perf", about="A machine.", notes=["A note."])
+    lines = text.splitlines()
+    assert lines[0] == "`python -m perf`"
+    assert lines[2] == "A machine."
+    table = [line for line in lines if line.startswith("|")]
+    assert {line.count("|") for line in table} == {len(HEADINGS) + 1}
+    assert len(table) == 4
+    assert "* latency, wrk: wrk failed 1 of 1 times: wrk is missing" in lines
+    assert lines[-1] == "* A note."
+
+
+def pair(match: Match, index: int, *, is_warm_up: bool = False, fails: bool = False) -> Pair:
+    result = Result(
+        seconds=1.0 + index / 10,
+        cpu_seconds=1.0,
+        server_cpu_seconds=0.5,
+        num_objects=10,
+        num_bytes=100,
+        idle_bytes=1,
+        peak_bytes=2,
+    )
+    theirs = Sample(work=match.theirs.work, error="no") if fails else None
+    return Pair(
+        index=index,
+        is_warm_up=is_warm_up,
+        ours=Sample(work=match.ours.work, result=result),
+        theirs=theirs or Sample(work=match.theirs.work, result=result),
+    )
+
+
+def test_json_line_of_each_sample_says_all_that_is_known() -> None:
+    scenario = SCENARIOS["latency"]
+    match = scenario.matches()[0]
+    circumstances = _machine.describe()
+    lines = [
+        json.loads(line)
+        for line in lines_of(scenario, match, pair(match, 3, fails=True), ["note"], circumstances)
+    ]
+    assert [line["side"] for line in lines] == ["ours", "theirs"]
+    ours, theirs = lines
+    assert (ours["scenario"], ours["case"], ours["match"]) == ("latency", "64 in flight", "bound")
+    assert (ours["pair"], ours["is_warm_up"], ours["error"]) == (3, False, "")
+    assert ours["parameters"]["latency_seconds"] == 0.03
+    assert ours["result"]["num_objects"] == 10
+    assert ours["work"] == {**asdict(match.ours.work), "server_pids": []}
+    assert ours["server"]["latency_seconds"] == 0.03
+    assert (theirs["result"], theirs["error"]) == (None, "no")
+    assert {"versions", "machine", "commit", "is_dirty", "time", "server_notes"} <= set(ours)
+    assert {"aioflux", "python", "obstore", "uvloop", "nginx", "OpenSSL"} <= set(ours["versions"])
+
+
+def test_summary_names_machine_python_and_peers() -> None:
+    text = _machine.summary(_machine.describe())
+    assert "cores" in text
+    assert "Python 3." in text
+    assert "obstore " in text
+
+
+@pytest.mark.skipif(not _plot.is_possible(), reason="matplotlib is missing")
+@pytest.mark.parametrize("name", ["latency", "object-1GiB"])
+def test_picture_is_drawn_even_where_a_peer_failed(name: str, tmp_path: Path) -> None:
+    scenario = SCENARIOS[name]
+    played = [
+        (match, [pair(match, index, is_warm_up=not index, fails=at == 1) for index in range(4)])
+        for at, match in enumerate(scenario.matches()[:3])
+    ]
+    played.append((scenario.matches()[-1], []))
+    target = tmp_path / "picture.png"
+    _plot.plot(scenario, played, target)
+    assert target.read_bytes().startswith(b"\x89PNG")
+
+
+def test_points_are_spread_evenly() -> None:
+    assert _plot.places(1) == [0.5]
+    assert _plot.places(3) == [0.0, 0.5, 1.0]
+    assert not any(math.isnan(place) for place in _plot.places(2))

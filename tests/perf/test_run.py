@@ -1,0 +1,122 @@
+"""Every scenario from the command line to its files, at toy size."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from perf import _plot
+from perf.__main__ import main
+from perf.scenarios import SCENARIOS
+from perf.servers import ServerSpec, open_server
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+PEERS = {
+    "get-1KiB": ("obstore", "gcloud_aio", "google"),
+    "get-100KiB": ("gcsfs", "aiohttp", "requests"),
+    "get-100KiB-tls": ("obstore",),
+    "get-1MiB": ("transfer_manager",),
+    "object-1GiB": ("obstore",),
+    "object-1GiB-tls": ("gcloud_aio",),
+    "get-into": ("obstore",),
+    "latency": ("aioflux", "google"),
+    "paced": ("aioflux",),
+    "put-1GiB": ("gcloud_aio",),
+    "put-many": ("obstore",),
+    "sync": ("aioflux",),
+    "faults": ("aioflux",),
+}
+"""Against whom; each peer somewhere, and few in all."""
+ON_NGINX = {
+    "get-1KiB": ("obstore", "wrk") if shutil.which("wrk") else ("obstore",),
+    "get-100KiB-tls": ("gcloud_aio",),
+    "latency": ("aioflux",),
+    "put-1GiB": ("obstore",),
+    "put-many": ("gcloud_aio",),
+}
+
+
+def run(out: Path, *arguments: str) -> tuple[int, list[dict[str, Any]], str]:
+    """Return the exit status, the JSON lines and the Markdown of a run."""
+    status = main([*arguments, "--toy", "--pairs", "1", "--out", str(out)])
+    (lines,) = out.glob("*.jsonl")
+    (table,) = out.glob("*.md")
+    return status, [json.loads(line) for line in lines.read_text().splitlines()], table.read_text()
+
+
+def check(out: Path, name: str, lines: list[dict[str, Any]], table: str) -> None:
+    """Check that every sample moved all its bytes, and that each is told."""
+    assert [line["error"] for line in lines] == [""] * len(lines)
+    assert [line["side"] for line in lines] == ["ours", "theirs"] * (len(lines) // 2)
+    for line in lines:
+        work, result = line["work"], line["result"]
+        assert result["num_bytes"] == result["num_objects"] * work["size_bytes"]
+        assert result["num_objects"] == work["num_objects"] or work["peer"] == "wrk"
+        assert result["seconds"] > 0
+        assert 0 < result["idle_bytes"] <= result["peak_bytes"]
+    assert sum(row.startswith(f"| {name}") for row in table.splitlines()) >= len(lines) // 2
+    assert len(list(out.glob(f"*-{name}.png"))) == _plot.is_possible()
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scenario_runs_on_the_embedded_server(name: str, tmp_path: Path) -> None:
+    status, lines, table = run(tmp_path, name, "--server", "embedded", "--peers", *PEERS[name])
+    check(tmp_path, name, lines, table)
+    assert status == 0
+    assert {line["work"]["peer"] for line in lines} >= set(PEERS[name])
+
+
+@pytest.mark.parametrize("name", ON_NGINX)
+def test_scenario_runs_on_nginx(name: str, tmp_path: Path) -> None:
+    with open_server(ServerSpec()) as server:
+        if server.kind != "nginx":
+            pytest.skip(" ".join(server.notes))
+    status, lines, table = run(tmp_path, name, "--peers", *ON_NGINX[name])
+    check(tmp_path, name, lines, table)
+    assert status == 0
+    assert {line["work"]["peer"] for line in lines} >= set(ON_NGINX[name])
+
+
+def test_memory_of_ours_is_judged_where_it_is_promised(tmp_path: Path) -> None:
+    _, _, table = run(tmp_path, "get-into", "--server", "embedded", "--peers", "obstore")
+    (row,) = [line for line in table.splitlines() if "(memory)" in line]
+    assert "<= 36 MiB above idle | met" in row
+
+
+def test_peer_that_cannot_run_is_a_row_and_the_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, lines, table = run(
+        tmp_path, "get-1KiB", "--server", "embedded", "--peers", "nosuch", "obstore"
+    )
+    assert status == 0
+    assert [bool(line["error"]) for line in lines] == [False, True, False, False]
+    assert "No module named 'perf.peers.nosuch'" in table
+    assert "! nosuch failed 1 of 1 times: ModuleNotFoundError" in capsys.readouterr().out
+
+
+def test_scenario_without_a_match_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["get-1KiB", "--peers", "aioflux", "--out", str(tmp_path)]) == 0
+    assert "get-1KiB has no match against aioflux" in capsys.readouterr().out
+
+
+def test_wrong_name_ends_with_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["nosuch"])
+    assert caught.value.code == 2
+    assert "unknown scenario 'nosuch'; there are get-1KiB" in capsys.readouterr().err
+
+
+def test_list_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    assert "get-100KiB-tls" in capsys.readouterr().out

@@ -1,0 +1,202 @@
+"""Scenarios: names, goals, and parameters replaced from the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, replace
+
+import pytest
+
+from perf.__main__ import chosen_matches, chosen_scenarios, listing, parser
+from perf.scenarios import SCENARIOS, Rival, Scenario
+from perf.scenarios.get_many import GetMany
+from perf.scenarios.latency import Latency
+from perf.servers import ServerSpec
+from perf.work import WARM_UP_BYTES, Work
+
+NAMES = (
+    "get-1KiB",
+    "get-100KiB",
+    "get-100KiB-tls",
+    "get-1MiB",
+    "object-1GiB",
+    "object-1GiB-tls",
+    "get-into",
+    "latency",
+    "paced",
+    "put-1GiB",
+    "put-many",
+    "sync",
+    "faults",
+)
+
+
+def chosen(*arguments: str) -> list[Scenario]:
+    return chosen_scenarios(parser().parse_args(arguments))
+
+
+def test_every_scenario_is_found_by_its_name() -> None:
+    assert tuple(SCENARIOS) == NAMES
+    assert [scenario.name for scenario in chosen()] == list(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "goals"),
+    [
+        ("get-1KiB", {"obstore": 2.5, "gcloud_aio": 3, "google": 15, "wrk": 0.5}),
+        ("get-100KiB", {"obstore": 1.8, "gcloud_aio": 3, "google": 8, "wrk": 0.5}),
+        ("get-100KiB-tls", {"obstore": 1.2, "gcloud_aio": 1.5}),
+        ("get-1MiB", {"obstore": 1.1, "gcloud_aio": 1.4, "transfer_manager": 2}),
+        ("object-1GiB", {"obstore": 1.1, "gcloud_aio": 1.4, "transfer_manager": 2}),
+        ("object-1GiB-tls", {"obstore": 1.1, "gcloud_aio": 1.4, "transfer_manager": 2}),
+        ("get-into", {"obstore": 1.2}),
+        ("latency", {"bound": 0.9, "obstore": 1, "gcloud_aio": 1, "google": 1}),
+        ("paced", {"bound": 0.9}),
+        ("put-1GiB", {"obstore": 1.2, "gcloud_aio": 2, "transfer_manager": 2}),
+        ("put-many", {"obstore": 1.5, "gcloud_aio": 3}),
+        ("sync", {"async": 0.85}),
+        ("faults", {"clean": 0.9}),
+    ],
+)
+def test_scenario_promises(name: str, goals: dict[str, float]) -> None:
+    matches = SCENARIOS[name].matches()
+    found = {match.name: match.at_least for match in matches if match.at_least is not None}
+    assert found == goals
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=list(SCENARIOS))
+def test_reads_find_their_objects_and_those_of_a_warm_up(scenario: Scenario) -> None:
+    for match in (*scenario.matches(), *scenario.toy().matches()):
+        for turn in (match.ours, match.theirs):
+            if turn.work.operation.startswith("put"):
+                assert turn.server.written_bytes > turn.work.size_bytes
+                continue
+            ready = {
+                f"{size}/{index}" for size, count in turn.server.objects for index in range(count)
+            }
+            for work in (turn.work, turn.work.warm_up()):
+                assert set(work.each_key()) <= ready
+
+
+def test_bound_of_latency_is_in_flight_by_latency() -> None:
+    scenario = SCENARIOS["latency"].replaced({"in_flight": "10,20", "latency_seconds": "0.5"})
+    bounds = [match for match in scenario.matches() if match.name == "bound"]
+    assert [match.cap_per_second for match in bounds] == [20, 40]
+    assert [match.theirs.server.latency_seconds for match in bounds] == [0, 0]
+    assert [match.ours.server.latency_seconds for match in bounds] == [0.5, 0.5]
+
+
+def test_bound_of_paced_is_the_bandwidth_of_all_connections() -> None:
+    match = SCENARIOS["paced"].matches()[0]
+    work = match.ours.work
+    assert match.cap_per_second * work.size_bytes == pytest.approx(work.in_flight * 50e6)
+    assert match.ours.server.connection_bytes_per_second == 50_000_000
+    assert match.theirs.server.connection_bytes_per_second is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "field", "value"),
+    [
+        ("num_objects=12", "num_objects", 12),
+        ("size_bytes=3KiB", "size_bytes", 3072),
+        ("size_bytes=1GiB", "size_bytes", 1 << 30),
+        ("is_tls=true", "is_tls", True),
+    ],
+)
+def test_set_replaces_a_field(setting: str, field: str, value: object) -> None:
+    (scenario,) = chosen("get-1KiB", "--set", setting)
+    assert getattr(scenario, field) == value
+
+
+def test_set_takes_several_numbers_and_may_be_repeated() -> None:
+    (scenario,) = chosen("latency", "--set", "in_flight=1,2", "--set", "latency_seconds=0.25")
+    assert isinstance(scenario, Latency)
+    assert (scenario.in_flight, scenario.latency_seconds) == ((1, 2), 0.25)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nosuch",), "unknown scenario 'nosuch'; there are get-1KiB, "),
+        (("get-1KiB", "--set", "nosuch=1"), "get-1KiB has no 'nosuch'; it has size_bytes, "),
+        (("get-1KiB", "--set", "name=x"), "get-1KiB has no 'name'"),
+        (("get-1KiB", "--set", "rivals=x"), "get-1KiB has no 'rivals'"),
+        (("get-1KiB", "--set", "num_objects"), "--set takes name=value, not 'num_objects'"),
+        (("get-1KiB", "--set", "num_objects=x"), "must be a whole number, not 'x'"),
+        (("get-1KiB", "--set", "num_objects=-1"), "must be at least 1, is '-1'"),
+        (("get-1KiB", "--set", "num_objects=0"), "must be at least 1, is '0'"),
+        (("get-1KiB", "--set", "is_tls=1"), "must be true or false, not '1'"),
+        (("latency", "--set", "latency_seconds=nan"), "must be finite and not negative"),
+        (("latency", "--set", "in_flight="), "must be one or more values"),
+    ],
+)
+def test_bad_choice_says_what_there_is(arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        chosen(*arguments)
+
+
+@pytest.mark.parametrize("argument", ["--pairs=0", "--scale=0", "--scale=inf", "--server=apache"])
+def test_bad_option_is_refused(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args([argument])
+    assert argument.partition("=")[0] in capsys.readouterr().err
+
+
+def test_scale_changes_the_number_of_objects() -> None:
+    (scenario,) = chosen("get-1KiB", "--scale", "0.01")
+    assert isinstance(scenario, GetMany)
+    assert scenario.num_objects == 100
+    (one,) = chosen("object-1GiB", "--scale", "0.01")
+    assert one.matches()[0].ours.work.num_objects == 1
+
+
+def test_peers_limit_the_rivals_and_keep_their_goals() -> None:
+    (scenario,) = chosen("get-1KiB", "--peers", "obstore", "gcsfs")
+    found = {match.name: match.at_least for match in chosen_matches(scenario, ["obstore", "gcsfs"])}
+    assert found == {"obstore": 2.5, "gcsfs": None}
+
+
+def test_bounds_of_our_own_are_the_peer_aioflux() -> None:
+    (scenario,) = chosen("latency", "--peers", "aioflux", "--set", "in_flight=3")
+    (match,) = chosen_matches(scenario, ["aioflux"])
+    assert match.name == "bound"
+    (scenario,) = chosen("latency", "--peers", "obstore", "--set", "in_flight=3")
+    (match,) = chosen_matches(scenario, ["obstore"])
+    assert match.name == "obstore"
+
+
+def test_slower_peer_moves_fewer_objects() -> None:
+    assert Rival(peer="google").num_objects(1000) < 200
+    assert Rival(peer="google", share=0.5).num_objects(1000) == 500
+    assert Rival(peer="google").num_objects(1) == 1
+    assert Rival(peer="wrk").num_objects(1000) == 1000
+
+
+def test_list_names_scenarios_goals_and_parameters() -> None:
+    text = listing()
+    assert all(name in text for name in NAMES)
+    assert "wrk >= 0.5x" in text
+    assert "in_flight=64,256,1024" in text
+    assert "size_bytes=100KiB" in text
+
+
+def test_work_travels_as_json() -> None:
+    work = SCENARIOS["get-into"].matches()[0].ours.work
+    assert Work(**{**json.loads(json.dumps(asdict(work))), "server_pids": ()}) == work
+
+
+def test_warm_up_is_small_and_touches_every_slot() -> None:
+    work = SCENARIOS["get-1KiB"].matches()[0].ours.work
+    assert work.warm_up() == replace(work, num_objects=work.in_flight)
+    large = SCENARIOS["object-1GiB"].matches()[0].ours.work
+    assert (large.warm_up().size_bytes, large.warm_up().num_objects) == (WARM_UP_BYTES, 1)
+
+
+def test_only_what_nginx_cannot_do_asks_for_the_embedded_server() -> None:
+    kinds = {
+        name: {turn.server.kind for match in one.matches() for turn in (match.ours, match.theirs)}
+        for name, one in SCENARIOS.items()
+    }
+    embedded = {name for name, kind in kinds.items() if kind != {ServerSpec().kind}}
+    assert embedded == {"paced", "faults"}
