@@ -4,28 +4,69 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from google.auth.credentials import AnonymousCredentials
+
 import aioflux
+from perf.peers._parts import part_size_bytes, pieces, ssl_context
 
 if TYPE_CHECKING:
     from perf.work import Work
 
 
+def _open(work: Work) -> aioflux.Store:
+    part_size = part_size_bytes(work)
+    return aioflux.open_store(
+        f"gs://{work.bucket}",
+        endpoint_url=work.url,
+        ssl_context=ssl_context(work),
+        # An emulator behind TLS is no emulator to the store: it would look for credentials.
+        credentials=AnonymousCredentials() if work.ca_file else None,  # type: ignore[no-untyped-call]
+        transfer=aioflux.TransferOptions(
+            max_in_flight=work.in_flight,
+            range_size_bytes=work.range_size_bytes,
+            part_size_bytes=part_size,
+            max_buffered_bytes=4 * part_size,
+        ),
+    )
+
+
 async def get_many(work: Work) -> int:
     """Read every key and return the bytes received."""
-    transfer = aioflux.TransferOptions(max_in_flight=work.in_flight)
-    uri = f"gs://{work.bucket}"
-    async with aioflux.open_store(uri, endpoint_url=work.url, transfer=transfer) as store:
+    async with _open(work) as store:
         total = 0
         async for _, data in store.get_many(work.each_key(), ordered=False):
             total += len(data)
         return total
 
 
+async def get_one(work: Work) -> int:
+    """Read one object after the other, each in ranges, and return the bytes received."""
+    async with _open(work) as store:
+        return sum([len(await store.get(key)) for key in work.each_key()])
+
+
+async def get_into(work: Work) -> int:
+    """Read one object after the other into the same memory and return the bytes received."""
+    buffer = bytearray(work.size_bytes)
+    async with _open(work) as store:
+        return sum([await store.get_into(key, buffer) for key in work.each_key()])
+
+
 async def put_many(work: Work) -> int:
     """Write every key and return the bytes sent."""
-    transfer = aioflux.TransferOptions(max_in_flight=work.in_flight)
-    uri = f"gs://{work.bucket}"
     body = work.body()
-    async with aioflux.open_store(uri, endpoint_url=work.url, transfer=transfer) as store:
+    async with _open(work) as store:
         pairs = ((f"put/{key}", body) for key in work.each_key())
         return sum([meta.size async for meta in store.put_many(pairs)])
+
+
+async def put_one(work: Work) -> int:
+    """Write one object after the other in parts, from pieces, and return the bytes sent."""
+    total = 0
+    async with _open(work) as store:
+        for key in work.each_key():
+            async with store.open_writer(f"put/{key}") as writer:
+                for piece in pieces(work):
+                    await writer.write(piece)
+            total += writer.meta.size
+    return total

@@ -2,38 +2,81 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import aiohttp
 from gcloud.aio.storage import Storage
 
+from perf.peers._parts import fill, ssl_context
 from perf.work import bounded
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from perf.work import Work
+
+_TIMEOUT = 300
+
+
+@asynccontextmanager
+async def _open(work: Work) -> AsyncIterator[Storage]:
+    connector = aiohttp.TCPConnector(limit=work.in_flight, ssl=ssl_context(work) or True)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        # What it calls a development API is one that is asked without credentials.
+        yield Storage(session=session, api_root=work.url, api_is_dev=True)
 
 
 async def get_many(work: Work) -> int:
     """Read every key and return the bytes received."""
-    connector = aiohttp.TCPConnector(limit=work.in_flight)
-    async with aiohttp.ClientSession(connector=connector) as session:
-        storage = Storage(session=session, api_root=work.url)
+    async with _open(work) as storage:
 
         async def one(key: str) -> int:
-            return len(await storage.download(work.bucket, key, timeout=300))
+            return len(await storage.download(work.bucket, key, timeout=_TIMEOUT))
 
         return await bounded(one, work)
+
+
+async def get_one(work: Work) -> int:
+    """Read one object after the other, each in ranges, and return the bytes received."""
+    return await get_into(work)
+
+
+async def get_into(work: Work) -> int:
+    """Read one object after the other into the same memory and return the bytes received."""
+    async with _open(work) as storage:
+
+        async def read(key: str, start: int, end: int) -> bytes:
+            headers = {"Range": f"bytes={start}-{end - 1}"}
+            return await storage.download(work.bucket, key, headers=headers, timeout=_TIMEOUT)
+
+        return await fill(read, work, bytearray(work.size_bytes))
 
 
 async def put_many(work: Work) -> int:
     """Write every key and return the bytes sent."""
-    connector = aiohttp.TCPConnector(limit=work.in_flight)
     body = work.body()
-    async with aiohttp.ClientSession(connector=connector) as session:
-        storage = Storage(session=session, api_root=work.url)
+    async with _open(work) as storage:
 
         async def one(key: str) -> int:
-            await storage.upload(work.bucket, f"put/{key}", body, timeout=300)
-            return len(body)
+            answer = await storage.upload(work.bucket, f"put/{key}", body, timeout=_TIMEOUT)
+            return int(answer["size"])
 
         return await bounded(one, work)
+
+
+async def put_one(work: Work) -> int:
+    """Write one object after the other by a resumable upload and return the bytes sent."""
+    body, total = work.body(), 0
+    async with _open(work) as storage:
+        for key in work.each_key():
+            answer = await storage.upload(
+                work.bucket,
+                f"put/{key}",
+                io.BytesIO(body),
+                force_resumable_upload=True,
+                timeout=_TIMEOUT,
+            )
+            total += int(answer["size"])
+    return total

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from obstore.store import GCSStore
 
+from perf.peers._parts import fill, part_size_bytes, pieces
 from perf.work import bounded
 
 if TYPE_CHECKING:
+    from obstore import Bytes
+    from obstore.store import ClientConfig
+
     from perf.work import Work
 
 
 def _open(work: Work) -> GCSStore:
+    options: ClientConfig = {"allow_http": True, "timeout": "300s"}
+    if work.ca_file:
+        options["root_certificate"] = Path(work.ca_file).read_bytes()
     return GCSStore(
         work.bucket,
         config={"base_url": work.url, "bearer_token": "none", "skip_signature": True},
-        client_options={"allow_http": True},
+        client_options=options,
     )
 
 
@@ -31,6 +39,29 @@ async def get_many(work: Work) -> int:
     return await bounded(one, work)
 
 
+async def get_one(work: Work) -> int:
+    """Read one object after the other and return the bytes received.
+
+    In one request: `get_range_async` side by side leaves the pieces to be joined, which takes as
+    long again.
+    """
+    store, total = _open(work), 0
+    for key in work.each_key():
+        response = await store.get_async(key)
+        total += len(await response.bytes_async())
+    return total
+
+
+async def get_into(work: Work) -> int:
+    """Read one object after the other into the same memory, and return the bytes received."""
+    store = _open(work)
+
+    async def read(key: str, start: int, end: int) -> Bytes:
+        return await store.get_range_async(key, start=start, end=end)
+
+    return await fill(read, work, bytearray(work.size_bytes))
+
+
 async def put_many(work: Work) -> int:
     """Write every key and return the bytes sent."""
     store = _open(work)
@@ -41,3 +72,18 @@ async def put_many(work: Work) -> int:
         return len(body)
 
     return await bounded(one, work)
+
+
+async def put_one(work: Work) -> int:
+    """Write one object after the other in parts, from pieces, and return the bytes sent."""
+    store, total = _open(work), 0
+    for key in work.each_key():
+        await store.put_async(
+            f"put/{key}",
+            iter(pieces(work)),
+            use_multipart=True,
+            chunk_size=part_size_bytes(work),
+            max_concurrency=min(work.in_flight, 12),
+        )
+        total += work.size_bytes
+    return total

@@ -1,0 +1,53 @@
+"""aioflux for callers that block: the same store through `aioflux.sync`, from a thread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from google.auth.credentials import AnonymousCredentials
+
+import aioflux
+from aioflux import sync
+from perf.peers._parts import ssl_context
+
+if TYPE_CHECKING:
+    from perf.work import Work
+
+
+def _open(work: Work) -> sync.Store:
+    return sync.open_store(
+        f"gs://{work.bucket}",
+        endpoint_url=work.url,
+        ssl_context=ssl_context(work),
+        credentials=AnonymousCredentials() if work.ca_file else None,  # type: ignore[no-untyped-call]
+        transfer=aioflux.TransferOptions(
+            max_in_flight=work.in_flight, range_size_bytes=work.range_size_bytes
+        ),
+    )
+
+
+async def get_many(work: Work) -> int:
+    """Read every key and return the bytes received."""
+    with _open(work) as store:
+        return sum(len(data) for _, data in store.get_many(work.each_key(), ordered=False))
+
+
+async def get_one(work: Work) -> int:
+    """Read one object after the other, each in ranges, and return the bytes received."""
+    with _open(work) as store:
+        return sum(len(store.get(key)) for key in work.each_key())
+
+
+async def get_into(work: Work) -> int:
+    """Read one object after the other into the same memory and return the bytes received."""
+    buffer = bytearray(work.size_bytes)
+    with _open(work) as store:
+        return sum(store.get_into(key, buffer) for key in work.each_key())
+
+
+async def put_many(work: Work) -> int:
+    """Write every key and return the bytes sent."""
+    body = work.body()
+    with _open(work) as store:
+        pairs = ((f"put/{key}", body) for key in work.each_key())
+        return sum(meta.size for meta in store.put_many(pairs))

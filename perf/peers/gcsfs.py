@@ -1,0 +1,107 @@
+"""gcsfs, asynchronous, over aiohttp.
+
+Its asynchronous methods are those of fsspec's AsyncFileSystem, whose names begin with `_`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from perf.peers._parts import fill, ssl_context
+from perf.work import bounded
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from perf.work import Work
+
+# Read at import: otherwise gcsfs asks for the kind of a bucket over gRPC, which waits for a minute.
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+
+import gcsfs
+
+
+@asynccontextmanager
+async def _open(work: Work) -> AsyncIterator[Any]:
+    connector = aiohttp.TCPConnector(limit=work.in_flight, ssl=ssl_context(work) or True)
+    filesystem = gcsfs.GCSFileSystem(
+        token="anon",  # noqa: S106  no secret
+        endpoint_url=work.url,
+        asynchronous=True,
+        loop=asyncio.get_running_loop(),
+        cache_timeout=0,
+        session_kwargs={"connector": connector},
+        skip_instance_cache=True,
+    )
+    session = await filesystem._set_session()  # noqa: SLF001
+    try:
+        yield filesystem
+    finally:
+        await session.close()
+
+
+async def get_many(work: Work) -> int:
+    """Read every key and return the bytes received."""
+    async with _open(work) as filesystem:
+
+        async def one(key: str) -> int:
+            return len(await filesystem._cat_file(f"{work.bucket}/{key}"))  # noqa: SLF001
+
+        return await bounded(one, work)
+
+
+async def get_one(work: Work) -> int:
+    """Read one object after the other, each in ranges, and return the bytes received."""
+    num_ranges = -(-work.size_bytes // work.range_size_bytes)
+    total = 0
+    async with _open(work) as filesystem:
+        for key in work.each_key():
+            data = await filesystem._cat_file(  # noqa: SLF001  its asynchronous name
+                f"{work.bucket}/{key}",
+                start=0,
+                end=work.size_bytes,
+                concurrency=min(work.in_flight, num_ranges),
+            )
+            total += len(data)
+    return total
+
+
+async def get_into(work: Work) -> int:
+    """Read one object after the other into the same memory and return the bytes received."""
+    async with _open(work) as filesystem:
+
+        async def read(key: str, start: int, end: int) -> bytes:
+            path = f"{work.bucket}/{key}"
+            data: bytes = await filesystem._cat_file(path, start=start, end=end)  # noqa: SLF001
+            return data
+
+        return await fill(read, work, bytearray(work.size_bytes))
+
+
+async def put_many(work: Work) -> int:
+    """Write every key and return the bytes sent."""
+    body = work.body()
+    async with _open(work) as filesystem:
+
+        async def one(key: str) -> int:
+            await filesystem._pipe_file(f"{work.bucket}/put/{key}", body)  # noqa: SLF001
+            return len(body)
+
+        return await bounded(one, work)
+
+
+async def put_one(work: Work) -> int:
+    """Write one object after the other by a resumable upload and return the bytes sent."""
+    body, total = work.body(), 0
+    async with _open(work) as filesystem:
+        for key in work.each_key():
+            await filesystem._pipe_file(  # noqa: SLF001
+                f"{work.bucket}/put/{key}", body, chunksize=work.range_size_bytes
+            )
+            total += len(body)
+    return total

@@ -1,0 +1,8 @@
+"""Servers to measure against: a native one, nginx, and the embedded one for what that cannot do."""
+
+from __future__ import annotations
+
+from perf.servers._open import open_server
+from perf.servers._spec import BUCKET, Server, ServerSpec, contents
+
+__all__ = ["BUCKET", "Server", "ServerSpec", "contents", "open_server"]

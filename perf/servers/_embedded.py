@@ -1,0 +1,97 @@
+"""The server of aioflux.testing in a process of its own, for what nginx cannot do.
+
+`python -m perf.servers._embedded '<json>'` serves until standard input closes, and prints first
+where it does.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from perf.servers._spec import BUCKET, Server, ServerSpec, contents
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aioflux.testing import GCSServer
+
+__all__ = ["open_embedded"]
+
+_STOP_SECONDS = 20.0
+
+
+@contextmanager
+def open_embedded(spec: ServerSpec) -> Iterator[Server]:
+    """Run the embedded server for the length of a `with` block."""
+    command = [sys.executable, "-m", "perf.servers._embedded", json.dumps(asdict(spec))]
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(  # noqa: S603  our own command
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            if not line:
+                errors.seek(0)
+                told = errors.read().decode(errors="replace").strip()
+                raise RuntimeError(f"the embedded server did not start: {told}")
+            yield Server(pids=(process.pid,), kind="embedded", **json.loads(line))
+        finally:
+            process.stdin.close()
+            process.stdout.close()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _server(spec: ServerSpec) -> GCSServer:
+    from aioflux.testing import GCSServer
+    from aioflux.testing.gcs_server import Network
+
+    network = Network(
+        latency_seconds=spec.latency_seconds,
+        connection_bytes_per_second=spec.connection_bytes_per_second,
+    )
+    # MD5 would be most of an upload's time.
+    server = GCSServer(buckets=(BUCKET,), network=network, tls=spec.tls, md5=False)
+    for size, count in spec.objects:
+        data = contents(size)
+        for index in range(count):
+            server.put(BUCKET, f"{size}/{index}", data)
+    if spec.fault_rate:
+        server.faults.add("objects.media", status=503, probability=spec.fault_rate, seed=1)
+        server.faults.add("objects.media", reset=True, probability=spec.fault_rate, seed=2)
+    return server
+
+
+def main() -> None:
+    """Serve what the first argument describes, until standard input closes."""
+    from aioflux.testing._serve import serve
+
+    values = json.loads(sys.argv[1])
+    values["objects"] = tuple(map(tuple, values["objects"]))
+    spec = ServerSpec(**values)
+    server = _server(spec)
+
+    def ready() -> None:
+        ca_file = str(server.ca_file) if spec.tls else ""
+        print(json.dumps({"url": server.url, "ca_file": ca_file}), flush=True)
+
+    sys.exit(serve(server, ready, until_stdin_closes=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,314 @@
+"""nginx as an object store: objects are files on tmpfs under the urls of both APIs of GCS.
+
+Reads are sendfile with static headers, with no code of ours on the way. Everything else (metadata,
+uploads) is `api.lua`, in nginx's own process; the bytes of uploads go into files without passing
+through it.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import google_crc32c
+
+from perf.servers._room import place
+from perf.servers._spec import BUCKET, Server, ServerSpec, contents
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aioflux.testing.gcs_server._tls import Certificates
+
+__all__ = ["INSTALL", "configuration", "missing", "open_nginx"]
+
+INSTALL = "apt install nginx-light libnginx-mod-http-lua wrk"
+_MODULE_DIRECTORIES = ("/usr/lib/nginx/modules", "/usr/lib64/nginx/modules")
+_MODULES = ("ndk_http_module.so", "ngx_http_lua_module.so")
+_START_SECONDS = 20.0
+_HERE = Path(__file__).parent
+
+_CONFIGURATION = """\
+{modules}
+{user}
+worker_processes 1;
+daemon off;
+pid {directory}/pid;
+error_log {directory}/errors.log warn;
+events {{ worker_connections 8192; multi_accept on; }}
+http {{
+    access_log off;
+    server_tokens off;
+    sendfile on;
+    tcp_nopush on;
+    tcp_nodelay on;
+    keepalive_timeout 300;
+    keepalive_requests 100000000;
+    keepalive_time 24h;
+    client_max_body_size 0;
+    client_body_in_file_only clean;
+    client_body_buffer_size 1m;
+    client_body_temp_path {directory}/incoming;
+    default_type application/octet-stream;
+    root {directory}/objects;
+    lua_shared_dict state 4m;
+    init_by_lua_block {{
+        DIRECTORY = "{directory}"
+        CRC32C_LIBRARY = "{crc32c_library}"
+        api = dofile("{here}/api.lua")
+    }}
+    map $request_method $is_read {{ default 0; GET 1; HEAD 1; }}
+    server {{
+        listen 127.0.0.1:{port}{ssl} backlog=4096;
+{tls}{latency}
+        location /{bucket}/ {{
+            if ($is_read = 0) {{ rewrite ^ /.api last; }}
+            add_header x-goog-generation 1;
+            add_header x-goog-metageneration 1;
+            add_header x-goog-stored-content-encoding identity;
+            add_header x-goog-storage-class STANDARD;
+        }}
+{objects}
+        location /storage/v1/b/ {{
+            if ($arg_alt = media) {{ rewrite ^/storage/v1/b/([^/]+)/o/(.+)$ /$1/$2 last; }}
+            content_by_lua_block {{ api() }}
+        }}
+        location /download/storage/v1/b/ {{
+            rewrite ^/download/storage/v1/b/([^/]+)/o/(.+)$ /$1/$2 last;
+        }}
+        location /upload/storage/v1/b/ {{ content_by_lua_block {{ api() }} }}
+        location = /.api {{ internal; content_by_lua_block {{ api() }} }}
+    }}
+}}
+"""
+_TLS = """\
+        ssl_certificate {certificate};
+        ssl_certificate_key {key};
+        ssl_protocols TLSv1.3;
+"""
+_LATENCY = "        access_by_lua_block {{ ngx.sleep({seconds}) }}\n"
+_OBJECTS = """\
+        location /{bucket}/{size}/ {{
+            if ($is_read = 0) {{ rewrite ^ /.api last; }}
+            add_header x-goog-generation 1;
+            add_header x-goog-metageneration 1;
+            add_header x-goog-stored-content-length {size};
+            add_header x-goog-stored-content-encoding identity;
+            add_header x-goog-hash "crc32c={crc32c}";
+            add_header x-goog-storage-class STANDARD;
+        }}
+"""
+
+
+def missing() -> str:
+    """Say what nginx lacks on this machine, and what to install; empty where it can serve."""
+    if sys.platform != "linux":
+        return f"nginx is measured on Linux, this is {sys.platform}"
+    if _binary() is None:
+        return f"nginx is missing ({INSTALL})"
+    if _modules() is None:
+        return f"nginx lacks its lua module ({INSTALL})"
+    if not _crc32c_library():
+        return "the library crc32c, which google-crc32c brings along on Linux, is missing"
+    return ""
+
+
+def _binary() -> str | None:
+    # Debian keeps it where users other than root do not look.
+    return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+
+
+def _modules() -> list[Path] | None:
+    for directory in map(Path, _MODULE_DIRECTORIES):
+        paths = [directory / name for name in _MODULES]
+        if all(path.exists() for path in paths):
+            return paths
+    return None
+
+
+def _crc32c_library() -> str:
+    """Return the C library inside of google-crc32c; empty where it has none."""
+    root = Path(google_crc32c.__file__).parent.parent / "google_crc32c.libs"
+    return next((str(path) for path in sorted(root.glob("libcrc32c*.so*"))), "")
+
+
+def encode_crc32c(data: bytes) -> str:
+    """Write the crc32c of `data` as the service does."""
+    return base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a configuration is written from."""
+
+    spec: ServerSpec
+    directory: Path
+    port: int
+    certificates: Certificates | None
+    crc32cs: dict[int, str]
+    """Of the objects of each size."""
+
+
+def configuration(setup: Setup) -> str:
+    """Write the configuration of one server."""
+    tls = latency = ""
+    if setup.certificates is not None:
+        files = setup.certificates
+        tls = _TLS.format(certificate=files.certificate_file, key=files.key_file)
+    if setup.spec.latency_seconds:
+        latency = _LATENCY.format(seconds=setup.spec.latency_seconds)
+    return _CONFIGURATION.format(
+        modules="\n".join(f"load_module {path};" for path in _modules() or ()),
+        # Its worker may do no more than we do: it writes where we read.
+        user="user root;" if os.geteuid() == 0 else "",
+        directory=setup.directory,
+        here=_HERE,
+        bucket=BUCKET,
+        crc32c_library=_crc32c_library(),
+        port=setup.port,
+        ssl=" ssl" if tls else "",
+        tls=tls,
+        latency=latency,
+        objects="".join(
+            _OBJECTS.format(bucket=BUCKET, size=size, crc32c=crc32c)
+            for size, crc32c in setup.crc32cs.items()
+        ),
+    )
+
+
+def write_objects(directory: Path, objects: tuple[tuple[int, int], ...]) -> dict[int, str]:
+    """Write the objects below `directory`, and return the checksum of each size."""
+    crc32cs: dict[int, str] = {}
+    for size, count in objects:
+        data = contents(size)
+        crc32cs[size] = encode_crc32c(data)
+        place = directory / BUCKET / str(size)
+        place.mkdir(parents=True, exist_ok=True)
+        for index in range(count):
+            (place / str(index)).write_bytes(data)
+    return crc32cs
+
+
+@contextmanager
+def open_nginx(spec: ServerSpec) -> Iterator[Server]:
+    """Run nginx for the length of a `with` block."""
+    parent = place(spec.num_bytes)
+    directory = Path(tempfile.mkdtemp(prefix="aioflux-perf-", dir=parent))
+    notes = () if parent else ("objects are on disk: /dev/shm has no room for them",)
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        for name in ("objects", "incoming", "uploads"):
+            (directory / name).mkdir()
+        crc32cs = write_objects(directory / "objects", spec.objects)
+        (directory / "objects" / BUCKET).mkdir(exist_ok=True)
+        certificates = _certify(directory) if spec.tls else None
+        port = _free_port()
+        setup = Setup(
+            spec=spec,
+            directory=directory,
+            port=port,
+            certificates=certificates,
+            crc32cs=crc32cs,
+        )
+        (directory / "nginx.conf").write_text(configuration(setup))
+        process = _start(directory)
+        master = int(_first_line(process))
+        pids = (master, _worker(master, port, directory))
+        yield Server(
+            url=f"http{'s' if spec.tls else ''}://127.0.0.1:{port}",
+            ca_file=str(certificates.ca_file) if certificates else "",
+            pids=pids,
+            kind="nginx",
+            notes=notes,
+        )
+    finally:
+        if process is not None:
+            _stop(process)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _certify(directory: Path) -> Certificates:
+    from aioflux.testing.gcs_server._tls import make_certificates
+
+    return make_certificates(directory, ["127.0.0.1", "localhost"])
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def _start(directory: Path) -> subprocess.Popen[bytes]:
+    binary = _binary()
+    assert binary is not None
+    keeper = [sys.executable, "-I", "-S", str(_HERE / "_keeper.py"), str(directory)]
+    command = [binary, "-p", str(directory), "-c", str(directory / "nginx.conf")]
+    command += ["-e", str(directory / "errors.log")]
+    return subprocess.Popen(  # noqa: S603  our own command
+        [*keeper, *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _first_line(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().decode()
+
+
+def _worker(master: int, port: int, directory: Path) -> int:
+    """Wait until nginx listens and its worker runs; return the worker's id."""
+    deadline = time.monotonic() + _START_SECONDS
+    children = Path(f"/proc/{master}/task/{master}/children")
+    while time.monotonic() < deadline:
+        workers = children.read_text().split() if children.exists() else []
+        if workers and _listens(port):
+            return int(workers[0])
+        if _has_ended(master):
+            break
+        time.sleep(0.01)
+    log = directory / "errors.log"
+    told = log.read_text(errors="replace").strip() if log.exists() else ""
+    raise RuntimeError(f"nginx did not start: {told or 'it said nothing'}")
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "Z"
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Close the keeper's standard input, which ends all, and wait for it."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    process.stdout.close()
+    try:
+        process.wait(_START_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

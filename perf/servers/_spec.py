@@ -1,0 +1,83 @@
+"""What a scenario asks of its server, and what it gets."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["BUCKET", "BUCKET_ROOM_BYTES", "Kind", "Server", "ServerSpec", "contents"]
+
+Kind = Literal["nginx", "embedded"]
+BUCKET = "perf"
+"""The one bucket of every server."""
+BUCKET_ROOM_BYTES = 64 << 20
+"""Room that each server has for what is written, where the spec asks for no more."""
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSpec:
+    """A server and the way to it."""
+
+    kind: Kind = "nginx"
+    """"nginx" measures the client, "embedded" speaks the whole API."""
+    tls: bool = False
+    """HTTPS, TLS 1.3, with a certificate of its own."""
+    latency_seconds: float = 0.0
+    """Time to the first byte of each answer."""
+    connection_bytes_per_second: int | None = None
+    """Bandwidth of each connection, towards the client; embedded server only."""
+    fault_rate: float = 0.0
+    """Share of the reads that are answered with 503, and again as many that meet a reset;
+    embedded server only."""
+    objects: tuple[tuple[int, int], ...] = ()
+    """Objects to have ready: pairs of size in bytes and count, under the keys `size/index`."""
+    written_bytes: int = BUCKET_ROOM_BYTES
+    """Room for what is written at once, in bytes."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no server can do."""
+        if self.kind not in {"nginx", "embedded"}:
+            raise ValueError(f'kind must be "nginx" or "embedded", not {self.kind!r}')
+        if not 0 <= self.fault_rate <= 0.5:
+            raise ValueError(f"fault_rate must be from 0 to 0.5, not {self.fault_rate}")
+        if self.latency_seconds < 0:
+            raise ValueError(f"latency_seconds must not be negative, is {self.latency_seconds}")
+        paced = self.connection_bytes_per_second
+        if paced is not None and paced <= 0:
+            raise ValueError(f"connection_bytes_per_second must be above 0, is {paced}")
+
+    @property
+    def has_faults_or_pacing(self) -> bool:
+        """Whether only the embedded server can do it."""
+        return self.fault_rate > 0 or self.connection_bytes_per_second is not None
+
+    @property
+    def num_bytes(self) -> int:
+        """Room that the objects and what is written take, in bytes."""
+        return sum(size * count for size, count in self.objects) + self.written_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A server that runs."""
+
+    url: str
+    """Its root."""
+    ca_file: str = ""
+    """PEM of the authority that signed its certificate; empty without TLS."""
+    pids: tuple[int, ...] = ()
+    """Processes whose CPU time is the server's."""
+    kind: Kind
+    """The one that runs, which may be another than was asked for."""
+    notes: tuple[str, ...] = field(default=())
+    """What the reader of the figures must know, in sentences."""
+
+
+def contents(size_bytes: int) -> bytes:
+    """Return the bytes of every object of this size: random ones, the same each time."""
+    block = random.Random(size_bytes).randbytes(min(size_bytes, _BLOCK_BYTES))  # noqa: S311
+    if size_bytes <= _BLOCK_BYTES:
+        return block
+    return (block * (size_bytes // _BLOCK_BYTES + 1))[:size_bytes]
