@@ -28,6 +28,8 @@ def open_bucket(work: Work, num_connections: int = NUM_THREADS) -> storage.Bucke
     )
     session = client._http  # noqa: SLF001  the documented way to set the size of its pool
     session.mount(work.url, requests.adapters.HTTPAdapter(pool_maxsize=num_connections))
+    # Neither proxies, ~/.netrc nor authorities of the environment are looked up for each request.
+    session.trust_env = False
     if work.ca_file:
         session.verify = work.ca_file
     return client.bucket(work.bucket)
