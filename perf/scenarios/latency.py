@@ -37,7 +37,7 @@ class Latency(Scenario):
 
     def toy(self) -> Latency:
         """See base class."""
-        return replace(self, in_flight=(2, 4), num_rounds=4, num_keys=4, latency_seconds=0.01)
+        return replace(self, in_flight=(4,), num_rounds=4, num_keys=4, latency_seconds=0.01)
 
     def scaled(self, factor: float) -> Latency:
         """See base class."""
