@@ -148,7 +148,9 @@ def addressed(work: Work, server: Server) -> Work:
 
 
 def eased(work: Work) -> Work:
-    """Return the work of the pair that warms up: the same with fewer objects."""
+    """Return the work of the pair that warms up: fewer objects, or a small one."""
+    if work.num_objects == 1:
+        return work.warm_up()
     return replace(work, num_objects=max(1, round(work.num_objects * WARM_UP_SHARE)))
 
 
