@@ -10,12 +10,23 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 from perf.work import WARM_UP_BYTES, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Self
 
     from perf.servers import ServerSpec
 
-__all__ = ["KIB", "MIB", "Match", "MemoryGoal", "Rival", "Scenario", "Turn", "ready_objects"]
+__all__ = [
+    "KIB",
+    "MIB",
+    "OURS",
+    "Match",
+    "MemoryGoal",
+    "Rival",
+    "Scenario",
+    "Turn",
+    "duels",
+    "ready_objects",
+]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -118,9 +129,10 @@ class Scenario(ABC):
 
     def scaled(self, factor: float) -> Self:
         """Return the same with so many times the objects, where it moves several."""
-        if "num_objects" not in {field.name for field in fields(self)}:
+        count = getattr(self, "num_objects", None)
+        if count is None:
             return self
-        return self.replaced({"num_objects": str(max(1, round(self.num_objects * factor)))})  # type: ignore[attr-defined]
+        return self.replaced({"num_objects": str(max(1, round(count * factor)))})
 
     def against(self, peers: tuple[str, ...]) -> Self:
         """Return the same against these peers; those that it does not know have no goal."""
@@ -152,6 +164,27 @@ class Scenario(ABC):
             except ValueError as exc:
                 raise ValueError(f"{name} of {self.name}: {exc}") from exc
         return replace(self, **changes)
+
+
+OURS = Rival(peer="aioflux")
+"""Ourselves, through the public store."""
+
+
+def duels(
+    rivals: Iterable[Rival], turn: Callable[[Rival], Turn], *, ours: Rival = OURS, case: str = ""
+) -> tuple[Match, ...]:
+    """Return a match against each rival.
+
+    Args:
+        rivals: Against whom.
+        turn: What a contender does.
+        ours: The face of ours that plays.
+        case: Which of the scenario's cases.
+    """
+    return tuple(
+        Match(case=case, ours=turn(ours), theirs=turn(rival), at_least=rival.at_least)
+        for rival in rivals
+    )
 
 
 def ready_objects(work: Work) -> tuple[tuple[int, int], ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from perf.scenarios._scenario import KIB, Match, Scenario, Turn, ready_objects
+from perf.scenarios._scenario import KIB, OURS, Match, Rival, Scenario, Turn, duels, ready_objects
 from perf.servers import ServerSpec
 from perf.work import Work
 
@@ -33,41 +33,29 @@ class Faults(Scenario):
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
-        ours = self._turn("aioflux", self.num_objects, self.fault_rate)
         own = Match(
-            ours=ours,
-            theirs=self._turn("aioflux", self.num_objects, 0.0),
+            ours=self._turn(OURS),
+            theirs=self._turn(OURS, is_clean=True),
             label="clean",
             at_least=self.clean_share,
         )
-        return (
-            own,
-            *(
-                Match(
-                    ours=ours,
-                    theirs=self._turn(
-                        rival.peer, rival.num_objects(self.num_objects), self.fault_rate
-                    ),
-                    at_least=rival.at_least,
-                )
-                for rival in self.rivals
-            ),
-        )
+        return (own, *duels(self.rivals, self._turn))
 
     def toy(self) -> Faults:
         """See base class."""
         return replace(self, num_objects=100, num_keys=4, in_flight=4, fault_rate=0.03)
 
-    def _turn(self, peer: str, num_objects: int, fault_rate: float) -> Turn:
+    def _turn(self, rival: Rival, *, is_clean: bool = False) -> Turn:
         work = Work(
-            peer=peer,
+            peer=rival.peer,
             operation="get_many",
             url="",
             size_bytes=self.size_bytes,
-            num_objects=num_objects,
+            num_objects=rival.num_objects(self.num_objects),
             num_keys=self.num_keys,
             in_flight=self.in_flight,
         )
+        fault_rate = 0.0 if is_clean else self.fault_rate
         spec = ServerSpec(kind="embedded", fault_rate=fault_rate, objects=ready_objects(work))
         return Turn(work=work, server=spec)
 

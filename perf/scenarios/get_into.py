@@ -11,6 +11,7 @@ from perf.scenarios._scenario import (
     Rival,
     Scenario,
     Turn,
+    duels,
     ready_objects,
 )
 from perf.servers import ServerSpec
@@ -39,14 +40,7 @@ class GetInto(Scenario):
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
-        return tuple(
-            Match(
-                ours=self._turn("aioflux"),
-                theirs=self._turn(rival.peer),
-                at_least=rival.at_least,
-            )
-            for rival in self.rivals
-        )
+        return duels(self.rivals, self._turn)
 
     def memory_goal(self) -> MemoryGoal:
         """See base class."""
@@ -56,9 +50,9 @@ class GetInto(Scenario):
         """See base class."""
         return replace(self, size_bytes=4 * MIB, range_size_bytes=MIB, in_flight=2)
 
-    def _turn(self, peer: str) -> Turn:
+    def _turn(self, rival: Rival) -> Turn:
         work = Work(
-            peer=peer,
+            peer=rival.peer,
             operation="get_into",
             url="",
             size_bytes=self.size_bytes,

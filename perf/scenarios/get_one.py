@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from perf.scenarios._scenario import MIB, Match, Rival, Scenario, Turn, ready_objects
+from perf.scenarios._scenario import MIB, Match, Rival, Scenario, Turn, duels, ready_objects
 from perf.servers import ServerSpec
 from perf.work import Work
 
@@ -31,22 +31,15 @@ class GetOne(Scenario):
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
-        return tuple(
-            Match(
-                ours=self._turn("aioflux"),
-                theirs=self._turn(rival.peer),
-                at_least=rival.at_least,
-            )
-            for rival in self.rivals
-        )
+        return duels(self.rivals, self._turn)
 
     def toy(self) -> GetOne:
         """See base class."""
         return replace(self, size_bytes=4 * MIB, range_size_bytes=MIB, in_flight=2)
 
-    def _turn(self, peer: str) -> Turn:
+    def _turn(self, rival: Rival) -> Turn:
         work = Work(
-            peer=peer,
+            peer=rival.peer,
             operation="get_one",
             url="",
             size_bytes=self.size_bytes,

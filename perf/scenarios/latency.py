@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
-from perf.scenarios._scenario import KIB, Match, Rival, Scenario, Turn, ready_objects
+from perf.scenarios._scenario import KIB, OURS, Match, Rival, Scenario, Turn, duels, ready_objects
 from perf.servers import ServerSpec
 from perf.work import Work
 
@@ -49,39 +50,29 @@ class Latency(Scenario):
 
     def _case(self, in_flight: int) -> tuple[Match, ...]:
         case = f"{in_flight} in flight"
-        num_objects = min(in_flight * self.num_rounds, self.max_objects)
-        ours = self._turn("aioflux", num_objects, in_flight, self.latency_seconds)
+        turn = partial(self._turn, in_flight)
         bound = Match(
             case=case,
-            ours=ours,
-            theirs=self._turn("aioflux", num_objects, in_flight, 0.0),
+            ours=turn(OURS),
+            theirs=turn(OURS, is_prompt=True),
             label="bound",
             at_least=self.bound_share,
             cap_per_second=in_flight / self.latency_seconds if self.latency_seconds else math.inf,
         )
-        against = (
-            Match(
-                case=case,
-                ours=ours,
-                theirs=self._turn(
-                    rival.peer, rival.num_objects(num_objects), in_flight, self.latency_seconds
-                ),
-                at_least=rival.at_least,
-            )
-            for rival in self.rivals
-        )
-        return (bound, *against)
+        return (bound, *duels(self.rivals, turn, case=case))
 
-    def _turn(self, peer: str, num_objects: int, in_flight: int, latency: float) -> Turn:
+    def _turn(self, in_flight: int, rival: Rival, *, is_prompt: bool = False) -> Turn:
+        ours = min(in_flight * self.num_rounds, self.max_objects)
         work = Work(
-            peer=peer,
+            peer=rival.peer,
             operation="get_many",
             url="",
             size_bytes=self.size_bytes,
-            num_objects=num_objects,
+            num_objects=rival.num_objects(ours),
             num_keys=self.num_keys,
             in_flight=in_flight,
         )
+        latency = 0.0 if is_prompt else self.latency_seconds
         spec = ServerSpec(latency_seconds=latency, objects=ready_objects(work))
         return Turn(work=work, server=spec)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
-from perf.scenarios._scenario import MIB, Match, Scenario, Turn, ready_objects
+from perf.scenarios._scenario import MIB, OURS, Match, Rival, Scenario, Turn, duels, ready_objects
 from perf.servers import ServerSpec
 from perf.work import Work
 
@@ -33,26 +34,7 @@ class Paced(Scenario):
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
-        return tuple(
-            Match(
-                case=f"{in_flight} connections",
-                ours=self._turn("aioflux", in_flight, self.connection_bytes_per_second),
-                theirs=self._turn("aioflux", in_flight, None),
-                label="bound",
-                at_least=self.bound_share,
-                cap_per_second=in_flight * self.connection_bytes_per_second / self.size_bytes,
-            )
-            for in_flight in self.in_flight
-        ) + tuple(
-            Match(
-                case=f"{in_flight} connections",
-                ours=self._turn("aioflux", in_flight, self.connection_bytes_per_second),
-                theirs=self._turn(rival.peer, in_flight, self.connection_bytes_per_second),
-                at_least=rival.at_least,
-            )
-            for in_flight in self.in_flight
-            for rival in self.rivals
-        )
+        return tuple(match for in_flight in self.in_flight for match in self._case(in_flight))
 
     def toy(self) -> Paced:
         """See base class."""
@@ -64,9 +46,22 @@ class Paced(Scenario):
             connection_bytes_per_second=20_000_000,
         )
 
-    def _turn(self, peer: str, in_flight: int, pace: int | None) -> Turn:
+    def _case(self, in_flight: int) -> tuple[Match, ...]:
+        case = f"{in_flight} connections"
+        turn = partial(self._turn, in_flight)
+        bound = Match(
+            case=case,
+            ours=turn(OURS),
+            theirs=turn(OURS, is_unlimited=True),
+            label="bound",
+            at_least=self.bound_share,
+            cap_per_second=in_flight * self.connection_bytes_per_second / self.size_bytes,
+        )
+        return (bound, *duels(self.rivals, turn, case=case))
+
+    def _turn(self, in_flight: int, rival: Rival, *, is_unlimited: bool = False) -> Turn:
         work = Work(
-            peer=peer,
+            peer=rival.peer,
             operation="get_one",
             url="",
             size_bytes=self.size_bytes,
@@ -75,6 +70,7 @@ class Paced(Scenario):
             in_flight=in_flight,
             range_size_bytes=self.range_size_bytes,
         )
+        pace = None if is_unlimited else self.connection_bytes_per_second
         spec = ServerSpec(
             kind="embedded", connection_bytes_per_second=pace, objects=ready_objects(work)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from perf.scenarios._scenario import KIB, MIB, Match, Rival, Scenario, Turn
+from perf.scenarios._scenario import KIB, MIB, Match, Rival, Scenario, Turn, duels
 from perf.servers import ServerSpec
 from perf.work import Work
 
@@ -26,27 +26,19 @@ class PutMany(Scenario):
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
-        ours = self._turn("aioflux", self.num_objects)
-        return tuple(
-            Match(
-                ours=ours,
-                theirs=self._turn(rival.peer, rival.num_objects(self.num_objects)),
-                at_least=rival.at_least,
-            )
-            for rival in self.rivals
-        )
+        return duels(self.rivals, self._turn)
 
     def toy(self) -> PutMany:
         """See base class."""
         return replace(self, num_objects=16, num_keys=4, in_flight=4)
 
-    def _turn(self, peer: str, num_objects: int) -> Turn:
+    def _turn(self, rival: Rival) -> Turn:
         work = Work(
-            peer=peer,
+            peer=rival.peer,
             operation="put_many",
             url="",
             size_bytes=self.size_bytes,
-            num_objects=num_objects,
+            num_objects=rival.num_objects(self.num_objects),
             num_keys=self.num_keys,
             in_flight=self.in_flight,
         )

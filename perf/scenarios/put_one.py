@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from perf.scenarios._scenario import MIB, Match, MemoryGoal, Rival, Scenario, Turn
+from perf.scenarios._scenario import MIB, Match, MemoryGoal, Rival, Scenario, Turn, duels
 from perf.servers import ServerSpec
 from perf.work import Work
 
@@ -31,14 +31,7 @@ class PutOne(Scenario):
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
-        return tuple(
-            Match(
-                ours=self._turn("aioflux"),
-                theirs=self._turn(rival.peer),
-                at_least=rival.at_least,
-            )
-            for rival in self.rivals
-        )
+        return duels(self.rivals, self._turn)
 
     def memory_goal(self) -> MemoryGoal:
         """See base class."""
@@ -48,9 +41,9 @@ class PutOne(Scenario):
         """See base class."""
         return replace(self, size_bytes=12 * MIB, part_size_bytes=5 * MIB, in_flight=2)
 
-    def _turn(self, peer: str) -> Turn:
+    def _turn(self, rival: Rival) -> Turn:
         work = Work(
-            peer=peer,
+            peer=rival.peer,
             operation="put_one",
             url="",
             size_bytes=self.size_bytes,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from perf.scenarios._scenario import KIB, Match, Scenario, Turn, ready_objects
+from perf.scenarios._scenario import KIB, OURS, Match, Rival, Scenario, Turn, duels, ready_objects
 from perf.servers import ServerSpec
 from perf.work import Work
 
 __all__ = ["SCENARIOS", "Sync"]
+
+_FACADE = Rival(peer="aioflux_sync")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,36 +30,25 @@ class Sync(Scenario):
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
-        ours = self._turn("aioflux_sync", self.num_objects)
         own = Match(
-            ours=ours,
-            theirs=self._turn("aioflux", self.num_objects),
+            ours=self._turn(_FACADE),
+            theirs=self._turn(OURS),
             label="async",
             at_least=self.async_share,
         )
-        return (
-            own,
-            *(
-                Match(
-                    ours=ours,
-                    theirs=self._turn(rival.peer, rival.num_objects(self.num_objects)),
-                    at_least=rival.at_least,
-                )
-                for rival in self.rivals
-            ),
-        )
+        return (own, *duels(self.rivals, self._turn, ours=_FACADE))
 
     def toy(self) -> Sync:
         """See base class."""
         return replace(self, num_objects=32, num_keys=4, in_flight=4)
 
-    def _turn(self, peer: str, num_objects: int) -> Turn:
+    def _turn(self, rival: Rival) -> Turn:
         work = Work(
-            peer=peer,
+            peer=rival.peer,
             operation="get_many",
             url="",
             size_bytes=self.size_bytes,
-            num_objects=num_objects,
+            num_objects=rival.num_objects(self.num_objects),
             num_keys=self.num_keys,
             in_flight=self.in_flight,
         )
