@@ -1,13 +1,12 @@
 """google-cloud-storage's transfer_manager, with threads: for it they were faster than processes.
 
-It moves large objects between the service and files, so there is a file here, on tmpfs where there
-is room.
+It moves large objects between the service and files, so there is one here, in memory.
 """
 
 from __future__ import annotations
 
 import io
-import tempfile
+import os
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,6 @@ from google.cloud.storage import transfer_manager
 
 from perf.peers._parts import part_size_bytes, pieces
 from perf.peers.google import NUM_THREADS, open_bucket
-from perf.servers._room import place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,9 +26,12 @@ NUM_WORKERS = 8
 
 
 @contextmanager
-def _file(work: Work) -> Iterator[Path]:
-    with tempfile.NamedTemporaryFile(dir=place(work.size_bytes)) as file:
-        yield Path(file.name)
+def _file() -> Iterator[Path]:
+    descriptor = os.memfd_create("perf")
+    try:
+        yield Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
 
 
 async def get_many(work: Work) -> int:
@@ -46,7 +47,7 @@ async def get_many(work: Work) -> int:
 async def get_one(work: Work) -> int:
     """Read one object after the other, each in ranges, and return the bytes received."""
     bucket, total = open_bucket(work), 0
-    with _file(work) as path:
+    with _file() as path:
         for key in work.each_key():
             transfer_manager.download_chunks_concurrently(
                 bucket.blob(key),
@@ -72,7 +73,7 @@ async def put_many(work: Work) -> int:
 async def put_one(work: Work) -> int:
     """Write one object after the other in parts, from a file, and return the bytes sent."""
     bucket, total = open_bucket(work), 0
-    with _file(work) as path:
+    with _file() as path:
         with path.open("wb") as file:
             for piece in pieces(work):
                 file.write(piece)

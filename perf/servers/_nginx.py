@@ -228,6 +228,7 @@ def open_nginx(spec: ServerSpec) -> Iterator[Server]:
             url=f"http{'s' if spec.tls else ''}://127.0.0.1:{port}",
             ca_file=str(certificates.ca_file) if certificates else "",
             pids=pids,
+            directory=str(directory),
             kind="nginx",
             notes=notes,
         )

@@ -69,6 +69,8 @@ class Server:
     """PEM of the authority that signed its certificate; empty without TLS."""
     pids: tuple[int, ...] = ()
     """Processes whose CPU time is the server's."""
+    directory: str = ""
+    """Where nginx keeps objects; empty for the embedded server."""
     kind: Kind
     """The one that runs, which may be another than was asked for."""
     notes: tuple[str, ...] = field(default=())

@@ -1,0 +1,160 @@
+"""Every contender does what it is asked, through its own public interface, on either transport."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from perf.peers._parts import part_size_bytes, pieces, ranges
+from perf.peers.wrk import completed
+from perf.servers import BUCKET, Server, ServerSpec, open_server
+from perf.servers._nginx import missing
+from perf.work import MIB, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SMALL, LARGE = 1000, 11 * MIB + 3
+READS = {"get_many", "get_one", "get_into"}
+OPERATIONS = {
+    "aioflux": READS | {"put_many", "put_one"},
+    "aioflux_sync": READS | {"put_many"},
+    "aiohttp": READS | {"put_many"},
+    "gcloud_aio": READS | {"put_many", "put_one"},
+    "gcsfs": READS | {"put_many", "put_one"},
+    "google": READS | {"put_many", "put_one"},
+    "obstore": READS | {"put_many", "put_one"},
+    "requests": READS | {"put_many"},
+    "transfer_manager": {"get_many", "get_one", "put_many", "put_one"},
+    "wrk": {"get_many"},
+}
+DO = """
+import json, sys
+from perf.work import Work, measure
+for fields in json.loads(sys.argv[1]):
+    try:
+        told = measure(Work(**{**fields, "server_pids": ()}))
+    except Exception as exc:
+        told = {"error": f"{type(exc).__name__}: {exc}"}
+    print(json.dumps(told), flush=True)
+"""
+SPEC = ServerSpec(objects=((SMALL, 4), (LARGE, 1), (MIB, 1)))
+PEERS = pytest.mark.parametrize(
+    "peer",
+    [
+        pytest.param(
+            peer,
+            marks=pytest.mark.skipif(
+                peer == "wrk" and shutil.which("wrk") is None, reason="wrk is missing"
+            ),
+        )
+        for peer in OPERATIONS
+    ],
+)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Server]:
+    with open_server(SPEC) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def secure() -> Iterator[Server]:
+    with open_server(replace(SPEC, tls=True)) as server:
+        yield server
+
+
+def work(server: Server, peer: str, operation: str) -> Work:
+    is_many = operation.endswith("many")
+    return Work(
+        peer=peer,
+        operation=operation,
+        url=server.url,
+        ca_file=server.ca_file,
+        size_bytes=SMALL if is_many else LARGE,
+        num_objects=20 if is_many else 2,
+        num_keys=4 if is_many else 1,
+        in_flight=4,
+        range_size_bytes=5 * MIB,
+    )
+
+
+def do(works: list[Work]) -> list[dict[str, Any]]:
+    """Do each work in one other process, and return what it took or its error."""
+    command = [sys.executable, "-c", DO, json.dumps([asdict(work) for work in works])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@PEERS
+@pytest.mark.parametrize("transport", ["plain", "secure"])
+def test_each_operation_moves_all_bytes(
+    peer: str, transport: str, request: pytest.FixtureRequest
+) -> None:
+    server = request.getfixturevalue(transport)
+    operations = sorted(OPERATIONS[peer]) if transport == "plain" else ["get_many"]
+    works = [work(server, peer, operation) for operation in operations]
+    place = Path(server.directory) / "objects" / BUCKET / "put"
+    for path in [path for path in place.rglob("*") if path.is_file()]:
+        path.unlink()
+    for each, told in zip(works, do(works), strict=True):
+        assert "error" not in told, f"{each.operation}: {told}"
+        assert told["num_bytes"] == told["num_objects"] * each.size_bytes
+        if peer != "wrk":
+            assert told["num_objects"] == each.num_objects
+    if server.kind == "nginx":
+        stored = [path.read_bytes() for path in place.rglob("*") if path.is_file()]
+        sizes = {each.size_bytes for each in works if each.operation.startswith("put")}
+        assert {len(data) for data in stored} >= sizes
+        assert not any(any(data) for data in stored)
+
+
+@PEERS
+def test_the_operations_are_all_that_there_are(peer: str) -> None:
+    module = importlib.import_module(f"perf.peers.{peer}")
+    names = READS | {"put_many", "put_one"}
+    assert {name for name in names if hasattr(module, name)} == OPERATIONS[peer]
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing() or "nginx is here")
+@pytest.mark.parametrize("peer", sorted(OPERATIONS.keys() - {"wrk"}))
+def test_a_short_object_is_found_out(plain: Server, peer: str) -> None:
+    for operation in ("many", "large"):
+        size = SMALL + 1 if operation == "many" else LARGE + 1
+        place = Path(plain.directory) / "objects" / BUCKET / str(size)
+        place.mkdir(exist_ok=True)
+        for index in range(4):
+            (place / str(index)).write_bytes(bytes(size - 1))
+    works = [
+        replace(each, size_bytes=each.size_bytes + 1)
+        for operation in sorted(OPERATIONS[peer] & READS)
+        for each in [work(plain, peer, operation)]
+    ]
+    told = do(works)
+    assert [each for each in told if "error" not in each] == []
+
+
+def test_a_failure_of_wrk_is_told() -> None:
+    told = "  100 requests in 1.01s, 1.00MB read\n"
+    assert completed(told) == 100
+    with pytest.raises(RuntimeError, match="Non-2xx"):
+        completed(told + "  Non-2xx or 3xx responses: 3\n")
+    with pytest.raises(RuntimeError, match="unable"):
+        completed("unable to connect")
+
+
+def test_ranges_and_pieces_are_the_whole_object() -> None:
+    one = work(Server(url="", kind="nginx"), "aioflux", "get_one")
+    assert ranges(one) == [(0, 5 * MIB), (5 * MIB, 10 * MIB), (10 * MIB, LARGE)]
+    assert [len(piece) for piece in pieces(one)] == [5 * MIB, 5 * MIB, MIB + 3]
+    assert part_size_bytes(replace(one, range_size_bytes=1)) == 5 * MIB
