@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
+    from typing_extensions import Buffer
+
     from perf.work import Work
 
 __all__ = ["MIN_PART_BYTES", "fill", "part_size_bytes", "pieces", "ranges", "ssl_context"]
@@ -44,7 +46,7 @@ def ssl_context(work: Work) -> ssl.SSLContext | None:
 
 
 async def fill(
-    read: Callable[[str, int, int], Awaitable[memoryview | bytes]], work: Work, buffer: bytearray
+    read: Callable[[str, int, int], Awaitable[Buffer]], work: Work, buffer: bytearray
 ) -> int:
     """Read each object into `buffer`, in ranges, `in_flight` under way at once.
 

@@ -25,7 +25,7 @@ async def _open(work: Work) -> AsyncIterator[Storage]:
     connector = aiohttp.TCPConnector(limit=work.in_flight, ssl=ssl_context(work) or True)
     async with aiohttp.ClientSession(connector=connector) as session:
         # What it calls a development API is one that is asked without credentials.
-        yield Storage(session=session, api_root=work.url, api_is_dev=True)
+        yield Storage(session=session, api_root=work.url, api_is_dev=True)  # type: ignore[arg-type]
 
 
 async def get_many(work: Work) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Read at import: otherwise gcsfs asks for the kind of a bucket over gRPC, which waits for a minute.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
-import gcsfs
+import gcsfs  # type: ignore[import-untyped]
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import requests.adapters
 from google.auth.credentials import AnonymousCredentials
-from google.cloud import storage
+from google.cloud import storage  # type: ignore[import-untyped]
 
 from perf.peers._parts import ranges
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from google.cloud.storage import transfer_manager
+from google.cloud.storage import transfer_manager  # type: ignore[import-untyped]
 
 from perf.peers._parts import part_size_bytes, pieces
 from perf.peers.google import NUM_THREADS, open_bucket
