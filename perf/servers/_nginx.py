@@ -1,8 +1,8 @@
 """nginx as an object store: objects are files on tmpfs under the urls of both APIs of GCS.
 
-Reads are sendfile with static headers, with no code of ours on the way. Everything else (metadata,
-uploads) is `api.lua`, in nginx's own process; the bytes of uploads go into files without passing
-through it.
+Reads are sendfile with static headers, and a PUT of a whole object is that of WebDAV, with no code
+of ours on the way. Everything else (metadata, uploads in parts, the JSON API) is `api.lua`, in
+nginx's own process; the bytes of uploads go into files without passing through it.
 """
 
 from __future__ import annotations
@@ -67,12 +67,19 @@ http {{
         CRC32C_LIBRARY = "{crc32c_library}"
         api = dofile("{here}/api.lua")
     }}
-    map $request_method $is_read {{ default 0; GET 1; HEAD 1; }}
+    # A PUT of a whole object has no arguments; one of a part has.
+    map $request_method$is_args $is_file {{
+        default 0; GET 1; GET? 1; HEAD 1; HEAD? 1; PUT 1;
+    }}
+    map $request_method $put_etag {{ default ""; PUT '"1"'; }}
     server {{
         listen 127.0.0.1:{port}{ssl} backlog=4096;
 {tls}{latency}
         location /{bucket}/ {{
-            if ($is_read = 0) {{ rewrite ^ /.api last; }}
+            if ($is_file = 0) {{ rewrite ^ /.api last; }}
+            dav_methods PUT;
+            create_full_put_path on;
+            add_header ETag $put_etag;
             add_header x-goog-generation 1;
             add_header x-goog-metageneration 1;
             add_header x-goog-stored-content-encoding identity;
@@ -99,7 +106,7 @@ _TLS = """\
 _LATENCY = "        access_by_lua_block {{ ngx.sleep({seconds}) }}\n"
 _OBJECTS = """\
         location /{bucket}/{size}/ {{
-            if ($is_read = 0) {{ rewrite ^ /.api last; }}
+            if ($is_file = 0) {{ rewrite ^ /.api last; }}
             add_header x-goog-generation 1;
             add_header x-goog-metageneration 1;
             add_header x-goog-stored-content-length {size};

@@ -1,4 +1,5 @@
--- What nginx does not do by itself: metadata, and uploads of both APIs of Cloud Storage.
+-- What nginx does not do by itself: metadata, and uploads of both APIs of Cloud Storage, but for a
+-- PUT of a whole object.
 --
 -- Bodies lie in files when this runs; they are renamed, and never read into Lua where they may be
 -- large. Parts become one object at its completion only where that is small: beyond, they are
@@ -12,6 +13,7 @@ int open(const char *path, int flags, ...);
 int close(int fd);
 int mkdir(const char *path, unsigned int mode);
 long lseek(int fd, long offset, int whence);
+long pread(int fd, void *buffer, size_t count, long offset);
 void *mmap(void *address, size_t length, int protection, int flags, int fd, long offset);
 int munmap(void *address, size_t length);
 uint32_t crc32c_extend(uint32_t crc, const uint8_t *data, size_t count);
@@ -21,6 +23,8 @@ local library = ffi.load(CRC32C_LIBRARY)
 local OBJECTS, UPLOADS = DIRECTORY .. "/objects", DIRECTORY .. "/uploads"
 local ASSEMBLED_BYTES = 64 * 1024 * 1024 -- parts of no more than this become an object
 local NAMESPACE = ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+local SMALL_BYTES = 1024 * 1024
+local small = ffi.new("uint8_t[?]", SMALL_BYTES)
 local state = ngx.shared.state
 
 -- --- files -------------------------------------------------------------------------------------
@@ -31,7 +35,11 @@ local function measure(path)
     if fd < 0 then return nil end
     local size = tonumber(ffi.C.lseek(fd, 0, 2))
     local crc = 0
-    if size > 0 then
+    if size <= SMALL_BYTES then
+        -- To copy so little costs less than to map it.
+        assert(ffi.C.pread(fd, small, size, 0) == size)
+        crc = library.crc32c_extend(0, small, size)
+    else
         -- PROT_READ; MAP_SHARED and MAP_POPULATE: one call in place of a fault for each page.
         local data = ffi.C.mmap(nil, size, 1, 0x8001, fd, 0)
         crc = library.crc32c_extend(0, ffi.cast("const uint8_t *", data), size)
@@ -58,16 +66,15 @@ local function object_path(bucket, key)
     return OBJECTS .. "/" .. bucket .. "/" .. key
 end
 
--- Put the body of this request where it is wanted; return its size and crc32c.
-local function take_body(path)
+-- Return the file that holds the body of this request, with its size and crc32c.
+local function body_file()
     ngx.req.read_body()
     local file = ngx.req.get_body_file()
-    if file then
-        assert(os.rename(file, path))
-    else
-        assert(io.open(path, "wb")):close()
+    if not file then
+        file = UPLOADS .. "/" .. ngx.var.request_id .. ".empty"
+        assert(io.open(file, "wb")):close()
     end
-    return measure(path)
+    return file, measure(file)
 end
 
 local function read_body()
@@ -185,26 +192,24 @@ end
 
 local function recall(bucket, key)
     local path = object_path(bucket, key)
+    local size, crc = measure(path or "")
+    if size then return size, crc end
     local kept = state:get("counted " .. bucket .. "/" .. key)
-    if kept then
-        local size, crc = kept:match("(%S+) (%S+)")
-        return tonumber(size), tonumber(crc)
-    end
-    if not path then return nil end
-    return measure(path)
+    if not kept then return nil end
+    size, crc = kept:match("(%S+) (%S+)")
+    return tonumber(size), tonumber(crc)
 end
 
 local function put_object(bucket, key)
     local path = object_path(bucket, key)
     if not path then return refuse(400, "InvalidObjectName", "no such name") end
-    local fresh = UPLOADS .. "/" .. ngx.var.request_id
-    local size, crc = take_body(fresh)
+    local file, size, crc = body_file()
+    -- What is refused nginx removes itself, as it does with every file that is still its own.
     if not is_declared(crc) then
-        os.remove(fresh)
         return refuse(400, "BadDigest", "the body has another crc32c")
     end
     make_directories(path)
-    assert(os.rename(fresh, path))
+    assert(os.rename(file, path))
     state:delete("counted " .. bucket .. "/" .. key)
     return size, crc
 end
@@ -234,7 +239,8 @@ local function recall_part(id, number)
 end
 
 local function put_part(id, number)
-    local size, crc = take_body(part_path(id, number))
+    local file, size, crc = body_file()
+    assert(os.rename(file, part_path(id, number)))
     state:set(("part %s %d"):format(id, number), ("%d %d"):format(size, crc))
     return size, crc
 end
@@ -339,11 +345,7 @@ local function xml(bucket, key, method, arguments)
         forget(id, {})
         return answer(204, "")
     end
-    if method == "PUT" then
-        local size, crc = put_object(bucket, key)
-        tell(size, crc)
-        return answer(200, "")
-    elseif method == "DELETE" then
+    if method == "DELETE" then
         if not os.remove(object_path(bucket, key) or "") then
             return refuse(404, "NoSuchKey", "no such object")
         end
