@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from perf._pairs import addressed, eased, is_hopeless, play
-from perf._samples import Pair, Sample
+from perf._samples import Pair, Result, Sample
 from perf.scenarios import Match, Turn
 from perf.servers import Server, ServerSpec
 from perf.work import WARM_UP_BYTES, Work
@@ -191,6 +193,36 @@ def wait_gone(pid: int) -> None:
             if stat.read().rpartition(")")[2].split()[0] == "Z":
                 raise ProcessLookupError
         os.sched_yield()
+
+
+def test_contender_ends_when_nobody_waits_for_it(tmp_path: Path) -> None:
+    script = tmp_path / "stand_ins.py"
+    script.write_text(STAND_INS)
+    done = subprocess.run(
+        [sys.executable, str(script), json.dumps(asdict(work("steady", tmp_path))), "--wait"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    assert (done.returncode, done.stdout) == (1, "ready\n")
+    assert "nobody waits for this work any more" in done.stderr
+
+
+def test_work_is_done_at_once_where_nobody_asks_to_wait(tmp_path: Path) -> None:
+    script = tmp_path / "stand_ins.py"
+    script.write_text(STAND_INS)
+    done = subprocess.run(
+        [sys.executable, str(script), json.dumps(asdict(work("steady", tmp_path)))],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    told = json.loads(done.stdout)
+    assert told["work"]["num_objects"] == told["num_objects"] == 8
+    assert Result.told(told).num_bytes == 80
 
 
 def test_what_fails_twice_is_not_tried_again(tmp_path: Path) -> None:
