@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from google.auth.credentials import AnonymousCredentials
 
 import aioflux
-from perf.peers._parts import part_size_bytes, pieces, ssl_context
+from perf.peers._parts import part_size_bytes, ssl_context
 
 if TYPE_CHECKING:
     from perf.work import Work
@@ -61,12 +61,9 @@ async def put_many(work: Work) -> int:
 
 
 async def put_one(work: Work) -> int:
-    """Write one object after the other in parts, from pieces, and return the bytes sent."""
-    total = 0
+    """Write one object after the other in parallel parts and return the bytes sent."""
+    body, total = work.body(), 0
     async with _open(work) as store:
         for key in work.each_key():
-            async with store.open_writer(f"put/{key}") as writer:
-                for piece in pieces(work):
-                    await writer.write(piece)
-            total += writer.meta.size
+            total += (await store.put(f"put/{key}", body)).size
     return total

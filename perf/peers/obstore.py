@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from obstore.store import GCSStore
 
-from perf.peers._parts import fill, part_size_bytes, pieces
+from perf.peers._parts import fill, part_size_bytes
 from perf.work import bounded
 
 if TYPE_CHECKING:
@@ -75,15 +75,15 @@ async def put_many(work: Work) -> int:
 
 
 async def put_one(work: Work) -> int:
-    """Write one object after the other in parts, from pieces, and return the bytes sent."""
-    store, total = _open(work), 0
+    """Write one object after the other in parallel parts and return the bytes sent."""
+    store, body, total = _open(work), work.body(), 0
     for key in work.each_key():
         await store.put_async(
             f"put/{key}",
-            iter(pieces(work)),
+            body,
             use_multipart=True,
             chunk_size=part_size_bytes(work),
-            max_concurrency=min(work.in_flight, 12),
+            max_concurrency=work.in_flight,
         )
-        total += work.size_bytes
+        total += len(body)
     return total

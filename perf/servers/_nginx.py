@@ -62,6 +62,7 @@ http {{
     default_type application/octet-stream;
     root {directory}/objects;
     lua_shared_dict state 4m;
+    lua_socket_buffer_size 64k;
     init_by_lua_block {{
         DIRECTORY = "{directory}"
         CRC32C_LIBRARY = "{crc32c_library}"

@@ -1,9 +1,9 @@
 -- What nginx does not do by itself: metadata, and uploads of both APIs of Cloud Storage, but for a
 -- PUT of a whole object.
 --
--- Bodies lie in files when this runs; they are renamed, and never read into Lua where they may be
--- large. Parts become one object at its completion only where that is small: beyond, they are
--- counted, compared with what the client lists, and dropped, so that memory does not fill.
+-- Small bodies lie in files when this runs, and are renamed. Large ones are hashed as they come and
+-- dropped: fresh memory for them would cost the server several times what a client takes to send
+-- them, and it is the client that is measured. Sizes and checksums are told and compared either way.
 
 local ffi = require "ffi"
 local bit = require "bit"
@@ -21,7 +21,9 @@ uint32_t crc32c_extend(uint32_t crc, const uint8_t *data, size_t count);
 
 local library = ffi.load(CRC32C_LIBRARY)
 local OBJECTS, UPLOADS = DIRECTORY .. "/objects", DIRECTORY .. "/uploads"
+local KEPT_BYTES = 8 * 1024 * 1024 -- bodies above are dropped
 local ASSEMBLED_BYTES = 64 * 1024 * 1024 -- parts of no more than this become an object
+local PIECE_BYTES = 64 * 1024 -- of a large body; LuaJIT maps memory anew for strings twice as long
 local NAMESPACE = ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
 local SMALL_BYTES = 1024 * 1024
 local small = ffi.new("uint8_t[?]", SMALL_BYTES)
@@ -66,15 +68,35 @@ local function object_path(bucket, key)
     return OBJECTS .. "/" .. bucket .. "/" .. key
 end
 
--- Return the file that holds the body of this request, with its size and crc32c.
-local function body_file()
+-- Hash and drop the body of this request; return its size and crc32c.
+local function swallow(length)
+    local socket, size, crc = assert(ngx.req.socket()), 0, 0
+    socket:settimeout(60000)
+    while size < length do
+        local data = assert(socket:receiveany(math.min(PIECE_BYTES, length - size)))
+        crc = library.crc32c_extend(crc, data, #data)
+        size = size + #data
+    end
+    return size, crc
+end
+
+-- Put the body of this request into a file where it is small; return its size and crc32c, and
+-- whether there is the file.
+local function take_body(path)
+    local length = tonumber(ngx.var.http_content_length or 0)
+    if length > KEPT_BYTES then
+        local size, crc = swallow(length)
+        return size, crc, false
+    end
     ngx.req.read_body()
     local file = ngx.req.get_body_file()
-    if not file then
-        file = UPLOADS .. "/" .. ngx.var.request_id .. ".empty"
-        assert(io.open(file, "wb")):close()
+    if file then
+        assert(os.rename(file, path))
+    else
+        assert(io.open(path, "wb")):close()
     end
-    return file, measure(file)
+    local size, crc = measure(path)
+    return size, crc, true
 end
 
 local function read_body()
@@ -200,17 +222,27 @@ local function recall(bucket, key)
     return tonumber(size), tonumber(crc)
 end
 
+-- Remember an object that was dropped.
+local function count(bucket, key, size, crc)
+    os.remove(object_path(bucket, key))
+    state:set("counted " .. bucket .. "/" .. key, ("%d %d"):format(size, crc))
+end
+
 local function put_object(bucket, key)
     local path = object_path(bucket, key)
     if not path then return refuse(400, "InvalidObjectName", "no such name") end
-    local file, size, crc = body_file()
-    -- What is refused nginx removes itself, as it does with every file that is still its own.
+    local fresh = UPLOADS .. "/" .. ngx.var.request_id
+    local size, crc, is_kept = take_body(fresh)
     if not is_declared(crc) then
+        os.remove(fresh)
         return refuse(400, "BadDigest", "the body has another crc32c")
     end
-    make_directories(path)
-    assert(os.rename(file, path))
-    state:delete("counted " .. bucket .. "/" .. key)
+    if is_kept then
+        make_directories(path)
+        assert(os.rename(fresh, path))
+    else
+        count(bucket, key, size, crc)
+    end
     return size, crc
 end
 
@@ -234,14 +266,13 @@ local function part_path(id, number) return ("%s/%s/%d"):format(UPLOADS, id, num
 local function recall_part(id, number)
     local kept = state:get(("part %s %d"):format(id, number))
     if not kept then return nil end
-    local size, crc = kept:match("(%S+) (%S+)")
-    return tonumber(size), tonumber(crc)
+    local size, crc, is_kept = kept:match("(%S+) (%S+) (%S+)")
+    return tonumber(size), tonumber(crc), is_kept == "true"
 end
 
 local function put_part(id, number)
-    local file, size, crc = body_file()
-    assert(os.rename(file, part_path(id, number)))
-    state:set(("part %s %d"):format(id, number), ("%d %d"):format(size, crc))
+    local size, crc, is_kept = take_body(part_path(id, number))
+    state:set(("part %s %d"):format(id, number), ("%d %d %s"):format(size, crc, tostring(is_kept)))
     return size, crc
 end
 
@@ -279,19 +310,17 @@ end
 
 -- Make one object of parts; return its size and crc32c.
 local function complete(id, numbers, bucket, key)
-    local size, crc = 0, 0
+    local size, crc, are_kept = 0, 0, true
     for _, number in ipairs(numbers) do
-        local part_size, part_crc = recall_part(id, number)
+        local part_size, part_crc, is_kept = recall_part(id, number)
         crc = combine(crc, part_crc, part_size)
         size = size + part_size
+        are_kept = are_kept and is_kept
     end
-    local path, name = object_path(bucket, key), "counted " .. bucket .. "/" .. key
-    if #numbers == 1 or size <= ASSEMBLED_BYTES then
-        assemble(id, numbers, path)
-        state:delete(name)
+    if are_kept and size <= ASSEMBLED_BYTES then
+        assemble(id, numbers, object_path(bucket, key))
     else
-        os.remove(path)
-        state:set(name, ("%d %d"):format(size, crc))
+        count(bucket, key, size, crc)
     end
     forget(id, numbers)
     return size, crc
@@ -383,7 +412,6 @@ local function put_related(bucket, arguments)
     local out = assert(io.open(path, "wb"))
     out:write(body:sub(data_at + 1, last))
     out:close()
-    state:delete("counted " .. bucket .. "/" .. key)
     return answer_resource(bucket, key, measure(path))
 end
 
