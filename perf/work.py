@@ -188,6 +188,8 @@ def main() -> None:
     is_waiting = "--wait" in sys.argv[2:]
     result = measure(work, wait=_wait_for_line) if is_waiting else measure(work)
     print(json.dumps({"work": asdict(work), **result}), flush=True)
+    # Nothing is left to do, and the next contender waits for this process to be gone.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ SCENARIOS = (
     GetMany(
         name="get-100KiB",
         size_bytes=100 * KIB,
-        num_objects=4_000,
+        num_objects=3_000,
         rivals=(
             Rival(peer="obstore", at_least=1.8),
             Rival(peer="gcloud_aio", at_least=3.0),
@@ -76,7 +76,7 @@ SCENARIOS = (
     GetMany(
         name="get-100KiB-tls",
         size_bytes=100 * KIB,
-        num_objects=1_500,
+        num_objects=1_200,
         is_tls=True,
         rivals=(
             Rival(peer="obstore", at_least=1.2, share=0.8),
@@ -90,7 +90,7 @@ SCENARIOS = (
         rivals=(
             Rival(peer="obstore", at_least=1.1, share=0.8),
             Rival(peer="gcloud_aio", at_least=1.4, share=0.5),
-            Rival(peer="transfer_manager", at_least=2.0, share=0.2),
+            Rival(peer="transfer_manager", at_least=2.0, share=0.08),
         ),
     ),
 )

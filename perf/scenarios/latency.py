@@ -8,7 +8,7 @@ from functools import partial
 
 from perf.scenarios._scenario import KIB, OURS, Match, Rival, Scenario, Turn, duels, ready_objects
 from perf.servers import ServerSpec
-from perf.work import Work
+from perf.work import LOOPLESS, Work
 
 __all__ = ["SCENARIOS", "Latency"]
 
@@ -25,7 +25,7 @@ class Latency(Scenario):
     """Reads under way at once, case by case."""
     num_rounds: int = 24
     """Objects of one sample, for each read under way."""
-    max_objects: int = 8_000
+    max_objects: int = 6_000
     """Most objects of one sample."""
     num_keys: int = 64
     """Different objects."""
@@ -59,7 +59,16 @@ class Latency(Scenario):
             at_least=self.bound_share,
             cap_per_second=in_flight / self.latency_seconds if self.latency_seconds else math.inf,
         )
-        return (bound, *duels(self.rivals, turn, case=case))
+        return (bound, *duels(self._rivals(in_flight), turn, case=case))
+
+    def _rivals(self, in_flight: int) -> tuple[Rival, ...]:
+        """Return the rivals of a case: those with a pool of threads in the first one alone.
+
+        They have as many reads under way as threads, whatever they are asked for.
+        """
+        if in_flight == self.in_flight[0]:
+            return self.rivals
+        return tuple(rival for rival in self.rivals if rival.peer not in LOOPLESS)
 
     def _turn(self, in_flight: int, rival: Rival, *, is_prompt: bool = False) -> Turn:
         ours = min(in_flight * self.num_rounds, self.max_objects)

@@ -19,7 +19,7 @@ class Sync(Scenario):
 
     size_bytes: int = 100 * KIB
     """Size of each object."""
-    num_objects: int = 4_000
+    num_objects: int = 3_000
     """Objects of one sample."""
     num_keys: int = 64
     """Different objects."""

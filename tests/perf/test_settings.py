@@ -87,6 +87,11 @@ def test_bound_of_latency_is_in_flight_by_latency() -> None:
     assert [match.ours.server.latency_seconds for match in bounds] == [0.5, 0.5]
 
 
+def test_rivals_with_a_pool_of_threads_meet_latency_once() -> None:
+    cases = [match.case for match in SCENARIOS["latency"].matches() if match.name == "google"]
+    assert cases == ["64 in flight"]
+
+
 def test_bound_of_paced_is_the_bandwidth_of_all_connections() -> None:
     match = SCENARIOS["paced"].matches()[0]
     work = match.ours.work
