@@ -30,12 +30,12 @@ HEADINGS = (
     "peak MiB, ours / peer",
 )
 _SHORT = (
-    ("scenario", 24),
+    ("scenario", 28),
     ("against", 16),
     ("ours/s", 9),
     ("peer/s", 9),
     ("ratio (spread)", 19),
-    ("goal", 7),
+    ("goal", 12),
     ("met", 6),
     ("CPU us", 17),
     ("server us", 15),
@@ -81,16 +81,20 @@ def lines_of(
 def cells(row: Row) -> tuple[str, ...]:
     """Return the words of a row, under `HEADINGS`."""
     verdict = {True: "met", False: "MISSED", None: "?" if row.goal else "-"}[row.is_met]
+    name = f"{row.scenario} ({row.case})" if row.case else row.scenario
+    if row.held_bytes is not None:
+        held = f"{row.held_bytes / MIB:,.0f} MiB"
+        return (name, row.peer, "-", "-", held, row.goal, verdict, "-", "-", "-")
     return (
-        f"{row.scenario} ({row.case})" if row.case else row.scenario,
+        name,
         row.peer,
         _rate(row.ours, row),
         _rate(row.theirs, row),
         _ratio(row),
         row.goal or "-",
         verdict,
-        _both(row, lambda median: f"{median.cpu_us:,.0f}"),
-        _both(row, lambda median: f"{median.server_cpu_us:,.0f}"),
+        _both(row, lambda median: _time(median.cpu_us)),
+        _both(row, lambda median: _time(median.server_cpu_us)),
         _both(row, lambda median: f"{median.peak_bytes / MIB:,.0f}"),
     )
 
@@ -133,7 +137,7 @@ def _aligned(words: Sequence[str]) -> str:
 
 
 def _rate(median: Median | None, row: Row) -> str:
-    if median is None or row.held_bytes is not None:
+    if median is None:
         return "-"
     if row.size_bytes:
         return f"{median.rate * row.size_bytes / 1e9:.2f} GB"
@@ -141,17 +145,15 @@ def _rate(median: Median | None, row: Row) -> str:
 
 
 def _ratio(row: Row) -> str:
-    if row.held_bytes is not None:
-        return f"{row.held_bytes / MIB:,.0f} MiB"
     if row.ratio is None or row.spread is None:
         return "-"
     return f"{row.ratio:.2f}x ({row.spread[0]:.2f}..{row.spread[1]:.2f})"
 
 
+def _time(microseconds: float) -> str:
+    """Return microseconds, in thousands where they are many."""
+    return f"{microseconds / 1e3:,.0f}k" if microseconds >= 1e5 else f"{microseconds:,.0f}"
+
+
 def _both(row: Row, word: Callable[[Median], str]) -> str:
-    ours = word(row.ours) if row.ours else "-"
-    return (
-        ours
-        if row.held_bytes is not None
-        else f"{ours} / {word(row.theirs) if row.theirs else '-'}"
-    )
+    return " / ".join(word(median) if median else "-" for median in (row.ours, row.theirs))

@@ -158,7 +158,8 @@ def test_memory_goal_is_about_the_worst_sample(
     row = judge_memory("s", goal, held)
     assert row.is_met is expected
     assert row.held_bytes == (peak - 50 * is_above_idle) * MIB
-    assert row.goal == ("<= 100 MiB above idle" if is_above_idle else "<= 100 MiB")
+    assert row.goal == "<= 100 MiB"
+    assert row.case == ("memory above idle" if is_above_idle else "memory")
 
 
 def test_memory_goal_without_samples_is_open() -> None:
