@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +17,6 @@ from perf import _plot
 from perf.__main__ import main
 from perf.scenarios import SCENARIOS
 from perf.servers import ServerSpec, open_server
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -97,6 +98,33 @@ def test_peer_that_cannot_run_is_a_row_and_the_run_goes_on(
     assert [bool(line["error"]) for line in lines] == [False, True, False, False]
     assert "No module named 'perf.peers.nosuch'" in table
     assert "! nosuch failed 1 of 1 times: ModuleNotFoundError" in capsys.readouterr().out
+
+
+def test_interrupted_run_keeps_its_samples_and_leaves_no_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "perf", "get-1KiB", "--server", "embedded", "--toy"]
+    with subprocess.Popen(
+        [*command, "--peers", "obstore", "--pairs", "1000", "--out", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        # A shell has its background jobs ignore it, and so would this one's children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        start_new_session=True,
+    ) as process:
+        while not any(log.read_text() for log in tmp_path.glob("*.jsonl")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        assert "# interrupted" in process.stdout.read()
+        assert process.wait() == 1
+    (log,) = tmp_path.glob("*.jsonl")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["error"] for line in lines] == [""] * len(lines)
+    (table,) = tmp_path.glob("*.md")
+    assert table.read_text().endswith("* interrupted\n")
+    pids = {pid for line in lines for pid in line["work"]["server_pids"]}
+    assert pids
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 def test_scenario_without_a_match_is_noted(
