@@ -57,7 +57,7 @@ WAIT: Final = Wait.WAIT
 class AnonymousToken:
     """Sends no credentials: emulators and public buckets."""
 
-    def ready(self) -> str | None | Wait:
+    def ready(self) -> str | Wait | None:
         """Return None: no token."""
         return None
 
@@ -78,7 +78,7 @@ class ProvidedToken:
     def __init__(self, provider: Callable[[], str | Awaitable[str]]) -> None:
         self._provider = provider
 
-    def ready(self) -> str | None | Wait:
+    def ready(self) -> str | Wait | None:
         """Return `WAIT`: the function may be a coroutine function."""
         return WAIT
 
@@ -128,7 +128,7 @@ class GoogleToken:
         self._renewal: asyncio.Task[None] | None = None
         self._is_refused = False
 
-    def ready(self) -> str | None | Wait:
+    def ready(self) -> str | Wait | None:
         """Return the token, or `WAIT` where it has to be found or renewed first."""
         return self._value if self._clock() < self._renew_at else WAIT
 

@@ -5,7 +5,7 @@ checksums and status codes are the caller's.
 """
 
 from aioflux.http._codec import Headers, ResponseHead
-from aioflux.http._connection import Response
+from aioflux.http._connection import Connection, Response, Waiter
 from aioflux.http._origin import Origin
 from aioflux.http._pool import Pool
 from aioflux.http._request import FixedHeaders
@@ -23,6 +23,7 @@ from aioflux.http._transport_errors import (
 __all__ = [
     "CertificateError",
     "ConnectError",
+    "Connection",
     "ConnectionLostError",
     "FixedHeaders",
     "Headers",
@@ -34,6 +35,7 @@ __all__ = [
     "ResponseHead",
     "StalledError",
     "TransportError",
+    "Waiter",
     "default_context",
     "distrust",
     "open_pool",

@@ -24,8 +24,8 @@ __all__ = [
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 Destination: TypeAlias = memoryview | type[bytes] | Callable[[int], memoryview]
-"""Where the body of a 2xx response goes: memory, what gives memory for a length in bytes, or `bytes`
-for an object of that class.
+"""Where the body of a 2xx response goes: memory, what gives memory for a length in bytes, or
+`bytes` for an object of that class.
 
 The function is called once, as soon as the length is known, and never for another status.
 """

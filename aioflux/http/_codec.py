@@ -9,10 +9,12 @@ lines, no bare CR or LF, not both Content-Length and Transfer-Encoding, no trans
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aioflux.http._transport_errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "MAX_HEAD_BYTES",
@@ -52,30 +54,17 @@ _shapes: dict[bytes, tuple[bytes, ...]] = {}
 _status_lines: dict[bytes, tuple[int, int]] = {}
 
 
-class Headers(Mapping[bytes, bytes]):
-    """Fields of a response: names in lower case, repeated fields joined with `b", "`."""
+class Headers(dict[bytes, bytes]):
+    """Fields of a response: names in lower case, repeated fields joined with `b", "`.
 
-    __slots__ = ("_fields", "get")
+    A dictionary, because one is made for each response; nobody changes it.
+    """
 
-    def __init__(self, fields: dict[bytes, bytes]) -> None:
-        self._fields = fields
-        self.get = fields.get  # type: ignore[method-assign]  # C speed, same contract
-
-    def __getitem__(self, name: bytes) -> bytes:
-        return self._fields[name]
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._fields)
-
-    def __len__(self) -> int:
-        return len(self._fields)
+    __slots__ = ()
 
     def __repr__(self) -> str:
         # Values stay out: a Location or a cookie may carry a signature.
-        return f"Headers({', '.join(name.decode('latin-1') for name in self._fields)})"
-
-    def __reduce__(self) -> tuple[type[Headers], tuple[dict[bytes, bytes]]]:
-        return Headers, (self._fields,)
+        return f"Headers({', '.join(name.decode('latin-1') for name in self)})"
 
 
 class ResponseHead(NamedTuple):
@@ -141,7 +130,7 @@ def parse_head(data: bytes) -> ResponseHead:
     """
     if len(data) > MAX_HEAD_BYTES:
         raise ProtocolError(f"response head is over {MAX_HEAD_BYTES} bytes")
-    if data[-4:] != b"\r\n\r\n":
+    if not data.endswith(b"\r\n\r\n"):
         raise ProtocolError("response head does not end with an empty line")
     # Line ends become field separators, and each line but the first begins with LF.
     pieces = data[:-4].replace(b"\r\n", b": \n").split(b": ")
@@ -155,7 +144,7 @@ def parse_head(data: bytes) -> ResponseHead:
     return _frame(status, http_minor, fields)
 
 
-def _known_fields(data: bytes, pieces: list[bytes]) -> dict[bytes, bytes] | None:
+def _known_fields(data: bytes, pieces: list[bytes]) -> Headers | None:
     """Fields of a head whose names came before in this order; None where they did not.
 
     Where the names at the odd places are those of a shape, each of them begins with LF, and they
@@ -169,7 +158,7 @@ def _known_fields(data: bytes, pieces: list[bytes]) -> dict[bytes, bytes] | None
     num_odd = len(data) - len(data.translate(None, _CONTROLS_AND_ENDS))
     if num_odd != 2 * len(names) + 4:
         return None
-    return dict(zip(names, map(bytes.strip, pieces[2::2]), strict=True))
+    return Headers(zip(names, map(bytes.strip, pieces[2::2]), strict=True))
 
 
 def _parse_status_line(line: bytes) -> tuple[int, int]:
@@ -182,7 +171,7 @@ def _parse_status_line(line: bytes) -> tuple[int, int]:
     return parsed
 
 
-def _parse_fields(data: bytes, lines: list[bytes]) -> dict[bytes, bytes]:
+def _parse_fields(data: bytes, lines: list[bytes]) -> Headers:
     """Fields of a head, line by line, those after the first; their names are remembered."""
     num_ends = len(lines) + 1
     if data.count(b"\n") != num_ends or data.count(b"\r") != num_ends:
@@ -196,9 +185,9 @@ def _parse_fields(data: bytes, lines: list[bytes]) -> dict[bytes, bytes]:
     return fields
 
 
-def _split_lines(lines: list[bytes]) -> dict[bytes, bytes]:
+def _split_lines(lines: list[bytes]) -> Headers:
     """Names and values of the lines after the first, repeated fields joined."""
-    fields: dict[bytes, bytes] = {}
+    fields = Headers()
     known = _names.get
     for index in range(1, len(lines)):
         raw, colon, value = lines[index].partition(b":")
@@ -220,7 +209,7 @@ def _checked_name(raw: bytes, error: type[Exception]) -> bytes:
     return name
 
 
-def _frame(status: int, http_minor: int, fields: dict[bytes, bytes]) -> ResponseHead:
+def _frame(status: int, http_minor: int, fields: Headers) -> ResponseHead:
     """Head with the framing that its fields ask for."""
     coding = fields.get(b"transfer-encoding")
     length = fields.get(b"content-length")
@@ -241,9 +230,7 @@ def _frame(status: int, http_minor: int, fields: dict[bytes, bytes]) -> Response
             raise ProtocolError(
                 f"unsupported transfer coding {coding[:40]!r} in HTTP/1.{http_minor}"
             )
-    return ResponseHead(
-        status, Headers(fields), http_minor, keep_alive, content_length, coding is not None
-    )
+    return ResponseHead(status, fields, http_minor, keep_alive, content_length, coding is not None)
 
 
 def _agreed_length(joined: bytes) -> bytes:

@@ -19,7 +19,7 @@ import select
 import socket
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from aioflux.http._body import (
     MAX_ERROR_BODY_BYTES,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from aioflux._policy import Timeouts
 
-__all__ = ["Connection", "Response"]
+__all__ = ["Connection", "Response", "Waiter"]
 
 # One recv takes the head and a body of up to about this size; a larger body costs a copy of at
 # most this much.
@@ -57,6 +57,19 @@ _SLICE_BYTES: Final = 1024 * 1024
 # and the slowest link that is not taken for a stall (256 KiB in `progress_seconds`).
 _TLS_SLICE_BYTES: Final = 256 * 1024
 _MAX_INTERIM_RESPONSES: Final = 16
+
+
+class Waiter(Protocol):
+    """Who is told of a response: a future, or what is called as one at once."""
+
+    def done(self) -> bool:
+        """Whether it waits no more."""
+
+    def set_result(self, result: Response, /) -> None:
+        """Take a whole response; the connection is free by then."""
+
+    def set_exception(self, exception: Exception, /) -> None:
+        """Take the reason why there is none."""
 
 
 @dataclass(slots=True)
@@ -99,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         self._scratch_view = memoryview(self._scratch)
         self._num_scratch = 0
         # The request under way.
-        self._waiter: asyncio.Future[Response] | None = None
+        self._waiter: Waiter | None = None
         self._is_head_request = False
         self._into: Destination | None = None
         self._max_body_bytes: int | None = None
@@ -126,19 +139,19 @@ class Connection(asyncio.BufferedProtocol):
     def send(
         self,
         request_head: bytes,
-        body: list[memoryview],
+        body: list[memoryview] | None,
         *,
         is_head: bool,
         into: Destination | None,
         max_body_bytes: int | None,
         head_seconds: float,
-    ) -> asyncio.Future[Response]:
-        """Send a request; the future is its response.
+        waiter: Waiter,
+    ) -> None:
+        """Send a request; `waiter` is told of its response, or of the `TransportError`.
 
-        The future fails with a `TransportError`. Whoever cancels it calls `abort` as well. By the
-        time it is done, the transport reads none of the body's memory any more.
+        Whoever wants to hear no more calls `abort`. By the time the waiter is told, the transport
+        reads none of the body's memory any more.
         """
-        waiter: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self._waiter = waiter
         self._is_head_request = is_head
         self._into = into
@@ -154,7 +167,11 @@ class Connection(asyncio.BufferedProtocol):
             self._send_slices(request_head)
         else:
             self._transport.write(request_head)
-        return waiter
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the request that has failed met a connection closed while it was idle."""
+        return self.num_requests > 1 and not self.response_begun
 
     def has_spoken(self) -> bool:
         """Whether the kernel holds something that the server sent unasked: its end, as a rule.
@@ -362,7 +379,18 @@ class Connection(asyncio.BufferedProtocol):
             head = parse_head(bytes(self._scratch_view[:stop]))
             if head.status >= 200:
                 self._num_scratch = 0
-                self._begin_body(head, stop, end)
+                if (
+                    self._into is bytes
+                    and head.content_length == end - stop
+                    and (head.status == 200 or head.status == 206)
+                    and head.keep_alive
+                    and self.is_usable
+                    and not (self._is_head_request or self._has_body)
+                    and (self._max_body_bytes is None or end - stop <= self._max_body_bytes)
+                ):
+                    self._finish_at_once(head, bytes(self._scratch_view[stop:end]))
+                else:
+                    self._begin_body(head, stop, end)
                 return
             self._drop_interim(head, stop, end)
             end = self._num_scratch
@@ -373,6 +401,15 @@ class Connection(asyncio.BufferedProtocol):
             raise ProtocolError(f"not an HTTP/1.1 response: {begin!r}")
         if end >= MAX_HEAD_BYTES:
             raise ProtocolError(f"response head is over {MAX_HEAD_BYTES} bytes")
+
+    def _finish_at_once(self, head: ResponseHead, body: bytes) -> None:
+        """Hand over a response that came whole in one piece, as most small ones do."""
+        waiter = self._waiter
+        self._waiter = None
+        self._into = None
+        self._num_interim = 0
+        if waiter is not None and not waiter.done():
+            waiter.set_result(Response(head.status, head.headers, body, len(body)))
 
     def _drop_interim(self, head: ResponseHead, stop: int, end: int) -> None:
         """Skip a 1xx response: the final one follows it."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from aioflux.http._body import Buffer, Destination, as_destination, as_views
 from aioflux.http._codec import encode_fields, encode_head
-from aioflux.http._connection import Connection, Response
+from aioflux.http._connection import Connection, Response, Waiter
 from aioflux.http._lane import Lane
 from aioflux.http._opening import Openings
 from aioflux.http._request import (
@@ -159,17 +159,20 @@ class Pool:
             while True:
                 if connection is None or not connection.is_usable:
                     connection = await self._open_connection(origin, lane)
+                waiter: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+                connection.send(
+                    head,
+                    views,
+                    is_head=method == b"HEAD",
+                    into=into,
+                    max_body_bytes=max_body_bytes,
+                    head_seconds=head_seconds,
+                    waiter=waiter,
+                )
                 try:
-                    return await connection.send(
-                        head,
-                        views,
-                        is_head=method == b"HEAD",
-                        into=into,
-                        max_body_bytes=max_body_bytes,
-                        head_seconds=head_seconds,
-                    )
+                    return await waiter
                 except ConnectionLostError:
-                    is_stale = connection.num_requests > 1 and not connection.response_begun
+                    is_stale = connection.is_stale
                     is_safe = is_resendable or not connection.request_left
                     if not (is_stale and is_safe) or self._is_closed:
                         raise
@@ -182,6 +185,53 @@ class Pool:
             raise
         finally:
             lane.give_back(connection)
+
+    def start(
+        self,
+        origin: Origin,
+        target: bytes,
+        fields: bytes,
+        waiter: Waiter,
+        *,
+        into: Destination | None,
+        max_body_bytes: int | None,
+    ) -> Connection | None:
+        """Send a GET, if a connection is idle; nothing is awaited, and a task is not needed.
+
+        The waiter is told of the response within the callback that receives the end of it. It, or
+        whoever calls `abort` on the connection before that, gives the connection to `end`.
+
+        Args:
+            origin: The server.
+            target: Path and query, percent-encoded; the caller answers for it.
+            fields: Header lines, each with its end, as `FixedHeaders.encoded`.
+            waiter: Who is told.
+            into: As in `request`, and so is `max_body_bytes`.
+            max_body_bytes: Longest body that is accepted.
+
+        Returns:
+            The connection, or None where none is idle and nothing was done.
+        """
+        last, lane = self._last
+        if origin is not last:
+            lane = self._lane_of(origin)
+        connection = None if self._is_closed else lane.take_idle()
+        if connection is not None:
+            connection.send(
+                b"GET %b HTTP/1.1\r\n%b%b\r\n" % (target, lane.fixed, fields),
+                None,
+                is_head=False,
+                into=into,
+                max_body_bytes=max_body_bytes,
+                head_seconds=self._timeouts.progress_seconds,
+                waiter=waiter,
+            )
+        return connection
+
+    def end(self, origin: Origin, connection: Connection) -> None:
+        """Take back a connection that `start` gave out."""
+        last, lane = self._last
+        (lane if origin is last else self._lanes[origin]).give_back(connection)
 
     async def aclose(self) -> None:
         """Fail what is under way, close every connection, and wait until all are closed."""

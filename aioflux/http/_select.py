@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from aioflux._policy import Timeouts
     from aioflux.http._body import Buffer, Destination
-    from aioflux.http._connection import Response
+    from aioflux.http._connection import Connection, Response, Waiter
     from aioflux.http._origin import Origin
     from aioflux.http._request import FixedHeaders
 
@@ -39,6 +39,21 @@ class RequestPool(Protocol):
         fixed: FixedHeaders = ...,
     ) -> Response:
         """Send one request and receive its whole response."""
+
+    def start(
+        self,
+        origin: Origin,
+        target: bytes,
+        fields: bytes,
+        waiter: Waiter,
+        *,
+        into: Destination | None,
+        max_body_bytes: int | None,
+    ) -> Connection | None:
+        """Send a GET without a task, if that is possible at once; None where it is not."""
+
+    def end(self, origin: Origin, connection: Connection) -> None:
+        """Take back a connection that `start` gave out."""
 
     async def aclose(self) -> None:
         """Fail what is under way and close every connection."""

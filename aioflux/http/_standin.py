@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from aiohttp.abc import AbstractStreamWriter
 
     from aioflux._policy import Timeouts
+    from aioflux.http._connection import Connection, Waiter
     from aioflux.http._origin import Origin
 
 __all__ = ["AiohttpPool"]
@@ -127,6 +128,27 @@ class AiohttpPool:
             raise attempt.describe(_mapped(exc, origin)) from exc
         finally:
             attempt.scope = None
+
+    def start(
+        self,
+        origin: Origin,
+        target: bytes,
+        fields: bytes,
+        waiter: Waiter,
+        *,
+        into: Destination | None,
+        max_body_bytes: int | None,
+    ) -> Connection | None:
+        """Return None: aiohttp needs a task for each request."""
+        return None
+
+    def end(self, origin: Origin, connection: Connection) -> None:
+        """Refuse: no connection is given out.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError("connections of aiohttp are not given out")
 
     async def aclose(self) -> None:
         """Fail what is under way and close every connection."""
@@ -304,7 +326,7 @@ def _url(origin: Origin, target: bytes) -> str:
 
 def _head_of(answer: aiohttp.ClientResponse) -> ResponseHead:
     """Head of aiohttp's response, in our form."""
-    fields: dict[bytes, bytes] = {}
+    fields = Headers()
     for raw, value in answer.raw_headers:
         name = raw.lower()
         fields[name] = fields[name] + b", " + value if name in fields else value
@@ -312,9 +334,7 @@ def _head_of(answer: aiohttp.ClientResponse) -> ResponseHead:
     length = answer.content_length
     coding = fields.get(b"transfer-encoding")
     keep_alive = fields.get(b"connection", b"").lower() != b"close"
-    return ResponseHead(
-        answer.status, Headers(fields), minor, keep_alive, length, coding is not None
-    )
+    return ResponseHead(answer.status, fields, minor, keep_alive, length, coding is not None)
 
 
 def _mapped(exc: Exception, origin: Origin) -> TransportError:

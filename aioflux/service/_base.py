@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from aioflux._errors import StorageError
     from aioflux._meta import ObjectMeta, OpenUpload
+    from aioflux.http import Connection, Response, Waiter
 
 __all__ = [
     "Body",
     "Capabilities",
+    "Exchange",
     "Into",
     "Page",
     "Precondition",
@@ -29,6 +32,9 @@ __all__ = [
 
 Into: TypeAlias = "memoryview | Callable[[int], memoryview]"
 """Memory for a body, or what gives memory for its length in bytes, as soon as that is known."""
+
+Exchange: TypeAlias = "Connection"
+"""A read that is under way without a task."""
 
 MIB = 1024 * 1024
 
@@ -167,6 +173,38 @@ class Service(ABC):
             TransientError: The body broke off; `num_bytes_received` leading bytes of `generation`
                 are in `into`.
         """
+
+    def begin_get(self, key: str, *, generation: str, end: int, waiter: Waiter) -> Exchange | None:
+        """Begin what `get(key, generation=generation, end=end)` does, without a task.
+
+        The waiter is told of the answer, or of the error, and hands it to `end_get` or `fail_get`.
+        Whoever does not want to wait for it calls `drop_get` instead.
+
+        Returns:
+            None where this cannot be done at once, or not at all; nothing is under way then.
+
+        Raises:
+            ValueError: No object can have this key.
+        """
+        return None
+
+    def end_get(
+        self, key: str, exchange: Exchange, answer: Response, *, generation: str, end: int
+    ) -> Body | None:
+        """Make of an answer what `get` returns, or raise what it raises.
+
+        Returns:
+            The bytes, of class `bytes`; None where `get` would have to ask for more.
+        """
+        raise NotImplementedError
+
+    def fail_get(self, key: str, exchange: Exchange, error: Exception) -> StorageError | None:
+        """Make of an error what `get` raises; None where it would send the same again at once."""
+        raise NotImplementedError
+
+    def drop_get(self, exchange: Exchange) -> None:
+        """End a read that nobody waits for."""
+        raise NotImplementedError
 
     @abstractmethod
     async def put(

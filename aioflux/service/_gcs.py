@@ -21,6 +21,7 @@ from aioflux._uri import check_name
 from aioflux.auth._google import WAIT, open_token
 from aioflux.http import (
     CertificateError,
+    ConnectionLostError,
     FixedHeaders,
     Origin,
     ProtocolError,
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
 
     from aioflux._meta import ObjectMeta, OpenUpload
     from aioflux._policy import Timeouts
-    from aioflux.http import Response
-    from aioflux.service._base import Into, Source
+    from aioflux.http import Response, Waiter
+    from aioflux.service._base import Exchange, Into, Source
 
 __all__ = ["GCSService"]
 
@@ -125,28 +126,71 @@ class GCSService(Service):
         end: int | None = None,
         into: Into | None = None,
     ) -> Body:
-        target = self._path(key)
-        if generation:
-            target += b"?generation=" + generation.encode()
         is_range = start > 0 or end is not None
-        headers = reading.range_headers(start, end) if is_range else ()
         response = await self._send(
             b"GET",
-            target,
+            self._target(key, generation),
             "read",
             key,
-            headers=headers,
+            headers=reading.range_headers(start, end) if is_range else (),
             into=bytes if into is None else into,
             # Of a service that ignores the range, no more than was asked for is taken.
             max_body_bytes=None if end is None else end - start,
             accept=416 if is_range else 0,
             is_stored=True,
         )
+        body = self._read(key, response, start=start, end=end, generation=generation)
+        return await self._look_again(key, generation, start) if body is None else body
+
+    def begin_get(self, key: str, *, generation: str, end: int, waiter: Waiter) -> Exchange | None:
+        token = self._token.ready()
+        if token is WAIT:
+            return None
+        if token != self._fixed_token:
+            self._fix_headers(token)
+        return self._pool.start(
+            self._origin,
+            self._target(key, generation),
+            b"%bRange: bytes=0-%d\r\n" % (self._fixed_for_stored.encoded, end - 1),
+            waiter,
+            into=bytes,
+            max_body_bytes=end,
+        )
+
+    def end_get(
+        self, key: str, exchange: Exchange, answer: Response, *, generation: str, end: int
+    ) -> Body | None:
+        self._pool.end(self._origin, exchange)
+        status = answer.status
+        if not (200 <= status < 300 or status == 416):
+            raise self._refused(answer, "read", key)
+        return self._read(key, answer, start=0, end=end, generation=generation)
+
+    def fail_get(self, key: str, exchange: Exchange, error: Exception) -> StorageError | None:
+        self._pool.end(self._origin, exchange)
+        if isinstance(error, ConnectionLostError) and exchange.is_stale:
+            return None
+        return self._failed(error, "read", key)
+
+    def drop_get(self, exchange: Exchange) -> None:
+        exchange.abort()
+        self._pool.end(self._origin, exchange)
+
+    def _target(self, key: str, generation: str) -> bytes:
+        path = self._path(key)
+        return b"%b?generation=%b" % (path, generation.encode()) if generation else path
+
+    def _read(
+        self, key: str, response: Response, *, start: int, end: int | None, generation: str
+    ) -> Body | None:
+        """Make of an answer what was read; None where it is past the end and tells no size.
+
+        Raises:
+            StorageError: It is another answer than the one that was asked for.
+        """
         if response.status == 416:
-            size = reading.size_past_the_end(response.headers, start=start)
-            if size is None:
-                return await self._look_again(key, generation, start)
-            return self._body(key, response, b"", size)
+            past = reading.size_past_the_end(response.headers, start=start)
+            return None if past is None else self._body(key, response, b"", past)
         try:
             size = reading.object_size(
                 response.status,
@@ -253,9 +297,7 @@ class GCSService(Service):
         # On the data plane: aiohttp sends a DELETE again by itself where its connection was lost,
         # and the second answer to a delete that was done is "not found".
         headers = wire.precondition_headers(Precondition(if_generation_match=generation or None))
-        response = await self._send(
-            b"DELETE", self._path(key), "delete", key, headers=headers
-        )
+        response = await self._send(b"DELETE", self._path(key), "delete", key, headers=headers)
         if response.num_bytes:
             raise self._foreign("delete", key, response)
 

@@ -74,6 +74,9 @@ def _whole_size(headers: Mapping[bytes, bytes], num_bytes: int, start: int, end:
 
 def _part_size(headers: Mapping[bytes, bytes], num_bytes: int, start: int, end: int | None) -> int:
     told = headers.get(b"content-range")
+    is_within = num_bytes > 0 and (end is None or num_bytes <= end)
+    if is_within and not start and told == b"bytes 0-%d/%d" % (num_bytes - 1, num_bytes):
+        return num_bytes  # the whole object, as most answers to small reads are
     match = _CONTENT_RANGE.fullmatch(told or b"")
     if match is None:
         # Several parts in one body (multipart/byteranges) name theirs inside of it.

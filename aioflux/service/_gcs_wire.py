@@ -226,6 +226,8 @@ def hash_crc32c(header: bytes | None) -> int | None:
     """
     if not header:
         return None
+    if header.startswith(b"crc32c=") and header[15:16] in b",":
+        return decode_crc32c(header[7:15])
     at = header.find(b"crc32c=")
     return None if at < 0 else decode_crc32c(header[at + 7 :].partition(b",")[0].strip())
 

@@ -39,9 +39,16 @@ class Ahead:
         self._num_given = 0
         self._waiting: list[_Waiting] = []
 
-    def share(self, index: int) -> Share:
-        """Return the share of one item, with nothing in it."""
-        return Share(self, index)
+    def share(self, index: int, num_bytes: int = 0) -> Share:
+        """Return the share of one item, which holds so many bytes already."""
+        return Share(self, index, num_bytes)
+
+    def take(self, index: int, size: int) -> bool:
+        """Hold `size` bytes for an item that holds none, if they are there at once."""
+        if not self.may_grow(index, 0, size):
+            return False
+        self._held += size
+        return True
 
     def given(self, count: int, num_bytes: int) -> None:
         """Let go of `count` items with `num_bytes` together, which the consumer has done with."""
@@ -59,6 +66,10 @@ class Ahead:
     def change(self, num_bytes: int) -> None:
         """Count bytes that are taken or, below 0, given back; and let those pass that now fit."""
         self._held += num_bytes
+        if self._waiting:
+            self._wake()
+
+    def _wake(self) -> None:
         while self._waiting:
             first = self._waiting[0]
             # The handler of one that is cancelled removes it, and lets the next pass.
@@ -70,9 +81,6 @@ class Ahead:
 
     async def acquire(self, index: int, size: int) -> None:
         """Wait for `size` bytes, before all items of a higher index."""
-        if self.may_grow(index, 0, size):
-            self.change(size)
-            return
         entry = _Waiting(index, size, asyncio.get_running_loop().create_future())
         insort(self._waiting, entry)
         try:
@@ -95,16 +103,25 @@ class Share:
 
     __slots__ = ("_ahead", "_index", "num_bytes")
 
-    def __init__(self, ahead: Ahead, index: int) -> None:
+    def __init__(self, ahead: Ahead, index: int, num_bytes: int) -> None:
         self._ahead = ahead
         self._index = index
-        self.num_bytes = 0
+        self.num_bytes = num_bytes
+
+    def take(self, size: int) -> bool:
+        """Hold `size` bytes instead of what it holds, if they are there at once; tell whether."""
+        if self.num_bytes:
+            self.set(0)
+        if not self._ahead.may_grow(self._index, 0, size):
+            return False
+        self.set(size)
+        return True
 
     async def acquire(self, size: int) -> None:
         """Hold `size` bytes instead of what it holds; that is given back before it waits."""
-        self.set(0)
-        await self._ahead.acquire(self._index, size)
-        self.num_bytes = size
+        if not self.take(size):
+            await self._ahead.acquire(self._index, size)
+            self.num_bytes = size
 
     def grow(self, size: int) -> bool:
         """Hold at least `size` bytes where that is possible at once."""

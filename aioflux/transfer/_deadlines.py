@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 __all__ = ["Deadlines"]
 
@@ -12,21 +13,28 @@ _MIN_SECONDS: Final = 0.001
 """What loops can tell apart."""
 
 
+class Runner(Protocol):
+    """What does one request after another without a task.
+
+    Attributes:
+        began: When the request under way began, on the monotonic clock.
+    """
+
+    began: float
+
+    def expire(self) -> None:
+        """Take note that the time of the request under way is over."""
+
+
 class Deadlines:
-    """Cancels tasks that take too long for what they do; as `asyncio.timeout`, for all of a store.
+    """Ends what takes too long; as `asyncio.timeout`, for all of a store.
 
-    A task that enters leaves again, before it enters once more:
-
-        task = deadlines.enter(time.monotonic())
-        try:
-            ...
-        except asyncio.CancelledError:
-            if deadlines.expired(task): ...
-        finally:
-            deadlines.leave(task)
+    A task that enters leaves again, before it enters once more, and is cancelled where its time is
+    over; `expired` then tells whether that is why it was. A runner enters once for many requests:
+    a request of it costs nothing here.
 
     Args:
-        seconds: Time that each task has.
+        seconds: Time that each request has.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -35,21 +43,19 @@ class Deadlines:
         self._entered: dict[asyncio.Task[Any], float] = {}
         # Requests for cancellation, other than ours, that each cancelled task had had by then.
         self._cancelled: dict[asyncio.Task[Any], int] = {}
+        self._runners: set[Runner] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def enter(self, now: float) -> asyncio.Task[Any]:
-        """Begin to watch the running task.
+    def enter(self, task: asyncio.Task[Any], now: float) -> None:
+        """Begin to watch a task.
 
         Args:
+            task: The running task.
             now: The monotonic clock's time, in seconds.
         """
-        task = asyncio.current_task()
-        assert task is not None
         self._entered[task] = now
         if self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._seconds, self._look, loop)
-        return task
+            self._come_in(self._seconds, asyncio.get_running_loop())
 
     def leave(self, task: asyncio.Task[Any]) -> None:
         """Watch a task no more."""
@@ -62,22 +68,40 @@ class Deadlines:
         before = self._cancelled.pop(task, None)
         return before is not None and task.uncancel() <= before
 
+    def enter_runner(self, runner: Runner) -> None:
+        """Begin to watch a runner, whose first request has begun."""
+        self._runners.add(runner)
+        if self._timer is None:
+            self._come_in(self._seconds, asyncio.get_running_loop())
+
+    def leave_runner(self, runner: Runner) -> None:
+        """Watch a runner no more."""
+        self._runners.discard(runner)
+
     def close(self) -> None:
         """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
+    def _come_in(self, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(max(seconds, _MIN_SECONDS), self._look, loop)
+
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Cancel those whose time is over; come again when that of the next one is."""
+        """End those whose time is over; come again when that of the next one is."""
         self._timer = None
-        now = time.monotonic()
+        last = time.monotonic() - self._seconds
+        for runner in tuple(self._runners):
+            if runner.began <= last:
+                runner.expire()
         while self._entered:
-            task, entered = next(iter(self._entered.items()))
-            left = entered + self._seconds - now
-            if left > 0:
-                self._timer = loop.call_later(max(left, _MIN_SECONDS), self._look, loop)
-                return
+            task, began = next(iter(self._entered.items()))
+            if began > last:
+                break
             del self._entered[task]
             self._cancelled[task] = task.cancelling()
             task.cancel()
+        watched = [runner.began for runner in self._runners]
+        watched += itertools.islice(self._entered.values(), 1)
+        if watched:
+            self._come_in(min(watched) - last, loop)

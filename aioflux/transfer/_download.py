@@ -8,14 +8,14 @@ key, or meta of a listing
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from aioflux._errors import ChecksumError, NotFoundError, PreconditionFailedError, StorageError
 from aioflux.http._memory import BytesBuffer
 from aioflux.transfer._checksums import combine_crc32c, crc32c
 from aioflux.transfer._fanout import pair
 from aioflux.transfer._ranges import (
+    First,
     Pin,
     ReplacedError,
     confirm,
@@ -30,14 +30,16 @@ from aioflux.transfer._ranges import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from aioflux._errors import TransientError
     from aioflux._meta import ObjectMeta
     from aioflux._policy import TransferOptions
     from aioflux.service._base import Body
-    from aioflux.transfer._ranges import First
     from aioflux.transfer._session import Session
 
 __all__ = [
     "MAX_READS",
+    "NOTHING",
+    "Begun",
     "Fetched",
     "NoRoomError",
     "fetch",
@@ -45,12 +47,17 @@ __all__ = [
     "fetch_range",
     "first_range_bytes",
     "head",
+    "judge_small",
     "plan_ranges",
     "replaced_error",
+    "small_bytes",
 ]
 
 T = TypeVar("T")
 
+_SMALL_BYTES: Final = 1024 * 1024
+"""Objects of up to this size are read by one request at first, from the start again where its body
+breaks off; of larger ones, what came is kept."""
 MAX_READS = 3
 """Reads of an object whose bytes do not match its checksum before it is believed to be damaged, or
 that is replaced each time."""
@@ -61,22 +68,41 @@ def first_range_bytes(estimate_bytes: int, options: TransferOptions) -> int:
 
     It is also what is taken from the byte budget, so that reads by name keep within it: what an
     object has beyond this is asked for in ranges of known size. A quarter more than the estimate
-    keeps objects of about one size whole, and each request's even share of the budget costs nobody
-    a place.
+    keeps objects of about one size whole, and half of each request's even share of the budget costs
+    nobody a place: the other half is for objects that wait for the consumer.
     """
-    share = options.max_in_flight_bytes // options.max_in_flight
+    share = options.max_in_flight_bytes // (2 * options.max_in_flight)
     wanted = max(share, estimate_bytes + estimate_bytes // 4, 1)
     return min(wanted, options.range_size_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
+class Fetched(NamedTuple):
     """A whole object."""
 
     data: bytes
     """Its bytes, verified."""
-    meta: Callable[[], ObjectMeta]
-    """Builds its metadata."""
+    told: ObjectMeta | Callable[[], ObjectMeta]
+    """Its metadata, or what builds it."""
+
+    def meta(self) -> ObjectMeta:
+        """Return its metadata."""
+        return self.told() if callable(self.told) else self.told
+
+
+class Begun(NamedTuple):
+    """What is known of a read that was begun before."""
+
+    first: First | None = None
+    """Its first range."""
+    failure: TransientError | None = None
+    """How its first attempt failed."""
+    began: float = 0.0
+    """When that began, on the monotonic clock."""
+    num_reads: int = 0
+    """Reads of it whose bytes were not sure."""
+
+
+NOTHING: Final = Begun()
 
 
 class NoRoomError(Exception):
@@ -101,6 +127,7 @@ async def fetch(
     meta: ObjectMeta | None = None,
     *,
     may_hold: Callable[[int], bool] = _always,
+    begun: Begun = NOTHING,
 ) -> Fetched:
     """Read a whole object and verify it.
 
@@ -111,19 +138,102 @@ async def fetch(
             is needed.
         may_hold: Asked whether all bytes of an object may be held whose first range is not all of
             it; only where it is read by name.
+        begun: What has been done of it.
 
     Raises:
         ChecksumError: The bytes never matched the object's crc32c.
         NoRoomError: `may_hold` said no.
         PreconditionFailedError: The object was replaced each time while it was read.
     """
+    first = begun.first
     if meta is not None:
-        return await _verified(session, key, lambda: _fetch_known(session, key, meta))
-    return await _verified(session, key, lambda: _fetch_unknown(session, key, may_hold))
+        num_reads = begun.num_reads
+        if 0 < meta.size <= small_bytes(session.options):
+            found = await _fetch_small(session, key, meta.size, meta, begun)
+            if isinstance(found, Fetched):
+                return found
+            num_reads += 1
+        return await _verified(
+            session, key, lambda: _fetch_known(session, key, meta), num_reads=num_reads
+        )
+    estimate = session.limits.unknown_size
+    is_small = estimate.is_known and estimate.num_bytes <= small_bytes(session.options)
+    num_reads = begun.num_reads
+    if begun.failure is not None or (first is None and is_small):
+        end = first_range_bytes(estimate.num_bytes, session.options)
+        found = await _fetch_small(session, key, end, None, begun)
+        if isinstance(found, Fetched):
+            return found
+        first = found
+        num_reads += found is None
+    reads = iter((first,))
+    return await _verified(
+        session,
+        key,
+        lambda: _fetch_unknown(session, key, may_hold, next(reads, None)),
+        num_reads=num_reads,
+    )
+
+
+def small_bytes(options: TransferOptions) -> int:
+    """Return up to which size an object is read by one request, from the start at each attempt."""
+    return min(_SMALL_BYTES, options.range_size_bytes)
+
+
+async def _fetch_small(
+    session: Session, key: str, end: int, meta: ObjectMeta | None, begun: Begun
+) -> Fetched | First | None:
+    """Read an object in one request, as most small ones are; see `judge_small`."""
+    service = session.service
+    generation = "" if meta is None else meta.generation
+    body = await session.call(
+        key,
+        lambda _: service.get(key, generation=generation, start=0, end=end),
+        num_bytes=end,
+        after=begun.failure,
+        began=begun.began,
+    )
+    return judge_small(session, body, end, meta)
+
+
+def judge_small(
+    session: Session, body: Body, end: int, meta: ObjectMeta | None
+) -> Fetched | First | None:
+    """Judge the answer to a read of the bytes `[0, end)`.
+
+    Args:
+        session: Where.
+        body: The answer.
+        end: One past the last byte that was asked for.
+        meta: What a listing said of the object, whose size is `end`.
+
+    Returns:
+        The object; or its first range, where it is larger; or None where what came is not sure: it
+        is for whoever reads with more care.
+    """
+    data, size = body.data, body.size
+    if meta is None:
+        session.limits.unknown_size.add(size)
+    if not data or not isinstance(data, bytes) or len(data) != min(end, size):
+        return None
+    if len(data) < size:
+        return First(memoryview(data), body) if meta is None else None
+    if meta is not None and size != end:
+        return None
+    if session.options.verify:
+        # What a listing told is as good as what the answer tells.
+        expected = body.crc32c if meta is None or meta.crc32c is None else meta.crc32c
+        if expected is None or expected != crc32c(data):
+            return None
+    return Fetched(data, body.meta if meta is None else meta)
 
 
 async def _verified(
-    session: Session, key: str, read: Callable[[], Awaitable[tuple[T, int | None, int]]]
+    session: Session,
+    key: str,
+    read: Callable[[], Awaitable[tuple[T, int | None, int]]],
+    *,
+    num_reads: int = 0,
 ) -> T:
     """Read again what does not match its checksum, or was replaced while it was read.
 
@@ -131,9 +241,10 @@ async def _verified(
         session: Where.
         key: Name of the object.
         read: Returns the result, the expected crc32c or None, and the actual one.
+        num_reads: Reads before that did not match; there is one more in any case.
     """
     failure: StorageError | None = None
-    for _ in range(MAX_READS):
+    for _ in range(min(num_reads, MAX_READS - 1), MAX_READS):
         try:
             result, expected, actual = await read()
         except ReplacedError:
@@ -180,14 +291,14 @@ async def _fetch_known(
 ) -> tuple[Fetched, int | None, int]:
     if meta.size == 0:
         found = await _head_of(session, key, meta)
-        return Fetched(b"", lambda: found), found.crc32c, 0
+        return Fetched(b"", found), found.crc32c, 0
     buffer = BytesBuffer(meta.size)
     _, expected, actual = await _fill_known(session, key, buffer.view, 0, meta)
-    return Fetched(buffer.finish(), lambda: meta), expected, actual
+    return Fetched(buffer.finish(), meta), expected, actual
 
 
 async def _fetch_unknown(
-    session: Session, key: str, may_hold: Callable[[int], bool]
+    session: Session, key: str, may_hold: Callable[[int], bool], first: First | None = None
 ) -> tuple[Fetched, int | None, int]:
     estimate = session.limits.unknown_size
     made: list[BytesBuffer] = []
@@ -196,10 +307,11 @@ async def _fetch_unknown(
         made.append(BytesBuffer(size))
         return made[-1].view
 
-    end = first_range_bytes(estimate.num_bytes, session.options)
-    first = await read_first(session, key, start=0, end=end, allocate=allocate)
+    if first is None:
+        end = first_range_bytes(estimate.num_bytes, session.options)
+        first = await read_first(session, key, start=0, end=end, allocate=allocate)
+        estimate.add(first.body.size)
     body = first.body
-    estimate.add(body.size)
     if not body.size:
         if body.generation:
             return Fetched(b"", body.meta), body.crc32c, 0
@@ -207,7 +319,7 @@ async def _fetch_unknown(
         found = await head(session, key)
         if found.size:
             raise ReplacedError
-        return Fetched(b"", lambda: found), found.crc32c, 0
+        return Fetched(b"", found), found.crc32c, 0
     begun = first.data.nbytes
     if begun == body.size and not _twice_whole(session, body.crc32c):
         # Of bytes, not of a view of them: half the cost at 100 KiB.

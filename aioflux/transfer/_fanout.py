@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import AsyncIterable
 from operator import length_hint
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from aioflux.transfer._nested import nested
 
@@ -21,22 +21,24 @@ if TYPE_CHECKING:
         Iterator,
     )
 
-__all__ = ["Items", "bounded_batches", "bounded_map", "gather", "pair"]
+__all__ = ["Items", "Runner", "Shared", "bounded_batches", "bounded_map", "gather", "pair"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 S = TypeVar("S")
+T_contra = TypeVar("T_contra", contravariant=True)
 Items: TypeAlias = "Iterable[T] | AsyncIterable[T]"
 
 _FAILURES = (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
 """All but GeneratorExit; the last two come from code of the caller: a credentials function."""
 
 
-class _Shared(Generic[T, R]):
+class Shared(Generic[T, R]):
     """What the workers and the consumer of one fan-out share."""
 
     def __init__(self, items: Items[T], *, ordered: bool, max_ahead: int) -> None:
         self._items: Iterator[T] | None = None
+        self.is_sync = not isinstance(items, AsyncIterable)
         if isinstance(items, AsyncIterable):
             self._source = aiter(items)
             self._turn = asyncio.Lock()
@@ -54,26 +56,37 @@ class _Shared(Generic[T, R]):
         self.consumer: asyncio.Future[None] | None = None
         self.parked: deque[asyncio.Future[None]] = deque()
 
-    async def take_item(self) -> tuple[int, T] | None:
-        """Return the next item and its place, or None at the end."""
-        if self._items is not None:
-            try:
-                item = next(self._items)
-            except StopIteration:
-                self.exhausted = True
-                return None
-        else:
-            async with self._turn:
-                if self.exhausted:
-                    return None
-                try:
-                    item = await anext(self._source)
-                except StopAsyncIteration:
-                    self.exhausted = True
-                    return None
-        # Nothing is awaited from here on: places are given in the order of the items.
+    def next_item(self) -> tuple[int, T] | None:
+        """Return the next item of an iterable and its place, or None at the end."""
+        assert self._items is not None
+        try:
+            item = next(self._items)
+        except StopIteration:
+            self.exhausted = True
+            return None
         self.taken += 1
         return self.taken - 1, item
+
+    async def take_item(self) -> tuple[int, T] | None:
+        """Return the next item of an asynchronous iterable and its place, or None at the end."""
+        async with self._turn:
+            if self.exhausted:
+                return None
+            try:
+                item = await anext(self._source)
+            except StopAsyncIteration:
+                self.exhausted = True
+                return None
+            # Places are given in the order of the items.
+            self.taken += 1
+            return self.taken - 1, item
+
+    def finish(self, index: int, result: R | None, error: BaseException | None) -> None:
+        """Take in what became of an item, and wake the consumer."""
+        self.done[index] = (result, error)
+        if not self.ordered:
+            self.finished.append(index)
+        self.wake_consumer()
 
     def take_ready(self) -> tuple[list[R], BaseException | None]:
         """Return the results that the consumer may have now, and the failure after them."""
@@ -92,6 +105,16 @@ class _Shared(Generic[T, R]):
                 return ready, error
             ready.append(result)  # type: ignore[arg-type]  # a result without an error is an R
 
+    @property
+    def has_room(self) -> bool:
+        """Whether one more item may be begun."""
+        return self.taken - self.given < self.max_ahead
+
+    def may_go_on(self) -> bool:
+        """Whether `next_item` may be called now."""
+        has_room = self.taken - self.given < self.max_ahead
+        return has_room and self.is_sync and not self.exhausted and not self.closing
+
     def is_over(self) -> bool:
         return self.exhausted and self.given == self.taken
 
@@ -107,17 +130,64 @@ class _Shared(Generic[T, R]):
                 count -= 1
 
 
-async def _work(shared: _Shared[T, R], function: Callable[[T], Awaitable[R]]) -> None:
+class Runner(Protocol[T_contra]):
+    """What a worker lets run through items without it, until one of them needs a coroutine."""
+
+    def start(
+        self, index: int, item: T_contra
+    ) -> asyncio.Future[tuple[int, Any] | None] | tuple[int, Any]:
+        """Begin with an item; tell now or later which one is left to the worker, if any.
+
+        What is left need not be the item itself: `function` is called with it.
+        """
+
+    def stop(self) -> None:
+        """End what is under way."""
+
+
+async def _run(runner: Runner[T], index: int, item: T) -> tuple[int, Any] | None:
+    """Let a runner begin with an item, and return what it leaves."""
+    left = runner.start(index, item)
+    if isinstance(left, tuple):
+        return left
+    try:
+        return await left
+    except BaseException:
+        runner.stop()
+        raise
+
+
+async def _work(
+    shared: Shared[T, R],
+    function: Callable[[T], Awaitable[R]],
+    new_runner: Callable[[Shared[T, R]], Runner[T]] | None,
+) -> None:
+    runner = None if new_runner is None else new_runner(shared)
     try:
         while not shared.exhausted:
-            if shared.taken - shared.given >= shared.max_ahead:
+            if not shared.has_room:
                 room = asyncio.get_running_loop().create_future()
                 shared.parked.append(room)
                 await room
                 continue
-            numbered = await shared.take_item()
-            if numbered is not None:
-                await _one(shared, function, *numbered)
+            numbered = shared.next_item() if shared.is_sync else await shared.take_item()
+            if numbered is not None and runner is not None:
+                numbered = await _run(runner, *numbered)
+            if numbered is None:
+                continue
+            index, item = numbered
+            try:
+                result = await function(item)
+            except _FAILURES as exc:
+                if shared.closing:
+                    raise
+                # Raised where the item's result is taken: a worker that ends in silence would be
+                # waited for without end.
+                shared.finish(index, None, exc)
+                if not isinstance(exc, Exception):
+                    shared.exhausted = True
+            else:
+                shared.finish(index, result, None)
     except _FAILURES as exc:
         if shared.closing:
             raise
@@ -128,31 +198,13 @@ async def _work(shared: _Shared[T, R], function: Callable[[T], Awaitable[R]]) ->
     shared.wake_workers(1)
 
 
-async def _one(
-    shared: _Shared[T, R], function: Callable[[T], Awaitable[R]], index: int, item: T
-) -> None:
-    outcome: tuple[R | None, BaseException | None]
-    try:
-        outcome = (await function(item), None)
-    except _FAILURES as exc:
-        if shared.closing:
-            raise
-        # Raised where the item's result is taken: a worker that ends in silence would be waited
-        # for without end.
-        outcome = (None, exc)
-        shared.exhausted = shared.exhausted or not isinstance(exc, Exception)
-    shared.done[index] = outcome
-    if not shared.ordered:
-        shared.finished.append(index)
-    shared.wake_consumer()
-
-
 async def bounded_batches(
     function: Callable[[T], Awaitable[R]],
     items: Items[T],
     *,
     max_in_flight: int,
     ordered: bool = True,
+    new_runner: Callable[[Shared[T, R]], Runner[T]] | None = None,
 ) -> AsyncGenerator[list[R], None]:
     """Yield lists of `await function(item)`, each of what is ready at once.
 
@@ -165,9 +217,9 @@ async def bounded_batches(
     not in a TaskGroup, because a generator that yields inside one would let it cancel the
     consumer's code.
     """
-    shared: _Shared[T, R] = _Shared(items, ordered=ordered, max_ahead=2 * max_in_flight)
+    shared: Shared[T, R] = Shared(items, ordered=ordered, max_ahead=2 * max_in_flight)
     num_workers = min(max_in_flight, max(1, length_hint(items, max_in_flight)))
-    workers = [asyncio.create_task(_work(shared, function)) for _ in range(num_workers)]
+    workers = [asyncio.create_task(_work(shared, function, new_runner)) for _ in range(num_workers)]
     pid = os.getpid()
     try:
         while True:

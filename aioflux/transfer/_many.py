@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aioflux._arguments import parse_key
 from aioflux._errors import NotFoundError
 from aioflux.transfer._ahead import Ahead
 from aioflux.transfer._download import (
     MAX_READS,
+    NOTHING,
     Fetched,
     NoRoomError,
     fetch,
@@ -18,6 +18,7 @@ from aioflux.transfer._download import (
     head,
     replaced_error,
 )
+from aioflux.transfer._express import Express
 from aioflux.transfer._fanout import bounded_batches
 from aioflux.transfer._nested import nested
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from aioflux._meta import ObjectMeta
     from aioflux.transfer._ahead import Share
+    from aioflux.transfer._download import Begun
+    from aioflux.transfer._express import Left
     from aioflux.transfer._fanout import Items
     from aioflux.transfer._session import Session
 
@@ -47,22 +50,24 @@ async def fetch_many(
     # Finished objects wait here for the consumer. The budget is this iteration's own: unread
     # results must not keep other calls of the same store from going on.
     ahead = Ahead(session.options.max_in_flight_bytes, ordered=ordered)
-    indexes = itertools.count()
 
-    async def one(item: str | ObjectMeta) -> tuple[str, Fetched]:
-        # Calls begin in the order of the items.
-        share = ahead.share(next(indexes))
-        name, meta = parse_key(item)
+    async def one(item: Any) -> tuple[str, Fetched]:
+        left: Left = item
         try:
-            fetched = await _fetch_within(session, name, meta, share)
+            name, meta = parse_key(left.item)
+            fetched = await _fetch_within(session, name, meta, left.share, left.begun)
         except BaseException:
-            share.set(0)
+            left.share.set(0)
             raise
-        share.set(len(fetched.data))
+        left.share.set(len(fetched.data))
         return name, fetched
 
     batches = bounded_batches(
-        one, keys, max_in_flight=session.options.max_in_flight, ordered=ordered
+        one,
+        keys,
+        max_in_flight=session.options.max_in_flight,
+        ordered=ordered,
+        new_runner=lambda shared: Express(session, ahead, shared),
     )
     async with nested(batches) as inner:
         async for batch in inner:
@@ -71,7 +76,7 @@ async def fetch_many(
 
 
 async def _fetch_within(
-    session: Session, key: str, meta: ObjectMeta | None, share: Share
+    session: Session, key: str, meta: ObjectMeta | None, share: Share, begun: Begun
 ) -> Fetched:
     """Read one object within its share of the budget, which waits until there is room for it.
 
@@ -79,8 +84,9 @@ async def _fetch_within(
     turns out to be larger, what came is dropped, and it is read again when there is.
     """
     if meta is not None:
-        await share.acquire(meta.size)
-        return await fetch(session, key, meta)
+        if not share.take(meta.size):
+            await share.acquire(meta.size)
+        return await fetch(session, key, meta, begun=begun)
     estimate, options = session.limits.unknown_size, session.options
     for _ in range(MAX_READS):
         if estimate.is_known and estimate.num_bytes > options.range_size_bytes:
@@ -88,11 +94,14 @@ async def _fetch_within(
             found = await head(session, key)
             estimate.add(found.size)
         else:
-            await share.acquire(first_range_bytes(estimate.num_bytes, options))
+            wanted = first_range_bytes(estimate.num_bytes, options)
+            if begun.first is None and not share.take(wanted):
+                await share.acquire(wanted)
             try:
-                return await fetch(session, key, may_hold=share.grow)
+                return await fetch(session, key, may_hold=share.grow, begun=begun)
             except NoRoomError as exc:
                 found = exc.meta
+                begun = NOTHING
         await share.acquire(found.size)
         with suppress(NotFoundError):  # replaced while it waited: begun again
             return await fetch(session, key, found)

@@ -49,7 +49,8 @@ class RetryBudget:
 
     def succeeded(self, *, was_retry: bool = False) -> None:
         """Fill in what one successful request is worth."""
-        self._tokens = min(self._burst, self._tokens + _RETRIES_PER_SUCCESS + was_retry)
+        if self._tokens < self._burst:
+            self._tokens = min(self._burst, self._tokens + _RETRIES_PER_SUCCESS + was_retry)
 
     def take(self, now: float) -> float:
         """Take one retry if there is one.

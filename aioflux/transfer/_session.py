@@ -72,7 +72,13 @@ class Session:
             )
 
     async def call(
-        self, key: str, attempt: Callable[[int], Awaitable[T]], *, num_bytes: int = 0
+        self,
+        key: str,
+        attempt: Callable[[int], Awaitable[T]],
+        *,
+        num_bytes: int = 0,
+        after: TransientError | None = None,
+        began: float = 0.0,
     ) -> T:
         """Run one request, within the limits, until it succeeds or the policy ends.
 
@@ -84,6 +90,8 @@ class Session:
             key: What it asks for; errors name it.
             attempt: Sends the request once; it is given the number of the attempt, from 1.
             num_bytes: Bytes of the bodies that it moves.
+            after: How the first attempt failed, where it was made before.
+            began: When that began, on the monotonic clock.
         """
         if os.getpid() != self.pid:
             self.refuse_in_child(key)
@@ -92,34 +100,37 @@ class Session:
         if not held.take(num_bytes):
             await held.acquire(num_bytes)
         try:
-            # Waiting in line for the first place is not yet part of the request, whose deadline
-            # begins after it.
-            mark = requests.take()
-            if mark is None:
-                mark = await requests.acquire()
-            # The first attempt is here and not in `_again`: of a hundred it is ninety-nine.
-            begun = self._begin()
-            task = self.deadlines.enter(begun)
-            try:
-                result = await attempt(1)
-            except TransientError as exc:
-                self._failed(key, exc, mark)
-                failure = exc
-            except BaseException as exc:
-                self._failed(key, exc, mark)
-                if isinstance(exc, asyncio.CancelledError) and self.deadlines.expired(task):
-                    raise self._too_late(key, begun) from exc
-                raise
-            else:
-                self._succeeded(key, result, num_bytes, begun)
-                return result
-            finally:
-                self.deadlines.leave(task)
+            if after is None:
+                # Waiting in line for the first place is not yet part of the request, whose deadline
+                # begins after it.
+                mark = requests.take()
+                if mark is None:
+                    mark = await requests.acquire()
+                began = self.begin()
+                # Not in `_again`: of a hundred attempts ninety-nine are the first.
+                task = asyncio.current_task()
+                assert task is not None
+                self.deadlines.enter(task, began)
+                try:
+                    result = await attempt(1)
+                except TransientError as exc:
+                    self._failed(key, exc, mark)
+                    after = exc
+                except BaseException as exc:
+                    self._failed(key, exc, mark)
+                    if isinstance(exc, asyncio.CancelledError) and self.deadlines.expired(task):
+                        raise self.too_late(key, began) from exc
+                    raise
+                else:
+                    self._succeeded(key, result, num_bytes, began)
+                    return result
+                finally:
+                    self.deadlines.leave(task)
             return await with_retry(
                 lambda number: self._again(key, attempt, number, num_bytes),
                 self.retry,
-                after=failure,
-                begun=begun,
+                after=after,
+                begun=began,
                 uri_of=lambda: self.service.uri(key),
                 budget=self.budget,
             )
@@ -132,18 +143,54 @@ class Session:
         """Make another attempt, in a place of its own."""
         # What was begun is finished first: at the end of the line its deadline could pass.
         mark = await self.limits.requests.acquire(in_front=True)
-        begun = self._begin()
+        began = self.begin()
         self.counters.num_retries += 1
         try:
             result = await attempt(number)
         except BaseException as exc:
             self._failed(key, exc, mark)
             raise
-        self._succeeded(key, result, num_bytes, begun, was_retry=True)
+        self._succeeded(key, result, num_bytes, began, was_retry=True)
         return result
 
-    def _begin(self) -> float:
-        """Count an attempt that begins, and return the time."""
+    # For a request without a task: what `call` does around its first attempt, step by step.
+
+    def take(self, num_bytes: int) -> int | None:
+        """Take a place and bytes if both are there at once and nobody waits.
+
+        Returns:
+            A mark of this moment, for `failed`; None where nothing was taken.
+        """
+        if not self.limits.bytes.take(num_bytes):
+            return None
+        mark = self.limits.requests.take()
+        if mark is None:
+            self.limits.bytes.release(num_bytes)
+        return mark
+
+    def give_back(self, num_bytes: int) -> None:
+        """Give back what `take` took, unused."""
+        self.limits.bytes.release(num_bytes)
+        self.limits.requests.release()
+
+    def succeeded(self, key: str, result: object, num_bytes: int, began: float) -> None:
+        """Count a first attempt that succeeded, and give back what `take` took."""
+        self.limits.bytes.release(num_bytes)
+        self._succeeded(key, result, num_bytes, began)
+
+    def failed(self, key: str, error: BaseException, mark: int, num_bytes: int) -> None:
+        """Count a first attempt that failed, and give back what `take` took."""
+        self.limits.bytes.release(num_bytes)
+        self._failed(key, error, mark)
+
+    def undo(self, num_bytes: int) -> None:
+        """Forget an attempt that was never sent, and give back what `take` took."""
+        self.counters.num_requests -= 1
+        self.counters.num_in_flight -= 1
+        self.give_back(num_bytes)
+
+    def begin(self) -> float:
+        """Count an attempt that begins, and return the monotonic clock's time."""
         counters = self.counters
         counters.num_requests += 1
         counters.num_in_flight += 1
@@ -154,31 +201,34 @@ class Session:
         counters, requests = self.counters, self.limits.requests
         counters.num_in_flight -= 1
         counters.num_failures += 1
-        if isinstance(error, TransientError):
-            if error.status in _THROTTLED:
-                counters.num_throttled += 1
-                requests.throttled(mark)
-            self.moved(key, num_received=error.num_bytes_received)
+        if isinstance(error, TransientError) and error.status in _THROTTLED:
+            counters.num_throttled += 1
+            requests.throttled(mark)
         requests.release()
+        if isinstance(error, TransientError):
+            self.moved(key, num_received=error.num_bytes_received)
 
     def _succeeded(
-        self, key: str, result: object, num_bytes: int, begun: float, *, was_retry: bool = False
+        self, key: str, result: object, num_bytes: int, began: float, *, was_retry: bool = False
     ) -> None:
         """Count an attempt that succeeded, and give its place back."""
         counters, requests = self.counters, self.limits.requests
         counters.num_in_flight -= 1
-        counters.add_latency(time.monotonic() - begun)
+        counters.add_latency(time.monotonic() - began)
         requests.release()
         requests.succeeded()
         self.budget.succeeded(was_retry=was_retry)
         if isinstance(result, Body):
-            self.moved(key, num_received=len(result.data))
+            num_received = len(result.data)
+            counters.bytes_received += num_received
+            if self.progress is not None and num_received:
+                self._tell(Progress(self.service.uri(key), "received", num_received))
         elif num_bytes:
             self.moved(key, num_sent=num_bytes)
 
-    def _too_late(self, key: str, begun: float) -> TransientError:
+    def too_late(self, key: str, began: float) -> TransientError:
         """Return the error of a first attempt that the deadline has ended."""
-        uri, seconds = self.service.uri(key), time.monotonic() - begun
+        uri, seconds = self.service.uri(key), time.monotonic() - began
         return TransientError(
             f"no answer about {uri} came before the deadline (gave up after 1 attempt in "
             f"{seconds:.1f} s; RetryPolicy sets both)",

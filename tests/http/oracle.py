@@ -142,22 +142,32 @@ class Plane:
     def begin(self, method: bytes, into: str) -> tuple[asyncio.Future[Response], bytearray]:
         """Send a request whose body goes to memory, to an allocator's memory, or nowhere."""
         memory = bytearray(ROOM)
-        waiter = self.connection.send(
+        waiter: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self.connection.send(
             b"%b / HTTP/1.1\r\nHost: a\r\n\r\n" % method,
             [],
             is_head=method == b"HEAD",
             into={"memory": memoryview(memory), "function": lambda _: memoryview(memory)}.get(into),
             max_body_bytes=ROOM,
             head_seconds=1,
+            waiter=waiter,
         )
         return waiter, memory
 
     def send(self, head: bytes, body: list[bytes]) -> asyncio.Future[Response]:
         """Send a request with a body."""
         views = [memoryview(piece) for piece in body]
-        return self.connection.send(
-            head, views, is_head=False, into=None, max_body_bytes=None, head_seconds=1
+        waiter: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self.connection.send(
+            head,
+            views,
+            is_head=False,
+            into=None,
+            max_body_bytes=None,
+            head_seconds=1,
+            waiter=waiter,
         )
+        return waiter
 
     def feed(self, stream: bytes, cuts: Iterable[int]) -> None:
         """Hand over the bytes as a loop does, never past a cut in one go."""

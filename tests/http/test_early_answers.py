@@ -69,13 +69,15 @@ def upload(ours: socket.socket, *, is_tls: bool = False) -> tuple[Connection, as
     connection = Connection(on_lost=lambda _: None, is_tls=is_tls)
     connection.connection_made(Refused(ours))
     body = [memoryview(bytes(10))]
-    waiter = connection.send(
+    waiter = asyncio.get_running_loop().create_future()
+    connection.send(
         b"PUT / HTTP/1.1\r\n\r\n",
         body,
         is_head=False,
         into=None,
         max_body_bytes=None,
         head_seconds=1,
+        waiter=waiter,
     )
     return connection, waiter
 
