@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import aiohttp
 
-from perf.peers._parts import fill, ssl_context
+from perf.peers._parts import ranges, ssl_context
 from perf.work import bounded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from perf.work import Work
 
@@ -48,13 +49,26 @@ async def get_one(work: Work) -> int:
 async def get_into(work: Work) -> int:
     """Read one object after the other into the same memory and return the bytes received."""
     async with _open(work) as session:
+        with memoryview(bytearray(work.size_bytes)) as view:
 
-        async def read(key: str, start: int, end: int) -> bytes:
-            headers = {"Range": f"bytes={start}-{end - 1}"}
-            async with session.get(key, headers=headers) as response:
-                return await response.read()
+            async def worker(key: str, todo: Iterator[tuple[int, int]]) -> int:
+                done = 0
+                for start, end in todo:
+                    at, headers = start, {"Range": f"bytes={start}-{end - 1}"}
+                    async with session.get(key, headers=headers) as response:
+                        # Piece by piece: `read` would join them first.
+                        async for piece in response.content.iter_any():
+                            view[at : at + len(piece)] = piece
+                            at += len(piece)
+                    done += at - start
+                return done
 
-        return await fill(read, work, bytearray(work.size_bytes))
+            total = 0
+            for key in work.each_key():
+                todo = iter(ranges(work))
+                workers = (worker(key, todo) for _ in range(work.in_flight))
+                total += sum(await asyncio.gather(*workers))
+            return total
 
 
 async def put_many(work: Work) -> int:

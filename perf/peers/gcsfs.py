@@ -56,19 +56,11 @@ async def get_many(work: Work) -> int:
 
 
 async def get_one(work: Work) -> int:
-    """Read one object after the other, each in ranges, and return the bytes received."""
-    num_ranges = -(-work.size_bytes // work.range_size_bytes)
-    total = 0
-    async with _open(work) as filesystem:
-        for key in work.each_key():
-            data = await filesystem._cat_file(  # noqa: SLF001  its asynchronous name
-                f"{work.bucket}/{key}",
-                start=0,
-                end=work.size_bytes,
-                concurrency=min(work.in_flight, num_ranges),
-            )
-            total += len(data)
-    return total
+    """Read one object after the other, each in ranges, and return the bytes received.
+
+    Its own `concurrency=` joins the pieces, which takes it half as long again.
+    """
+    return await get_into(work)
 
 
 async def get_into(work: Work) -> int:

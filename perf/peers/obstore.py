@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from perf.work import Work
 
+_PIECE_BYTES = 1 << 20
+
 
 def _open(work: Work) -> GCSStore:
     options: ClientConfig = {"allow_http": True, "timeout": "300s"}
@@ -40,15 +42,20 @@ async def get_many(work: Work) -> int:
 
 
 async def get_one(work: Work) -> int:
-    """Read one object after the other and return the bytes received.
+    """Read one object after the other into the same memory, and return the bytes received.
 
-    In one request: `get_range_async` side by side leaves the pieces to be joined, which takes as
-    long again.
+    As one stream, which was faster over loopback than its ranges side by side.
     """
     store, total = _open(work), 0
-    for key in work.each_key():
-        response = await store.get_async(key)
-        total += len(await response.bytes_async())
+    with memoryview(bytearray(work.size_bytes)) as view:
+        for key in work.each_key():
+            response, at = await store.get_async(key), 0
+            async for piece in response.stream(min_chunk_size=_PIECE_BYTES):
+                end = at + len(piece)
+                # A body that is too long does not fit, which raises.
+                view[at:end] = piece
+                at = end
+            total += at
     return total
 
 

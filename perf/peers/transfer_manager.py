@@ -1,4 +1,4 @@
-"""google-cloud-storage's transfer_manager, with threads: for it they were faster than processes.
+"""google-cloud-storage's transfer_manager, with threads or processes, whichever was faster for it.
 
 It moves large objects between the service and files, so there is one here, in memory.
 """
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 
     from perf.work import Work
 
-NUM_WORKERS = 8
-"""Its own default, which was best here."""
+NUM_UPLOADS = 8
+"""Threads that write one object; that is its own default, and was best."""
 
 
 @contextmanager
 def _file() -> Iterator[Path]:
     descriptor = os.memfd_create("perf")
     try:
-        yield Path(f"/proc/self/fd/{descriptor}")
+        # Processes of its pool find it under this name, too.
+        yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
     finally:
         os.close(descriptor)
 
@@ -45,7 +46,10 @@ async def get_many(work: Work) -> int:
 
 
 async def get_one(work: Work) -> int:
-    """Read one object after the other, each in ranges, and return the bytes received."""
+    """Read one object after the other, each in ranges, and return the bytes received.
+
+    In as many processes as there are processors: its threads took twice as long.
+    """
     bucket, total = open_bucket(work), 0
     with _file() as path:
         for key in work.each_key():
@@ -53,8 +57,8 @@ async def get_one(work: Work) -> int:
                 bucket.blob(key),
                 path,
                 chunk_size=work.range_size_bytes,
-                worker_type=transfer_manager.THREAD,
-                max_workers=NUM_WORKERS,
+                worker_type=transfer_manager.PROCESS,
+                max_workers=os.cpu_count() or 1,
             )
             total += path.stat().st_size
     return total
@@ -83,7 +87,7 @@ async def put_one(work: Work) -> int:
                 bucket.blob(f"put/{key}"),
                 chunk_size=part_size_bytes(work),
                 worker_type=transfer_manager.THREAD,
-                max_workers=NUM_WORKERS,
+                max_workers=NUM_UPLOADS,
             )
             total += path.stat().st_size
     return total

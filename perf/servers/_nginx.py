@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from aioflux.testing.gcs_server._tls import Certificates
 
-__all__ = ["INSTALL", "configuration", "missing", "open_nginx"]
+__all__ = ["INSTALL", "configuration", "encode_crc32c", "missing", "open_nginx"]
 
 INSTALL = "apt install nginx-light libnginx-mod-http-lua wrk"
 _MODULE_DIRECTORIES = ("/usr/lib/nginx/modules", "/usr/lib64/nginx/modules")

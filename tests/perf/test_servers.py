@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -21,7 +22,7 @@ from google.auth.credentials import AnonymousCredentials
 
 import aioflux
 from perf.servers import BUCKET, Server, ServerSpec, contents, open_server
-from perf.servers._nginx import INSTALL, missing
+from perf.servers._nginx import INSTALL, encode_crc32c, missing
 from perf.servers._open import choose
 
 if TYPE_CHECKING:
@@ -151,6 +152,21 @@ def test_bytes_that_are_not_what_was_declared_are_refused(nginx: Server) -> None
     assert send(nginx, "POST", path, b"not these", headers)[0] == 400
     assert send(nginx, "GET", f"/{BUCKET}/bad/1")[0] == 404
     assert send(nginx, "POST", path, b"", headers)[0] == 200
+
+
+@needs_nginx
+def test_a_large_body_is_verified_and_not_kept(nginx: Server) -> None:
+    data = os.urandom(9 * MIB)
+    path = f"/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name=dropped"
+    wrong = {"x-goog-hash": "crc32c=AAAAAA=="}
+    right = {"x-goog-hash": f"crc32c={encode_crc32c(data)}"}
+    assert send(nginx, "POST", path, data, wrong)[0] == 400
+    assert send(nginx, "GET", f"/storage/v1/b/{BUCKET}/o/dropped")[0] == 404
+    assert send(nginx, "POST", path, data, right)[0] == 200
+    _, _, resource = send(nginx, "GET", f"/storage/v1/b/{BUCKET}/o/dropped")
+    assert json.loads(resource)["size"] == str(len(data))
+    assert json.loads(resource)["crc32c"] == encode_crc32c(data)
+    assert not (Path(nginx.directory) / "objects" / BUCKET / "dropped").exists()
 
 
 @needs_nginx
