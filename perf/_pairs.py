@@ -13,6 +13,7 @@ import sys
 import tempfile
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ __all__ = [
     "addressed",
     "eased",
     "is_hopeless",
+    "last_error",
     "play",
     "play_pair",
 ]
@@ -44,12 +46,24 @@ COMMAND = (sys.executable, "-m", "perf.work")
 """What a contender's process runs; the work and `--wait` come behind it."""
 _ROOT = Path(__file__).resolve().parent.parent
 """Where `python -m perf.work` finds its module."""
+MAX_ERROR = 300
+"""Characters of an error that are kept."""
 WARM_UP_SHARE = 0.25
 """Objects of the first pair, as a share of those of the others."""
 
 
 class SampleError(Exception):
     """A contender's process failed."""
+
+
+def last_error(text: str) -> str:
+    """Return the error of the last traceback in what a process wrote, or else its last line."""
+    _, found, traceback = text.strip().rpartition("Traceback (most recent call last):\n")
+    lines = traceback.splitlines()
+    if not found:
+        return lines[-1][:MAX_ERROR] if lines else ""
+    error = dropwhile(lambda line: line.startswith(" "), lines)
+    return " ".join(line.strip() for line in error)[:MAX_ERROR]
 
 
 @dataclass(frozen=True)
@@ -77,8 +91,8 @@ class _Contender:
         """Raise what it wrote last."""
         code = await self.process.wait()
         self.errors.seek(0)
-        lines = self.errors.read().decode(errors="replace").strip().splitlines()
-        raise SampleError(lines[-1][:300] if lines else f"ended with exit status {code}")
+        told = last_error(self.errors.read().decode(errors="replace"))
+        raise SampleError(told or f"ended with exit status {code}")
 
 
 @asynccontextmanager

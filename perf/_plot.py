@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from typing import TYPE_CHECKING
 
@@ -50,7 +49,7 @@ def plot(scenario: Scenario, played: Sequence[tuple[Match, Sequence[Pair]]], tar
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(
-        figsize=(max(5.0, 1.5 + 1.5 * len(played)), 4.5), layout="constrained"
+        figsize=(max(5.0, 1.5 + 1.25 * len(played)), 4.5), layout="constrained"
     )
     try:
         unit = scenario.displayed_bytes / 1e9 if scenario.displayed_bytes else 1.0
@@ -69,7 +68,11 @@ def plot(scenario: Scenario, played: Sequence[tuple[Match, Sequence[Pair]]], tar
 def _draw(axes: Axes, at: int, match: Match, pairs: Sequence[Pair], unit: float) -> None:
     counted = [pair for pair in pairs if not pair.is_warm_up]
     ours = [pair.ours.result.rate * unit for pair in counted if pair.ours.result]
-    theirs = [pair.theirs.result.rate * unit for pair in counted if pair.theirs.result]
+    theirs = [
+        min(pair.theirs.result.rate, match.cap_per_second) * unit
+        for pair in counted
+        if pair.theirs.result
+    ]
     for middle, rates, colour in (
         (at - _WIDTH / 2, ours, _OURS),
         (at + _WIDTH / 2, theirs, _THEIRS),
@@ -81,8 +84,7 @@ def _draw(axes: Axes, at: int, match: Match, pairs: Sequence[Pair], unit: float)
         spread = [middle + _WIDTH * (place - 0.5) * 0.6 for place in places(len(rates))]
         axes.scatter(spread, rates, s=12, color=_POINT, zorder=3)
     if theirs and match.at_least is not None:
-        cap = match.cap_per_second * unit if math.isfinite(match.cap_per_second) else math.inf
-        goal = match.at_least * min(statistics.median(theirs), cap)
+        goal = match.at_least * statistics.median(theirs)
         axes.hlines(goal, at - _WIDTH, at, color=_GOAL, zorder=2)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from perf._pairs import addressed, eased, is_hopeless, play
+from perf._pairs import addressed, eased, is_hopeless, last_error, play
 from perf._samples import Pair, Result, Sample
 from perf.scenarios import Match, Turn
 from perf.servers import Server, ServerSpec
@@ -193,6 +193,23 @@ def wait_gone(pid: int) -> None:
             if stat.read().rpartition(")")[2].split()[0] == "Z":
                 raise ProcessLookupError
         os.sched_yield()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ""),
+        ("nobody waits\n", "nobody waits"),
+        ("Traceback (most recent call last):\n  File x\n    y()\nKeyError: 1\n", "KeyError: 1"),
+        (
+            "warning\nTraceback (most recent call last):\n  a\nKeyError: 1\n\nDuring ...\n\n"
+            "Traceback (most recent call last):\n  b\nx.Generic: broken {\n    at: 1,\n}\n",
+            "x.Generic: broken { at: 1, }",
+        ),
+    ],
+)
+def test_error_is_that_of_the_last_traceback(text: str, expected: str) -> None:
+    assert last_error(text) == expected
 
 
 def test_contender_ends_when_nobody_waits_for_it(tmp_path: Path) -> None:
