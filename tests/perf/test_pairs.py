@@ -202,8 +202,10 @@ def wait_gone(pid: int) -> None:
         ("nobody waits\n", "nobody waits"),
         ("Traceback (most recent call last):\n  File x\n    y()\nKeyError: 1\n", "KeyError: 1"),
         (
-            "warning\nTraceback (most recent call last):\n  a\nKeyError: 1\n\nDuring ...\n\n"
-            "Traceback (most recent call last):\n  b\nx.Generic: broken {\n    at: 1,\n}\n",
+            (
+                "warning\nTraceback (most recent call last):\n  a\nKeyError: 1\n\nDuring ...\n\n"
+                "Traceback (most recent call last):\n  b\nx.Generic: broken {\n    at: 1,\n}\n"
+            ),
             "x.Generic: broken { at: 1, }",
         ),
     ],
