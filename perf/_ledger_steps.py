@@ -1,0 +1,454 @@
+"""What each step of a GET costs: the same reads again and again, each time with one step more.
+
+From the floor, a loop of `recv_into` on one warm socket, up to `Store.get_many`. All variants run
+in one process on one loop, in turn, each on warm connections of its own; what is told is CPU time.
+Each goes through the seam of a room: the heads of `http`, `Pool`, `Service`, `Session`, `Store`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import statistics
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+import aioflux
+from aioflux import Timeouts
+from aioflux.http import FixedHeaders, Origin, Pool
+from aioflux.http._codec import encode_head, parse_head
+from aioflux.transfer._checksums import crc32c
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from aioflux.http import Response
+    from aioflux.service._base import Service
+    from aioflux.transfer._session import Session
+
+__all__ = ["STEPS", "Reads", "measure"]
+
+_HEADERS = [(b"Accept-Encoding", b"gzip"), (b"User-Agent", b"aioflux-ledger")]
+_SPARE_BYTES = 4096
+"""Room for a response's head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reads:
+    """What every variant does."""
+
+    url: str
+    """Root of the server, plain HTTP."""
+    bucket: str
+    """The bucket on it."""
+    size_bytes: int = 100 * 1024
+    """Size of each object, in bytes."""
+    num_objects: int = 3000
+    """Requests of each variant in each round."""
+    num_keys: int = 64
+    """Different objects."""
+    in_flight: int = 64
+    """Requests under way at once; one on the floor."""
+    num_rounds: int = 7
+    """Times that each variant has its turn; one more goes before them."""
+
+    def each_key(self) -> Iterator[str]:
+        """Yield the key of each request of one turn."""
+        return (f"{self.size_bytes}/{index % self.num_keys}" for index in range(self.num_objects))
+
+    def target(self, key: str) -> bytes:
+        """Return the path of a key."""
+        return f"/{self.bucket}/{key}".encode()
+
+
+STEPS = {
+    "floor": "recv_into on one warm socket, blocking",
+    "kernel": "an event loop, a connection for each request in flight",
+    "request head": "its head encoded anew",
+    "parse": "the response's head parsed",
+    "data plane": "Pool: framing, timeouts, memory for the body, connections lent and returned",
+    "plan": "GCSService: key to request, and whether the answer is what was asked for",
+    "checksum": "crc32c of the body",
+    "limiter": "Session: requests and bytes in flight, retries, counters",
+    "hand-over": "Store.get_batches: read ahead, failures, lists of what is there",
+    "consumer": "Store.get_many: one object at a time",
+}
+"""What each step adds."""
+
+
+class _Turn:
+    """One turn of a variant over callbacks: runners take keys until there are none."""
+
+    def __init__(self, reads: Reads) -> None:
+        self.keys = reads.each_key()
+        self.num_left = reads.num_objects
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def did(self) -> None:
+        """Count one response."""
+        self.num_left -= 1
+        if not self.num_left and not self.ended.done():
+            self.ended.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """End the turn with an error."""
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+
+# --- without our data plane ----------------------------------------------------------------------
+
+
+class Floor:
+    """A blocking socket, one request after the other, into the same memory."""
+
+    def __init__(self, reads: Reads) -> None:
+        self._reads = reads
+        self._socket = socket.create_connection(_address(reads))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._memory = memoryview(bytearray(reads.size_bytes + _SPARE_BYTES))
+        self._requests = {
+            key: encode_head(b"GET", reads.target(key), _host(reads) + _HEADERS)
+            for key in set(reads.each_key())
+        }
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    async def run(self) -> None:
+        """Do one turn."""
+        sock, memory, requests = self._socket, self._memory, self._requests
+        for key in self._reads.each_key():
+            sock.sendall(requests[key])
+            at = sock.recv_into(memory)
+            length = _response_bytes(memory, at, self._reads)
+            while at < length:
+                count = sock.recv_into(memory[at:])
+                if not count:
+                    raise ConnectionError("the server closed the connection")
+                at += count
+
+
+class _Bare(asyncio.BufferedProtocol):
+    """One connection; whole responses into the same memory."""
+
+    def __init__(self, reads: Reads, *, encodes: bool, parses: bool) -> None:
+        self._reads = reads
+        self._encodes = encodes
+        self._parses = parses
+        self._memory = memoryview(bytearray(reads.size_bytes + _SPARE_BYTES))
+        self._at = self._length = 0
+        self._headers = _host(reads) + _HEADERS
+        self._requests = {
+            key: encode_head(b"GET", reads.target(key), self._headers)
+            for key in set(reads.each_key())
+        }
+        self._turn: _Turn | None = None
+        self.transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def start(self, turn: _Turn) -> None:
+        """Ask for the next key, if there is one."""
+        self._turn = turn
+        key = next(turn.keys, None)
+        if key is None:
+            return
+        self._at = self._length = 0
+        if self._encodes:
+            self.transport.write(encode_head(b"GET", self._reads.target(key), self._headers))
+        else:
+            self.transport.write(self._requests[key])
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._memory[self._at :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        assert self._turn is not None
+        is_first = not self._at
+        self._at += nbytes
+        try:
+            if is_first:
+                self._length = _response_bytes(self._memory, self._at, self._reads)
+                if self._parses:
+                    head_bytes = self._length - self._reads.size_bytes
+                    parse_head(bytes(self._memory[:head_bytes]))
+        except ValueError as exc:
+            self._turn.fail(exc)
+            return
+        if self._at >= self._length:
+            self._turn.did()
+            self.start(self._turn)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._turn is not None:
+            self._turn.fail(ConnectionError("the server closed the connection"))
+
+
+class Bare:
+    """As many connections of an event loop as requests are in flight."""
+
+    def __init__(self, reads: Reads, *, encodes: bool = False, parses: bool = False) -> None:
+        self._reads = reads
+        self._flags = {"encodes": encodes, "parses": parses}
+        self._connections: list[_Bare] = []
+
+    async def open(self) -> None:
+        """Open the connections."""
+        loop = asyncio.get_running_loop()
+        host, port = _address(self._reads)
+        for _ in range(self._reads.in_flight):
+            _, connection = await loop.create_connection(
+                lambda: _Bare(self._reads, **self._flags), host, port
+            )
+            self._connections.append(connection)
+
+    def close(self) -> None:
+        """Close them."""
+        for connection in self._connections:
+            connection.transport.abort()
+
+    async def run(self) -> None:
+        """Do one turn."""
+        turn = _Turn(self._reads)
+        for connection in self._connections:
+            connection.start(turn)
+        await turn.ended
+
+
+def _address(reads: Reads) -> tuple[str, int]:
+    parts = urlsplit(reads.url)
+    return parts.hostname or "", parts.port or 80
+
+
+def _host(reads: Reads) -> list[tuple[bytes, bytes]]:
+    return [(b"Host", urlsplit(reads.url).netloc.encode())]
+
+
+def _response_bytes(memory: memoryview, num_bytes: int, reads: Reads) -> int:
+    """Return how long the whole response is of which these bytes are the first.
+
+    Raises:
+        ValueError: It is no answer that tells of the object.
+    """
+    begun = bytes(memory[: min(num_bytes, _SPARE_BYTES)])
+    end = begun.find(b"\r\n\r\n")
+    if end < 0 or not begun.startswith(b"HTTP/1.1 200 "):
+        raise ValueError(f"not the object: {begun[:200]!r}")
+    return end + 4 + reads.size_bytes
+
+
+# --- with our data plane, service and session ----------------------------------------------------
+
+
+class _PoolReader:
+    """Reads over `Pool.start`, as its own waiter."""
+
+    def __init__(self, reads: Reads, pool: Pool, turn: _Turn) -> None:
+        self._reads, self._pool, self._turn = reads, pool, turn
+        self._origin = Origin.from_url(reads.url)
+        self._fields = FixedHeaders(_HEADERS).encoded
+        self._connection: Any = None
+
+    def start(self) -> None:
+        """Ask for the next key, if there is one."""
+        key = next(self._turn.keys, None)
+        if key is None:
+            return
+        self._connection = self._pool.start(
+            self._origin,
+            self._reads.target(key),
+            self._fields,
+            self,
+            into=bytes,
+            max_body_bytes=self._reads.size_bytes,
+        )
+        if self._connection is None:
+            self._turn.fail(RuntimeError("no connection is idle"))
+
+    def done(self) -> bool:
+        """See Waiter."""
+        return self._connection is None
+
+    def set_exception(self, exception: Exception) -> None:
+        """See Waiter."""
+        self._turn.fail(exception)
+
+    def set_result(self, result: Response) -> None:
+        """See Waiter."""
+        connection, self._connection = self._connection, None
+        self._pool.end(self._origin, connection)
+        if result.num_bytes != self._reads.size_bytes:
+            self._turn.fail(ValueError(f"{result.num_bytes} bytes came"))
+            return
+        self._turn.did()
+        self.start()
+
+
+class _ServiceReader:
+    """Reads over `Service.begin_get`, with the checksum and the session's limits or without."""
+
+    def __init__(
+        self, reads: Reads, session: Session, turn: _Turn, *, verifies: bool, limits: bool
+    ) -> None:
+        self._reads, self._session, self._turn = reads, session, turn
+        self._service: Service = session.service
+        self._verifies, self._limits = verifies, limits
+        self._key, self._began = "", 0.0
+        self._exchange: Any = None
+
+    def start(self) -> None:
+        """Ask for the next key, if there is one."""
+        key = next(self._turn.keys, None)
+        if key is None:
+            return
+        size = self._reads.size_bytes
+        self._key = key
+        if self._limits and self._session.take(size) is None:
+            self._turn.fail(RuntimeError("no place is free"))
+            return
+        self._exchange = self._service.begin_get(key, generation="", end=size, waiter=self)
+        if self._exchange is None:
+            self._turn.fail(RuntimeError("no connection is idle"))
+        elif self._limits:
+            self._began = self._session.begin()
+
+    def done(self) -> bool:
+        """See Waiter."""
+        return self._exchange is None
+
+    def set_exception(self, exception: Exception) -> None:
+        """See Waiter."""
+        self._turn.fail(exception)
+
+    def set_result(self, result: Response) -> None:
+        """See Waiter."""
+        size, exchange, self._exchange = self._reads.size_bytes, self._exchange, None
+        try:
+            body = self._service.end_get(self._key, exchange, result, generation="", end=size)
+        except aioflux.StorageError as exc:  # here is no caller to raise it to
+            self._turn.fail(exc)
+            return
+        if self._limits:
+            self._session.succeeded(self._key, body, size, self._began)
+        if body is None or body.size != size:
+            self._turn.fail(ValueError("another object came"))
+        elif self._verifies and crc32c(body.data) != body.crc32c:
+            self._turn.fail(ValueError("the bytes do not match their checksum"))
+        else:
+            self._turn.did()
+            self.start()
+
+
+async def _run_readers(new: Callable[[_Turn], Any], reads: Reads) -> None:
+    turn = _Turn(reads)
+    for _ in range(reads.in_flight):
+        new(turn).start()
+    await turn.ended
+
+
+async def _run_batches(store: aioflux.Store, reads: Reads) -> None:
+    num_bytes = 0
+    async for batch in store.get_batches(reads.each_key(), ordered=False):
+        for _, data in batch:
+            num_bytes += len(data)
+    _check(num_bytes, reads)
+
+
+async def _run_many(store: aioflux.Store, reads: Reads) -> None:
+    num_bytes = 0
+    async for _, data in store.get_many(reads.each_key(), ordered=False):
+        num_bytes += len(data)
+    _check(num_bytes, reads)
+
+
+def _check(num_bytes: int, reads: Reads) -> None:
+    if num_bytes != reads.num_objects * reads.size_bytes:
+        raise ValueError(f"{num_bytes} bytes came")
+
+
+# --- the run -------------------------------------------------------------------------------------
+
+
+async def _open(reads: Reads, stack: AsyncExitStack) -> dict[str, Callable[[], Awaitable[None]]]:
+    """Open each variant, with its connections warm, and return what does a turn of it."""
+    floor, variants = Floor(reads), dict[str, Any]()
+    stack.callback(floor.close)
+    variants["floor"] = floor.run
+    for name, flags in (
+        ("kernel", {}),
+        ("request head", {"encodes": True}),
+        ("parse", {"encodes": True, "parses": True}),
+    ):
+        bare = Bare(reads, **flags)
+        stack.callback(bare.close)
+        await bare.open()
+        variants[name] = bare.run
+    pool = Pool(max_connections=reads.in_flight, timeouts=Timeouts())
+    stack.push_async_callback(pool.aclose)
+    origin, target = Origin.from_url(reads.url), reads.target(next(reads.each_key()))
+    await asyncio.gather(
+        *(pool.request(origin, b"GET", target, _HEADERS) for _ in range(reads.in_flight))
+    )
+    variants["data plane"] = lambda: _run_readers(
+        lambda turn: _PoolReader(reads, pool, turn), reads
+    )
+    session = await _session(reads, stack)
+    for name, verifies, limits in (
+        ("plan", False, False),
+        ("checksum", True, False),
+        ("limiter", True, True),
+    ):
+        variants[name] = lambda verifies=verifies, limits=limits: _run_readers(
+            lambda turn: _ServiceReader(reads, session, turn, verifies=verifies, limits=limits),
+            reads,
+        )
+    for name, run in (("hand-over", _run_batches), ("consumer", _run_many)):
+        store = await stack.enter_async_context(_store(reads))
+        variants[name] = lambda run=run, store=store: run(store, reads)
+    return variants
+
+
+def _store(reads: Reads) -> aioflux.Store:
+    transfer = aioflux.TransferOptions(max_in_flight=reads.in_flight)
+    return aioflux.open_store(f"gs://{reads.bucket}", endpoint_url=reads.url, transfer=transfer)
+
+
+async def _session(reads: Reads, stack: AsyncExitStack) -> Session:
+    """Return the session of a store whose connections are all open."""
+    store = await stack.enter_async_context(_store(reads))
+    session = store.sessions[asyncio.get_running_loop()]
+    key = next(reads.each_key())
+    await asyncio.gather(*(session.service.get(key) for _ in range(reads.in_flight)))
+    return session
+
+
+async def measure(reads: Reads) -> dict[str, list[float]]:
+    """Let every variant have its turn again and again; return CPU seconds per object of each."""
+    async with AsyncExitStack() as stack:
+        variants = await _open(reads, stack)
+        taken: dict[str, list[float]] = {name: [] for name in variants}
+        for number in range(reads.num_rounds + 1):
+            for name, run in variants.items():
+                begun = time.process_time()
+                await run()
+                if number:  # the first round warms up
+                    taken[name].append((time.process_time() - begun) / reads.num_objects)
+        return taken
+
+
+def added(taken: dict[str, list[float]]) -> dict[str, float]:
+    """Return what each variant takes more than the one before it: medians over the rounds."""
+    names = list(taken)
+    return {
+        name: statistics.median(
+            more - less for more, less in zip(taken[name], taken[before], strict=True)
+        )
+        for before, name in pairwise(names)
+    }
