@@ -13,7 +13,16 @@ if TYPE_CHECKING:
 
     from perf.work import Work
 
-__all__ = ["MIN_PART_BYTES", "fill", "part_size_bytes", "pieces", "ranges", "ssl_context"]
+__all__ = [
+    "MIN_PART_BYTES",
+    "fill",
+    "memory_of",
+    "part_size_bytes",
+    "pieces",
+    "put_into",
+    "ranges",
+    "ssl_context",
+]
 
 MIN_PART_BYTES = 5 << 20
 """Least size of a part of a multipart upload, the last one aside."""
@@ -45,32 +54,46 @@ def ssl_context(work: Work) -> ssl.SSLContext | None:
     return ssl.create_default_context(cafile=work.ca_file) if work.ca_file else None
 
 
+def memory_of(work: Work, *, again: bool) -> Iterator[memoryview]:
+    """Yield memory for each object: the same again and again, or new for each."""
+    view = memoryview(bytearray(work.size_bytes))
+    while True:
+        yield view
+        if not again:
+            view = memoryview(bytearray(work.size_bytes))
+
+
 async def fill(
-    read: Callable[[str, int, int], Awaitable[Buffer]], work: Work, buffer: bytearray
+    read: Callable[[str, int, int, memoryview], Awaitable[int]], work: Work, *, again: bool
 ) -> int:
-    """Read each object into `buffer`, in ranges, `in_flight` under way at once.
+    """Read each object into memory, in ranges, `in_flight` under way at once.
 
     Args:
-        read: Reads the bytes `[start, end)` of a key.
+        read: Reads the bytes `[start, end)` of a key into memory of that length, and returns how
+            many came.
         work: What to do.
-        buffer: Memory of one object; each object goes into it in its turn.
+        again: Into the same memory for every object; otherwise each gets its own.
 
     Returns:
         The bytes of all objects.
     """
-    with memoryview(buffer) as view:
+    total = 0
 
-        async def worker(key: str, todo: Iterator[tuple[int, int]]) -> int:
-            done = 0
-            for start, end in todo:
-                # A body of another length does not fit, which raises.
-                view[start:end] = await read(key, start, end)
-                done += end - start
-            return done
+    async def worker(key: str, todo: Iterator[tuple[int, int]], view: memoryview) -> int:
+        return sum([await read(key, start, end, view[start:end]) for start, end in todo])
 
-        total = 0
-        for key in work.each_key():
-            todo = iter(ranges(work))
-            workers = (worker(key, todo) for _ in range(work.in_flight))
-            total += sum(await asyncio.gather(*workers))
-        return total
+    for key, view in zip(work.each_key(), memory_of(work, again=again), strict=False):
+        todo = iter(ranges(work))
+        workers = (worker(key, todo, view) for _ in range(work.in_flight))
+        total += sum(await asyncio.gather(*workers))
+    return total
+
+
+def put_into(view: memoryview, data: Buffer) -> int:
+    """Copy a body into memory of its length, and return that.
+
+    Raises:
+        ValueError: It has another length.
+    """
+    view[:] = data
+    return view.nbytes

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import aiohttp
 
-from perf.peers._parts import ranges, ssl_context
+from perf.peers._parts import fill, put_into, ssl_context
 from perf.work import bounded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
     from perf.work import Work
 
@@ -42,33 +41,27 @@ async def get_many(work: Work) -> int:
 
 
 async def get_one(work: Work) -> int:
-    """Read one object after the other, each in ranges, and return the bytes received."""
-    return await get_into(work)
+    """Read one object after the other, in ranges, each into memory of its own."""
+    return await _read(work, again=False)
 
 
 async def get_into(work: Work) -> int:
-    """Read one object after the other into the same memory and return the bytes received."""
+    """Read one object after the other into the same memory, in ranges."""
+    return await _read(work, again=True)
+
+
+async def _read(work: Work, *, again: bool) -> int:
     async with _open(work) as session:
-        with memoryview(bytearray(work.size_bytes)) as view:
 
-            async def worker(key: str, todo: Iterator[tuple[int, int]]) -> int:
-                done = 0
-                for start, end in todo:
-                    at, headers = start, {"Range": f"bytes={start}-{end - 1}"}
-                    async with session.get(key, headers=headers) as response:
-                        # Piece by piece: `read` would join them first.
-                        async for piece in response.content.iter_any():
-                            view[at : at + len(piece)] = piece
-                            at += len(piece)
-                    done += at - start
-                return done
+        async def read(key: str, start: int, end: int, view: memoryview) -> int:
+            at, headers = 0, {"Range": f"bytes={start}-{end - 1}"}
+            async with session.get(key, headers=headers) as response:
+                # Piece by piece: its `read` would join them first. What does not fit raises.
+                async for piece in response.content.iter_any():
+                    at += put_into(view[at : at + len(piece)], piece)
+            return at
 
-            total = 0
-            for key in work.each_key():
-                todo = iter(ranges(work))
-                workers = (worker(key, todo) for _ in range(work.in_flight))
-                total += sum(await asyncio.gather(*workers))
-            return total
+        return await fill(read, work, again=again)
 
 
 async def put_many(work: Work) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 from gcloud.aio.storage import Storage
 
-from perf.peers._parts import fill, ssl_context
+from perf.peers._parts import fill, put_into, ssl_context
 from perf.work import bounded
 
 if TYPE_CHECKING:
@@ -39,19 +39,24 @@ async def get_many(work: Work) -> int:
 
 
 async def get_one(work: Work) -> int:
-    """Read one object after the other, each in ranges, and return the bytes received."""
-    return await get_into(work)
+    """Read one object after the other, in ranges, each into memory of its own."""
+    return await _read(work, again=False)
 
 
 async def get_into(work: Work) -> int:
-    """Read one object after the other into the same memory and return the bytes received."""
+    """Read one object after the other into the same memory, in ranges."""
+    return await _read(work, again=True)
+
+
+async def _read(work: Work, *, again: bool) -> int:
     async with _open(work) as storage:
 
-        async def read(key: str, start: int, end: int) -> bytes:
+        async def read(key: str, start: int, end: int, view: memoryview) -> int:
             headers = {"Range": f"bytes={start}-{end - 1}"}
-            return await storage.download(work.bucket, key, headers=headers, timeout=_TIMEOUT)
+            data = await storage.download(work.bucket, key, headers=headers, timeout=_TIMEOUT)
+            return put_into(view, data)
 
-        return await fill(read, work, bytearray(work.size_bytes))
+        return await fill(read, work, again=again)
 
 
 async def put_many(work: Work) -> int:

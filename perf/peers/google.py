@@ -10,7 +10,7 @@ import requests.adapters
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage  # type: ignore[import-untyped]
 
-from perf.peers._parts import ranges
+from perf.peers._parts import put_into, ranges
 
 if TYPE_CHECKING:
     from perf.work import Work
@@ -51,14 +51,12 @@ async def get_one(work: Work) -> int:
 
 async def get_into(work: Work) -> int:
     """Read one object after the other into the same memory and return the bytes received."""
-    bucket, total = open_bucket(work), 0
-    with memoryview(bytearray(work.size_bytes)) as view, ThreadPoolExecutor(NUM_THREADS) as threads:
+    bucket, view, total = open_bucket(work), memoryview(bytearray(work.size_bytes)), 0
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
 
         def read(key: str, start: int, end: int) -> int:
             data = bucket.blob(key).download_as_bytes(start=start, end=end - 1)
-            # A body of another length does not fit, which raises.
-            view[start:end] = data
-            return len(data)
+            return put_into(view[start:end], data)
 
         for key in work.each_key():
             total += sum(threads.map(lambda span, key=key: read(key, *span), ranges(work)))

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from obstore.store import GCSStore
 
-from perf.peers._parts import fill, part_size_bytes
+from perf.peers._parts import fill, memory_of, part_size_bytes, put_into
 from perf.work import bounded
 
 if TYPE_CHECKING:
-    from obstore import Bytes
     from obstore.store import ClientConfig
 
     from perf.work import Work
@@ -42,20 +41,17 @@ async def get_many(work: Work) -> int:
 
 
 async def get_one(work: Work) -> int:
-    """Read one object after the other into the same memory, and return the bytes received.
+    """Read one object after the other, each into memory of its own, and return the bytes received.
 
     As one stream, which was faster over loopback than its ranges side by side.
     """
     store, total = _open(work), 0
-    with memoryview(bytearray(work.size_bytes)) as view:
-        for key in work.each_key():
-            response, at = await store.get_async(key), 0
-            async for piece in response.stream(min_chunk_size=_PIECE_BYTES):
-                end = at + len(piece)
-                # A body that is too long does not fit, which raises.
-                view[at:end] = piece
-                at = end
-            total += at
+    for key, view in zip(work.each_key(), memory_of(work, again=False), strict=False):
+        response, at = await store.get_async(key), 0
+        async for piece in response.stream(min_chunk_size=_PIECE_BYTES):
+            # What does not fit raises.
+            at += put_into(view[at : at + len(piece)], piece)
+        total += at
     return total
 
 
@@ -63,10 +59,10 @@ async def get_into(work: Work) -> int:
     """Read one object after the other into the same memory, and return the bytes received."""
     store = _open(work)
 
-    async def read(key: str, start: int, end: int) -> Bytes:
-        return await store.get_range_async(key, start=start, end=end)
+    async def read(key: str, start: int, end: int, view: memoryview) -> int:
+        return put_into(view, await store.get_range_async(key, start=start, end=end))
 
-    return await fill(read, work, bytearray(work.size_bytes))
+    return await fill(read, work, again=True)
 
 
 async def put_many(work: Work) -> int:

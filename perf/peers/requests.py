@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 import requests
 import requests.adapters
 
-from perf.peers._parts import ranges
+from perf.peers._parts import memory_of, ranges
 
 if TYPE_CHECKING:
     from perf.work import Work
@@ -41,31 +42,31 @@ async def get_many(work: Work) -> int:
 
 
 async def get_one(work: Work) -> int:
-    """Read one object after the other, each in ranges, and return the bytes received."""
-    return await get_into(work)
+    """Read one object after the other, in ranges, each into memory of its own."""
+    return _read(work, again=False)
 
 
 async def get_into(work: Work) -> int:
-    """Read one object after the other into the same memory and return the bytes received."""
-    root, total = f"{work.url}/{work.bucket}/", 0
-    with (
-        memoryview(bytearray(work.size_bytes)) as view,
-        _open(work) as session,
-        ThreadPoolExecutor(NUM_THREADS) as threads,
-    ):
+    """Read one object after the other into the same memory, in ranges."""
+    return _read(work, again=True)
 
-        def read(key: str, start: int, end: int) -> int:
-            headers = {"Range": f"bytes={start}-{end - 1}"}
+
+def _read(work: Work, *, again: bool) -> int:
+    root, total = f"{work.url}/{work.bucket}/", 0
+    with _open(work) as session, ThreadPoolExecutor(NUM_THREADS) as threads:
+
+        def read(key: str, view: memoryview, start: int, end: int) -> int:
+            headers, at = {"Range": f"bytes={start}-{end - 1}"}, start
             with session.get(root + key, headers=headers, stream=True) as response:
                 response.raise_for_status()
-                at = start
                 # urllib3 reads into memory of ours without a copy of its own.
                 while count := response.raw.readinto(view[at:end]):
                     at += count
             return at - start
 
-        for key in work.each_key():
-            total += sum(threads.map(lambda span, key=key: read(key, *span), ranges(work)))
+        for key, view in zip(work.each_key(), memory_of(work, again=again), strict=False):
+            one = partial(read, key, view)
+            total += sum(threads.map(lambda span, one=one: one(*span), ranges(work)))
     return total
 
 

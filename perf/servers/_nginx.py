@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -36,12 +37,14 @@ INSTALL = "apt install nginx-light libnginx-mod-http-lua wrk"
 _MODULE_DIRECTORIES = ("/usr/lib/nginx/modules", "/usr/lib64/nginx/modules")
 _MODULES = ("ndk_http_module.so", "ngx_http_lua_module.so")
 _START_SECONDS = 20.0
+_MAX_FILES = 20_000
 _HERE = Path(__file__).parent
 
 _CONFIGURATION = """\
 {modules}
 {user}
 worker_processes 1;
+worker_rlimit_nofile {num_files};
 daemon off;
 pid {directory}/pid;
 error_log {directory}/errors.log warn;
@@ -179,6 +182,8 @@ def configuration(setup: Setup) -> str:
         modules="\n".join(f"load_module {path};" for path in _modules() or ()),
         # Its worker may do no more than we do: it writes where we read.
         user="user root;" if os.geteuid() == 0 else "",
+        # As many connections as are allowed, and a file for each.
+        num_files=min(_MAX_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         directory=setup.directory,
         here=_HERE,
         bucket=BUCKET,
@@ -230,8 +235,7 @@ def open_nginx(spec: ServerSpec) -> Iterator[Server]:
         )
         (directory / "nginx.conf").write_text(configuration(setup))
         process = _start(directory)
-        master = int(_first_line(process))
-        pids = (master, _worker(master, port, directory))
+        pids = _pids(int(_first_line(process) or 0), port, directory)
         yield Server(
             url=f"http{'s' if spec.tls else ''}://127.0.0.1:{port}",
             ca_file=str(certificates.ca_file) if certificates else "",
@@ -278,16 +282,16 @@ def _first_line(process: subprocess.Popen[bytes]) -> str:
     return process.stdout.readline().decode()
 
 
-def _worker(master: int, port: int, directory: Path) -> int:
-    """Wait until nginx listens and its worker runs; return the worker's id."""
+def _pids(master: int, port: int, directory: Path) -> tuple[int, ...]:
+    """Wait until nginx listens and its worker runs; return the ids of both."""
     deadline = time.monotonic() + _START_SECONDS
     children = Path(f"/proc/{master}/task/{master}/children")
     while time.monotonic() < deadline:
-        workers = children.read_text().split() if children.exists() else []
-        if workers and _listens(port):
-            return int(workers[0])
         if _has_ended(master):
             break
+        workers = children.read_text().split()
+        if workers and _listens(port):
+            return (master, *map(int, workers))
         time.sleep(0.01)
     log = directory / "errors.log"
     told = log.read_text(errors="replace").strip() if log.exists() else ""
