@@ -18,7 +18,7 @@ from aioflux import (
 )
 from aioflux.testing.faults import Fault
 from aioflux.transfer._download import fetch, fetch_into, fetch_range, plan_ranges
-from tests.transfer.rig import OPTIONS, REFUSE, pattern
+from tests.transfer.rig import MIB, OPTIONS, REFUSE, pattern
 
 if TYPE_CHECKING:
     from tests.transfer.rig import Rig
@@ -49,9 +49,17 @@ async def test_a_broken_body_is_resumed_where_it_stopped(
     assert rig.is_clean()
 
 
-async def test_only_the_rest_of_a_broken_body_is_asked_for(rig: Rig) -> None:
-    meta = rig.put("a", DATA)
-    session = rig.new_session(range_size_bytes=10_000)
+@pytest.mark.parametrize(
+    ("size", "begins"),
+    [(MIB, [0, 0, 0]), (MIB + 1, [0, 1200, 1500])],
+    ids=["a small object", "a large one"],
+)
+async def test_only_the_rest_of_a_large_broken_body_is_asked_for(
+    rig: Rig, size: int, begins: list[int]
+) -> None:
+    data = pattern(size)
+    meta = rig.put("a", data)
+    session = rig.new_session(range_size_bytes=2 * MIB)
     asked: list[tuple[int, int]] = []
     inner = rig.service.get
 
@@ -61,8 +69,8 @@ async def test_only_the_rest_of_a_broken_body_is_asked_for(rig: Rig) -> None:
 
     rig.service.get = get
     rig.service.fail("get", Fault(kind="cut", num_bytes=1200), Fault(kind="cut", num_bytes=300))
-    assert (await fetch(session, "a", meta)).data == DATA
-    assert asked == [(0, 3500), (1200, 3500), (1500, 3500)]
+    assert (await fetch(session, "a", meta)).data == data
+    assert asked == [(begin, size) for begin in begins]
 
 
 async def test_a_body_that_is_short_without_a_word_is_not_believed(rig: Rig) -> None:
