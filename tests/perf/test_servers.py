@@ -329,6 +329,18 @@ def test_nothing_stays_behind_an_owner_that_is_killed(kind: str, number: int) ->
 
 
 @needs_nginx
+def test_nginx_ends_with_its_keeper() -> None:
+    with open_server(SPEC) as server:
+        stat = Path(f"/proc/{server.pids[0]}/stat").read_text().rpartition(")")[2].split()
+        os.kill(int(stat[1]), signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while any(map(is_running, server.pids)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not any(map(is_running, server.pids))
+    assert not Path(server.directory).exists()
+
+
+@needs_nginx
 def test_a_server_that_cannot_start_says_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
