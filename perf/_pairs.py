@@ -48,7 +48,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 """Where `python -m perf.work` finds its module."""
 MAX_ERROR = 300
 """Characters of an error that are kept."""
-WARM_UP_SHARE = 0.25
+WARM_UP_SHARE = 0.1
 """Objects of the first pair, as a share of those of the others."""
 
 

@@ -25,7 +25,7 @@ class Latency(Scenario):
     """Reads under way at once, case by case."""
     num_rounds: int = 24
     """Objects of one sample, for each read under way."""
-    max_objects: int = 5_000
+    max_objects: int = 4_000
     """Most objects of one sample."""
     num_keys: int = 64
     """Different objects."""
