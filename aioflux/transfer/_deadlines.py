@@ -39,9 +39,10 @@ class Deadlines:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # When each task entered: the first entry is the oldest.
-        self._entered: dict[asyncio.Task[Any], float] = {}
-        # Requests for cancellation, other than ours, that each cancelled task had had by then.
+        # When each task entered, and requests for its cancellation by then: the first entry is the
+        # oldest.
+        self._entered: dict[asyncio.Task[Any], tuple[float, int]] = {}
+        # Those requests, of each task that was cancelled here.
         self._cancelled: dict[asyncio.Task[Any], int] = {}
         self._runners: set[Runner] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -53,7 +54,7 @@ class Deadlines:
             task: The running task.
             now: The monotonic clock's time, in seconds.
         """
-        self._entered[task] = now
+        self._entered[task] = now, task.cancelling()
         if self._timer is None:
             self._come_in(self._seconds, asyncio.get_running_loop())
 
@@ -95,13 +96,13 @@ class Deadlines:
             if runner.began <= last:
                 runner.expire()
         while self._entered:
-            task, began = next(iter(self._entered.items()))
+            task, (began, num_before) = next(iter(self._entered.items()))
             if began > last:
                 break
             del self._entered[task]
-            self._cancelled[task] = task.cancelling()
+            self._cancelled[task] = num_before
             task.cancel()
         watched = [runner.began for runner in self._runners]
-        watched += itertools.islice(self._entered.values(), 1)
+        watched += (began for began, _ in itertools.islice(self._entered.values(), 1))
         if watched:
             self._come_in(min(watched) - last, loop)

@@ -1,0 +1,320 @@
+"""Deadlines of many calls with one timer: who is ended, when, and what that is taken for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aioflux import RetryPolicy, TransientError
+from aioflux.transfer._deadlines import Deadlines
+from aioflux.transfer._limits import Limits
+from aioflux.transfer._session import Session
+from tests.transfer.rig import Rig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SECONDS = 0.05
+SOON = 5.0
+"""Time in which everything here ends, also on a busy machine."""
+
+
+class Call:
+    """A call that waits without end, as `Session.call` makes one."""
+
+    def __init__(self, deadlines: Deadlines, *, began: float | None = None) -> None:
+        self.is_expired: bool | None = None
+        self.ended = 0.0
+        self.began = time.monotonic() if began is None else began
+        self._deadlines = deadlines
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        self._deadlines.enter(self.task, self.began)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.is_expired = self._deadlines.expired(self.task)
+            if not self.is_expired:
+                raise
+        finally:
+            self._deadlines.leave(self.task)
+            self.ended = time.monotonic()
+
+
+class Watched:
+    """A runner whose requests never end by themselves."""
+
+    def __init__(self, deadlines: Deadlines, *, num_requests: int = 1) -> None:
+        self.began = time.monotonic()
+        self.expired_after: list[float] = []
+        self.all_expired = asyncio.Event()
+        self._deadlines = deadlines
+        self._num_left = num_requests
+        deadlines.enter_runner(self)
+
+    def expire(self) -> None:
+        now = time.monotonic()
+        self.expired_after.append(now - self.began)
+        self.began = now
+        self._num_left -= 1
+        if not self._num_left:
+            self._deadlines.leave_runner(self)
+            self.all_expired.set()
+
+
+def catching_timers(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.TimerHandle]:
+    """Keep the timers that deadlines make on the running loop from here on."""
+    loop = asyncio.get_running_loop()
+    made: list[asyncio.TimerHandle] = []
+    call_later: Callable[..., asyncio.TimerHandle] = loop.call_later
+
+    def keeping(seconds: float, callback: Any, *arguments: Any) -> asyncio.TimerHandle:
+        timer = call_later(seconds, callback, *arguments)
+        if isinstance(getattr(callback, "__self__", None), Deadlines):
+            made.append(timer)
+        return timer
+
+    monkeypatch.setattr(loop, "call_later", keeping)
+    return made
+
+
+async def test_who_is_late_is_ended_and_told_so_once() -> None:
+    deadlines = Deadlines(SECONDS)
+    call = Call(deadlines)
+    async with asyncio.timeout(SOON):
+        await call.task
+    assert call.is_expired
+    assert call.ended - call.began >= SECONDS
+    assert not deadlines.expired(call.task)
+    assert call.task.cancelling() == 0
+
+
+async def test_each_has_its_own_time() -> None:
+    """Those that began earlier end earlier, and none early."""
+    deadlines = Deadlines(2 * SECONDS)
+    calls = []
+    for _ in range(5):
+        calls += [Call(deadlines) for _ in range(20)]
+        await asyncio.sleep(SECONDS / 5)
+    async with asyncio.timeout(SOON):
+        await asyncio.gather(*(call.task for call in calls))
+    assert all(call.is_expired and call.ended - call.began >= 2 * SECONDS for call in calls)
+    assert [call.ended for call in calls] == sorted(call.ended for call in calls)
+    assert calls[0].ended < calls[-1].began + 2 * SECONDS
+
+
+async def test_who_has_left_is_left_alone() -> None:
+    deadlines = Deadlines(SECONDS)
+    task = asyncio.current_task()
+    assert task is not None
+    for _ in range(3):
+        deadlines.enter(task, time.monotonic())
+        await asyncio.sleep(0)
+        deadlines.leave(task)
+    await asyncio.sleep(3 * SECONDS)
+    assert task.cancelling() == 0
+
+
+async def test_thousands_share_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    deadlines = Deadlines(60)
+    made = catching_timers(monkeypatch)
+    calls = [Call(deadlines) for _ in range(1000)]
+    watched = [Watched(deadlines) for _ in range(1000)]
+    await asyncio.sleep(0)
+    assert len(made) == 1
+    for call in calls:
+        call.task.cancel()
+    for runner in watched:
+        deadlines.leave_runner(runner)
+    ends = await asyncio.gather(*(call.task for call in calls), return_exceptions=True)
+    assert all(isinstance(end, asyncio.CancelledError) for end in ends)
+    assert not any(call.is_expired for call in calls)
+    deadlines.close()
+    assert made[0].cancelled()
+
+
+async def test_the_timer_ends_with_those_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    deadlines = Deadlines(SECONDS)
+    made = catching_timers(monkeypatch)
+    runner = Watched(deadlines)
+    deadlines.leave_runner(runner)
+    await asyncio.sleep(3 * SECONDS)
+    assert len(made) == 1
+    assert not runner.expired_after
+    late = Watched(deadlines)
+    async with asyncio.timeout(SOON):
+        await late.all_expired.wait()
+
+
+async def test_a_runner_is_watched_request_by_request() -> None:
+    deadlines = Deadlines(SECONDS)
+    runners = [Watched(deadlines, num_requests=3) for _ in range(3)]
+    async with asyncio.timeout(SOON):
+        for runner in runners:
+            await runner.all_expired.wait()
+    assert all(len(runner.expired_after) == 3 for runner in runners)
+    assert all(seconds >= SECONDS for runner in runners for seconds in runner.expired_after)
+
+
+async def test_tasks_and_runners_are_watched_together() -> None:
+    """Whichever of them is due first, the timer comes for it."""
+    deadlines = Deadlines(3 * SECONDS)
+    first = Watched(deadlines)
+    await asyncio.sleep(SECONDS)
+    call = Call(deadlines)
+    await asyncio.sleep(SECONDS)
+    last = Watched(deadlines)
+    async with asyncio.timeout(SOON):
+        await first.all_expired.wait()
+        assert not call.task.done()
+        await call.task
+        assert not last.expired_after
+        await last.all_expired.wait()
+    assert call.is_expired
+
+
+async def test_a_closed_timer_ends_nobody() -> None:
+    deadlines = Deadlines(SECONDS)
+    runner = Watched(deadlines)
+    deadlines.close()
+    deadlines.close()
+    await asyncio.sleep(3 * SECONDS)
+    assert not runner.expired_after
+
+
+# --- cancellation by somebody else ---------------------------------------------------------
+
+
+async def test_cancellation_before_the_deadline_of_the_same_turn_is_cancellation() -> None:
+    deadlines, loop = Deadlines(SECONDS), asyncio.get_running_loop()
+    call = Call(deadlines)
+    await asyncio.sleep(0)
+
+    def be_late() -> None:
+        # What is called soon comes before the timers that are due in the next turn.
+        time.sleep(2 * SECONDS)
+        loop.call_soon(call.task.cancel)
+
+    loop.call_soon(be_late)
+    with pytest.raises(asyncio.CancelledError):
+        await call.task
+    assert call.is_expired is False
+    assert call.task.cancelling() == 1
+
+
+async def test_cancellation_after_the_deadline_of_the_same_turn_is_cancellation() -> None:
+    deadlines = Deadlines(SECONDS)
+    call = Call(deadlines)
+
+    class Canceller(Watched):
+        """Called before the tasks are: the timer comes for both."""
+
+        def expire(self) -> None:
+            asyncio.get_running_loop().call_soon(call.task.cancel)
+            super().expire()
+
+    Canceller(deadlines).began = call.began
+    with pytest.raises(asyncio.CancelledError):
+        await call.task
+    assert call.is_expired is False
+    assert call.task.cancelling() == 1
+
+
+async def test_a_deadline_that_passes_in_a_cancelled_clean_up_leaves_it_cancelled() -> None:
+    deadlines = Deadlines(SECONDS)
+    reached = asyncio.Event()
+
+    async def run() -> bool:
+        task = asyncio.current_task()
+        assert task is not None
+        deadlines.enter(task, time.monotonic())
+        try:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                reached.set()
+                await asyncio.sleep(SOON)  # ended by the deadline
+        except asyncio.CancelledError:
+            if deadlines.expired(task):
+                return True
+            raise
+        finally:
+            deadlines.leave(task)
+
+    task = asyncio.create_task(run())
+    await asyncio.sleep(0)
+    task.cancel()
+    async with asyncio.timeout(SOON / 2):
+        await reached.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_one_who_was_cancelled_before_has_a_deadline_too() -> None:
+    """Such as the clean-up of a task that was cancelled: requests of it end in time."""
+    deadlines = Deadlines(SECONDS)
+    calls: list[Call] = []
+
+    async def clean_up() -> bool | None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            deadlines.enter(task, time.monotonic())
+            try:
+                await asyncio.sleep(SOON)
+            except asyncio.CancelledError:
+                return deadlines.expired(task)
+            finally:
+                deadlines.leave(task)
+        return None
+
+    task = asyncio.create_task(clean_up())
+    await asyncio.sleep(0)
+    task.cancel()
+    assert await task is True
+    assert not calls
+
+
+async def test_the_error_of_a_late_attempt_names_the_object() -> None:
+    rig = Rig("late")
+    limits = Limits(max_in_flight=2, max_in_flight_bytes=100)
+    retry = RetryPolicy(deadline_seconds=SECONDS)
+    session = Session(rig.service, rig.session.options, retry, limits)
+
+    async def never(_: int) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(TransientError, match=r"/a came before the deadline .*1 attempt") as raised:
+        await session.call("a", never, num_bytes=10)
+    assert raised.value.uri.endswith("/a")
+    assert isinstance(raised.value.__cause__, asyncio.CancelledError)
+    assert (limits.bytes.held_bytes, limits.requests.num_held) == (0, 0)
+    stats = session.counters.stats(max_in_flight=2)
+    assert (stats.num_requests, stats.num_failures, stats.num_in_flight) == (1, 1, 0)
+
+
+async def test_an_answer_in_the_turn_of_the_deadline_leaves_no_cancellation_behind() -> None:
+    """The attempt ends by itself, though it was cancelled: what follows must not be."""
+    rig = Rig("late-answer")
+    limits = Limits(max_in_flight=2, max_in_flight_bytes=100)
+    retry = RetryPolicy(deadline_seconds=SECONDS)
+    session = Session(rig.service, rig.session.options, retry, limits)
+
+    async def stubborn(_: int) -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "done"
+        return ""
+
+    assert await session.call("a", stubborn) == "done"
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await asyncio.sleep(0)
