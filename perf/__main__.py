@@ -25,13 +25,13 @@ from perf.scenarios import SCENARIOS
 from perf.servers import open_server
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from perf._samples import Pair, Row
     from perf.scenarios import Match, Scenario
     from perf.servers import Server, ServerSpec
 
-__all__ = ["main"]
+__all__ = ["Run", "chosen_matches", "chosen_scenarios", "listing", "main", "parser", "play_match"]
 
 OUT = Path("perf/out")
 
@@ -85,7 +85,9 @@ class Servers:
         return self._running[spec]
 
 
-def play_match(run: Run, scenario: Scenario, match: Match, servers: Servers) -> list[Pair]:
+def play_match(
+    run: Run, scenario: Scenario, match: Match, servers: Callable[[ServerSpec], Server]
+) -> list[Pair]:
     """Play one match, log its samples, print its row, and return its pairs.
 
     A server that does not start is a row that says so.
@@ -249,7 +251,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = shlex.join(["python", "-m", "perf", *arguments])
         text = markdown(run.rows, command=command, about=f"{about}.", notes=run.notes)
         run.target(".md").write_text(text)
-        print(f"{time.monotonic() - begun:.0f} s; every sample: {run.target('.jsonl')}")
+        print(
+            f"{time.monotonic() - begun:.0f} s; every sample, table and picture: {args.out}/{name}*"
+        )
     return int(run.has_failed)
 
 

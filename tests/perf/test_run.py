@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from perf import _plot
-from perf.__main__ import main
+from perf.__main__ import Run, main, parser, play_match
 from perf.scenarios import SCENARIOS
-from perf.servers import ServerSpec, open_server
+from perf.servers import Server, ServerSpec, open_server
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -98,6 +98,21 @@ def test_peer_that_cannot_run_is_a_row_and_the_run_goes_on(
     assert [bool(line["error"]) for line in lines] == [False, True, False, False]
     assert "No module named 'perf.peers.nosuch'" in table
     assert "! nosuch failed 1 of 1 times: ModuleNotFoundError" in capsys.readouterr().out
+
+
+def test_server_that_does_not_start_is_a_row_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def servers(spec: ServerSpec) -> Server:
+        raise OSError(f"no room for {spec.kind}")
+
+    args = parser().parse_args(["--out", str(tmp_path)])
+    run = Run(args=args, name="run", circumstances={})
+    scenario = SCENARIOS["get-1KiB"]
+    assert play_match(run, scenario, scenario.matches()[0], servers) == []
+    assert [row.error for row in run.rows] == ["OSError: no room for nginx"]
+    assert run.has_failed
+    assert "! OSError: no room for nginx" in capsys.readouterr().out
 
 
 def test_interrupted_run_keeps_its_samples_and_leaves_no_process(tmp_path: Path) -> None:
