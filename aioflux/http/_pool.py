@@ -217,15 +217,20 @@ class Pool:
             lane = self._lane_of(origin)
         connection = None if self._is_closed else lane.take_idle()
         if connection is not None:
-            connection.send(
-                b"GET %b HTTP/1.1\r\n%b%b\r\n" % (target, lane.fixed, fields),
-                None,
-                is_head=False,
-                into=into,
-                max_body_bytes=max_body_bytes,
-                head_seconds=self._timeouts.progress_seconds,
-                waiter=waiter,
-            )
+            try:
+                connection.send(
+                    b"GET %b HTTP/1.1\r\n%b%b\r\n" % (target, lane.fixed, fields),
+                    None,
+                    is_head=False,
+                    into=into,
+                    max_body_bytes=max_body_bytes,
+                    head_seconds=self._timeouts.progress_seconds,
+                    waiter=waiter,
+                )
+            except BaseException:
+                connection.abort()
+                lane.give_back(connection)
+                raise
         return connection
 
     def end(self, origin: Origin, connection: Connection) -> None:

@@ -208,12 +208,14 @@ def judge_small(
         meta: What a listing said of the object, whose size is `end`.
 
     Returns:
-        The object; or its first range, where it is larger; or None where what came is not sure: it
-        is for whoever reads with more care.
+        The object; or its first range, where it is larger, or is empty, of which a service may not
+        tell all; or None where what came is not sure: it is for whoever reads with more care.
     """
     data, size = body.data, body.size
     if meta is None:
         session.limits.unknown_size.add(size)
+        if not data and not size:
+            return First(memoryview(b""), body)
     if not data or not isinstance(data, bytes) or len(data) != min(end, size):
         return None
     if len(data) < size:

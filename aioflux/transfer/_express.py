@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from aioflux._errors import StorageError, TransientError
@@ -176,13 +175,16 @@ class Express:
         if not ahead.take(index, end):
             return Left(item, ahead.share(index), NOTHING)
         mark = session.take(end)
-        exchange = None
+        exchange: Exchange | None = None
         if mark is not None:
-            # Of a key that no object can have; it is raised again for this item.
-            with suppress(ValueError):
+            try:
                 exchange = session.service.begin_get(
                     key, generation=generation, end=end, waiter=self
                 )
+            except Exception:
+                # Such as of a key that no object can have: the worker, who asks again, raises it
+                # as what became of this item.
+                exchange = None
             if exchange is None:
                 session.give_back(end)
         if exchange is None or mark is None:

@@ -268,6 +268,7 @@ class Session:
         assert self.progress is not None
         try:
             self.progress(progress)
-        except (SystemExit, KeyboardInterrupt) as exc:
-            # These would end the event loop, and with it every other request.
+        except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as exc:
+            # These would end the event loop, and with it every other request, or be taken for the
+            # end of the call.
             raise RuntimeError(f"the progress hook raised {exc!r}") from exc
