@@ -416,9 +416,10 @@ class Store:
                 yielded are stored.
         """
         session = self._session()
+        condition = self._request("any", mode, None, "", None).precondition
 
         async def one(pair: tuple[str, Buffer]) -> ObjectMeta:
-            request = self._request(pair[0], mode, None, "", None)
+            request = WriteRequest(parse_key(pair[0])[0], condition)
             return await _upload.put(session, request, memoryview(pair[1]).cast("B"))
 
         stored = bounded_map(one, pairs, max_in_flight=self.transfer.max_in_flight, ordered=False)

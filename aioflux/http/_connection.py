@@ -108,6 +108,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_tls = is_tls
         self._slice_bytes = _TLS_SLICE_BYTES if is_tls else _SLICE_BYTES
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._poll: select.poll | None = None
         self._scratch = bytearray(_SCRATCH_BYTES)
         self._scratch_view = memoryview(self._scratch)
         self._num_scratch = 0
@@ -179,12 +180,13 @@ class Connection(asyncio.BufferedProtocol):
         The loop tells of it when it turns next. One system call, worth it where a request cannot
         be sent twice.
         """
-        shared = self._transport.get_extra_info("socket")
-        if shared is None or shared.fileno() < 0:
-            return True
-        poll = select.poll()
-        poll.register(shared.fileno(), select.POLLIN)
-        return bool(poll.poll(0))
+        if self._poll is None:
+            shared = self._transport.get_extra_info("socket")
+            if shared is None or shared.fileno() < 0:
+                return True
+            self._poll = select.poll()
+            self._poll.register(shared.fileno(), select.POLLIN)
+        return bool(self._poll.poll(0))
 
     def abort(self) -> None:
         """Close now, whatever is under way; no memory of a request is read or written after."""

@@ -251,11 +251,26 @@ class GCSService(Service):
             key, lambda: wire.meta_from_resource(resource, key=key, uri=self.uri(key))
         )
 
-    def _stored(self, response: Response, key: str, size: int) -> ObjectMeta:
-        uri = self.uri(key)
-        meta = self._told(
-            key, lambda: wire.meta_from_headers(response.headers, key=key, uri=uri, size=size)
-        )
+    def _stored(
+        self,
+        response: Response,
+        key: str,
+        size: int,
+        content_type: str,
+        metadata: Mapping[str, str] | None,
+    ) -> ObjectMeta:
+        try:
+            meta = wire.meta_from_headers(
+                response.headers,
+                key=key,
+                uri=self.uri(key),
+                size=size,
+                # The answer's own Content-Type is that of its own body, not the object's.
+                content_type=content_type,
+                metadata=metadata or {},
+            )
+        except ValueError as exc:
+            raise self._damaged(key, exc) from exc
         if not meta.generation:
             raise self._foreign("write", key, response)
         return meta
@@ -287,10 +302,8 @@ class GCSService(Service):
         response = await self._send(
             b"PUT", self._path(key), "write", key, headers=headers, body=data
         )
-        meta = self._stored(response, key, memoryview(data).nbytes)
-        # The answer's own Content-Type is that of an empty body, not the object's.
-        return replace(
-            meta, content_type=content_type or wire.DEFAULT_TYPE, metadata=metadata or {}
+        return self._stored(
+            response, key, memoryview(data).nbytes, content_type or wire.DEFAULT_TYPE, metadata
         )
 
     async def delete(self, key: str, *, generation: str = "") -> None:
@@ -447,10 +460,11 @@ class GCSService(Service):
         )
         etag = self._field(response, "ETag", key).strip('"')
         size = sum(part.size for part in parts)
-        meta = self._stored(response, key, size)
-        # The headers describe the answer's own XML; what the upload was begun with stands.
-        content_type, metadata = self._begun.pop(upload_id, ("", {}))
-        return replace(meta, etag=etag, content_type=content_type, metadata=metadata)
+        # What the upload was begun with: the headers describe the answer's own XML.
+        content_type, metadata = self._begun.get(upload_id, ("", {}))
+        meta = self._stored(response, key, size, content_type, metadata)
+        self._begun.pop(upload_id, None)
+        return replace(meta, etag=etag)
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         target = multipart.abort_target(self._path(key), upload_id)

@@ -254,7 +254,13 @@ def meta_from_resource(resource: ObjectResource, *, key: str, uri: str) -> Objec
 
 
 def meta_from_headers(
-    headers: Mapping[bytes, bytes], *, key: str, uri: str, size: int
+    headers: Mapping[bytes, bytes],
+    *,
+    key: str,
+    uri: str,
+    size: int,
+    content_type: str | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> ObjectMeta:
     """Build the metadata of an object from the headers of an XML API answer.
 
@@ -262,30 +268,41 @@ def meta_from_headers(
     read as UTF-8; the service's documentation keeps to ASCII
     (cloud.google.com/storage/docs/metadata).
 
+    Args:
+        headers: The headers, names in lower case.
+        key: Name of the object.
+        uri: Its whole uri.
+        size: Its stored size, in bytes.
+        content_type: Its media type, where the answer speaks of another body.
+        metadata: The user's own metadata, where the answer does not repeat it.
+
     Raises:
         ValueError: The crc32c is none.
     """
-
-    def text(name: bytes) -> str:
-        return (headers.get(name) or b"").decode("latin-1")
-
-    changed = text(b"last-modified")
+    get = headers.get
+    changed = get(b"last-modified", b"").decode("latin-1")
+    if content_type is None:
+        content_type = get(b"content-type", b"").decode("latin-1")
+    if metadata is None:
+        metadata = {
+            name[len(_USER_PREFIX) :].decode("ascii"): _as_text(value)
+            for name, value in headers.items()
+            if name.startswith(_USER_PREFIX)
+        }
     return ObjectMeta(
         key=key,
         uri=uri,
         size=size,
-        etag=text(b"etag").strip('"'),
+        etag=get(b"etag", b"").decode("latin-1").strip('"'),
         generation=generation_of(headers),
-        crc32c=hash_crc32c(headers.get(b"x-goog-hash")),
+        crc32c=hash_crc32c(get(b"x-goog-hash")),
         updated=parse_http_date(changed) if changed else None,
-        content_type=text(b"content-type"),
-        content_encoding=text(b"x-goog-stored-content-encoding").replace("identity", ""),
-        storage_class=text(b"x-goog-storage-class"),
-        metadata={
-            name[len(_USER_PREFIX) :].decode("ascii"): _as_text(value)
-            for name, value in headers.items()
-            if name.startswith(_USER_PREFIX)
-        },
+        content_type=content_type,
+        content_encoding=get(b"x-goog-stored-content-encoding", b"")
+        .decode("latin-1")
+        .replace("identity", ""),
+        storage_class=get(b"x-goog-storage-class", b"").decode("latin-1"),
+        metadata=metadata,
     )
 
 

@@ -15,8 +15,33 @@ import google_crc32c
 __all__ = ["combine_crc32c", "crc32c"]
 
 _WINDOWS = (ctypes.c_ubyte * (1024 * 1024), ctypes.c_ubyte * (64 * 1024))
-_COPY_BYTES = 256 * 1024
-"""Read-only memory is copied in pieces that stay in the second-level cache."""
+
+
+class _Buffer(ctypes.Structure):
+    """What PyObject_GetBuffer tells of memory (docs.python.org/3/c-api/buffer.html)."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+# Prototypes of our own: attributes set on the shared pythonapi functions reach everybody.
+_get_buffer = ctypes.PYFUNCTYPE(
+    ctypes.c_int, ctypes.py_object, ctypes.POINTER(_Buffer), ctypes.c_int
+)(("PyObject_GetBuffer", ctypes.pythonapi))
+_release_buffer = ctypes.PYFUNCTYPE(None, ctypes.POINTER(_Buffer))(
+    ("PyBuffer_Release", ctypes.pythonapi)
+)
 
 
 def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:
@@ -28,16 +53,19 @@ def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:
     if isinstance(whole, bytes) and len(whole) == view.nbytes:
         return int(google_crc32c.extend(value, whole))
     at = 0
-    if not view.readonly:
-        for window in _WINDOWS:
-            size = ctypes.sizeof(window)
-            while view.nbytes - at >= size:
-                value = google_crc32c.extend(value, window.from_buffer(view, at))
-                at += size
-    while at < view.nbytes:
-        value = google_crc32c.extend(value, bytes(view[at : at + _COPY_BYTES]))
-        at += _COPY_BYTES
-    return int(value)
+    if view.nbytes >= ctypes.sizeof(_WINDOWS[-1]):
+        # By its address, because `from_buffer` refuses memory that is read-only.
+        buffer = _Buffer()
+        _get_buffer(view, ctypes.byref(buffer), 0)
+        try:
+            for window in _WINDOWS:
+                size = ctypes.sizeof(window)
+                while view.nbytes - at >= size:
+                    value = google_crc32c.extend(value, window.from_address(buffer.buf + at))
+                    at += size
+        finally:
+            _release_buffer(ctypes.byref(buffer))
+    return int(google_crc32c.extend(value, bytes(view[at:])))
 
 
 _POLYNOMIAL = 0x82F63B78

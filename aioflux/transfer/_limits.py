@@ -193,8 +193,8 @@ class SizeEstimate:
 
     def add(self, num_bytes: int) -> None:
         """Take one more size into account; an eighth of the weight goes to the newest."""
+        self._mean += (num_bytes - self._mean) / (8 if self.is_known else 1)
         self.is_known = True
-        self._mean += (num_bytes - self._mean) / 8
 
 
 class Limits:
@@ -203,5 +203,5 @@ class Limits:
     def __init__(self, *, max_in_flight: int, max_in_flight_bytes: int) -> None:
         self.requests = AdaptiveLimit(max_in_flight)
         self.bytes = ByteBudget(max_in_flight_bytes)
-        # Sixteen reads at first, more or fewer as soon as the first sizes are known.
-        self.unknown_size = SizeEstimate(max(1, max_in_flight_bytes // 16))
+        # Nothing at first: each read by name begins with a range of its even share of the budget.
+        self.unknown_size = SizeEstimate(0)

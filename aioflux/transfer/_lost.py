@@ -37,13 +37,15 @@ class Fate:
         """Await one attempt, and remember whether its answer was lost."""
         try:
             return await request
-        except TransientError as exc:
-            self.is_open = self.is_open or exc.maybe_done
+        except (TransientError, asyncio.CancelledError) as exc:
+            self.note(exc)
             raise
-        except asyncio.CancelledError:
-            # Also by a deadline: the request is on its way.
-            self.is_open = True
-            raise
+
+    def note(self, error: TransientError | asyncio.CancelledError) -> None:
+        """Remember whether the answer to an attempt that ended so was lost."""
+        # Cancelled, also by a deadline: the request is on its way.
+        is_lost = error.maybe_done if isinstance(error, TransientError) else True
+        self.is_open = self.is_open or is_lost
 
 
 async def call_or_find(

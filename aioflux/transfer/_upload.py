@@ -356,11 +356,16 @@ class ObjectWriter:
         self, number: int, view: memoryview, offset: int
     ) -> tuple[UploadedPart, int]:
         session = self._session
-        checksum = crc32c(view)
-        sent = checksum if session.options.verify else None
         sends = Sends()
+        checksum: int | None = None
 
         async def attempt(_: int) -> UploadedPart:
+            # Here and not before: the parts of a large object wait in line, and checksums of all at
+            # once would keep the loop from everything else.
+            nonlocal checksum
+            if checksum is None:
+                checksum = crc32c(view)
+            sent = checksum if session.options.verify else None
             try:
                 part = await session.service.put_part(
                     self._key,
@@ -382,7 +387,9 @@ class ObjectWriter:
                 )
             return part
 
-        return await session.call(self._key, attempt, num_bytes=view.nbytes), checksum
+        part = await session.call(self._key, attempt, num_bytes=view.nbytes)
+        assert checksum is not None
+        return part, checksum
 
     async def _complete(self) -> ObjectMeta:
         # Not empty: it is sent when the next byte comes, and the caller's memory never to its end.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -99,16 +100,17 @@ async def put_once(session: Session, request: WriteRequest, data: memoryview) ->
 
     async def attempt(_: int) -> ObjectMeta:
         try:
-            return await fate.hear(
-                session.service.put(
-                    request.key,
-                    data,
-                    crc32c=checksum if session.options.verify else None,
-                    precondition=request.precondition,
-                    content_type=request.content_type,
-                    metadata=request.metadata,
-                )
+            return await session.service.put(
+                request.key,
+                data,
+                crc32c=checksum if session.options.verify else None,
+                precondition=request.precondition,
+                content_type=request.content_type,
+                metadata=request.metadata,
             )
+        except (TransientError, asyncio.CancelledError) as exc:
+            fate.note(exc)
+            raise
         except ChecksumError as exc:
             raise sends.wrong(exc) from exc
         except PreconditionFailedError as exc:
@@ -117,7 +119,8 @@ async def put_once(session: Session, request: WriteRequest, data: memoryview) ->
             raise unmet(exc, request.precondition) from exc
 
     meta = await call_or_find(session, request.key, attempt, fate, find, num_bytes=data.nbytes)
-    await compare_stored(session, meta, checksum)
+    if meta.crc32c != checksum:
+        await compare_stored(session, meta, checksum)
     return meta
 
 
