@@ -470,9 +470,9 @@ CALLS = {
     "open_reader": read_all,
 }
 BREAKS: dict[str, dict[str, Any]] = {
-    "close": {"truncate_at": 2 * MIB},
-    "reset": {"truncate_at": 2 * MIB, "reset": True},
-    "stall": {"stall_at": 2 * MIB},
+    "close": {"truncate_at": MIB},
+    "reset": {"truncate_at": MIB, "reset": True},
+    "stall": {"stall_at": MIB},
 }
 
 
@@ -486,8 +486,8 @@ async def test_only_the_missing_bytes_are_asked_for_again(
         server.stats.reset()
         assert await CALLS[call](store) == pattern(SIZE)
     media = server.stats.operation("objects.get")
-    # A reset takes back what the client's kernel holds unread of the first 2 MiB.
-    assert media.bytes_out <= SIZE + (2 * MIB if kind == "reset" else 1000)
+    # A reset takes back what the client's kernel holds unread of the first MiB.
+    assert media.bytes_out <= SIZE + (MIB if kind == "reset" else 1000)
     assert server.faults.injected.total() == 1
 
 
@@ -497,7 +497,7 @@ async def test_an_overwrite_behind_a_break_gives_one_generation(
 ) -> None:
     changed = pattern(SIZE, seed=9)
     async with opened(server) as store:
-        server.faults.add("objects.media", times=1, stall_at=2 * MIB)
+        server.faults.add("objects.media", times=1, stall_at=MIB)
         reading = asyncio.create_task(CALLS[call](store))
         await until(lambda: server.faults.injected.total() > 0)
         server.put("bucket", "a", changed)
