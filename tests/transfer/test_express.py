@@ -1,0 +1,746 @@
+"""Small objects one after another without a task: each way in which one of them can go."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import uuid
+import weakref
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aioflux import (
+    ChecksumError,
+    NotFoundError,
+    PermissionDeniedError,
+    Progress,
+    RetryPolicy,
+    StorageError,
+    TransientError,
+)
+from tests.transfer.desk import (
+    FIRST_BYTES,
+    Desk,
+    Reading,
+    answer_all,
+    counts,
+    filled,
+    settle,
+)
+from tests.transfer.rig import pattern
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from aioflux.service._base import Body
+
+is_ordered = pytest.mark.parametrize("ordered", [True, False], ids=["in order", "as they come"])
+by = pytest.mark.parametrize("by_name", [True, False], ids=["by name", "by meta"])
+
+THROTTLED = TransientError("slow down", status=503)
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk(f"desk-{uuid.uuid4().hex}")
+
+
+def flipped(body: Body) -> Body:
+    data = bytearray(body.data)
+    data[3] ^= 1
+    return replace(body, data=bytes(data))
+
+
+# --- as long as all goes well --------------------------------------------------------------
+
+
+@is_ordered
+@by
+async def test_everything_comes_once_and_by_one_request(
+    desk: Desk, *, ordered: bool, by_name: bool
+) -> None:
+    stored = filled(desk, (f"k{at:03}" for at in range(100)))
+    items: Any = list(stored) if by_name else [desk.bucket.objects[key].meta for key in stored]
+    reading = Reading(desk.open(), items, ordered=ordered)
+    await answer_all(desk, reading)
+    assert sorted(reading.got) == sorted(stored.items())
+    assert reading.keys == list(stored) or not ordered
+    assert (desk.begun, desk.gets) == (list(stored), [])
+    assert desk.max_under_way == 4
+    assert counts(reading.session) == {"requests": 100}
+    assert reading.session.counters.bytes_received == sum(map(len, stored.values()))
+    assert reading.is_clean()
+
+
+async def test_the_next_item_is_begun_where_an_answer_is_received(desk: Desk) -> None:
+    """No task has to run between the two."""
+    filled(desk, "abcdefgh")
+    reading = Reading(desk.open(), "abcdefgh"[:8])
+    await settle()
+    assert desk.begun == ["a", "b", "c", "d"]
+    desk.answer("b")
+    assert desk.begun == ["a", "b", "c", "d", "e"]
+    desk.answer("e", "a")
+    assert desk.begun[5:] == ["f", "g"]
+    await answer_all(desk, reading)
+    assert reading.keys == list("abcdefgh")
+
+
+async def test_results_come_as_they_arrive_where_order_is_not_kept(desk: Desk) -> None:
+    filled(desk, "abcd")
+    reading = Reading(desk.open(), list("abcd"), ordered=False)
+    await settle()
+    desk.answer("c", "a")
+    await settle()
+    assert reading.keys == ["c", "a"]
+    await answer_all(desk, reading)
+
+
+async def test_a_slow_consumer_holds_the_work_back(desk: Desk) -> None:
+    stored = filled(desk, (f"k{at:03}" for at in range(50)))
+    taken: list[str] = []
+
+    def keys() -> Iterator[str]:
+        for key in stored:
+            taken.append(key)
+            yield key
+
+    gate = asyncio.Event()
+    reading = Reading(desk.open(), keys(), gate=gate)
+    await settle()
+    desk.answer("k000")
+    await settle()
+    assert reading.keys == ["k000"]  # and there the consumer stops
+    for _ in range(20):
+        desk.answer(*desk.under_way)
+        await settle()
+    assert len(taken) <= 2 * 4 + 1
+    assert not desk.under_way
+    gate.set()
+    await answer_all(desk, reading)
+    assert reading.got == list(stored.items())
+
+
+async def test_bytes_in_flight_and_ahead_are_bounded(desk: Desk) -> None:
+    """Of objects of 300 kB, not four but three fit into a budget of 1 MB."""
+    stored = filled(desk, (f"k{at}" for at in range(12)), size=300_000)
+    metas = [desk.bucket.objects[key].meta for key in stored]
+    session = desk.open(max_in_flight_bytes=1_000_000)
+    reading = Reading(session, metas)
+    await settle()
+    assert session.limits.bytes.held_bytes <= 1_000_000
+    assert len(desk.under_way) == 3
+    gate = asyncio.Event()
+    await answer_all(desk, reading)
+    assert reading.got == list(stored.items())
+    assert desk.max_under_way == 3
+    # What waits for the consumer counts as well.
+    desk.begun.clear()
+    desk.gets.clear()
+    reading = Reading(desk.open(max_in_flight_bytes=1_000_000), metas, gate=gate)
+    for _ in range(20):
+        await settle()
+        desk.answer(*desk.under_way)
+    assert len(desk.begun) + len(desk.gets) <= 4
+    gate.set()
+    await answer_all(desk, reading)
+    assert reading.is_clean()
+
+
+async def test_keys_may_come_from_an_asynchronous_iterable(desk: Desk) -> None:
+    stored = filled(desk, (f"k{at:03}" for at in range(40)))
+
+    async def keys() -> AsyncIterator[str]:
+        for key in stored:
+            await asyncio.sleep(0)
+            yield key
+
+    reading = Reading(desk.open(), keys())
+    await answer_all(desk, reading)
+    assert reading.got == list(stored.items())
+    assert (len(desk.begun), desk.gets) == (40, [])
+    assert reading.is_clean()
+
+
+async def test_metadata_pins_the_generation(desk: Desk) -> None:
+    old = desk.store("a", b"old")
+    desk.store("a", b"new")
+    reading = Reading(desk.open(), [old])
+    await settle()
+    assert desk.under_way["a"].generation == old.generation
+    desk.answer("a")
+    with pytest.raises(NotFoundError, match=f"generation {old.generation}"):
+        await reading.task
+
+
+async def test_two_iterations_share_places_and_both_go_on(desk: Desk) -> None:
+    stored = filled(desk, (f"k{at:03}" for at in range(60)))
+    keys = list(stored)
+    session = desk.open()
+    first, second = Reading(session, keys[:30]), Reading(session, keys[30:])
+    await settle()
+    assert session.limits.requests.num_held == 4
+    async with asyncio.timeout(20):
+        while not (first.task.done() and second.task.done()):
+            desk.answer(*desk.under_way)
+            await asyncio.sleep(0)
+            assert session.limits.requests.num_held <= 4
+    assert (first.keys, second.keys) == (keys[:30], keys[30:])
+    assert desk.max_under_way <= 4
+    assert first.is_clean()
+
+
+async def test_who_waits_in_line_for_a_place_comes_next(desk: Desk) -> None:
+    """Reads that follow each other do not keep another call of the store from its turn."""
+    stored = filled(desk, (f"k{at:03}" for at in range(40)))
+    session = desk.open()
+    reading = Reading(session, list(stored))
+    await settle()
+    other = asyncio.create_task(session.call("x", lambda _: asyncio.sleep(0, "done")))
+    await settle()
+    assert not other.done()
+    desk.answer(desk.begun[0])
+    await settle()
+    assert await other == "done"
+    assert len(desk.begun) < 10
+    await answer_all(desk, reading)
+    assert reading.got == list(stored.items())
+
+
+async def test_without_a_connection_at_once_a_coroutine_reads(desk: Desk) -> None:
+    stored = filled(desk, "abcdef")
+    desk.is_full = True
+    session = desk.open()
+    reading = Reading(session, list(stored))
+    await reading.task
+    assert reading.got == list(stored.items())
+    assert (desk.begun, len(desk.gets)) == ([], 6)
+    assert counts(session) == {"requests": 6}
+    assert reading.is_clean()
+
+
+async def test_before_a_size_is_known_a_coroutine_reads(desk: Desk) -> None:
+    stored = filled(desk, "abcdef")
+    reading = Reading(desk.open(is_warm=False, max_in_flight=1), list(stored))
+    await answer_all(desk, reading)
+    assert reading.got == list(stored.items())
+    assert (len(desk.gets), len(desk.begun)) == (1, 5)
+
+
+@pytest.mark.parametrize("size", [0, FIRST_BYTES * 2 + 1], ids=["empty", "large"])
+async def test_of_listed_objects_only_small_ones_are_read_so(desk: Desk, size: int) -> None:
+    data = pattern(size)
+    reading = Reading(desk.open(), [desk.store("a", data)])
+    await reading.task
+    assert reading.got == [("a", data)]
+    assert desk.begun == []
+    assert reading.is_clean()
+
+
+# --- what another attempt mends ------------------------------------------------------------
+
+
+@by
+async def test_a_refusal_is_counted_once_and_tried_again_in_its_place(
+    desk: Desk, *, by_name: bool
+) -> None:
+    stored = filled(desk, "abc")
+    items = list(stored) if by_name else [desk.bucket.objects[key].meta for key in stored]
+    session = desk.open()
+    reading = Reading(session, items)
+    await settle()
+    desk.answer("c", "b")
+    desk.refuse("a", THROTTLED)
+    await reading.task
+    assert reading.got == list(stored.items())
+    expected = {"requests": 4, "retries": 1, "failures": 1, "throttled": 1}
+    assert counts(session) == expected
+    assert [key for key, _, _ in desk.gets] == ["a"]
+    assert reading.is_clean()
+
+
+async def test_the_delay_that_a_refusal_asks_for_is_kept(desk: Desk) -> None:
+    filled(desk, "a")
+    loop = asyncio.get_running_loop()
+    reading = Reading(desk.open(), ["a"])
+    await settle()
+    began = loop.time()
+    desk.refuse("a", TransientError("later", status=503, retry_after_seconds=0.1))
+    await settle()
+    assert reading.session.limits.requests.num_held == 0  # while it waits
+    await reading.task
+    assert loop.time() - began >= 0.1
+
+
+async def test_the_attempt_without_a_task_is_one_of_those_that_there_are(desk: Desk) -> None:
+    filled(desk, "a")
+
+    def refuse(_: Body) -> Body:
+        raise THROTTLED
+
+    desk.spoil = refuse
+    reading = Reading(desk.open(), ["a"])
+    await settle()
+    desk.refuse("a", THROTTLED)
+    with pytest.raises(TransientError, match="gave up after 4 attempts"):
+        await reading.task
+    assert len(desk.gets) == 3
+    assert counts(reading.session) == {
+        "requests": 4,
+        "retries": 3,
+        "failures": 4,
+        "throttled": 4,
+    }
+    assert reading.is_clean()
+
+
+async def test_the_limit_halves_under_pressure_and_grows_back(desk: Desk) -> None:
+    stored = filled(desk, (f"k{at:03}" for at in range(40)))
+    session = desk.open(max_in_flight=8)
+    reading = Reading(session, list(stored))
+    await settle()
+    assert len(desk.under_way) == 8
+    for key in list(desk.under_way)[:3]:  # all sent before the first cut: one cut
+        desk.refuse(key, THROTTLED)
+    assert session.limits.requests.limit == 4
+    await settle()
+    assert session.limits.requests.num_held >= 5  # those that are under way still
+    desk.answer(*desk.under_way)
+    await settle()
+    assert len(desk.under_way) <= 5
+    await answer_all(desk, reading)
+    assert session.limits.requests.limit == 8
+    assert reading.got == list(stored.items())
+    assert reading.is_clean()
+
+
+async def test_a_lost_connection_is_a_failed_attempt(desk: Desk) -> None:
+    stored = filled(desk, "ab")
+    reading = Reading(desk.open(), list(stored))
+    await settle()
+    desk.lose("a")
+    desk.answer("b")
+    await reading.task
+    assert reading.got == list(stored.items())
+    assert counts(reading.session) == {"requests": 3, "retries": 1, "failures": 1}
+    assert reading.is_clean()
+
+
+async def test_a_kept_alive_connection_that_was_closed_is_no_attempt(desk: Desk) -> None:
+    stored = filled(desk, "ab")
+    reading = Reading(desk.open(), list(stored))
+    await settle()
+    desk.lose("a", is_stale=True)
+    desk.answer("b")
+    await reading.task
+    assert reading.got == list(stored.items())
+    assert desk.gets == [("a", 0, "")]
+    assert counts(reading.session) == {"requests": 2}
+    assert reading.is_clean()
+
+
+async def test_a_token_that_was_refused_is_the_business_of_a_coroutine(desk: Desk) -> None:
+    stored = filled(desk, "a")
+    reading = Reading(desk.open(), ["a"])
+    await settle()
+    desk.refuse("a", PermissionDeniedError("who are you?", status=401))
+    await reading.task
+    assert reading.got == list(stored.items())
+    assert len(desk.gets) == 1
+    assert reading.is_clean()
+
+
+@by
+@pytest.mark.parametrize("num_wrong", [1, 2, 3])
+async def test_bytes_that_do_not_match_are_read_three_times_in_all(
+    desk: Desk, num_wrong: int, *, by_name: bool
+) -> None:
+    stored = filled(desk, "a")
+    left = [flipped] * (num_wrong - 1)
+    desk.spoil = lambda body: left.pop()(body) if left else body
+    meta = desk.bucket.objects["a"].meta
+    reading = Reading(desk.open(), ["a" if by_name else meta])
+    await settle()
+
+    def into_buffer(body: Body) -> Body:
+        """What `get` returns may be a view of memory of the caller."""
+        view = memoryview(body.data)
+        if view.readonly:
+            return flipped(body)
+        view[3] ^= 1
+        return body
+
+    left = [into_buffer] * (num_wrong - 1)
+    desk.answer("a", change=flipped)
+    if num_wrong == 3:
+        with pytest.raises(ChecksumError, match="3 times in a row") as raised:
+            await reading.task
+        assert raised.value.uri.endswith("/a")
+    else:
+        await reading.task
+        assert reading.got == list(stored.items())
+    assert len(desk.gets) == min(num_wrong, 2)
+    assert reading.is_clean()
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["untold", "told"])
+async def test_an_object_without_a_checksum_is_read_with_more_care(
+    desk: Desk, *, told: bool
+) -> None:
+    """Unless the listing has told one, it is read twice where nothing guards the way."""
+    stored = filled(desk, "a")
+    desk.capabilities = replace(desk.capabilities, guarded_transport=False)
+    desk.spoil = lambda body: replace(body, crc32c=None)
+    meta = desk.bucket.objects["a"].meta
+    reading = Reading(desk.open(), [meta if told else replace(meta, crc32c=None)])
+    await settle()
+    desk.answer("a", change=desk.spoil)
+    await reading.task
+    assert reading.got == list(stored.items())
+    assert len(desk.gets) == (0 if told else 3)
+    assert reading.is_clean()
+
+
+async def test_of_a_large_object_no_byte_is_read_twice(desk: Desk) -> None:
+    data = pattern(FIRST_BYTES + 70_000)
+    desk.store("a", data)
+    reading = Reading(desk.open(), ["a"])
+    await settle()
+    desk.answer("a")
+    await reading.task
+    assert reading.got == [("a", data)]
+    generation = desk.bucket.objects["a"].meta.generation
+    assert desk.gets == [("a", FIRST_BYTES, generation)]
+    assert reading.session.counters.bytes_received == len(data)
+    assert reading.is_clean()
+
+
+async def test_a_large_object_that_changes_meanwhile_is_read_anew(desk: Desk) -> None:
+    desk.store("a", pattern(FIRST_BYTES + 70_000))
+    reading = Reading(desk.open(), ["a"])
+    await settle()
+    desk.answer("a")
+    changed = pattern(FIRST_BYTES + 50_000, seed=3)
+    desk.store("a", changed)
+    await answer_all(desk, reading)
+    assert reading.got == [("a", changed)]
+    assert reading.is_clean()
+
+
+@pytest.mark.parametrize("has_generation", [True, False])
+async def test_an_empty_object_costs_no_third_request(desk: Desk, *, has_generation: bool) -> None:
+    desk.store("a", b"")
+    reading = Reading(desk.open(), ["a"])
+    await settle()
+    desk.answer("a", change=lambda body: body if has_generation else replace(body, generation=""))
+    await reading.task
+    assert reading.got == [("a", b"")]
+    assert desk.gets == []
+    assert counts(reading.session) == {"requests": 1 if has_generation else 2}
+    assert reading.is_clean()
+
+
+async def test_an_answer_that_tells_too_little_is_asked_for_again(desk: Desk) -> None:
+    stored = filled(desk, "a")
+    reading = Reading(desk.open(), ["a"])
+    await settle()
+    desk.answer("a", change=lambda _: None)
+    await reading.task
+    assert reading.got == list(stored.items())
+    assert reading.is_clean()
+
+
+@by
+async def test_a_short_answer_is_not_believed(desk: Desk, *, by_name: bool) -> None:
+    stored = filled(desk, "a")
+    meta = desk.bucket.objects["a"].meta
+    reading = Reading(desk.open(), ["a" if by_name else meta])
+    await settle()
+    desk.answer("a", change=lambda body: replace(body, data=body.data[:50]))
+    await reading.task
+    assert reading.got == list(stored.items())
+    assert reading.is_clean()
+
+
+# --- what fails an item --------------------------------------------------------------------
+
+
+async def test_an_object_that_is_not_there_fails_in_its_turn(desk: Desk) -> None:
+    stored = filled(desk, "acd")
+    reading = Reading(desk.open(), list("abcd"))
+    await settle()
+    desk.answer("b", "d", "c")
+    await settle()
+    assert not reading.task.done()
+    desk.answer("a")
+    with pytest.raises(NotFoundError, match="/b"):
+        await reading.task
+    assert reading.got == [("a", stored["a"])]
+    assert (desk.begun, desk.gets) == (list("abcd"), [])
+    assert counts(reading.session) == {"requests": 4, "failures": 1}
+    assert reading.is_clean()
+
+
+async def test_a_failure_comes_at_once_where_order_is_not_kept(desk: Desk) -> None:
+    filled(desk, "acd")
+    reading = Reading(desk.open(), list("abcd"), ordered=False)
+    await settle()
+    desk.answer("b")
+    with pytest.raises(NotFoundError, match="/b"):
+        await reading.task
+    assert sorted(desk.dropped) == ["a", "c", "d"]
+    assert counts(reading.session) == {"requests": 4, "failures": 4}
+    assert reading.is_clean()
+
+
+@pytest.mark.parametrize(
+    ("item", "error"),
+    [("", ValueError), ("a\nb", ValueError), ("\ud800", ValueError), (5, TypeError)],
+    ids=["empty", "line end", "no text", "no key"],
+)
+async def test_what_is_no_key_fails_in_its_turn(
+    desk: Desk, item: object, error: type[Exception]
+) -> None:
+    stored = filled(desk, "abc")
+    reading = Reading(desk.open(), ["a", "b", item, "c"])
+    await settle()
+    desk.answer("b", "a")
+    with pytest.raises(error):
+        await reading.task
+    assert reading.got == [("a", stored["a"]), ("b", stored["b"])]
+    assert reading.is_clean()
+
+
+async def test_metadata_that_a_service_cannot_ask_for_fails_in_its_turn(desk: Desk) -> None:
+    stored = filled(desk, "ab")
+    odd: Any = replace(desk.bucket.objects["b"].meta, key=None)
+    reading = Reading(desk.open(), ["a", odd])
+    await settle()
+    desk.answer("a")
+    with pytest.raises(TypeError):
+        await reading.task
+    assert reading.got == [("a", stored["a"])]
+    assert reading.is_clean()
+
+
+@pytest.mark.parametrize(
+    ("raised", "seen"),
+    [
+        (ZeroDivisionError, ZeroDivisionError),
+        (SystemExit, RuntimeError),
+        (asyncio.CancelledError, RuntimeError),
+    ],
+)
+async def test_what_a_progress_hook_raises_fails_the_item(
+    desk: Desk, raised: type[BaseException], seen: type[Exception]
+) -> None:
+    filled(desk, "abcd")
+
+    def hook(progress: Progress) -> None:
+        if progress.uri.endswith("/b"):
+            raise raised
+
+    reading = Reading(desk.open(progress=hook), list("abcd"))
+    await settle()
+    desk.answer("a", "b")
+    with pytest.raises(seen):
+        await reading.task
+    assert reading.keys == ["a"]
+    assert reading.is_clean()
+
+
+async def test_what_a_progress_hook_raises_of_a_broken_body_fails_the_item(desk: Desk) -> None:
+    filled(desk, "a")
+
+    def hook(_: Progress) -> None:
+        raise ZeroDivisionError
+
+    reading = Reading(desk.open(progress=hook), ["a"])
+    await settle()
+    desk.refuse("a", TransientError("broke", num_bytes_received=7))
+    with pytest.raises(ZeroDivisionError):
+        await reading.task
+    assert reading.is_clean()
+
+
+@pytest.mark.parametrize("error", [KeyError, asyncio.CancelledError])
+async def test_an_iterator_that_fails_ends_the_iteration_after_what_it_gave(
+    desk: Desk, error: type[BaseException]
+) -> None:
+    stored = filled(desk, "abcdef")
+
+    def keys() -> Iterator[str]:
+        yield from stored
+        raise error("mine")
+
+    reading = Reading(desk.open(), keys())
+    await settle()
+    # Asked for the next key by the answer that makes room: outside of any task.
+    desk.answer("b", "a", "d")
+    await settle()
+    assert not reading.task.done()
+    desk.answer("c", "e", "f")
+    await asyncio.wait([reading.task])
+    if error is asyncio.CancelledError:
+        assert reading.task.cancelled()
+    else:
+        assert isinstance(reading.task.exception(), error)
+    assert reading.got == list(stored.items())
+    assert reading.is_clean()
+
+
+async def test_an_asynchronous_iterator_that_fails_ends_it_too(desk: Desk) -> None:
+    stored = filled(desk, "ab")
+
+    async def keys() -> AsyncIterator[str]:
+        for key in stored:
+            yield key
+        raise KeyError("mine")
+
+    reading = Reading(desk.open(), keys())
+    with pytest.raises(KeyError, match="mine"):
+        await answer_all(desk, reading)
+    assert reading.got == list(stored.items())
+    assert reading.is_clean()
+
+
+async def test_in_a_child_of_a_fork_nothing_is_sent(desk: Desk) -> None:
+    filled(desk, "ab")
+    session = replace(desk.open(), pid=os.getpid() + 1)
+    reading = Reading(session, ["a", "b"])
+    with pytest.raises(RuntimeError, match="opened before a fork"):
+        await reading.task
+    assert (desk.begun, desk.gets) == ([], [])
+
+
+# --- ends ----------------------------------------------------------------------------------
+
+
+@is_ordered
+async def test_cancellation_drops_what_is_under_way(desk: Desk, *, ordered: bool) -> None:
+    stored = filled(desk, (f"k{at:03}" for at in range(20)))
+    before = asyncio.all_tasks()
+    session = desk.open()
+    reading = Reading(session, list(stored), ordered=ordered)
+    await settle()
+    desk.answer("k001")
+    reading.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading.task
+    assert sorted(desk.dropped) == ["k000", "k002", "k003", "k004"]
+    assert not desk.under_way
+    assert asyncio.all_tasks() == before
+    assert counts(session) == {"requests": 5, "failures": 4}
+    assert reading.is_clean()
+    again = Reading(session, list(stored))
+    await answer_all(desk, again)
+    assert again.got == list(stored.items())
+
+
+async def test_answers_in_the_turn_of_a_cancellation_begin_nothing(desk: Desk) -> None:
+    """The workers are cancelled, and have not run since."""
+    stored = filled(desk, (f"k{at:03}" for at in range(20)))
+    reading = Reading(desk.open(), list(stored))
+    await settle()
+    reading.task.cancel()
+    # The consumer's clean-up cancels the workers in this turn; then the answers come.
+    await asyncio.sleep(0)
+    desk.answer("k000")
+    desk.refuse("k001", THROTTLED)
+    desk.lose("k002", is_stale=True)
+    assert len(desk.begun) == 4
+    with pytest.raises(asyncio.CancelledError):
+        await reading.task
+    assert desk.dropped == ["k003"]
+    assert reading.is_clean()
+
+
+async def test_leaving_the_loop_early_drops_what_is_under_way(desk: Desk) -> None:
+    from aioflux.transfer._many import fetch_many
+
+    stored = filled(desk, (f"k{at:03}" for at in range(20)))
+    session = desk.open()
+    batches = fetch_many(session, list(stored), ordered=True)
+    first = asyncio.create_task(anext(batches))
+    await settle()
+    desk.answer("k000")
+    [[key, _]] = await first
+    await batches.aclose()
+    assert key == "k000"
+    assert not desk.under_way
+    assert session.limits.requests.num_held == session.limits.bytes.held_bytes == 0
+
+
+@is_ordered
+async def test_a_deadline_ends_a_read_by_name(desk: Desk, *, ordered: bool) -> None:
+    filled(desk, "abcdef")
+    session = desk.open(retry=RetryPolicy(deadline_seconds=0.1), max_in_flight=2)
+    reading = Reading(session, list("abcdef"), ordered=ordered)
+    await settle()
+    desk.answer("a")
+    await settle()
+    assert list(desk.under_way) == ["b", "c"]
+    # One after another they are late; what is begun in their places has time of its own.
+    with pytest.raises(TransientError, match=r"/[bc] came before the deadline") as raised:
+        await reading.task
+    assert raised.value.uri.endswith(("/b", "/c"))
+    assert reading.keys == ["a"]
+    assert {"b", "c"} <= set(desk.dropped)
+    assert reading.is_clean()
+
+
+async def test_the_deadline_of_each_read_is_its_own(desk: Desk) -> None:
+    """Many that follow each other may take longer than one may."""
+    stored = filled(desk, (f"k{at:03}" for at in range(8)))
+    session = desk.open(retry=RetryPolicy(deadline_seconds=0.5), max_in_flight=1)
+    reading = Reading(session, list(stored))
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while not reading.task.done():
+        await asyncio.sleep(0.1)
+        desk.answer(*desk.under_way)
+        await settle()
+    await reading.task
+    assert loop.time() - began > 0.6
+    assert reading.got == list(stored.items())
+    assert reading.is_clean()
+
+
+async def test_the_deadline_of_a_retry_began_with_its_first_attempt(desk: Desk) -> None:
+    filled(desk, "a")
+    retry = RetryPolicy(deadline_seconds=0.3, initial_seconds=1e-6)
+    reading = Reading(desk.open(retry=retry), ["a"])
+    await asyncio.sleep(0.2)
+    began = asyncio.get_running_loop().time()
+    desk.refuse("a", TransientError("later", status=503, retry_after_seconds=0.2))
+    with pytest.raises(TransientError, match="later"):
+        await reading.task
+    assert asyncio.get_running_loop().time() - began < 0.2
+    assert reading.is_clean()
+
+
+async def test_an_error_that_nobody_expects_fails_the_item(desk: Desk) -> None:
+    filled(desk, "a")
+    reading = Reading(desk.open(), ["a"])
+    await settle()
+    desk.refuse("a", StorageError("no"))
+    with pytest.raises(StorageError, match="no"):
+        await reading.task
+    assert reading.is_clean()
+
+
+async def test_what_was_read_is_let_go_of(desk: Desk) -> None:
+    """Neither the session nor what it watches keeps an iteration alive."""
+    stored = filled(desk, "abcdef")
+    session = desk.open()
+    reading = Reading(session, list(stored))
+    await settle()
+    runners = [weakref.ref(read.waiter._shared) for read in desk.under_way.values()]
+    await answer_all(desk, reading)
+    del reading
+    await settle()
+    gc.collect()
+    assert [runner() for runner in runners] == [None] * 4
