@@ -30,7 +30,14 @@ from aioflux.http._body import (
     new_buffer,
     place,
 )
-from aioflux.http._codec import MAX_HEAD_BYTES, Headers, ResponseHead, parse_head
+from aioflux.http._codec import (
+    MAX_HEAD_BYTES,
+    Headers,
+    ResponseHead,
+    Shape,
+    match_head,
+    parse_head,
+)
 from aioflux.http._memory import BytesBuffer
 from aioflux.http._transport_errors import (
     ConnectionLostError,
@@ -118,11 +125,13 @@ class Connection(asyncio.BufferedProtocol):
         self._into: Destination | None = None
         self._max_body_bytes: int | None = None
         self._head_seconds = 0.0
+        self._held = b""
         self._outgoing: deque[memoryview] = deque()
         self._has_body = False
         self._write_paused = False
         # The response under way.
         self._head: ResponseHead | None = None
+        self._shape: Shape | None = None
         self._num_interim = 0
         self._body: Buffer = b""
         self._own: BytesBuffer | None = None
@@ -147,8 +156,11 @@ class Connection(asyncio.BufferedProtocol):
         max_body_bytes: int | None,
         head_seconds: float,
         waiter: Waiter,
+        is_held: bool = False,
     ) -> None:
         """Send a request; `waiter` is told of its response, or of the `TransportError`.
+
+        One without a body that is held leaves with `write_held`.
 
         Whoever wants to hear no more calls `abort`. By the time the waiter is told, the transport
         reads none of the body's memory any more.
@@ -166,8 +178,16 @@ class Connection(asyncio.BufferedProtocol):
             self._has_body = True
             self._outgoing.extend(body)
             self._send_slices(request_head)
+        elif is_held:
+            self._held = request_head
         else:
             self._transport.write(request_head)
+
+    def write_held(self) -> None:
+        """Let the request leave that is held, if it was not dropped meanwhile."""
+        if self._held:
+            self._transport.write(self._held)
+            self._held = b""
 
     @property
     def is_stale(self) -> bool:
@@ -375,24 +395,20 @@ class Connection(asyncio.BufferedProtocol):
         scratch = self._scratch
         start = self._num_scratch
         self._num_scratch = end = start + num_new
+        if self._shape is not None and not start:
+            known = match_head(self._shape, scratch, end)
+            if known is not None and known[0].status >= 200:
+                self._num_scratch = 0
+                self._begin_response(*known, end)
+                return
         stop = scratch.find(b"\r\n\r\n", max(start - 3, 0), end)
         while stop >= 0:
             stop += 4
             head = parse_head(bytes(self._scratch_view[:stop]))
             if head.status >= 200:
                 self._num_scratch = 0
-                if (
-                    self._into is bytes
-                    and head.content_length == end - stop
-                    and (head.status == 200 or head.status == 206)
-                    and head.keep_alive
-                    and self.is_usable
-                    and not (self._is_head_request or self._has_body)
-                    and (self._max_body_bytes is None or end - stop <= self._max_body_bytes)
-                ):
-                    self._finish_at_once(head, bytes(self._scratch_view[stop:end]))
-                else:
-                    self._begin_body(head, stop, end)
+                self._shape = head.shape
+                self._begin_response(head, stop, end)
                 return
             self._drop_interim(head, stop, end)
             end = self._num_scratch
@@ -404,14 +420,27 @@ class Connection(asyncio.BufferedProtocol):
         if end >= MAX_HEAD_BYTES:
             raise ProtocolError(f"response head is over {MAX_HEAD_BYTES} bytes")
 
-    def _finish_at_once(self, head: ResponseHead, body: bytes) -> None:
-        """Hand over a response that came whole in one piece, as most small ones do."""
+    def _begin_response(self, head: ResponseHead, start: int, end: int) -> None:
+        """Take a head, and what of its body `scratch[start:end]` holds."""
+        if (
+            self._into is not bytes
+            or head.content_length != end - start
+            or (head.status != 200 and head.status != 206)
+            or not (head.keep_alive and self.is_usable)
+            or self._is_head_request
+            or self._has_body
+            or (self._max_body_bytes is not None and end - start > self._max_body_bytes)
+        ):
+            self._begin_body(head, start, end)
+            return
+        # All of it is here, as of most small objects: nothing has to be prepared.
         waiter = self._waiter
         self._waiter = None
         self._into = None
         self._num_interim = 0
         if waiter is not None and not waiter.done():
-            waiter.set_result(Response(head.status, head.headers, body, len(body)))
+            body = bytes(self._scratch_view[start:end])
+            waiter.set_result(Response(head.status, head.headers, body, end - start))
 
     def _drop_interim(self, head: ResponseHead, stop: int, end: int) -> None:
         """Skip a 1xx response: the final one follows it."""
@@ -542,6 +571,7 @@ class Connection(asyncio.BufferedProtocol):
     def _reset(self) -> None:
         """Let go of everything that belongs to the request that has ended."""
         self._waiter = None
+        self._held = b""
         self._into = None
         self._head = None
         self._body = b""
