@@ -28,9 +28,10 @@ import time
 import weakref
 from collections import deque
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from aioflux import store as _store
+from aioflux.transfer._fanout import Supply
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -308,12 +309,13 @@ async def _step(iterator: AsyncIterator[T]) -> tuple[bool, T | None]:
         return False, None
 
 
-class Feed(Generic[T]):
+class Feed(Supply[T]):
     """A blocking caller's iterable, as an asynchronous iterator on the background loop.
 
     The items are taken in the caller's own thread, while it waits in `run`: its generators may
     block, use other stores through their blocking face, and meet no thread but their own. A
-    crossing takes what can be had within a millisecond, up to `max_ahead` items.
+    crossing takes what can be had within a millisecond. Up to `max_ahead` items are here ahead of
+    their use, and more are asked for when half of them are left, so that nobody waits for them.
     """
 
     def __init__(self, items: Iterable[T], *, max_ahead: int) -> None:
@@ -321,12 +323,11 @@ class Feed(Generic[T]):
         self._max_ahead = max_ahead
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ready: deque[T] = deque()
+        self._asked: asyncio.AbstractEventLoop | None = None
+        self._is_asking = False
         self._waiter: asyncio.Future[None] | None = None
         self._is_over = False
         self._failure: BaseException | None = None
-
-    def __aiter__(self) -> Self:
-        return self
 
     async def __anext__(self) -> T:
         while not self._ready:
@@ -334,11 +335,27 @@ class Feed(Generic[T]):
                 raise self._failure
             if self._is_over:
                 raise StopAsyncIteration
-            # A name of its own: the other thread takes the attribute away when the bell rings.
-            waiter = self._waiter = asyncio.get_running_loop().create_future()
-            self._bell.put(None)
-            await waiter
+            self._waiter = asyncio.get_running_loop().create_future()
+            self._ask()
+            await self._waiter
         return self._ready.popleft()
+
+    def has_ready(self) -> bool:
+        """See base class."""
+        if 2 * len(self._ready) <= self._max_ahead:
+            self._ask()
+        return bool(self._ready)
+
+    def next_ready(self) -> T:
+        """See base class."""
+        return self._ready.popleft()
+
+    def _ask(self) -> None:
+        """Ask the caller's thread for more, unless it was asked, or there is no more."""
+        if not (self._is_asking or self._is_over or self._failure):
+            self._is_asking = True
+            self._asked = asyncio.get_running_loop()
+            self._bell.put(None)
 
     def serve(self, outcome: concurrent.futures.Future[Any]) -> None:
         """Produce items in this thread, as they are asked for, until there is an outcome."""
@@ -346,17 +363,18 @@ class Feed(Generic[T]):
         while not outcome.done():
             with suppress(queue.Empty):
                 self._bell.get(timeout=_LOOK_UP_SECONDS)
-            waiter = self._waiter
-            if waiter is not None:
-                self._waiter = None
-                self._supply(waiter)
+            loop = self._asked
+            if loop is not None:
+                self._asked = None
+                self._supply(loop)
 
-    def _supply(self, waiter: asyncio.Future[None]) -> None:
+    def _supply(self, loop: asyncio.AbstractEventLoop) -> None:
         taken: list[T] = []
         is_over, failure = False, None
+        room = self._max_ahead - len(self._ready)
         until = time.monotonic() + _FEED_SECONDS
         try:
-            while len(taken) < self._max_ahead and (not taken or time.monotonic() < until):
+            while len(taken) < room and (not taken or time.monotonic() < until):
                 taken.append(next(self._items))
         except StopIteration:
             is_over = True
@@ -366,10 +384,11 @@ class Feed(Generic[T]):
         def accept() -> None:
             self._ready.extend(taken)
             self._is_over, self._failure = is_over, failure
-            if not waiter.done():
-                waiter.set_result(None)
+            self._is_asking = False
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
 
-        waiter.get_loop().call_soon_threadsafe(accept)
+        loop.call_soon_threadsafe(accept)
 
 
 def feed(items: Iterable[T], *, max_ahead: int) -> Iterable[T] | Feed[T]:

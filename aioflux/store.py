@@ -316,11 +316,11 @@ class Store:
         Raises:
             StorageError: The first object that cannot be read ends the iteration, named.
         """
-        batches = self.get_batches(keys, ordered=ordered)
+        batches = self._fetch_many(keys, ordered=ordered)
         async with nested(batches) as inner:
             async for batch in inner:
-                for pair in batch:
-                    yield pair
+                for name, fetched in batch:
+                    yield name, fetched.data
 
     async def get_batches(
         self, keys: Items[str | ObjectMeta], *, ordered: bool = True

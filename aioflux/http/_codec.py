@@ -39,7 +39,10 @@ _MIN_SIGHTS: Final = 8
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TARGET = re.compile(rb"[!-~]+")
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?")
-_VALUE: Final = rb"[\t -~\x80-\xff]*"
+_TEXT: Final = rb"[\t -~\x80-\xff]*"
+_VALUE: Final = rb"[!-~\x80-\xff]" + _TEXT + rb"(?<![\t ])"
+"""A value as nearly all are: not empty, and with no blanks around it."""
+_PLAIN_VALUES: Final = {b"content-length": rb"[0-9]{1,18}", b"connection": rb"keep-alive"}
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;.*)?[ \t]*")
 # 18 digits fit a signed 64-bit number; nothing stored is longer.
 _MAX_LENGTH_DIGITS: Final = 18
@@ -73,8 +76,8 @@ class Shape:
 
     Attributes:
         names: The names in lower case; none comes twice.
-        pattern: Matches a whole head and finds version, status and values. What it matches, the
-            rules for any head would take, too, and find the same.
+        pattern: Matches a whole head and finds status and values. What it matches, the rules for
+            any head would take, too, and find the same: HTTP/1.1, kept alive, not chunked.
     """
 
     __slots__ = ("_num_sights", "names", "pattern")
@@ -87,11 +90,13 @@ class Shape:
     def seen(self, raw_names: list[bytes]) -> None:
         """Count a head; make the pattern when there were enough."""
         self._num_sights += 1
-        if self._num_sights == _MIN_SIGHTS:
-            fields = b"".join(re.escape(raw) + b": (" + _VALUE + rb")\r\n" for raw in raw_names)
-            self.pattern = re.compile(
-                rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: " + _VALUE + rb")?\r\n" + fields + rb"\r\n"
-            )
+        if self._num_sights == _MIN_SIGHTS and b"transfer-encoding" not in self.names:
+            fields = [
+                re.escape(raw) + b": (" + _PLAIN_VALUES.get(name, _VALUE) + rb")\r\n"
+                for raw, name in zip(raw_names, self.names, strict=True)
+            ]
+            status_line = rb"HTTP/1\.1 ([1-9][0-9]{2})(?: " + _TEXT + rb")?\r\n"
+            self.pattern = re.compile(status_line + b"".join(fields) + rb"\r\n")
 
 
 class ResponseHead(NamedTuple):
@@ -103,8 +108,6 @@ class ResponseHead(NamedTuple):
     keep_alive: bool
     content_length: int | None
     chunked: bool
-    shape: Shape | None = None
-    """What the next head of the same server may be matched against first."""
 
 
 def encode_head(
@@ -148,11 +151,14 @@ def encode_fields(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     return lines
 
 
-def parse_head(data: bytes) -> ResponseHead:
+def parse_head(data: bytes) -> tuple[ResponseHead, Shape | None]:
     """Parse the head of a response.
 
     Args:
         data: From the first byte of the status line to the empty line, both included.
+
+    Returns:
+        The head, and the shape against which the next one of its server may be matched first.
 
     Raises:
         ProtocolError: The head is not valid, or its framing could be read in two ways.
@@ -172,7 +178,7 @@ def parse_head(data: bytes) -> ResponseHead:
         raise ProtocolError(f"not an HTTP/1.1 status line: {lines[0][:40]!r}")
     fields = _split_lines(lines)
     shape = _shape_of(lines, fields) if len(fields) == len(lines) - 1 else None
-    return _frame(int(match[2]), 1 if match[1] == b"1" else 0, fields, shape)
+    return _frame(int(match[2]), 1 if match[1] == b"1" else 0, fields), shape
 
 
 def match_head(shape: Shape, data: bytes | bytearray, end: int) -> tuple[ResponseHead, int] | None:
@@ -185,16 +191,16 @@ def match_head(shape: Shape, data: bytes | bytearray, end: int) -> tuple[Respons
 
     Returns:
         The head, and where its body begins; None where `parse_head` has to look.
-
-    Raises:
-        ProtocolError: Its framing could be read in two ways.
     """
     found = None if shape.pattern is None else shape.pattern.match(data, 0, end)
     if found is None:
         return None
-    http_minor, status, *values = found.groups()
-    fields = Headers(zip(shape.names, map(bytes.strip, values), strict=True))
-    return _frame(int(status), 1 if http_minor == b"1" else 0, fields, shape), found.end()
+    status, *values = found.groups()
+    fields = Headers(zip(shape.names, values, strict=True))
+    length = fields.get(b"content-length")
+    content_length = None if length is None else int(length)
+    head = ResponseHead(int(status), fields, 1, True, content_length, False)
+    return head, found.end()
 
 
 def _shape_of(lines: list[bytes], fields: Headers) -> Shape | None:
@@ -235,9 +241,7 @@ def _checked_name(raw: bytes, error: type[Exception]) -> bytes:
     return name
 
 
-def _frame(
-    status: int, http_minor: int, fields: Headers, shape: Shape | None = None
-) -> ResponseHead:
+def _frame(status: int, http_minor: int, fields: Headers) -> ResponseHead:
     """Head with the framing that its fields ask for."""
     coding = fields.get(b"transfer-encoding")
     length = fields.get(b"content-length")
@@ -259,7 +263,7 @@ def _frame(
                 f"unsupported transfer coding {coding[:40]!r} in HTTP/1.{http_minor}"
             )
     chunked = coding is not None
-    return ResponseHead(status, fields, http_minor, keep_alive, content_length, chunked, shape)
+    return ResponseHead(status, fields, http_minor, keep_alive, content_length, chunked)
 
 
 def _agreed_length(joined: bytes) -> bytes:

@@ -404,10 +404,10 @@ class Connection(asyncio.BufferedProtocol):
         stop = scratch.find(b"\r\n\r\n", max(start - 3, 0), end)
         while stop >= 0:
             stop += 4
-            head = parse_head(bytes(self._scratch_view[:stop]))
+            head, shape = parse_head(bytes(self._scratch_view[:stop]))
             if head.status >= 200:
                 self._num_scratch = 0
-                self._shape = head.shape
+                self._shape = shape
                 self._begin_response(head, stop, end)
                 return
             self._drop_interim(head, stop, end)

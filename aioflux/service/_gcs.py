@@ -161,7 +161,9 @@ class GCSService(Service):
         self, key: str, exchange: Exchange, answer: Response, *, generation: str, end: int
     ) -> Body | None:
         self._pool.end(self._origin, exchange)
-        status = answer.status
+        status, headers = answer.status, answer.headers
+        if reading.is_whole(status, headers, answer.num_bytes, end=end, generation=generation):
+            return self._body(key, answer, answer.body, answer.num_bytes)
         if not (200 <= status < 300 or status == 416):
             raise self._refused(answer, "read", key)
         return self._read(key, answer, start=0, end=end, generation=generation)

@@ -13,10 +13,32 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["object_size", "range_headers", "size_past_the_end"]
+__all__ = ["is_whole", "object_size", "range_headers", "size_past_the_end"]
 
 _CONTENT_RANGE = re.compile(rb"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", re.IGNORECASE)
 _UNSATISFIED = re.compile(rb"bytes \*/([0-9]{1,18})", re.IGNORECASE)
+
+
+def is_whole(
+    status: int, headers: Mapping[bytes, bytes], num_bytes: int, *, end: int, generation: str
+) -> bool:
+    """Tell whether an answer to a read of `[0, end)` is a whole object, beyond any doubt.
+
+    It is what most answers are, found at a fifth of the cost of `object_size`, which takes all that
+    are taken here. The arguments are as there.
+    """
+    get = headers.get
+    told = get(b"x-goog-generation")
+    return (
+        status == 206
+        and 0 < num_bytes <= end
+        and get(b"content-range") == b"bytes 0-%d/%d" % (num_bytes - 1, num_bytes)
+        and told is not None
+        and told != b""
+        and (not generation or told == generation.encode())
+        and b"content-encoding" not in headers
+        and get(b"x-goog-stored-content-encoding", b"identity") == b"identity"
+    )
 
 
 def range_headers(start: int, end: int | None) -> tuple[tuple[bytes, bytes]]:
@@ -74,9 +96,6 @@ def _whole_size(headers: Mapping[bytes, bytes], num_bytes: int, start: int, end:
 
 def _part_size(headers: Mapping[bytes, bytes], num_bytes: int, start: int, end: int | None) -> int:
     told = headers.get(b"content-range")
-    is_within = num_bytes > 0 and (end is None or num_bytes <= end)
-    if is_within and not start and told == b"bytes 0-%d/%d" % (num_bytes - 1, num_bytes):
-        return num_bytes  # the whole object, as most answers to small reads are
     match = _CONTENT_RANGE.fullmatch(told or b"")
     if match is None:
         # Several parts in one body (multipart/byteranges) name theirs inside of it.

@@ -61,6 +61,7 @@ class Express:
         "_ahead",
         "_end",
         "_ended",
+        "_ends",
         "_exchange",
         "_generation",
         "_index",
@@ -79,6 +80,7 @@ class Express:
         self._ahead = ahead
         self._shared = shared
         self._small_bytes = small_bytes(session.options)
+        self._ends: dict[int, int] = {}
         self._exchange: Exchange | None = None
         self._ended: asyncio.Future[tuple[int, Left] | None] | None = None
 
@@ -132,6 +134,7 @@ class Express:
             session.succeeded(self._key, body, self._end, self.began)
             found = None if body is None else judge_small(session, body, self._end, self._meta)
         except Exception as exc:  # what the progress hook raises
+            self._ahead.change(-self._end)
             self._give(None, exc)
             return
         if isinstance(found, Fetched):
@@ -167,14 +170,14 @@ class Express:
             mean = estimate.num_bytes
             if not key or not estimate.is_known or mean > self._small_bytes:
                 return Left(item, ahead.share(index), NOTHING)
-            end = first_range_bytes(mean, session.options)
+            end = self._ends.get(mean) or self._end_of(mean)
         elif isinstance(item, ObjectMeta) and 0 < item.size <= self._small_bytes:
             key, meta, generation, end = item.key, item, item.generation, item.size
         else:
             return Left(item, ahead.share(index), NOTHING)
         if not ahead.take(index, end):
             return Left(item, ahead.share(index), NOTHING)
-        mark = session.take(end)
+        mark = session.limits.take(end)
         exchange: Exchange | None = None
         if mark is not None:
             try:
@@ -186,7 +189,7 @@ class Express:
                 # as what became of this item.
                 exchange = None
             if exchange is None:
-                session.give_back(end)
+                session.limits.give_back(end)
         if exchange is None or mark is None:
             return Left(item, ahead.share(index, end), NOTHING)
         self._index, self._item, self._meta = index, item, meta
@@ -194,6 +197,12 @@ class Express:
         self._exchange, self._mark = exchange, mark
         self.began = session.begin()
         return None
+
+    def _end_of(self, mean: int) -> int:
+        """Return what `first_range_bytes` does, and remember it for the next object."""
+        end = first_range_bytes(mean, self._session.options)
+        self._ends = {mean: end}
+        return end
 
     def _let_go(self) -> Exchange:
         """Wait no more for the answer."""
@@ -233,7 +242,7 @@ class Express:
         if ended.done():  # the worker was cancelled in this turn of the loop
             return
         try:
-            numbered = shared.next_item() if shared.may_go_on() else None
+            numbered = shared.next_if_any()
             left = None if numbered is None else self._begin(*numbered)
         except BaseException as exc:  # of the iterator of the items: raised in the worker
             self._session.deadlines.leave_runner(self)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterable
 from operator import length_hint
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 from aioflux.transfer._nested import nested
 
@@ -21,7 +22,16 @@ if TYPE_CHECKING:
         Iterator,
     )
 
-__all__ = ["Items", "Runner", "Shared", "bounded_batches", "bounded_map", "gather", "pair"]
+__all__ = [
+    "Items",
+    "Runner",
+    "Shared",
+    "Supply",
+    "bounded_batches",
+    "bounded_map",
+    "gather",
+    "pair",
+]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,11 +43,31 @@ _FAILURES = (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
 """All but GeneratorExit; the last two come from code of the caller: a credentials function."""
 
 
+class Supply(ABC, Generic[T]):
+    """An asynchronous iterator of which some items may be there before they are asked for."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    async def __anext__(self) -> T:
+        """Wait for the next item."""
+
+    @abstractmethod
+    def has_ready(self) -> bool:
+        """Whether the next item is there."""
+
+    @abstractmethod
+    def next_ready(self) -> T:
+        """Return the next item, which is there."""
+
+
 class Shared(Generic[T, R]):
     """What the workers and the consumer of one fan-out share."""
 
     def __init__(self, items: Items[T], *, ordered: bool, max_ahead: int) -> None:
         self._items: Iterator[T] | None = None
+        self._supply = items if isinstance(items, Supply) else None
         self.is_sync = not isinstance(items, AsyncIterable)
         if isinstance(items, AsyncIterable):
             self._source = aiter(items)
@@ -86,7 +116,11 @@ class Shared(Generic[T, R]):
         self.done[index] = (result, error)
         if not self.ordered:
             self.finished.append(index)
-        self.wake_consumer()
+        consumer = self.consumer
+        if consumer is not None:
+            self.consumer = None
+            if not consumer.done():
+                consumer.set_result(None)
 
     def take_ready(self) -> tuple[list[R], BaseException | None]:
         """Return the results that the consumer may have now, and the failure after them."""
@@ -110,10 +144,17 @@ class Shared(Generic[T, R]):
         """Whether one more item may be begun."""
         return self.taken - self.given < self.max_ahead
 
-    def may_go_on(self) -> bool:
-        """Whether `next_item` may be called now."""
+    def next_if_any(self) -> tuple[int, T] | None:
+        """Return the next item at once; None where that cannot be, or there is no room for it."""
         has_room = self.taken - self.given < self.max_ahead
-        return has_room and self.is_sync and not self.exhausted and not self.closing
+        if not has_room or self.exhausted or self.closing:
+            return None
+        if self._items is not None:
+            return self.next_item()
+        if self._supply is None or not self._supply.has_ready():
+            return None
+        self.taken += 1
+        return self.taken - 1, self._supply.next_ready()
 
     def is_over(self) -> bool:
         return self.exhausted and self.given == self.taken

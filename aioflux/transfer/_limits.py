@@ -180,20 +180,19 @@ class SizeEstimate:
 
     Attributes:
         is_known: It rests on the size of an object.
+        num_bytes: The estimate, in bytes.
     """
 
     def __init__(self, first_bytes: int) -> None:
         self.is_known = False
+        self.num_bytes = first_bytes
         self._mean = float(first_bytes)
-
-    @property
-    def num_bytes(self) -> int:
-        """The estimate, in bytes."""
-        return int(self._mean)
 
     def add(self, num_bytes: int) -> None:
         """Take one more size into account; an eighth of the weight goes to the newest."""
-        self._mean += (num_bytes - self._mean) / (8 if self.is_known else 1)
+        if num_bytes != self._mean:
+            self._mean += (num_bytes - self._mean) / (8 if self.is_known else 1)
+            self.num_bytes = int(self._mean)
         self.is_known = True
 
 
@@ -205,3 +204,21 @@ class Limits:
         self.bytes = ByteBudget(max_in_flight_bytes)
         # Nothing at first: each read by name begins with a range of its even share of the budget.
         self.unknown_size = SizeEstimate(0)
+
+    def take(self, num_bytes: int) -> int | None:
+        """Take a place and bytes if both are there at once and nobody waits.
+
+        Returns:
+            A mark of this moment, for `AdaptiveLimit.throttled`; None where nothing was taken.
+        """
+        if not self.bytes.take(num_bytes):
+            return None
+        mark = self.requests.take()
+        if mark is None:
+            self.bytes.release(num_bytes)
+        return mark
+
+    def give_back(self, num_bytes: int) -> None:
+        """Give back what `take` took."""
+        self.bytes.release(num_bytes)
+        self.requests.release()

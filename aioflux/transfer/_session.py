@@ -155,39 +155,21 @@ class Session:
 
     # For a request without a task: what `call` does around its first attempt, step by step.
 
-    def take(self, num_bytes: int) -> int | None:
-        """Take a place and bytes if both are there at once and nobody waits.
-
-        Returns:
-            A mark of this moment, for `failed`; None where nothing was taken.
-        """
-        if not self.limits.bytes.take(num_bytes):
-            return None
-        mark = self.limits.requests.take()
-        if mark is None:
-            self.limits.bytes.release(num_bytes)
-        return mark
-
-    def give_back(self, num_bytes: int) -> None:
-        """Give back what `take` took, unused."""
-        self.limits.bytes.release(num_bytes)
-        self.limits.requests.release()
-
     def succeeded(self, key: str, result: object, num_bytes: int, began: float) -> None:
-        """Count a first attempt that succeeded, and give back what `take` took."""
+        """Count a first attempt that succeeded, and give back what it took from the limits."""
         self.limits.bytes.release(num_bytes)
         self._succeeded(key, result, num_bytes, began)
 
     def failed(self, key: str, error: BaseException, mark: int, num_bytes: int) -> None:
-        """Count a first attempt that failed, and give back what `take` took."""
+        """Count a first attempt that failed, and give back what it took from the limits."""
         self.limits.bytes.release(num_bytes)
         self._failed(key, error, mark)
 
     def undo(self, num_bytes: int) -> None:
-        """Forget an attempt that was never sent, and give back what `take` took."""
+        """Forget an attempt that was never sent, and give back what it took from the limits."""
         self.counters.num_requests -= 1
         self.counters.num_in_flight -= 1
-        self.give_back(num_bytes)
+        self.limits.give_back(num_bytes)
 
     def begin(self) -> float:
         """Count an attempt that begins, and return the monotonic clock's time."""
