@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import h11
 from hypothesis import strategies as st
@@ -140,14 +140,19 @@ class Plane:
         self.connection.connection_made(self.transport)
 
     def begin(self, method: bytes, into: str) -> tuple[asyncio.Future[Response], bytearray]:
-        """Send a request whose body goes to memory, to an allocator's memory, or nowhere."""
+        """Send a request whose body goes to memory, an allocator's memory, bytes, or nowhere."""
         memory = bytearray(ROOM)
+        destinations: dict[str, Any] = {
+            "memory": memoryview(memory),
+            "function": lambda _: memoryview(memory),
+            "bytes": bytes,
+        }
         waiter: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self.connection.send(
             b"%b / HTTP/1.1\r\nHost: a\r\n\r\n" % method,
             [],
             is_head=method == b"HEAD",
-            into={"memory": memoryview(memory), "function": lambda _: memoryview(memory)}.get(into),
+            into=destinations.get(into),
             max_body_bytes=ROOM,
             head_seconds=1,
             waiter=waiter,
@@ -196,12 +201,14 @@ class Plane:
         if error is not None:
             assert isinstance(error, TransportError)
             assert not self.connection.is_usable
-            assert into != "none" or not error.num_bytes_received
+            assert into not in {"none", "bytes"} or not error.num_bytes_received
             return Reading(bytes(memory[: error.num_bytes_received]), error)
         response = waiter.result()
         assert response.num_bytes == len(response.body)
         if into == "memory" and 200 <= response.status < 300:
             assert response.body == memory[: response.num_bytes]
+        if into == "bytes" and 200 <= response.status < 300:
+            assert type(response.body) is bytes
         return Reading(
             bytes(response.body),
             None,
