@@ -371,6 +371,32 @@ async def test_callers_memory_is_the_callers_again_after_a_cancellation(rig: Rig
     assert rig.is_clean()
 
 
+async def test_a_whole_object_is_sent_from_where_it_is_to_its_end(rig: Rig) -> None:
+    hangs = [Fault(kind="hang") for _ in range(4)]
+    rig.service.fail("put_part", *hangs)
+    seen: list[bool] = []
+    inner = rig.service.put_part
+
+    async def put_part(*args: object, **settings: object) -> object:
+        (view,) = args[3]
+        seen.append(view.obj is data)
+        return await inner(*args, **settings)
+
+    rig.service.put_part = put_part
+    data = LARGE
+    writing = asyncio.create_task(put(rig.session, PLAIN, memoryview(data)))
+    async with asyncio.timeout(10):
+        # The last part, too, is under way beside the others.
+        for hang in hangs:
+            await hang.reached.wait()
+        for hang in hangs:
+            hang.released.set()
+        await writing
+    assert seen == [True] * 4
+    assert rig.get("a") == data
+    assert rig.is_clean()
+
+
 @pytest.mark.parametrize("key", [TEMPORARY_PREFIX + "x", "run/" + TEMPORARY_PREFIX + "x"])
 def test_what_listings_leave_out_cannot_be_written(key: str) -> None:
     with pytest.raises(ValueError, match="take another key"):
