@@ -56,6 +56,10 @@ __all__ = ["Connection", "Response", "Waiter"]
 # One recv takes the head and a body of up to about this size; a larger body costs a copy of at
 # most this much.
 _SCRATCH_BYTES: Final = MAX_HEAD_BYTES
+# After a body of more than `_LARGE_BYTES` the next head is received nearly by itself: what comes with
+# it would be copied.
+_HEAD_BYTES: Final = 4096
+_LARGE_BYTES: Final = 32 * 1024
 # Most body bytes handed to the transport at once: what it may hold of the caller's memory.
 # 32 MiB PUTs to nginx on loopback: 0.91 GB/s in slices of 256 KiB, 0.97 of 1 MiB, 0.87 of 4 MiB,
 # which is within the noise of that machine.
@@ -119,6 +123,7 @@ class Connection(asyncio.BufferedProtocol):
         self._scratch = bytearray(_SCRATCH_BYTES)
         self._scratch_view = memoryview(self._scratch)
         self._num_scratch = 0
+        self._room = _SCRATCH_BYTES
         # The request under way.
         self._waiter: Waiter | None = None
         self._is_head_request = False
@@ -265,7 +270,7 @@ class Connection(asyncio.BufferedProtocol):
         """Memory for the next recv: the rest of the destination, or scratch."""
         if self._destination is not None:
             return self._destination[self._num_received :]
-        return self._scratch_view[self._num_scratch :]
+        return self._scratch_view[self._num_scratch : self._room]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Account for bytes that the kernel has put into the last `get_buffer`."""
@@ -413,6 +418,7 @@ class Connection(asyncio.BufferedProtocol):
             self._drop_interim(head, stop, end)
             end = self._num_scratch
             stop = scratch.find(b"\r\n\r\n", 0, end)
+        self._room = _SCRATCH_BYTES
         # Something that is not HTTP may never send an empty line: say so now, not after a stall.
         begin = bytes(scratch[: min(end, 40)])
         if not b"HTTP/1.".startswith(begin[:7]):
@@ -482,6 +488,7 @@ class Connection(asyncio.BufferedProtocol):
     def _begin_sized(self, into: Destination | None, num_bytes: int, start: int, end: int) -> None:
         """Take the part of a body of known length that came with its head."""
         num_here = end - start
+        self._room = _HEAD_BYTES if num_bytes > _LARGE_BYTES else _SCRATCH_BYTES
         if num_here > num_bytes:
             # More than the response: whatever it is, the next one would begin with it.
             self.is_usable = False
@@ -510,6 +517,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _begin_streamed(self, head: ResponseHead, start: int, end: int) -> None:
         """Begin a body whose length is not known: chunked, or until the connection closes."""
+        self._room = _SCRATCH_BYTES
         if not head.chunked:
             self.is_usable = False
         self._streamed = StreamedBody(
