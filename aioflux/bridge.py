@@ -12,6 +12,8 @@ After a fork the child starts over: the thread is not there, and neither may the
 touched. Closing or collecting an inherited session in the child would remove the parent's sockets
 from the epoll set that both share, and the parent's next request would hang. So what is inherited
 is parked for ever, and the lock is replaced, since another thread may have held it at the fork.
+
+Over 500 lines, because what else knows of threads would have to be trusted with the same care.
 """
 
 from __future__ import annotations
@@ -381,8 +383,10 @@ class Feed(Supply[T]):
         except Exception as exc:  # the caller's own: raised where the items are used
             failure = exc
 
+        # At once: the loop may come to need them before it comes to what is called on it.
+        self._ready.extend(taken)
+
         def accept() -> None:
-            self._ready.extend(taken)
             self._is_over, self._failure = is_over, failure
             self._is_asking = False
             if self._waiter is not None and not self._waiter.done():

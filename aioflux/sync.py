@@ -176,14 +176,14 @@ class Store:
         self, keys: Iterable[str | ObjectMeta], *, ordered: bool = True
     ) -> Iterator[DataBatch]:
         """Yield what `get_many` yields in lists of those that are there at once."""
-        fed = bridge.feed(keys, max_ahead=self.transfer.max_in_flight)
+        fed = bridge.feed(keys, max_ahead=2 * self.transfer.max_in_flight)
         return bridge.iterate(self._store.get_batches(fed, ordered=ordered), feed=fed)
 
     def fetch_batches(
         self, keys: Iterable[str | ObjectMeta], *, ordered: bool = True
     ) -> Iterator[MetaBatch]:
         """Yield lists of `(meta, data)`."""
-        fed = bridge.feed(keys, max_ahead=self.transfer.max_in_flight)
+        fed = bridge.feed(keys, max_ahead=2 * self.transfer.max_in_flight)
         return bridge.iterate(self._store.fetch_batches(fed, ordered=ordered), feed=fed)
 
     def list(self, prefix: str = "") -> Iterator[ObjectMeta]:

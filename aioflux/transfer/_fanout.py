@@ -211,7 +211,10 @@ async def _work(
                 shared.parked.append(room)
                 await room
                 continue
-            numbered = shared.next_item() if shared.is_sync else await shared.take_item()
+            if shared.is_sync:
+                numbered = shared.next_item()
+            else:
+                numbered = shared.next_if_any() or await shared.take_item()
             if numbered is not None and runner is not None:
                 numbered = await _run(runner, *numbered)
             if numbered is None:
