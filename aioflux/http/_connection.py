@@ -56,8 +56,8 @@ __all__ = ["Connection", "Response", "Waiter"]
 # One recv takes the head and a body of up to about this size; a larger body costs a copy of at
 # most this much.
 _SCRATCH_BYTES: Final = MAX_HEAD_BYTES
-# After a body of more than `_LARGE_BYTES` the next head is received nearly by itself: what comes with
-# it would be copied.
+# After a body of more than `_LARGE_BYTES` the next head is received nearly by itself: what comes
+# with it would be copied.
 _HEAD_BYTES: Final = 4096
 _LARGE_BYTES: Final = 32 * 1024
 # Most body bytes handed to the transport at once: what it may hold of the caller's memory.
@@ -165,7 +165,7 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         """Send a request; `waiter` is told of its response, or of the `TransportError`.
 
-        One without a body that is held leaves with `write_held`.
+        One that is held leaves with `write_held`.
 
         Whoever wants to hear no more calls `abort`. By the time the waiter is told, the transport
         reads none of the body's memory any more.
@@ -182,17 +182,17 @@ class Connection(asyncio.BufferedProtocol):
         if body:
             self._has_body = True
             self._outgoing.extend(body)
-            self._send_slices(request_head)
-        elif is_held:
-            self._held = request_head
-        else:
-            self._transport.write(request_head)
+        self._held = request_head
+        if not is_held:
+            self.write_held()
 
     def write_held(self) -> None:
         """Let the request leave that is held, if it was not dropped meanwhile."""
-        if self._held:
-            self._transport.write(self._held)
-            self._held = b""
+        request_head, self._held = self._held, b""
+        if self._has_body:
+            self._send_slices(request_head)
+        elif request_head:
+            self._transport.write(request_head)
 
     @property
     def is_stale(self) -> bool:
@@ -329,20 +329,20 @@ class Connection(asyncio.BufferedProtocol):
         """The transport has sent what it held: it may have more."""
         self._write_paused = False
         self._moved = True
-        if self._outgoing:
+        if self._outgoing and not self._held:
             self._send_slices()
 
     # Sending.
 
-    def _send_slices(self, request_head: bytes | None = None) -> None:
+    def _send_slices(self, request_head: bytes = b"") -> None:
         """Hand slices of the body to the transport until it has enough."""
         outgoing = self._outgoing
         while outgoing and not self._write_paused:
             pieces: list[bytes | memoryview] = []
             room = self._slice_bytes
-            if request_head is not None:
+            if request_head:
                 pieces.append(request_head)
-                request_head = None
+                request_head = b""
             while outgoing and room:
                 view = outgoing.popleft()
                 if len(view) > room:

@@ -169,10 +169,9 @@ class Pool:
                     max_body_bytes=max_body_bytes,
                     head_seconds=head_seconds,
                     waiter=waiter,
-                    is_held=not views,
+                    is_held=True,
                 )
-                if not views:
-                    self._hold(connection)
+                self._hold(connection)
                 try:
                     return await waiter
                 except ConnectionLostError:
