@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from aioflux._errors import StorageError, TransientError
 from aioflux._meta import ObjectMeta
-from aioflux.transfer._download import (
+from aioflux.transfer._small import (
     NOTHING,
     Begun,
     Fetched,

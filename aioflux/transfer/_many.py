@@ -10,27 +10,25 @@ from aioflux._errors import NotFoundError
 from aioflux.transfer._ahead import Ahead
 from aioflux.transfer._download import (
     MAX_READS,
-    NOTHING,
-    Fetched,
     NoRoomError,
     fetch,
-    first_range_bytes,
     head,
     replaced_error,
 )
 from aioflux.transfer._express import Express
 from aioflux.transfer._fanout import bounded_batches
 from aioflux.transfer._nested import nested
+from aioflux.transfer._small import NOTHING, Fetched, first_range_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from aioflux._meta import ObjectMeta
     from aioflux.transfer._ahead import Share
-    from aioflux.transfer._download import Begun
     from aioflux.transfer._express import Left
     from aioflux.transfer._fanout import Items
     from aioflux.transfer._session import Session
+    from aioflux.transfer._small import Begun
 
 __all__ = ["fetch_many"]
 
