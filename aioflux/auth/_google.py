@@ -77,9 +77,24 @@ class ProvidedToken:
 
     def __init__(self, provider: Callable[[], str | Awaitable[str]]) -> None:
         self._provider = provider
+        self._is_awaited = inspect.iscoroutinefunction(provider)
+        self._checked = ""
 
     def ready(self) -> str | Wait | None:
-        """Return `WAIT`: the function may be a coroutine function."""
+        """Return the provider's token, or `WAIT` where `get` has to await or refuse it."""
+        if self._is_awaited:
+            return WAIT
+        try:
+            token: object = self._provider()
+        except Exception:  # `get` asks again, and whoever awaits it is told
+            return WAIT
+        if isinstance(token, str) and (token == self._checked or _TOKEN.fullmatch(token)):
+            self._checked = token
+            return token
+        if inspect.isawaitable(token):
+            self._is_awaited = True
+            if inspect.iscoroutine(token):
+                token.close()
         return WAIT
 
     async def get(self) -> str | None:

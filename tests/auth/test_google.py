@@ -11,7 +11,13 @@ import pytest
 from google.auth import exceptions
 
 from aioflux import CredentialsError, TransientError
-from aioflux.auth._google import AnonymousToken, GoogleToken, ProvidedToken, open_token
+from aioflux.auth._google import (
+    WAIT,
+    AnonymousToken,
+    GoogleToken,
+    ProvidedToken,
+    open_token,
+)
 
 HOUR = 3600.0
 START = 1_700_000_000.0
@@ -341,3 +347,24 @@ async def test_what_has_nothing_to_renew_takes_refusals() -> None:
     anonymous.refuse("token")
     provided.refuse("token")
     assert (await anonymous.get(), await provided.get()) == (None, "token")
+
+
+async def test_a_provider_that_need_not_be_awaited_is_ready_at_once() -> None:
+    tokens = iter(["first", "second", "no token\n", "third"])
+    token = ProvidedToken(lambda: next(tokens))
+    assert [token.ready(), token.ready()] == ["first", "second"]
+    assert token.ready() is WAIT  # `get` refuses what cannot be sent
+    assert token.ready() == "third"
+    assert token.ready() is WAIT  # the function fails: `get` raises it
+    with pytest.raises(StopIteration):
+        token._provider()
+
+
+async def test_a_provider_that_is_awaited_is_never_ready() -> None:
+    async def later() -> str:
+        return "later"
+
+    for token in (ProvidedToken(later), ProvidedToken(lambda: later())):
+        assert token.ready() is WAIT
+        assert token.ready() is WAIT
+        assert await token.get() == "later"
