@@ -86,7 +86,9 @@ class ProvidedToken:
             return WAIT
         try:
             token: object = self._provider()
-        except Exception:  # `get` asks again, and whoever awaits it is told
+        except (Exception, SystemExit, asyncio.CancelledError):
+            # `get` asks again, and whoever awaits it is told; here it may be the loop's own turn,
+            # which some of these would end.
             return WAIT
         if isinstance(token, str) and (token == self._checked or _TOKEN.fullmatch(token)):
             self._checked = token
