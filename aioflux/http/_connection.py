@@ -277,8 +277,12 @@ class Connection(asyncio.BufferedProtocol):
         self._moved = True
         if self._destination is not None:
             self._num_received += nbytes
-            if self._num_received == self._num_expected:
-                self._finish(self._num_received)
+            if self._num_received >= self._num_expected:
+                if self._num_received > self._num_expected and self._own is not None:
+                    # More than the response: whatever it is, the next one would begin with it.
+                    self._own.seal()
+                    self.is_usable = False
+                self._finish(self._num_expected)
         elif self._waiter is None:
             # Bytes that nobody asked for: no telling what a next response would begin with.
             self.abort()
@@ -504,7 +508,7 @@ class Connection(asyncio.BufferedProtocol):
                 destination = memoryview(self._body)
             else:
                 self._own = BytesBuffer(num_bytes)
-                destination = self._own.view
+                destination = self._own.room
         else:
             self._body = destination = place(into, num_bytes)
         destination[:num_here] = here

@@ -28,25 +28,37 @@ class BytesBuffer:
     """A bytes object under construction.
 
     Attributes:
-        view: Writable memory of the object. It keeps the object alive, so that a late write by a
-            closing connection is harmless to the process; but nobody may write once `finish` has
-            handed the object out.
+        room: Writable memory of the object, and of the byte behind it that ends every bytes object
+            of CPython: a recv that has room for more than there is need not be tried again to see
+            that nothing is left. It keeps the object alive, so that a late write by a closing
+            connection is harmless to the process; but nobody may write once `finish` has handed the
+            object out.
     """
 
-    __slots__ = ("_data", "view")
+    __slots__ = ("_data", "room")
 
     def __init__(self, size: int) -> None:
         self._data: bytes | bytearray
         if not _CPYTHON or size == 0:
             self._data = bytearray(size)
-            self.view = memoryview(self._data)
+            self.room = memoryview(self._data)
             return
         data = _new_bytes(None, size)
         window = _Window.from_address(id(data) + _PAYLOAD_OFFSET)
         # Any ctypes object takes attributes; this one ties the lifetimes together.
         vars(window)["owner"] = data
         self._data = data
-        self.view = memoryview(window).cast("B")[:size]
+        self.room = memoryview(window).cast("B")[: size + 1]
+
+    @property
+    def view(self) -> memoryview:
+        """Writable memory of the object alone."""
+        return self.room[: len(self._data)]
+
+    def seal(self) -> None:
+        """Put back the byte that ends the object, where something was received into it."""
+        if len(self.room) > len(self._data):
+            self.room[-1] = 0
 
     def finish(self, size: int | None = None) -> bytes:
         """Hand the object out.
