@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import Protocol
 
-__all__ = ["AdaptiveLimit", "ByteBudget", "Limits", "SizeEstimate"]
+__all__ = ["AdaptiveLimit", "ByteBudget", "Limits", "SizeEstimate", "Turn"]
 
 _GROWTH = 1 / 8
 """What one success adds to a limit of 8 or more: where every thousandth request is throttled, the
@@ -76,6 +77,16 @@ class ByteBudget:
             turn.set_result(None)
 
 
+class Turn(Protocol):
+    """Whoever waits in a line: a task's future, or what goes on without a task."""
+
+    def cancelled(self) -> bool:
+        """Whether it waits no more; then it takes itself out of the line."""
+
+    def set_result(self, result: None, /) -> None:
+        """Take the place that it has been given."""
+
+
 class AdaptiveLimit:
     """A bounded semaphore that gives way to a service under pressure.
 
@@ -89,7 +100,8 @@ class AdaptiveLimit:
         self._limit = float(max_in_flight)
         self._held = 0
         self._num_cuts = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[Turn] = deque()
+        self._is_waking = False
 
     @property
     def limit(self) -> int:
@@ -100,6 +112,11 @@ class AdaptiveLimit:
     def num_held(self) -> int:
         """Places that are taken now."""
         return self._held
+
+    @property
+    def mark(self) -> int:
+        """A mark of this moment, for `throttled`."""
+        return self._num_cuts
 
     def take(self) -> int | None:
         """Take a place if there is one at once and nobody waits.
@@ -140,6 +157,15 @@ class AdaptiveLimit:
             self._held += 1
         return self._num_cuts
 
+    def stand_in_line(self, turn: Turn) -> None:
+        """Wait without a task where `take` gave no place; the place comes with `set_result`."""
+        self._waiting.append(turn)
+
+    def leave_line(self, turn: Turn) -> None:
+        """Wait no more."""
+        self._waiting.remove(turn)
+        self._wake()
+
     def release(self) -> None:
         """Give a place back."""
         self._held -= 1
@@ -163,13 +189,19 @@ class AdaptiveLimit:
             self._limit = max(1.0, self._limit / 2)
 
     def _wake(self) -> None:
-        while self._waiting and self._held < int(self._limit):
-            turn = self._waiting[0]
-            if turn.cancelled():  # its own handler removes it, and wakes the next
-                return
-            self._waiting.popleft()
-            self._held += 1
-            turn.set_result(None)
+        if self._is_waking:  # one that was given a place gives it back at once
+            return
+        self._is_waking = True
+        try:
+            while self._waiting and self._held < int(self._limit):
+                turn = self._waiting[0]
+                if turn.cancelled():  # its own handler removes it, and wakes the next
+                    return
+                self._waiting.popleft()
+                self._held += 1
+                turn.set_result(None)
+        finally:
+            self._is_waking = False
 
 
 class SizeEstimate:
@@ -217,6 +249,22 @@ class Limits:
         if mark is None:
             self.bytes.release(num_bytes)
         return mark
+
+    def stand_in_line(self, turn: Turn, num_bytes: int) -> bool:
+        """Take bytes if they are there at once, and wait for a place, which `take` did not give.
+
+        Returns:
+            Whether it has the bytes and waits.
+        """
+        if not self.bytes.take(num_bytes):
+            return False
+        self.requests.stand_in_line(turn)
+        return True
+
+    def leave_line(self, turn: Turn, num_bytes: int) -> None:
+        """Wait no more, and give the bytes back."""
+        self.requests.leave_line(turn)
+        self.bytes.release(num_bytes)
 
     def give_back(self, num_bytes: int) -> None:
         """Give back what `take` took."""

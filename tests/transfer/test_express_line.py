@@ -1,0 +1,126 @@
+"""Reads without a task that wait in line for a place among the requests in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+
+import pytest
+
+from aioflux import RetryPolicy, TransientError
+from tests.transfer.desk import Desk, Reading, answer_all, counts, filled, settle
+
+THROTTLED = TransientError("slow down", status=503)
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk(f"desk-{uuid.uuid4().hex}")
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["in order", "as they come"])
+async def test_a_lowered_limit_needs_no_task(desk: Desk, *, ordered: bool) -> None:
+    """Only the item that was refused is read by a coroutine."""
+    stored = filled(desk, (f"k{at:03}" for at in range(200)))
+    session = desk.open(max_in_flight=32)
+    reading = Reading(session, list(stored), ordered=ordered)
+    await settle()
+    desk.refuse("k000", THROTTLED)
+    assert session.limits.requests.limit == 16
+    await answer_all(desk, reading)
+    assert sorted(reading.got) == sorted(stored.items())
+    assert reading.keys == list(stored) or not ordered
+    assert sorted(desk.begun) == list(stored)
+    assert desk.gets == [("k000", 0, "")]
+    assert counts(session) == {"requests": 201, "retries": 1, "failures": 1, "throttled": 1}
+    assert reading.is_clean()
+
+
+async def test_places_are_given_in_the_order_of_the_line(desk: Desk) -> None:
+    """A reader of many takes no place from who waits already, for all that it answers."""
+    stored = filled(desk, "abcdefgh")
+    session = desk.open(max_in_flight=2)
+    reading = Reading(session, list(stored))
+    await settle()
+    other = asyncio.create_task(session.limits.requests.acquire())
+    await settle()
+    assert not other.done()
+    desk.answer("a")
+    await settle()
+    assert other.done()
+    assert list(desk.under_way) == ["b"]
+    desk.answer("b")
+    assert list(desk.under_way) == ["c"]
+    session.limits.requests.release()
+    assert list(desk.under_way) == ["c", "d"]
+    await answer_all(desk, reading)
+    assert reading.got == list(stored.items())
+    assert reading.is_clean()
+
+
+async def test_who_stops_in_line_takes_nothing_along(desk: Desk) -> None:
+    filled(desk, "abcdef")
+    session = desk.open(max_in_flight=4)
+    mark = await session.limits.requests.acquire()
+    for _ in range(2):
+        session.limits.requests.throttled(mark + _)
+    reading = Reading(session, list("abcdef"))
+    await settle()
+    assert desk.begun == []
+    assert session.limits.bytes.held_bytes > 0
+    reading.task.cancel()
+    await asyncio.gather(reading.task, return_exceptions=True)
+    session.limits.requests.release()
+    await settle()
+    assert desk.begun == []
+    assert reading.is_clean()
+
+
+async def test_a_place_without_a_connection_is_left_to_the_worker(desk: Desk) -> None:
+    """However many are in line."""
+    stored = filled(desk, (f"k{at:04}" for at in range(2500)))
+    session = desk.open(max_in_flight=2000, max_in_flight_bytes=1 << 34)
+    marks = [await session.limits.requests.acquire() for _ in range(2000)]
+    reading = Reading(session, list(stored))
+    await settle()
+    assert desk.begun == []
+    desk.is_full = True
+    for _ in marks:
+        session.limits.requests.release()
+    await reading.task
+    assert reading.got == list(stored.items())
+    assert desk.begun == []
+    assert len(desk.gets) == 2500
+    assert reading.is_clean()
+
+
+async def test_time_in_line_is_no_part_of_the_request(desk: Desk) -> None:
+    stored = filled(desk, "abc")
+    session = desk.open(retry=RetryPolicy(deadline_seconds=0.1), max_in_flight=1)
+    await session.limits.requests.acquire()
+    reading = Reading(session, list(stored))
+    await asyncio.sleep(0.25)
+    assert desk.begun == []
+    # Else the deadlines would look at it again and again.
+    [runner] = session.deadlines._runners
+    assert time.monotonic() - runner.began < 0.2
+    session.limits.requests.release()
+    await answer_all(desk, reading)
+    assert reading.got == list(stored.items())
+    assert reading.is_clean()
+
+
+async def test_a_request_from_the_line_has_its_whole_time(desk: Desk) -> None:
+    filled(desk, "abc")
+    session = desk.open(retry=RetryPolicy(deadline_seconds=0.2), max_in_flight=1)
+    await session.limits.requests.acquire()
+    reading = Reading(session, ["a"])
+    await asyncio.sleep(0.15)
+    session.limits.requests.release()
+    begun = asyncio.get_running_loop().time()
+    with pytest.raises(TransientError, match="before the deadline"):
+        await reading.task
+    assert asyncio.get_running_loop().time() - begun >= 0.19
+    assert desk.dropped == ["a"]
+    assert reading.is_clean()
