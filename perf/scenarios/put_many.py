@@ -17,7 +17,7 @@ class PutMany(Scenario):
 
     size_bytes: int = 100 * KIB
     """Size of each object."""
-    num_objects: int = 1_500
+    num_objects: int = 3_000
     """Objects that we write in one sample; a slower peer writes fewer."""
     num_keys: int = 64
     """Different keys, which are written again and again."""

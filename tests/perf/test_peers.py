@@ -142,6 +142,12 @@ def test_each_peer_reads_over_tls(peer: str, secure: Server) -> None:
     assert "error" not in told, told
 
 
+def test_processes_of_a_peer_trust_the_server(secure: Server) -> None:
+    [told] = do([work(secure, "transfer_manager", "get_one")])
+    assert "error" not in told, told
+    assert told["num_bytes"] == 2 * LARGE
+
+
 @PEERS
 def test_the_operations_are_all_that_there_are(peer: str) -> None:
     module = importlib.import_module(f"perf.peers.{peer}")
