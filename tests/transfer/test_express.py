@@ -210,6 +210,94 @@ async def test_who_waits_in_line_for_a_place_comes_next(desk: Desk) -> None:
     assert reading.got == list(stored.items())
 
 
+# --- in line for a place -------------------------------------------------------------------
+
+
+async def test_a_place_that_comes_free_is_taken_without_a_task(desk: Desk) -> None:
+    stored = filled(desk, "abcdef")
+    session = desk.open(max_in_flight=2)
+    await session.limits.requests.acquire()
+    reading = Reading(session, list(stored))
+    await settle()
+    assert desk.begun == ["a"]
+    session.limits.requests.release()
+    assert desk.begun == ["a", "b"]
+    await answer_all(desk, reading)
+    assert reading.got == list(stored.items())
+    assert (desk.gets, desk.max_under_way) == ([], 2)
+    assert counts(session) == {"requests": 6}
+    assert reading.is_clean()
+
+
+async def test_in_line_no_deadline_passes(desk: Desk) -> None:
+    stored = filled(desk, "ab")
+    session = desk.open(max_in_flight=2, retry=RetryPolicy(deadline_seconds=0.1))
+    for _ in range(2):
+        await session.limits.requests.acquire()
+    reading = Reading(session, list(stored))
+    await asyncio.sleep(0.35)
+    assert (desk.begun, reading.task.done()) == ([], False)
+    for _ in range(2):
+        session.limits.requests.release()
+    await answer_all(desk, reading)
+    assert reading.got == list(stored.items())
+    assert reading.is_clean()
+
+
+async def test_who_is_cancelled_in_line_leaves_it_and_its_bytes(desk: Desk) -> None:
+    stored = filled(desk, "abcd")
+    session = desk.open(max_in_flight=2)
+    limits = session.limits
+    for _ in range(2):
+        await limits.requests.acquire()
+    reading = Reading(session, list(stored))
+    await settle()
+    assert limits.bytes.held_bytes > 0
+    reading.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading.task
+    assert (limits.bytes.held_bytes, limits.requests.num_held, desk.begun) == (0, 2, [])
+    for _ in range(2):
+        limits.requests.release()
+    again = Reading(session, list(stored))
+    await answer_all(desk, again)
+    assert again.got == list(stored.items())
+    assert again.is_clean()
+
+
+async def test_a_place_that_comes_as_the_worker_is_cancelled_is_given_back(desk: Desk) -> None:
+    stored = filled(desk, "abcd")
+    session = desk.open(max_in_flight=2)
+    for _ in range(2):
+        await session.limits.requests.acquire()
+    reading = Reading(session, list(stored))
+    await settle()
+    reading.task.cancel()
+    await asyncio.sleep(0)  # the workers are cancelled, and have not run since
+    session.limits.requests.release()
+    session.limits.requests.release()
+    with pytest.raises(asyncio.CancelledError):
+        await reading.task
+    assert not desk.under_way
+    assert reading.is_clean()
+
+
+async def test_a_place_without_a_connection_is_for_a_coroutine(desk: Desk) -> None:
+    stored = filled(desk, "abcd")
+    session = desk.open(max_in_flight=2)
+    for _ in range(2):
+        await session.limits.requests.acquire()
+    reading = Reading(session, list(stored))
+    await settle()
+    desk.is_full = True
+    for _ in range(2):
+        session.limits.requests.release()
+    await reading.task
+    assert reading.got == list(stored.items())
+    assert len(desk.gets) == 4
+    assert reading.is_clean()
+
+
 async def test_without_a_connection_at_once_a_coroutine_reads(desk: Desk) -> None:
     stored = filled(desk, "abcdef")
     desk.is_full = True

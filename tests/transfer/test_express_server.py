@@ -433,8 +433,9 @@ async def test_two_thousand_reads_leave_nothing_behind(
         # Both ends of a connection are in this process.
         assert num_sockets() <= open_before + 2 * 4
         assert len(gc.get_objects()) - num_objects < 500
-        # Each connection more has buffers at both ends, which under TLS are of 320 KiB.
-        assert grown < 200_000 + max(0, pool.num_open - num_open) * 2 * 320 * 1024
+        # Of those that were lost since, one end may be there still: buffers of 320 KiB under TLS.
+        num_buffers = max(0, pool.num_open - num_open) * 2 + 4 * has_faults
+        assert grown < 200_000 + num_buffers * 320 * 1024
     assert not [task for task in asyncio.all_tasks() if task not in tasks]
 
 
