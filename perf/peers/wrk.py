@@ -6,6 +6,7 @@ It works for a time, not for so many requests, and so returns the bytes of as ma
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import tempfile
 from typing import TYPE_CHECKING
@@ -33,7 +34,13 @@ end
 
 
 async def get_many(work: Work) -> int:
-    """Read keys for about as long as `num_objects` take, and return the bytes of all that came."""
+    """Read keys for about as long as `num_objects` take, and return the bytes of all that came.
+
+    Raises:
+        RuntimeError: wrk is not installed, or has failed.
+    """
+    if shutil.which("wrk") is None:
+        raise RuntimeError("wrk is not installed: apt install wrk")
     each = _REQUEST_SECONDS + work.size_bytes / _BYTES_PER_SECOND
     seconds = max(1, round(work.num_objects * each))
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from perf.peers import wrk
 from perf.peers._parts import part_size_bytes, pieces, ranges
 from perf.peers.wrk import completed
 from perf.servers import BUCKET, Server, ServerSpec, open_server
@@ -162,6 +163,14 @@ def test_a_failure_of_wrk_is_told() -> None:
         completed(told + "  Non-2xx or 3xx responses: 3\n")
     with pytest.raises(RuntimeError, match="unable"):
         completed("unable to connect")
+
+
+async def test_where_wrk_is_missing_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(RuntimeError, match="apt install wrk"):
+        await wrk.get_many(work(Server(url="", kind="nginx"), "wrk", "get_many"))
 
 
 def test_ranges_and_pieces_are_the_whole_object() -> None:
