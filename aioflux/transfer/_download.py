@@ -8,7 +8,7 @@ key, or meta of a listing
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from aioflux._errors import ChecksumError, NotFoundError, PreconditionFailedError, StorageError
 from aioflux.http._memory import BytesBuffer
@@ -58,6 +58,9 @@ T = TypeVar("T")
 MAX_READS = 3
 """Reads of an object whose bytes do not match its checksum before it is believed to be damaged, or
 that is replaced each time."""
+_OPENING_BYTES: Final = 2 * 1024 * 1024
+"""Most that is read alone of an object that may be large: the other ranges wait until it tells what
+to ask for. 16 MiB at 50 MB/s are a tenth of the time that eight connections need for 1 GiB."""
 
 
 class NoRoomError(Exception):
@@ -211,6 +214,8 @@ async def _fetch_unknown(
 
     if first is None:
         end = first_range_bytes(estimate.num_bytes, session.options)
+        if not estimate.is_known or estimate.num_bytes > session.options.range_size_bytes:
+            end = min(end, _OPENING_BYTES)
         first = await read_first(session, key, start=0, end=end, allocate=allocate)
         estimate.add(first.body.size)
     body = first.body
@@ -343,7 +348,8 @@ async def _fill_known(
 async def _fill_unknown(
     session: Session, key: str, view: memoryview, start: int
 ) -> tuple[int, int | None, int]:
-    end = start + min(session.options.range_size_bytes, view.nbytes)
+    largest = session.options.range_size_bytes
+    end = start + (view.nbytes if view.nbytes <= largest else min(largest, _OPENING_BYTES))
     # From the first byte on it is often all of the object, which its crc32c verifies.
     first = await _read_start(session, key, start, end, lambda size: view[:size], at_once=start > 0)
     body, begun = first.body, first.data.nbytes

@@ -73,6 +73,36 @@ async def test_only_the_rest_of_a_large_broken_body_is_asked_for(
     assert asked == [(begin, size) for begin in begins]
 
 
+@pytest.mark.parametrize("room", [None, 20 * MIB, 16 * MIB], ids=["get", "into more", "into less"])
+async def test_what_may_be_large_begins_with_little(rig: Rig, room: int | None) -> None:
+    data = pattern(19 * MIB)
+    rig.put("a", data)
+    session = rig.new_session(range_size_bytes=16 * MIB)
+    asked: list[tuple[int, int]] = []
+    inner = rig.service.get
+
+    async def get(key: str, **settings: object) -> object:
+        asked.append((settings["start"] // MIB, settings["end"] // MIB))
+        return await inner(key, **settings)
+
+    rig.service.get = get
+    if room is None:
+        assert (await fetch(session, "a")).data == data
+        assert asked == [(0, 2), (2, 18), (18, 19)]
+        # What is known to be large does, too.
+        asked.clear()
+        assert (await fetch(session, "a")).data == data
+        assert asked == [(0, 2), (2, 18), (18, 19)]
+        return
+    view = memoryview(bytearray(room))
+    num_bytes = await fetch_into(session, "a", view, start=0, meta=None)
+    assert view[:num_bytes] == data[:num_bytes]
+    if room > 16 * MIB:
+        assert asked == [(0, 2), (2, 18), (18, 19)]
+    else:
+        assert asked == [(0, 16)]  # where one request is enough
+
+
 async def test_a_body_that_is_short_without_a_word_is_not_believed(rig: Rig) -> None:
     meta = rig.put("a", DATA)
     short = Fault(kind="short", num_bytes=500)
