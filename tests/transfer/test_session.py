@@ -11,7 +11,8 @@ import aioflux
 from aioflux import NotFoundError, Progress, TransientError
 from aioflux.service._base import Body
 from aioflux.testing.faults import Fault
-from aioflux.transfer._limits import Limits
+from aioflux.transfer._counters import Tally
+from aioflux.transfer._limits import AdaptiveLimit, Limits
 from aioflux.transfer._session import Session
 from aioflux.transfer._upload import ObjectWriter, WriteRequest
 from tests.transfer.rig import PART, Rig, pattern, refused_for_good
@@ -173,6 +174,25 @@ def test_a_pickled_store_leaves_its_hook_and_its_counters_behind() -> None:
     store = aioflux.open_store("memory://pickled", progress=lambda progress: None)
     again = pickle.loads(pickle.dumps(store))
     assert again.stats.num_requests == 0
+
+
+def test_the_sums_of_a_loop_outlive_it_and_those_of_others_go_on() -> None:
+    tally = Tally()
+    loops = [asyncio.new_event_loop() for _ in range(3)]
+    for num, loop in enumerate(loops):
+        counters = tally.join(loop, AdaptiveLimit(4))
+        counters.num_requests = 10**num
+        counters.num_in_flight = 1
+    loops[1].close()
+    late = asyncio.new_event_loop()
+    tally.join(late, AdaptiveLimit(4)).num_requests = 1000
+    stats = tally.stats(max_in_flight=4)
+    assert stats.num_requests == 1111
+    assert stats.num_in_flight == 2  # what a loop left undone ended with it
+    assert stats.max_in_flight == 3 * 4
+    for loop in (loops[0], loops[2], late):
+        loop.close()
+    assert tally.stats(max_in_flight=4).max_in_flight == 4
 
 
 async def test_an_error_of_the_hook_fails_the_request_and_frees_its_place() -> None:
