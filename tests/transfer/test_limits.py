@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.transfer._limits import AdaptiveLimit, ByteBudget, SizeEstimate
+from aioflux.transfer._limits import AdaptiveLimit, ByteBudget, Limits, SizeEstimate
 
 
 async def settle() -> None:
@@ -303,3 +303,46 @@ def test_the_estimate_follows_the_sizes() -> None:
     for _ in range(100):
         estimate.add(50)
     assert estimate.num_bytes == pytest.approx(50, abs=1)
+
+
+# --- both at once --------------------------------------------------------------------------
+
+
+class Turn:
+    """Who waits in line without a future."""
+
+    def __init__(self) -> None:
+        self.num_told = 0
+
+    def cancelled(self) -> bool:
+        return False
+
+    def set_result(self, result: None, /) -> None:
+        self.num_told += 1
+
+
+def test_without_the_bytes_neither_they_nor_a_place_are_taken() -> None:
+    limits, turn = Limits(max_in_flight=2, max_in_flight_bytes=100), Turn()
+    assert limits.take(60) is not None
+    assert limits.take(60) is None
+    assert not limits.stand_in_line(turn, 60)
+    assert (limits.bytes.held_bytes, limits.requests.num_held) == (60, 1)
+    limits.give_back(60)
+    assert turn.num_told == 0
+    assert (limits.bytes.held_bytes, limits.requests.num_held) == (0, 0)
+
+
+def test_without_a_place_the_bytes_are_kept_by_those_in_line_alone() -> None:
+    limits, first, second = Limits(max_in_flight=1, max_in_flight_bytes=100), Turn(), Turn()
+    assert limits.take(10) is not None
+    assert limits.take(20) is None
+    assert limits.bytes.held_bytes == 10
+    assert limits.stand_in_line(first, 20)
+    assert limits.stand_in_line(second, 30)
+    assert limits.bytes.held_bytes == 60
+    limits.leave_line(first, 20)
+    limits.give_back(10)
+    assert (first.num_told, second.num_told) == (0, 1)
+    assert (limits.bytes.held_bytes, limits.requests.num_held) == (30, 1)
+    limits.give_back(30)
+    assert (limits.bytes.held_bytes, limits.requests.num_held) == (0, 0)
