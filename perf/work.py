@@ -32,6 +32,8 @@ TIMED = frozenset({"wrk"})
 """Contenders that work for some time, not for some requests, and are not warmed up."""
 WARM_UP_BYTES = MIB
 """Size of the object that stands for a larger one in a warm-up."""
+MAX_WARM_UP_OBJECTS = 128
+"""Most objects of a warm-up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +72,14 @@ class Work:
         return bytes(self.size_bytes)
 
     def warm_up(self) -> Work:
-        """Return the work that goes before: as much as is in flight, or a small object."""
+        """Return the work that goes before: as many objects as in flight, or a small one.
+
+        Clients are opened anew for what is measured, so that more connections warm nothing more.
+        """
         if self.size_bytes > WARM_UP_BYTES:
             return replace(self, size_bytes=WARM_UP_BYTES, num_objects=1, num_keys=1)
-        return replace(self, num_objects=min(self.in_flight, self.num_objects))
+        count = min(self.in_flight, self.num_objects, MAX_WARM_UP_OBJECTS)
+        return replace(self, num_objects=count)
 
 
 async def bounded(one: Callable[[str], Awaitable[int]], work: Work) -> int:
