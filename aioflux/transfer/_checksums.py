@@ -8,11 +8,16 @@ making an array type costs 20, so there are two.
 from __future__ import annotations
 
 import ctypes
+from contextlib import contextmanager
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import google_crc32c
 
-__all__ = ["combine_crc32c", "crc32c"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["address_of", "combine_crc32c", "crc32c"]
 
 _WINDOWS = (ctypes.c_ubyte * (1024 * 1024), ctypes.c_ubyte * (64 * 1024))
 
@@ -44,6 +49,20 @@ _release_buffer = ctypes.PYFUNCTYPE(None, ctypes.POINTER(_Buffer))(
 )
 
 
+@contextmanager
+def address_of(view: memoryview) -> Iterator[int]:
+    """Give the address of contiguous memory, and hold it meanwhile.
+
+    `from_buffer` of ctypes would refuse memory that is read-only.
+    """
+    buffer = _Buffer()
+    _get_buffer(view, ctypes.byref(buffer), 0)
+    try:
+        yield buffer.buf
+    finally:
+        _release_buffer(ctypes.byref(buffer))
+
+
 def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:
     """Return the crc32c of `data`, going on from `value`, the crc32c of what came before it."""
     if isinstance(data, bytes):
@@ -54,17 +73,12 @@ def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:
         return int(google_crc32c.extend(value, whole))
     at = 0
     if view.nbytes >= ctypes.sizeof(_WINDOWS[-1]):
-        # By its address, because `from_buffer` refuses memory that is read-only.
-        buffer = _Buffer()
-        _get_buffer(view, ctypes.byref(buffer), 0)
-        try:
+        with address_of(view) as begin:
             for window in _WINDOWS:
                 size = ctypes.sizeof(window)
                 while view.nbytes - at >= size:
-                    value = google_crc32c.extend(value, window.from_address(buffer.buf + at))
+                    value = google_crc32c.extend(value, window.from_address(begin + at))
                     at += size
-        finally:
-            _release_buffer(ctypes.byref(buffer))
     return int(google_crc32c.extend(value, bytes(view[at:])))
 
 

@@ -27,6 +27,7 @@ from aioflux.transfer._initiate import Initiation
 from aioflux.transfer._limits import ByteBudget
 from aioflux.transfer._lost import Fate, call_or_find, find_written
 from aioflux.transfer._persist import keep, see_through
+from aioflux.transfer._populate import populate
 from aioflux.transfer._reveal import delete_staged, remove_staged, reveal
 from aioflux.transfer._staged import TEMPORARY_PREFIX, new_staged_key
 from aioflux.transfer._write import Sends, WriteRequest, compare_stored, put_once, unmet
@@ -370,6 +371,7 @@ class ObjectWriter:
             # once would keep the loop from everything else.
             nonlocal checksum
             if checksum is None:
+                populate(view)
                 checksum = crc32c(view)
             sent = checksum if session.options.verify else None
             try:

@@ -1,0 +1,71 @@
+"""Memory that becomes resident in one call."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aioflux.transfer import _populate
+from aioflux.transfer._populate import populate
+from tests.transfer.rig import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SIZE = 8 * MIB
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="madvise(2) of Linux")
+
+
+@pytest.fixture
+def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """Every call of madvise, which is made as well."""
+    calls: list[tuple[int, int, int]] = []
+    inner: Callable[..., int] = _populate._madvise
+
+    def madvise(*args: int) -> int:
+        calls.append(args)
+        return inner(*args)
+
+    monkeypatch.setattr(_populate, "_madvise", madvise)
+    return calls
+
+
+def test_what_was_never_touched_is_asked_for_once(advised: list[tuple[int, int, int]]) -> None:
+    with mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        with memoryview(memory) as whole, whole[5 : SIZE - 3].toreadonly() as view:
+            populate(view)
+            ((begin, num_bytes, advice),) = advised
+            assert begin % 4096 == 0
+            assert num_bytes == SIZE - 3
+            assert advice == 22
+            assert bytes(view[:10]) == bytes(10)
+
+
+def test_what_is_there_is_left_alone(advised: list[tuple[int, int, int]]) -> None:
+    populate(memoryview(b"x" * SIZE))
+    populate(memoryview(bytearray(b"x") * SIZE)[100:])
+    assert advised == []
+
+
+def test_little_is_left_alone(advised: list[tuple[int, int, int]]) -> None:
+    with mmap.mmap(-1, MIB - 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        with memoryview(memory) as view:
+            populate(view)
+    populate(memoryview(b""))
+    assert advised == []
+
+
+def test_a_kernel_that_refuses_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_populate, "_madvise", lambda *_: -1)
+    with mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        with memoryview(memory) as view:
+            populate(view)
+            assert view == bytes(SIZE)
+
+
+def test_elsewhere_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_populate, "_libc", None)
+    populate(memoryview(bytearray(SIZE)))
