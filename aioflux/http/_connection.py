@@ -577,7 +577,7 @@ class Connection(asyncio.BufferedProtocol):
             error.head = self._head
             error.num_bytes_received = self._num_placed()
             error.request_sent = True
-        if self._outgoing:
+        if self._outgoing or self._held:
             self.request_left = False
         self.abort()
         if waiter is not None and not waiter.done():

@@ -165,6 +165,8 @@ class GCSService(Service):
         if reading.is_whole(status, headers, answer.num_bytes, end=end, generation=generation):
             return self._body(key, answer, answer.body, answer.num_bytes)
         if not (200 <= status < 300 or status == 416):
+            if status == 401 and self._fixed_token is not None:
+                self._token.refuse(self._fixed_token)
             raise self._refused(answer, "read", key)
         return self._read(key, answer, start=0, end=end, generation=generation)
 
