@@ -19,6 +19,11 @@ SIZE = 8 * MIB
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="madvise(2) of Linux")
 
 
+def untouched(size: int) -> memoryview:
+    """Memory that nobody has read or written."""
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
 @pytest.fixture
 def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     """Every call of madvise, which is made as well."""
@@ -34,14 +39,13 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 
 
 def test_what_was_never_touched_is_asked_for_once(advised: list[tuple[int, int, int]]) -> None:
-    with mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        with memoryview(memory) as whole, whole[5 : SIZE - 3].toreadonly() as view:
-            populate(view)
-            ((begin, num_bytes, advice),) = advised
-            assert begin % 4096 == 0
-            assert num_bytes == SIZE - 3
-            assert advice == 22
-            assert bytes(view[:10]) == bytes(10)
+    view = untouched(SIZE)[5 : SIZE - 3].toreadonly()
+    populate(view)
+    ((begin, num_bytes, advice),) = advised
+    assert begin % 4096 == 0
+    assert num_bytes == SIZE - 3
+    assert advice == 22
+    assert bytes(view[:10]) == bytes(10)
 
 
 def test_what_is_there_is_left_alone(advised: list[tuple[int, int, int]]) -> None:
@@ -51,19 +55,16 @@ def test_what_is_there_is_left_alone(advised: list[tuple[int, int, int]]) -> Non
 
 
 def test_little_is_left_alone(advised: list[tuple[int, int, int]]) -> None:
-    with mmap.mmap(-1, MIB - 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        with memoryview(memory) as view:
-            populate(view)
+    populate(untouched(MIB - 4096))
     populate(memoryview(b""))
     assert advised == []
 
 
 def test_a_kernel_that_refuses_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_populate, "_madvise", lambda *_: -1)
-    with mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        with memoryview(memory) as view:
-            populate(view)
-            assert view == bytes(SIZE)
+    view = untouched(SIZE)
+    populate(view)
+    assert view == bytes(SIZE)
 
 
 def test_elsewhere_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
