@@ -18,6 +18,7 @@ from aioflux._errors import ChecksumError, NotFoundError, StorageError, Transien
 from aioflux.http._body import new_buffer
 from aioflux.transfer._checksums import combine_crc32c, crc32c
 from aioflux.transfer._fanout import gather, pair
+from aioflux.transfer._populate import populate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,13 +95,15 @@ async def _fill(
 
     async def attempt(_: int) -> Body:
         nonlocal done
+        room = memory()[done:]
+        populate(room, is_written=True)
         try:
             body = await session.service.get(
                 key,
                 generation=pin.generation,
                 start=start + done,
                 end=start + length,
-                into=memory()[done:],
+                into=room,
             )
             if body.size != pin.size:
                 is_sure = body.size in told

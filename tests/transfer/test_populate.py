@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aioflux.transfer import _populate
+from aioflux.transfer._download import fetch_into
 from aioflux.transfer._populate import populate
-from tests.transfer.rig import MIB
+from aioflux.transfer._upload import WriteRequest, put
+from tests.transfer.rig import MIB, PART, pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tests.transfer.rig import Rig
 
 SIZE = 8 * MIB
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="madvise(2) of Linux")
@@ -52,6 +56,28 @@ def test_what_is_there_is_left_alone(advised: list[tuple[int, int, int]]) -> Non
     populate(memoryview(b"x" * SIZE))
     populate(memoryview(bytearray(b"x") * SIZE)[100:])
     assert advised == []
+
+
+async def test_ranges_are_read_into_memory_that_is_there(
+    rig: Rig, advised: list[tuple[int, int, int]]
+) -> None:
+    data = pattern(SIZE)
+    meta = rig.put("a", data)
+    view = untouched(SIZE)
+    session = rig.new_session(range_size_bytes=SIZE // 2)
+    assert await fetch_into(session, "a", view, start=0, meta=meta) == SIZE
+    assert view == data
+    assert [(num_bytes, advice) for _, num_bytes, advice in advised] == [(SIZE // 2, 23)] * 2
+    assert await fetch_into(session, "a", view, start=0, meta=meta) == SIZE
+    assert len(advised) == 2
+
+
+async def test_parts_are_sent_from_memory_that_is_there(
+    rig: Rig, advised: list[tuple[int, int, int]]
+) -> None:
+    await put(rig.session, WriteRequest("a"), untouched(2 * PART))
+    assert rig.get("a") == bytes(2 * PART)
+    assert [(num_bytes, advice) for _, num_bytes, advice in advised] == [(PART, 22)] * 2
 
 
 def test_little_is_left_alone(advised: list[tuple[int, int, int]]) -> None:
