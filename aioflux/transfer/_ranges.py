@@ -11,8 +11,10 @@ and how far they came.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aioflux._errors import ChecksumError, NotFoundError, StorageError, TransientError
 from aioflux.http._body import new_buffer
@@ -41,6 +43,10 @@ __all__ = [
     "reads_twice",
     "size_error",
 ]
+
+
+_LEAVE_SECONDS: Final = 0.001
+"""Time for a request to leave."""
 
 
 class Pin(NamedTuple):
@@ -96,7 +102,10 @@ async def _fill(
     async def attempt(_: int) -> Body:
         nonlocal done
         room = memory()[done:]
-        populate(room, is_written=True)
+        # Once the request has left: the answer is on its way meanwhile.
+        soon = asyncio.get_running_loop().call_later(
+            _LEAVE_SECONDS, partial(populate, room, is_written=True)
+        )
         try:
             body = await session.service.get(
                 key,
@@ -115,6 +124,8 @@ async def _fill(
                 # The last byte is always asked for again, so that a range is never empty.
                 done = min(done + exc.num_bytes_received, length - 1)
             raise
+        finally:
+            soon.cancel()
         return body
 
     await session.call(key, attempt, num_bytes=length)

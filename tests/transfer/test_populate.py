@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import sys
 from typing import TYPE_CHECKING
@@ -65,9 +66,19 @@ async def test_ranges_are_read_into_memory_that_is_there(
     meta = rig.put("a", data)
     view = untouched(SIZE)
     session = rig.new_session(range_size_bytes=SIZE // 2)
+    inner = rig.service.get
+
+    async def get(*args: object, **settings: object) -> object:
+        # The answer takes longer than the request needs to leave.
+        await asyncio.sleep(0.1 if is_slow else 0)
+        return await inner(*args, **settings)
+
+    rig.service.get = get
+    is_slow = True
     assert await fetch_into(session, "a", view, start=0, meta=meta) == SIZE
     assert view == data
     assert [(num_bytes, advice) for _, num_bytes, advice in advised] == [(SIZE // 2, 23)] * 2
+    is_slow = False
     assert await fetch_into(session, "a", view, start=0, meta=meta) == SIZE
     assert len(advised) == 2
 
