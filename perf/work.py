@@ -12,18 +12,20 @@ import gc
 import importlib
 import json
 import os
+import random
 import re
 import resource
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-__all__ = ["LOOPLESS", "WARM_UP_BYTES", "Work", "bounded", "measure"]
+__all__ = ["LOOPLESS", "WARM_UP_BYTES", "Work", "body_of", "bounded", "measure", "prepare"]
 
 MIB = 1024 * 1024
 LOOPLESS = frozenset({"aioflux_sync", "google", "requests", "transfer_manager", "wrk"})
@@ -68,8 +70,8 @@ class Work:
         return (f"{self.size_bytes}/{index % self.num_keys}" for index in range(self.num_objects))
 
     def body(self) -> bytes:
-        """Return the bytes of one object."""
-        return bytes(self.size_bytes)
+        """Return the bytes of one object: the same each time, so made once."""
+        return body_of(self.size_bytes)
 
     def warm_up(self) -> Work:
         """Return the work that goes before: as many objects as in flight, or a small one.
@@ -80,6 +82,30 @@ class Work:
             return replace(self, size_bytes=WARM_UP_BYTES, num_objects=1, num_keys=1)
         count = min(self.in_flight, self.num_objects, MAX_WARM_UP_OBJECTS)
         return replace(self, num_objects=count)
+
+
+@cache
+def _random_bytes() -> bytes:
+    return random.Random(0).randbytes(MIB)  # noqa: S311  no secret
+
+
+@lru_cache(maxsize=1)
+def body_of(size_bytes: int) -> bytes:
+    """Return so many bytes, each in memory that was written: zeros of the kernel are not read.
+
+    A large body is the same MiB again and again.
+    """
+    block = _random_bytes()
+    return (block * -(-size_bytes // len(block)))[:size_bytes]
+
+
+def prepare(work: Work) -> None:
+    """Make what the work starts from, outside the measured part: the bytes of an object to write.
+
+    An adapter whose library starts from something else has a `prepare` of its own.
+    """
+    if work.operation.startswith("put"):
+        work.body()
 
 
 async def bounded(one: Callable[[str], Awaitable[int]], work: Work) -> int:
@@ -135,16 +161,19 @@ def measure(work: Work, *, wait: Callable[[], None] = lambda: None) -> dict[str,
 
     Returns:
         `seconds`; `cpu_seconds`, its ended children's among them; `server_cpu_seconds`;
-        `num_objects` and `num_bytes` moved; `idle_bytes` resident before; `peak_bytes` resident at
-        most meanwhile, without children.
+        `num_objects` and `num_bytes` moved; `idle_bytes` resident before, the body of an object to
+        write among them; `peak_bytes` resident at most meanwhile, without children.
     """
-    operation = getattr(importlib.import_module(f"perf.peers.{work.peer}"), work.operation)
+    adapter = importlib.import_module(f"perf.peers.{work.peer}")
+    operation = getattr(adapter, work.operation)
     with asyncio.Runner(loop_factory=_loop_factory(work.peer)) as runner:
         if work.peer not in TIMED:
             warm_up = work.warm_up()
             _checked(warm_up, runner.run(_coroutine(operation, warm_up)))
         gc.collect()
         wait()
+        # Only now: of two contenders that have started side by side, one holds a large body.
+        getattr(adapter, "prepare", prepare)(work)
         # The kernel's mark of the most that was ever resident starts anew; getrusage's cannot, and
         # begins with what the process held that this one came from.
         Path("/proc/self/clear_refs").write_text("5")

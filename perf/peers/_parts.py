@@ -18,7 +18,6 @@ __all__ = [
     "fill",
     "memory_of",
     "part_size_bytes",
-    "pieces",
     "put_into",
     "ranges",
     "ssl_context",
@@ -39,14 +38,6 @@ def ranges(work: Work) -> list[tuple[int, int]]:
 def part_size_bytes(work: Work) -> int:
     """Return the size of the parts of one upload: that of ranges, where services take it."""
     return max(MIN_PART_BYTES, work.range_size_bytes)
-
-
-def pieces(work: Work) -> list[memoryview]:
-    """Cut the bytes of one object into pieces of a part's size; they are one memory."""
-    size = part_size_bytes(work)
-    block = memoryview(bytes(min(size, work.size_bytes)))
-    whole, rest = divmod(work.size_bytes, size)
-    return [block] * whole + ([block[:rest]] if rest else [])
 
 
 def ssl_context(work: Work) -> ssl.SSLContext | None:

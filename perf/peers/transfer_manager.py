@@ -8,13 +8,16 @@ from __future__ import annotations
 import io
 import os
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from google.cloud.storage import transfer_manager  # type: ignore[import-untyped]
 
-from perf.peers._parts import part_size_bytes, pieces
+from perf.peers._parts import part_size_bytes
 from perf.peers.google import NUM_THREADS, open_bucket
+from perf.work import MIB, body_of
+from perf.work import prepare as prepare_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +36,34 @@ def _file() -> Iterator[Path]:
         yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
     finally:
         os.close(descriptor)
+
+
+class _Source:
+    """An object to write as a file in memory, which lasts as long as this."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._descriptor = os.memfd_create("perf")
+        self.path = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
+        block = body_of(min(size_bytes, MIB))
+        with self.path.open("wb") as file:
+            for at in range(0, size_bytes, MIB):
+                file.write(block[: size_bytes - at])
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
+@lru_cache(maxsize=1)
+def _source(size_bytes: int) -> _Source:
+    return _Source(size_bytes)
+
+
+def prepare(work: Work) -> None:
+    """Make the file that one large object is written from; otherwise its bytes."""
+    if work.operation == "put_one":
+        _source(work.size_bytes)
+    else:
+        prepare_body(work)
 
 
 async def get_many(work: Work) -> int:
@@ -80,18 +111,14 @@ async def put_many(work: Work) -> int:
 
 async def put_one(work: Work) -> int:
     """Write one object after the other in parts, from a file, and return the bytes sent."""
-    bucket, total = open_bucket(work), 0
-    with _file() as path:
-        with path.open("wb") as file:
-            for piece in pieces(work):
-                file.write(piece)
-        for key in work.each_key():
-            transfer_manager.upload_chunks_concurrently(
-                path,
-                bucket.blob(f"put/{key}"),
-                chunk_size=part_size_bytes(work),
-                worker_type=transfer_manager.THREAD,
-                max_workers=NUM_UPLOADS,
-            )
-            total += path.stat().st_size
+    bucket, source, total = open_bucket(work), _source(work.size_bytes), 0
+    for key in work.each_key():
+        transfer_manager.upload_chunks_concurrently(
+            source.path,
+            bucket.blob(f"put/{key}"),
+            chunk_size=part_size_bytes(work),
+            worker_type=transfer_manager.THREAD,
+            max_workers=NUM_UPLOADS,
+        )
+        total += source.path.stat().st_size
     return total

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perf.peers import wrk
-from perf.peers._parts import part_size_bytes, pieces, ranges
+from perf.peers import transfer_manager, wrk
+from perf.peers._parts import part_size_bytes, ranges
 from perf.peers.wrk import completed
 from perf.servers import BUCKET, Server, ServerSpec, open_server
-from perf.work import MIB, Work
+from perf.work import MIB, Work, body_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,7 +134,7 @@ def test_each_operation_moves_all_bytes_and_finds_out_when_some_are_missing(
         stored = [path.read_bytes() for path in written(plain)]
         sizes = {each.size_bytes for each in works if each.operation.startswith("put")}
         assert {len(data) for data in stored} >= sizes
-        assert not any(any(data) for data in stored)
+        assert all(data == body_of(len(data)) for data in stored)
 
 
 @PEERS
@@ -173,8 +173,33 @@ async def test_where_wrk_is_missing_it_says_what_to_install(
         await wrk.get_many(work(Server(url="", kind="nginx"), "wrk", "get_many"))
 
 
-def test_ranges_and_pieces_are_the_whole_object() -> None:
+def test_body_is_made_once_and_is_no_zeros() -> None:
+    body = body_of(LARGE)
+    assert len(body) == LARGE
+    assert body.count(0) < LARGE / 100
+    assert body is work(Server(url="", kind="nginx"), "aioflux", "put_one").body()
+    assert body_of(10) == body[:10]
+
+
+def test_what_is_written_is_made_before_it_is_measured(plain: Server) -> None:
+    size = 64 * MIB
+    one = replace(work(plain, "aioflux", "put_one"), size_bytes=size, num_objects=1)
+    [told] = do([one])
+    assert "error" not in told, told
+    assert told["idle_bytes"] > size
+    assert told["peak_bytes"] - told["idle_bytes"] < size
+
+
+def test_file_that_is_written_is_made_before() -> None:
+    one = work(Server(url="", kind="nginx"), "transfer_manager", "put_one")
+    transfer_manager.prepare(one)
+    source = transfer_manager._source(LARGE)
+    assert transfer_manager._source.cache_info().hits == 1
+    assert source.path.read_bytes() == one.body()
+    transfer_manager._source.cache_clear()
+
+
+def test_ranges_are_the_whole_object() -> None:
     one = work(Server(url="", kind="nginx"), "aioflux", "get_one")
     assert ranges(one) == [(0, 5 * MIB), (5 * MIB, LARGE)]
-    assert [len(piece) for piece in pieces(one)] == [5 * MIB, 2 * MIB + 3]
     assert part_size_bytes(replace(one, range_size_bytes=1)) == 5 * MIB
