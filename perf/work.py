@@ -8,6 +8,7 @@ contenders may start side by side and still be measured one after the other. Lin
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import importlib
 import json
@@ -15,6 +16,7 @@ import os
 import random
 import re
 import resource
+import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -25,9 +27,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-__all__ = ["LOOPLESS", "WARM_UP_BYTES", "Work", "body_of", "bounded", "measure", "prepare"]
+__all__ = [
+    "LOOPLESS",
+    "WARM_UP_BYTES",
+    "Work",
+    "body_of",
+    "bounded",
+    "end_with_parent",
+    "measure",
+    "prepare",
+]
 
 MIB = 1024 * 1024
+_PR_SET_PDEATHSIG = 1
 LOOPLESS = frozenset({"aioflux_sync", "google", "requests", "transfer_manager", "wrk"})
 """Contenders that block in threads or in a process of their own; they run without uvloop."""
 TIMED = frozenset({"wrk"})
@@ -209,6 +221,11 @@ def _loop_factory(peer: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
+def end_with_parent() -> None:
+    """Have the kernel end this process when its parent dies, and likewise those forked from it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _wait_for_line() -> None:
     print("ready", flush=True)
     if not sys.stdin.readline():
@@ -217,6 +234,9 @@ def _wait_for_line() -> None:
 
 def main() -> None:
     """Do the work that the first argument describes."""
+    end_with_parent()
+    # What the kernel was asked for is not inherited.
+    os.register_at_fork(after_in_child=end_with_parent)
     fields = json.loads(sys.argv[1])
     fields["server_pids"] = tuple(fields.get("server_pids", ()))
     work = Work(**fields)

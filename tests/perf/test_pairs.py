@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from perf.servers import Server, ServerSpec
 from perf.work import WARM_UP_BYTES, Work
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -48,6 +50,12 @@ async def endless(work):
     Path(work.bucket, "child").write_text(str(child.pid))
     await asyncio.sleep(1000)
 
+async def asleep(work):
+    log(work, "begin")
+    forked = os.fork() or os.getpid()
+    Path(work.bucket, f"asleep-{os.getpid()}").touch()
+    await asyncio.sleep(1000)
+
 async def killed(work):
     os.kill(os.getpid(), 9)
 
@@ -66,7 +74,7 @@ async def busy(work):
         subprocess.run([sys.executable, "-c", "sum(range(10_000_000))"])
     return work.size_bytes * work.num_objects
 
-for name in ("steady", "short", "endless", "killed", "late", "hungry", "busy"):
+for name in ("steady", "short", "endless", "asleep", "killed", "late", "hungry", "busy"):
     module = types.ModuleType(f"perf.peers.{name}")
     module.get_many = globals()[name]
     sys.modules[module.__name__] = module
@@ -227,6 +235,41 @@ def test_contender_ends_when_nobody_waits_for_it(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (1, "ready\n")
     assert "nobody waits for this work any more" in done.stderr
+
+
+def test_contender_and_what_it_forked_end_when_its_parent_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "stand_ins.py"
+    script.write_text(STAND_INS)
+    command = [sys.executable, str(script), json.dumps(asdict(work("asleep", tmp_path)))]
+    parent = subprocess.Popen(
+        [sys.executable, "-c", f"import subprocess; subprocess.run({command!r})"],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("asleep-*"))) == 2)
+        pids = [int(path.name.removeprefix("asleep-")) for path in tmp_path.glob("asleep-*")]
+        assert parent.pid not in pids
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_until(lambda: not any(is_running(pid) for pid in pids))
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for something, but not for ever."""
+    until = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is a process that is more than a name."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_work_is_done_at_once_where_nobody_asks_to_wait(tmp_path: Path) -> None:
