@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import pkgutil
 import shlex
 import sys
 import time
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perf import _machine, _plot
+from perf import _machine, _plot, peers
 from perf._pairs import play
 from perf._report import lines_of, markdown, terminal_heading, terminal_row
 from perf._samples import judge, judge_memory, unplayed
@@ -141,15 +142,24 @@ def chosen_matches(scenario: Scenario, peers: Sequence[str]) -> list[Match]:
     return [match for match in matches if match.theirs.work.peer in peers]
 
 
+def known_peers() -> list[str]:
+    """Return the modules of `perf.peers` that are contenders."""
+    names = sorted(module.name for module in pkgutil.iter_modules(peers.__path__))
+    return [name for name in names if not name.startswith("_")]
+
+
 def chosen_scenarios(args: argparse.Namespace) -> list[Scenario]:
     """Return the scenarios to run, with everything that the command line changes of them.
 
     Raises:
-        ValueError: It names a scenario or a field that there is not, or a bad value.
+        ValueError: It names a scenario, a peer or a field that there is not, or a bad value.
     """
     names = args.scenarios or list(SCENARIOS)
     if unknown := [name for name in names if name not in SCENARIOS]:
         raise ValueError(f"unknown scenario {unknown[0]!r}; there are {', '.join(SCENARIOS)}")
+    known = known_peers()
+    if unknown := [peer for peer in args.peers if peer not in known]:
+        raise ValueError(f"unknown peer {unknown[0]!r}; there are {', '.join(known)}")
     settings: dict[str, str] = {}
     for setting in args.set:
         name, equals, value = setting.partition("=")

@@ -40,6 +40,8 @@ SHARES = {
     "transfer_manager": 0.03,
 }
 """How much of our objects a slower peer moves, so that its sample takes about as long as ours."""
+MAX_IN_FLIGHT = 100_000
+"""Most requests under way at once that can be asked for: each has a task and a connection."""
 _UNITS = {"KiB": KIB, "MiB": MIB, "GiB": 1024 * MIB}
 
 
@@ -161,6 +163,8 @@ class Scenario(ABC):
                 raise ValueError(f"{self.name} has no {name!r}; it has {', '.join(known)}")
             try:
                 changes[name] = _parsed(text, types[name])
+                if name == "in_flight":
+                    _check_in_flight(changes[name])
             except ValueError as exc:
                 raise ValueError(f"{name} of {self.name}: {exc}") from exc
         return replace(self, **changes)
@@ -202,6 +206,13 @@ def _typed(name: str, value: Any) -> str:
             if value >= size and value % size == 0:
                 return f"{value // size}{unit}"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _check_in_flight(value: int | tuple[int, ...]) -> None:
+    """Raise ValueError where more is to be under way than can be."""
+    most = max(value) if isinstance(value, tuple) else value
+    if most > MAX_IN_FLIGHT:
+        raise ValueError(f"must be at most {MAX_IN_FLIGHT:,}, is {most:,}")
 
 
 def _parsed(text: str, kind: Any) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from perf.__main__ import chosen_matches, chosen_scenarios, listing, parser
+from perf.__main__ import chosen_matches, chosen_scenarios, known_peers, listing, main, parser
 from perf.scenarios import SCENARIOS, Rival, Scenario
 from perf.scenarios.get_many import GetMany
 from perf.scenarios.latency import Latency
@@ -133,6 +133,13 @@ def test_set_takes_several_numbers_and_may_be_repeated() -> None:
         (("get-1KiB", "--set", "num_objects=0"), "must be at least 1, is '0'"),
         (("get-1KiB", "--set", "is_tls=1"), "must be true or false, not '1'"),
         (("latency", "--set", "latency_seconds=nan"), "must be finite and not negative"),
+        (
+            ("get-1KiB", "--peers", "obstore", "nosuch"),
+            "unknown peer 'nosuch'; there are aioflux, ",
+        ),
+        (("get-1KiB", "--peers", "_parts"), "unknown peer '_parts'; there are "),
+        (("get-1KiB", "--set", "in_flight=100001"), "in_flight of get-1KiB: must be at most 100,0"),
+        (("latency", "--set", "in_flight=1,100000000000"), "must be at most 100,000, is 100,000,"),
         (("latency", "--set", "in_flight="), "must be one or more values"),
     ],
 )
@@ -146,6 +153,18 @@ def test_bad_option_is_refused(argument: str, capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         parser().parse_args([argument])
     assert argument.partition("=")[0] in capsys.readouterr().err
+
+
+def test_every_peer_can_be_chosen() -> None:
+    assert {"aioflux", "obstore", "wrk", "transfer_manager"} <= set(known_peers())
+    assert len(chosen("get-1KiB", "--peers", *known_peers())) == 1
+
+
+def test_unknown_peer_ends_with_exit_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["get-1KiB", "--peers", "nosuch"])
+    assert caught.value.code == 2
+    assert "there are aioflux, aioflux_sync, aiohttp, " in capsys.readouterr().err
 
 
 def test_scale_changes_the_number_of_objects() -> None:
