@@ -203,14 +203,15 @@ def match_head(shape: Shape, data: bytes | bytearray, end: int) -> tuple[Respons
     return head, found.end()
 
 
-def _shape_of(lines: list[bytes], fields: Headers) -> Shape | None:
-    """What is known of heads with these names; None where that is too many already."""
+def _shape_of(lines: list[bytes], fields: Headers) -> Shape:
+    """What is known of heads with these names."""
     raw_names = [line.partition(b":")[0] for line in lines[1:]]
     joined = b":".join(raw_names)
     shape = _shapes.get(joined)
     if shape is None:
         if len(_shapes) >= _MAX_REMEMBERED_SHAPES:
-            return None
+            # The oldest: connections go on with the shape that they know.
+            del _shapes[next(iter(_shapes))]
         shape = _shapes[joined] = Shape(tuple(fields))
     if shape.pattern is None:
         shape.seen(raw_names)

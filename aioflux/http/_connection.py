@@ -191,10 +191,13 @@ class Connection(asyncio.BufferedProtocol):
     def write_held(self) -> None:
         """Let the request leave that is held, if it was not dropped meanwhile."""
         request_head, self._held = self._held, b""
-        if self._has_body:
-            self._send_slices(request_head)
-        elif request_head:
-            self._transport.write(request_head)
+        try:
+            if self._has_body:
+                self._send_slices(request_head)
+            elif request_head:
+                self._transport.write(request_head)
+        except Exception as error:  # the requests of others are written after it
+            self._fail(error)
 
     @property
     def is_stale(self) -> bool:
@@ -294,6 +297,9 @@ class Connection(asyncio.BufferedProtocol):
         elif self._waiter is None:
             # Bytes that nobody asked for: no telling what a next response would begin with.
             self.abort()
+        elif self._held:
+            # The same; the request has not left, and goes over another connection.
+            self._fail(ConnectionLostError("the server sent bytes that nobody had asked for"))
         else:
             try:
                 if self._streamed is None:
@@ -424,7 +430,8 @@ class Connection(asyncio.BufferedProtocol):
             head, shape = parse_head(bytes(self._scratch_view[:stop]))
             if head.status >= 200:
                 self._num_scratch = 0
-                self._shape = shape
+                if shape is not None and shape.pattern is not None:
+                    self._shape = shape
                 self._begin_response(head, stop, end)
                 return
             self._drop_interim(head, stop, end)

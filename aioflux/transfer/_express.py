@@ -128,15 +128,26 @@ class Express:
         self._ended = asyncio.get_running_loop().create_future()
         return self._ended
 
-    def stop(self) -> None:
-        """End what is under way, at once."""
+    def stop(self, error: BaseException) -> None:
+        """End what is under way, at once, with `error` as what became of the item."""
         self._session.deadlines.leave_runner(self)
+        ended, index = self._ended, self._index
         if self._exchange is not None:
             self._drop(asyncio.CancelledError())
         elif self._place is not None:
             self._session.limits.leave_line(self._place, self._end)
             self._place = None
             self._ahead.change(-self._end)
+        else:
+            # Cancelled after it was woken and before it ran, maybe for an item that was left to it.
+            assert ended is not None
+            is_woken = not ended.cancelled() and ended.exception() is None
+            left = ended.result() if is_woken else None
+            if left is None:
+                return
+            index = left[0]
+        # Whoever waits for it would wait without end.
+        self._shared.finish(index, None, error)
 
     # What the connection and the deadline call.
 
@@ -294,6 +305,7 @@ class Express:
             left = None if numbered is None else self._begin(*numbered)
         except BaseException as exc:  # of the iterator of the items: raised in the worker
             self._session.deadlines.leave_runner(self)
+            shared.exhausted = True
             ended.set_exception(exc)
             return
         if numbered is None:
@@ -311,8 +323,9 @@ class Express:
         """Hand the item to the worker."""
         ended = self._ended
         assert ended is not None
-        if ended.done():
+        if ended.done():  # the worker was cancelled in this turn of the loop
             self._ahead.change(-self._end)
+            self._shared.finish(self._index, None, asyncio.CancelledError())
         else:
             share = self._ahead.share(self._index, self._end)
             self._stand((self._index, Left(self._item, share, begun)))

@@ -94,6 +94,9 @@ class Shared(Generic[T, R]):
         except StopIteration:
             self.exhausted = True
             return None
+        except GeneratorExit as exc:
+            # It would end a worker, and with it the iteration, without a word.
+            raise RuntimeError("the iterator of the items raised GeneratorExit") from exc
         self.taken += 1
         return self.taken - 1, item
 
@@ -182,8 +185,8 @@ class Runner(Protocol[T_contra]):
         What is left need not be the item itself: `function` is called with it.
         """
 
-    def stop(self) -> None:
-        """End what is under way."""
+    def stop(self, error: BaseException) -> None:
+        """End what is under way, with `error` as what became of it."""
 
 
 async def _run(runner: Runner[T], index: int, item: T) -> tuple[int, Any] | None:
@@ -193,8 +196,8 @@ async def _run(runner: Runner[T], index: int, item: T) -> tuple[int, Any] | None
         return left
     try:
         return await left
-    except BaseException:
-        runner.stop()
+    except BaseException as exc:
+        runner.stop(exc)
         raise
 
 

@@ -158,7 +158,7 @@ class Session:
     def succeeded(self, key: str, result: object, num_bytes: int, began: float) -> None:
         """Count a first attempt that succeeded, and give back what it took from the limits."""
         self.limits.bytes.release(num_bytes)
-        self._succeeded(key, result, num_bytes, began)
+        self._succeeded(key, result, 0, began)
 
     def failed(self, key: str, error: BaseException, mark: int, num_bytes: int) -> None:
         """Count a first attempt that failed, and give back what it took from the limits."""
@@ -250,7 +250,7 @@ class Session:
         assert self.progress is not None
         try:
             self.progress(progress)
-        except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as exc:
+        except (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError) as exc:
             # These would end the event loop, and with it every other request, or be taken for the
             # end of the call.
             raise RuntimeError(f"the progress hook raised {exc!r}") from exc
