@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 STAND_INS = """
-import asyncio, os, subprocess, sys, types
+import asyncio, os, subprocess, sys, time, types
 from pathlib import Path
 
 from perf import work as runner
@@ -52,9 +52,9 @@ async def endless(work):
 
 async def asleep(work):
     log(work, "begin")
-    forked = os.fork() or os.getpid()
+    os.fork()
     Path(work.bucket, f"asleep-{os.getpid()}").touch()
-    await asyncio.sleep(1000)
+    time.sleep(1000)
 
 async def killed(work):
     os.kill(os.getpid(), 9)
