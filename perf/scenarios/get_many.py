@@ -64,7 +64,7 @@ SCENARIOS = (
         size_bytes=100 * KIB,
         num_objects=3_000,
         rivals=(
-            Rival(peer="obstore", at_least=1.8),
+            Rival(peer="obstore", at_least=1.8, share=1.0),
             Rival(peer="gcloud_aio", at_least=3.0),
             Rival(peer="google", at_least=8.0, share=0.05),
             Rival(peer="gcsfs"),
@@ -79,7 +79,7 @@ SCENARIOS = (
         num_objects=1_200,
         is_tls=True,
         rivals=(
-            Rival(peer="obstore", at_least=1.2, share=0.8),
+            Rival(peer="obstore", at_least=1.2, share=1.0),
             Rival(peer="gcloud_aio", at_least=1.5, share=0.5),
         ),
     ),
@@ -88,7 +88,7 @@ SCENARIOS = (
         size_bytes=MIB,
         num_objects=600,
         rivals=(
-            Rival(peer="obstore", at_least=1.1, share=0.8),
+            Rival(peer="obstore", at_least=1.1, share=1.0),
             Rival(peer="gcloud_aio", at_least=1.4, share=0.5),
             Rival(peer="transfer_manager", at_least=2.0, share=0.08),
         ),

@@ -199,6 +199,13 @@ def test_slower_peer_moves_fewer_objects() -> None:
     assert Rival(peer="wrk").num_objects(1000) == 1000
 
 
+@pytest.mark.parametrize("name", ["get-100KiB", "get-100KiB-tls", "get-1MiB", "latency"])
+def test_obstore_moves_as_many_objects_as_ours(name: str) -> None:
+    for match in SCENARIOS[name].matches():
+        if match.name == "obstore":
+            assert match.theirs.work.num_objects == match.ours.work.num_objects
+
+
 def test_list_names_scenarios_goals_and_parameters() -> None:
     text = listing()
     assert all(name in text for name in NAMES)
