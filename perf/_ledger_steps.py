@@ -310,7 +310,7 @@ class _ServiceReader:
             return
         size = self._reads.size_bytes
         self._key = key
-        if self._limits and self._session.take(size) is None:
+        if self._limits and self._session.limits.take(size) is None:
             self._turn.fail(RuntimeError("no place is free"))
             return
         self._exchange = self._service.begin_get(key, generation="", end=size, waiter=self)
