@@ -14,6 +14,14 @@ __all__ = ["nested"]
 T = TypeVar("T")
 
 
+def _leave(generator: AsyncGenerator[object, None]) -> None:
+    """Do nothing with an inner generator that is collected: the outer one closes it.
+
+    The loop knows the outer one. Without a finalizer Python would end the inner one by itself, where
+    it cannot await anything, and print that.
+    """
+
+
 class nested(Generic[T]):  # noqa: N801  a context manager like `contextlib.aclosing`
     """`aclosing` for an asynchronous generator that another one iterates.
 
@@ -45,7 +53,7 @@ class nested(Generic[T]):  # noqa: N801  a context manager like `contextlib.aclo
             return self._generator.__anext__()
         self._is_begun = True
         hooks = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(firstiter=None, finalizer=None)
+        sys.set_asyncgen_hooks(firstiter=None, finalizer=_leave)
         try:
             return self._generator.__anext__()
         finally:
