@@ -17,8 +17,8 @@ T = TypeVar("T")
 def _leave(generator: AsyncGenerator[object, None]) -> None:
     """Do nothing with an inner generator that is collected: the outer one closes it.
 
-    The loop knows the outer one. Without a finalizer Python would end the inner one by itself, where
-    it cannot await anything, and print that.
+    The loop knows the outer one. Without a finalizer Python would end the inner one by itself,
+    where it cannot await anything, and print that.
     """
 
 
