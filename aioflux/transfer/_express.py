@@ -305,7 +305,9 @@ class Express:
             left = None if numbered is None else self._begin(*numbered)
         except BaseException as exc:  # of the iterator of the items: raised in the worker
             self._session.deadlines.leave_runner(self)
+            # Now, and not when the worker runs: the consumer may look before it does.
             shared.exhausted = True
+            shared.crash = exc
             ended.set_exception(exc)
             return
         if numbered is None:
