@@ -141,11 +141,9 @@ class Pool:
         last, lane = self._last
         if origin is not last:
             lane = self._lane_of(origin)
+        check_headers(headers)
         if views or method in BODY_METHODS:
             headers = [*headers, (b"Content-Length", b"%d" % sum(map(len, views)))]
-            check_headers(headers[:-1])
-        else:
-            check_headers(headers)
         head = encode_head(method, target, headers, fixed=lane.fixed + fixed.encoded)
         if isinstance(into, memoryview):
             into = as_destination(into)
@@ -242,8 +240,9 @@ class Pool:
         """Write the request of a connection at the end of this turn of the loop.
 
         All that are begun in one turn leave together: a server is then woken by the first of them
-        and busy with it as the others arrive. On one machine with the server this is worth 54 of 75
-        us of the client's CPU for 1 KiB, and as much of the server's.
+        and busy with it as the others arrive. Beside nginx on one machine of two cores, a GET of
+        1 KiB through a store took 54 to 61 us of the client's CPU instead of 75 to 88, and half of
+        the server's.
         """
         if not self._held:
             asyncio.get_running_loop().call_soon(self._write_held)

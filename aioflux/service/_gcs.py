@@ -144,7 +144,9 @@ class GCSService(Service):
 
     def begin_get(self, key: str, *, generation: str, end: int, waiter: Waiter) -> Exchange | None:
         token = self._token.ready()
-        if token is WAIT:
+        # A generation that is none could end its line early; `get` refuses it.
+        is_plain = not generation or (generation.isascii() and generation.isdigit())
+        if token is WAIT or not is_plain:
             return None
         if token != self._fixed_token:
             self._fix_headers(token)

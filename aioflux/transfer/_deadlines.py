@@ -29,9 +29,9 @@ class Runner(Protocol):
 class Deadlines:
     """Ends what takes too long; as `asyncio.timeout`, for all of a store.
 
-    A task that enters leaves again, before it enters once more, and is cancelled where its time is
-    over; `expired` then tells whether that is why it was. A runner enters once for many requests:
-    a request of it costs nothing here.
+    A task that enters leaves again, and is cancelled where its time is over; `expired` then tells
+    whether that is why it was. What it does within that has no time of its own: the outer one ends
+    first. A runner enters once for many requests: a request of it costs nothing here.
 
     Args:
         seconds: Time that each request has.
@@ -47,16 +47,22 @@ class Deadlines:
         self._runners: set[Runner] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def enter(self, task: asyncio.Task[Any], now: float) -> None:
+    def enter(self, task: asyncio.Task[Any], now: float) -> bool:
         """Begin to watch a task.
 
         Args:
             task: The running task.
             now: The monotonic clock's time, in seconds.
+
+        Returns:
+            Whether it was not watched before: who entered it first lets it leave.
         """
+        if task in self._entered:
+            return False
         self._entered[task] = now, task.cancelling()
         if self._timer is None:
             self._come_in(self._seconds, asyncio.get_running_loop())
+        return True
 
     def leave(self, task: asyncio.Task[Any]) -> None:
         """Watch a task no more."""

@@ -119,11 +119,7 @@ class Shared(Generic[T, R]):
         self.done[index] = (result, error)
         if not self.ordered:
             self.finished.append(index)
-        consumer = self.consumer
-        if consumer is not None:
-            self.consumer = None
-            if not consumer.done():
-                consumer.set_result(None)
+        self.wake_consumer()
 
     def take_ready(self) -> tuple[list[R], BaseException | None]:
         """Return the results that the consumer may have now, and the failure after them."""

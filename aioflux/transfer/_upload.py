@@ -147,7 +147,7 @@ class ObjectWriter:
             ValueError: The writer is closed.
         """
         if self._closed:
-            raise ValueError(f"{self._uri} is written through a closed writer")
+            raise self._is_closed()
         self._session.refuse_in_child(self._request.key)
         self._raise_failure()
         view = memoryview(data).cast("B")
@@ -234,6 +234,9 @@ class ObjectWriter:
     def _uri(self) -> str:
         return self._session.service.uri(self._request.key)
 
+    def _is_closed(self) -> ValueError:
+        return ValueError(f"{self._uri} is written through a closed writer")
+
     def _part_size(self) -> int:
         return plan_part_size(len(self._parts) + 1, self._session.options.part_size_bytes)
 
@@ -263,6 +266,9 @@ class ObjectWriter:
                 self._session.cleanups,
             )
         await asyncio.shield(self._begun)
+        if self._closed:
+            # Aborted meanwhile: a part begun now would be one that nobody cancels.
+            raise self._ended_by or self._is_closed()
 
     async def _take(self, view: memoryview) -> None:
         if not self._buffer and view.nbytes >= 2 * self._session.options.max_buffered_bytes:

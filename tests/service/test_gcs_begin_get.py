@@ -170,6 +170,14 @@ async def test_a_key_that_no_object_can_have_sends_nothing(server: GCSServer, ke
         assert server.stats.operation("xml.objects.get").requests == 2
 
 
+@pytest.mark.parametrize("generation", ["1 HTTP/1.1\r\nX: y", "1&alt=media", "\u0661", "-1"])
+async def test_a_generation_that_is_none_is_left_to_get(server: GCSServer, generation: str) -> None:
+    async with opened(server.url) as service:
+        await warm(service)
+        assert Read(service, "a", generation=generation).exchange is None
+        assert server.stats.operation("xml.objects.get").requests == 1
+
+
 async def test_it_sends_what_get_sends(server: GCSServer) -> None:
     seen: list[Any] = []
 

@@ -174,6 +174,23 @@ async def test_a_large_put_whose_store_is_closed_is_told_so(server):
     assert server.stats.open_uploads == 0
 
 
+async def test_an_upload_that_is_heard_of_while_its_store_closes_sends_no_part(server):
+    """Its parts would be begun after those there were had been cancelled, and waited for."""
+    options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
+    store = aioflux.open_store("gs://bucket/e", endpoint_url=server.url, transfer=options)
+    with (
+        server.faults.inject("multipart.create", delay_seconds=0.2),
+        server.faults.inject("multipart.part", delay_seconds=60),
+    ):
+        putting = asyncio.create_task(store.put("big", bytes(40 << 20)))
+        await upload_is_open(server)
+        async with asyncio.timeout(5):
+            await store.aclose()
+            with pytest.raises(aioflux.StorageError, match="its store was closed"):
+                await putting
+    assert server.stats.open_uploads == 0
+
+
 async def test_closing_a_store_does_not_wait_for_another(server):
     """Its clean-up may hang on a service that no longer answers."""
     options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)

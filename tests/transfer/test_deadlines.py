@@ -318,3 +318,23 @@ async def test_an_answer_in_the_turn_of_the_deadline_leaves_no_cancellation_behi
     assert task is not None
     assert task.cancelling() == 0
     await asyncio.sleep(0)
+
+
+async def test_a_call_within_a_call_leaves_the_outer_one_its_deadline() -> None:
+    """As where an attempt finds out what became of another before it answers."""
+    rig = Rig("within")
+    limits = Limits(max_in_flight=2, max_in_flight_bytes=100)
+    retry = RetryPolicy(deadline_seconds=SECONDS)
+    session = Session(rig.service, rig.session.options, retry, limits)
+
+    async def answer(_: int) -> int:
+        return 1
+
+    async def outer(_: int) -> None:
+        assert await session.call("inner", answer) == 1
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(20):
+        with pytest.raises(TransientError, match=r"/outer came before the deadline"):
+            await session.call("outer", outer)
+    assert limits.requests.num_held == 0
