@@ -72,7 +72,7 @@ class Headers(dict[bytes, bytes]):
 class Shape:
     """Heads that have the same names in the same order, as those of one service have for ever.
 
-    They are read by one pattern, made for them: 4 us for 15 fields, where line by line takes 11.
+    They are read by one pattern, made for them, in a third of the time that it takes line by line.
 
     Attributes:
         names: The names in lower case; none comes twice.

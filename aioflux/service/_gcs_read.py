@@ -24,7 +24,7 @@ def is_whole(
 ) -> bool:
     """Tell whether an answer to a read of `[0, end)` is a whole object, beyond any doubt.
 
-    It is what most answers are, found at a fifth of the cost of `object_size`, which takes all that
+    It is what most answers are, found with less work than `object_size` does, which takes all that
     are taken here. The arguments are as there.
     """
     get = headers.get

@@ -7,25 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from perf.scenarios._scenario import KIB, OURS, Match, Rival, Scenario, Turn, duels, ready_objects
+from perf.scenarios._objects import ManyObjects
+from perf.scenarios._scenario import OURS, Match, Rival, Turn, duels, ready_objects
 from perf.servers import ServerSpec
-from perf.work import Work
 
 __all__ = ["SCENARIOS", "Faults"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Faults(Scenario):
+class Faults(ManyObjects):
     """Reads of whole objects, some of which meet a 503 or a reset."""
 
-    size_bytes: int = 100 * KIB
-    """Size of each object."""
     num_objects: int = 10_000
     """Objects of one sample."""
-    num_keys: int = 64
-    """Different objects."""
-    in_flight: int = 64
-    """Reads under way at once."""
     fault_rate: float = 0.01
     """Share of the reads that meet a 503, and again as many a reset."""
     clean_share: float = 0.9
@@ -46,15 +40,7 @@ class Faults(Scenario):
         return replace(self, num_objects=100, num_keys=4, in_flight=4, fault_rate=0.03)
 
     def _turn(self, rival: Rival, *, is_clean: bool = False) -> Turn:
-        work = Work(
-            peer=rival.peer,
-            operation="get_many",
-            url="",
-            size_bytes=self.size_bytes,
-            num_objects=rival.num_objects(self.num_objects),
-            num_keys=self.num_keys,
-            in_flight=self.in_flight,
-        )
+        work = self._work(rival, "get_many")
         fault_rate = 0.0 if is_clean else self.fault_rate
         spec = ServerSpec(kind="embedded", fault_rate=fault_rate, objects=ready_objects(work))
         return Turn(work=work, server=spec)

@@ -4,46 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from perf.scenarios._scenario import KIB, MIB, Match, Rival, Scenario, Turn, duels, ready_objects
+from perf.scenarios._objects import ManyObjects
+from perf.scenarios._scenario import KIB, MIB, Rival, Turn, ready_objects
 from perf.servers import ServerSpec
-from perf.work import Work
 
 __all__ = ["SCENARIOS", "GetMany"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GetMany(Scenario):
+class GetMany(ManyObjects):
     """Reads of whole objects, so many under way at once."""
 
-    size_bytes: int
-    """Size of each object."""
-    num_objects: int
-    """Objects that we read in one sample; a slower peer reads fewer."""
-    num_keys: int = 64
-    """Different objects."""
-    in_flight: int = 64
-    """Reads under way at once."""
     is_tls: bool = False
     """Whether the server speaks TLS 1.3."""
-
-    def matches(self) -> tuple[Match, ...]:
-        """See base class."""
-        return duels(self.rivals, self._turn)
 
     def toy(self) -> GetMany:
         """See base class."""
         return replace(self, num_objects=32, num_keys=4, in_flight=4)
 
     def _turn(self, rival: Rival) -> Turn:
-        work = Work(
-            peer=rival.peer,
-            operation="get_many",
-            url="",
-            size_bytes=self.size_bytes,
-            num_objects=rival.num_objects(self.num_objects),
-            num_keys=self.num_keys,
-            in_flight=self.in_flight,
-        )
+        work = self._work(rival, "get_many")
         return Turn(work=work, server=ServerSpec(tls=self.is_tls, objects=ready_objects(work)))
 
 

@@ -7,34 +7,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from perf.scenarios._scenario import MIB, Match, MemoryGoal, Rival, Scenario, Turn, duels
+from perf.scenarios._objects import OneObject
+from perf.scenarios._scenario import MIB, MemoryGoal, Rival, Turn
 from perf.servers import ServerSpec
-from perf.work import Work
 
 __all__ = ["SCENARIOS", "PutOne"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PutOne(Scenario):
+class PutOne(OneObject):
     """The write of one large object."""
 
-    size_bytes: int = 1024 * MIB
-    """Size of the object."""
     part_size_bytes: int = 16 * MIB
     """Size of a part."""
     in_flight: int = 4
     """Parts under way at once."""
     limit_bytes: int = 256 * MIB
     """Most memory that may be resident beside the caller's own bytes."""
-
-    @property
-    def displayed_bytes(self) -> int:
-        """See base class."""
-        return self.size_bytes
-
-    def matches(self) -> tuple[Match, ...]:
-        """See base class."""
-        return duels(self.rivals, self._turn)
 
     def memory_goal(self) -> MemoryGoal:
         """See base class. What is idle holds the object already."""
@@ -45,16 +34,7 @@ class PutOne(Scenario):
         return replace(self, size_bytes=12 * MIB, part_size_bytes=5 * MIB, in_flight=2)
 
     def _turn(self, rival: Rival) -> Turn:
-        work = Work(
-            peer=rival.peer,
-            operation="put_one",
-            url="",
-            size_bytes=self.size_bytes,
-            num_objects=1,
-            num_keys=1,
-            in_flight=self.in_flight,
-            range_size_bytes=self.part_size_bytes,
-        )
+        work = self._work(rival, "put_one", self.part_size_bytes)
         # The object as it was, its parts, and the whole that they become: at once.
         return Turn(work=work, server=ServerSpec(written_bytes=3 * self.size_bytes + 64 * MIB))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from perf.scenarios._scenario import KIB, OURS, Match, Rival, Scenario, Turn, duels, ready_objects
+from perf.scenarios._objects import ManyObjects
+from perf.scenarios._scenario import OURS, Match, Rival, Turn, duels, ready_objects
 from perf.servers import ServerSpec
-from perf.work import Work
 
 __all__ = ["SCENARIOS", "Sync"]
 
@@ -14,17 +14,9 @@ _FACADE = Rival(peer="aioflux_sync")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sync(Scenario):
+class Sync(ManyObjects):
     """Reads of whole objects from a thread that has no loop."""
 
-    size_bytes: int = 100 * KIB
-    """Size of each object."""
-    num_objects: int = 3_000
-    """Objects of one sample."""
-    num_keys: int = 64
-    """Different objects."""
-    in_flight: int = 64
-    """Reads under way at once."""
     async_share: float = 0.85
     """Share to reach of the asynchronous rate."""
 
@@ -43,15 +35,7 @@ class Sync(Scenario):
         return replace(self, num_objects=32, num_keys=4, in_flight=4)
 
     def _turn(self, rival: Rival) -> Turn:
-        work = Work(
-            peer=rival.peer,
-            operation="get_many",
-            url="",
-            size_bytes=self.size_bytes,
-            num_objects=rival.num_objects(self.num_objects),
-            num_keys=self.num_keys,
-            in_flight=self.in_flight,
-        )
+        work = self._work(rival, "get_many")
         return Turn(work=work, server=ServerSpec(objects=ready_objects(work)))
 
 
