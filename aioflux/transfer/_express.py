@@ -3,10 +3,10 @@
 connection --answer--> judge --> result --> next item --> request on the connection that is free now
 
 A coroutine for each object, with those that it awaits, costs as much again as half of the rest: on
-a transport that answers at once 61 microseconds of CPU per object, against 39 to 42 here. So nothing
-is awaited as long as all goes well, and there is no task, not even where the limit of requests
-makes one wait. What needs a second look (a failed attempt, a large object, bytes that do not match,
-no memory at once) is handed to a coroutine that does what `get` does.
+a transport that answers at once 61 microseconds of CPU per object, against 39 to 42 here. So
+nothing is awaited as long as all goes well, and there is no task, not even where the limit of
+requests makes one wait. What needs a second look (a failed attempt, a large object, bytes that do
+not match, no memory at once) is handed to a coroutine that does what `get` does.
 """
 
 from __future__ import annotations
