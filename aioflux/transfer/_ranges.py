@@ -11,16 +11,13 @@ and how far they came.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from aioflux._errors import ChecksumError, NotFoundError, StorageError, TransientError
 from aioflux.http._body import new_buffer
 from aioflux.transfer._checksums import combine_crc32c, crc32c
 from aioflux.transfer._fanout import gather, pair
-from aioflux.transfer._populate import populate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,10 +40,6 @@ __all__ = [
     "reads_twice",
     "size_error",
 ]
-
-
-_LEAVE_SECONDS: Final = 0.001
-"""Time for a request to leave."""
 
 
 class Pin(NamedTuple):
@@ -102,18 +95,15 @@ async def _fill(
     async def attempt(_: int) -> Body:
         nonlocal done
         room = memory()[done:]
-        # Once the request has left: the answer is on its way meanwhile.
-        soon = asyncio.get_running_loop().call_later(
-            _LEAVE_SECONDS, partial(populate, room, is_written=True)
-        )
         try:
-            body = await session.service.get(
-                key,
-                generation=pin.generation,
-                start=start + done,
-                end=start + length,
-                into=room,
-            )
+            async with session.populator.ahead_of(room):
+                body = await session.service.get(
+                    key,
+                    generation=pin.generation,
+                    start=start + done,
+                    end=start + length,
+                    into=room,
+                )
             if body.size != pin.size:
                 is_sure = body.size in told
                 told.add(body.size)
@@ -124,8 +114,6 @@ async def _fill(
                 # The last byte is always asked for again, so that a range is never empty.
                 done = min(done + exc.num_bytes_received, length - 1)
             raise
-        finally:
-            soon.cancel()
         return body
 
     await session.call(key, attempt, num_bytes=length)

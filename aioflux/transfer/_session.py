@@ -17,6 +17,7 @@ from aioflux._stats import Progress
 from aioflux.service._base import Body
 from aioflux.transfer._counters import Counters
 from aioflux.transfer._deadlines import Deadlines
+from aioflux.transfer._populate import Populator
 from aioflux.transfer._retry import RetryBudget, with_retry
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Session:
     pid: int = field(default_factory=os.getpid)
     budget: RetryBudget = field(init=False)
     deadlines: Deadlines = field(init=False)
+    populator: Populator = field(default_factory=Populator)
 
     def __post_init__(self) -> None:
         budget = RetryBudget(
@@ -240,6 +242,7 @@ class Session:
                 if left:
                     break  # they fail with the connections, and say so
         self.deadlines.close()
+        self.populator.close()
         await self.service.aclose()
 
     def moved(self, key: str, *, num_received: int = 0, num_sent: int = 0) -> None:

@@ -56,7 +56,7 @@ SCENARIOS = (
     GetMany(
         name="get-100KiB-tls",
         size_bytes=100 * KIB,
-        num_objects=1_200,
+        num_objects=3_000,
         is_tls=True,
         rivals=(
             Rival(peer="obstore", at_least=1.2, share=1.0),

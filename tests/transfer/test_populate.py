@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import mmap
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from aioflux.transfer import _populate
 from aioflux.transfer._download import fetch_into
-from aioflux.transfer._populate import populate
+from aioflux.transfer._populate import Populator, populate
 from aioflux.transfer._upload import WriteRequest, put
 from tests.transfer.rig import MIB, PART, pattern
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from tests.transfer.rig import Rig
 
 SIZE = 8 * MIB
+READ, WRITE = 22, 23
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="madvise(2) of Linux")
 
 
@@ -37,6 +40,9 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 
     def madvise(*args: int) -> int:
         calls.append(args)
+        # Only the thread may keep the caller waiting.
+        is_loop = threading.current_thread() is threading.main_thread()
+        assert is_loop == (args[2] == READ)
         return inner(*args)
 
     monkeypatch.setattr(_populate, "_madvise", madvise)
@@ -49,7 +55,7 @@ def test_what_was_never_touched_is_asked_for_once(advised: list[tuple[int, int, 
     ((begin, num_bytes, advice),) = advised
     assert begin % 4096 == 0
     assert num_bytes == SIZE - 3
-    assert advice == 22
+    assert advice == READ
     assert bytes(view[:10]) == bytes(10)
 
 
@@ -77,10 +83,69 @@ async def test_ranges_are_read_into_memory_that_is_there(
     is_slow = True
     assert await fetch_into(session, "a", view, start=0, meta=meta) == SIZE
     assert view == data
-    assert [(num_bytes, advice) for _, num_bytes, advice in advised] == [(SIZE // 2, 23)] * 2
+    assert [(num_bytes, advice) for _, num_bytes, advice in advised] == [(SIZE // 2, WRITE)] * 2
     is_slow = False
     assert await fetch_into(session, "a", view, start=0, meta=meta) == SIZE
     assert len(advised) == 2
+    await session.aclose()
+
+
+def populating_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if "aioflux-populate" in thread.name]
+
+
+async def test_the_thread_ends_with_the_store() -> None:
+    populator = Populator()
+    for _ in range(3):
+        async with populator.ahead_of(untouched(SIZE)):
+            await asyncio.sleep(0.02)
+    assert len(populating_threads()) == 1
+    populator.close()
+    for thread in populating_threads():
+        await asyncio.to_thread(thread.join, 5)
+    assert populating_threads() == []
+
+
+async def test_memory_is_let_go_of_before_the_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner may resize it then, also where the read was cancelled."""
+    begun = threading.Event()
+    num_calls = 0
+
+    def madvise(*_: int) -> int:
+        nonlocal num_calls
+        num_calls += 1
+        begun.set()
+        time.sleep(0.1)
+        return 0
+
+    monkeypatch.setattr(_populate, "_madvise", madvise)
+    monkeypatch.setattr(_populate, "_is_resident", lambda *_: False)
+    populator = Populator()
+    taken, waiting = bytearray(64 * MIB), bytearray(64 * MIB)
+
+    async def read(memory: bytearray) -> None:
+        with memoryview(memory) as view:
+            async with populator.ahead_of(view):
+                await asyncio.Event().wait()
+
+    reads = [asyncio.create_task(read(memory)) for memory in (taken, waiting)]
+    await asyncio.to_thread(begun.wait, 5)
+    for task in reads:
+        task.cancel()
+    await asyncio.gather(*reads, return_exceptions=True)
+    taken.clear()
+    waiting.clear()
+    populator.close()
+    assert num_calls == 1
+
+
+async def test_an_answer_that_is_quick_needs_no_thread(advised: list[tuple[int, int, int]]) -> None:
+    populator = Populator()
+    async with populator.ahead_of(untouched(SIZE)):
+        pass
+    await asyncio.sleep(0.01)
+    assert advised == []
+    populator.close()
 
 
 async def test_parts_are_sent_from_memory_that_is_there(
@@ -88,7 +153,7 @@ async def test_parts_are_sent_from_memory_that_is_there(
 ) -> None:
     await put(rig.session, WriteRequest("a"), untouched(2 * PART))
     assert rig.get("a") == bytes(2 * PART)
-    assert [(num_bytes, advice) for _, num_bytes, advice in advised] == [(PART, 22)] * 2
+    assert [(num_bytes, advice) for _, num_bytes, advice in advised] == [(PART, READ)] * 2
 
 
 def test_little_is_left_alone(advised: list[tuple[int, int, int]]) -> None:
