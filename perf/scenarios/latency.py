@@ -8,7 +8,7 @@ from functools import partial
 
 from perf.scenarios._scenario import KIB, OURS, Match, Rival, Scenario, Turn, duels, ready_objects
 from perf.servers import ServerSpec
-from perf.work import LOOPLESS, Work
+from perf.work import LOOPLESS, TIMED, Work
 
 __all__ = ["SCENARIOS", "Latency"]
 
@@ -68,7 +68,7 @@ class Latency(Scenario):
         """
         if in_flight == self.in_flight[0]:
             return self.rivals
-        return tuple(rival for rival in self.rivals if rival.peer not in LOOPLESS)
+        return tuple(rival for rival in self.rivals if rival.peer not in LOOPLESS - TIMED)
 
     def _turn(self, in_flight: int, rival: Rival, *, is_prompt: bool = False) -> Turn:
         ours = min(in_flight * self.num_rounds, self.max_objects)
@@ -93,6 +93,8 @@ SCENARIOS = (
             Rival(peer="obstore", at_least=1.0, share=1.0),
             Rival(peer="gcloud_aio", at_least=1.0, share=0.5),
             Rival(peer="google", at_least=1.0),
+            # Tells what the server can do: its timers are late, too.
+            Rival(peer="wrk"),
         ),
     ),
 )
