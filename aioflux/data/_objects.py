@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from aioflux import sync
 from aioflux._errors import NotFoundError
+from aioflux._listing import KeyColumn, Listing
 from aioflux._meta import ObjectMeta
-from aioflux.data._listing import KeyColumn, Listing
 from aioflux.data._sample import Sample
 
 if TYPE_CHECKING:

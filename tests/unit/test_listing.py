@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import ObjectMeta
-from aioflux.data._listing import KeyColumn, Listing
+from aioflux._listing import KeyColumn, Listing
 
 # Names of local files may hold surrogates, hence all of unicode.
 TEXTS = st.text(st.characters(), max_size=8)
