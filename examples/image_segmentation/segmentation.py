@@ -1,0 +1,235 @@
+"""Train a small 3D U-Net on volumes in a bucket; killed, it goes on from its newest checkpoint.
+
+    python examples/image_segmentation/segmentation.py                      server of its own
+    python examples/image_segmentation/segmentation.py --uri gs://bucket/segmentation
+
+The volumes are made: bright ellipsoids in noise that is stronger than they are, so that no
+threshold finds more than a third of them. `train/0017.npz` holds an image and the mask of what is to be found in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+import time
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import aioflux
+from aioflux.checkpoint import open_reader, open_writer
+from aioflux.data import IterableDataset, MapDataset, Sample
+from aioflux.testing import GCSServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+SIZE = 24
+"""Voxels along each edge of a volume."""
+NUM_VOLUMES = {"train": 40, "test": 8}
+BATCH_SIZE = 4
+NUM_KEPT = 2
+"""Checkpoints that stay: the newest, and one before it."""
+GOAL = 0.80
+
+Batch = tuple[torch.Tensor, torch.Tensor, tuple[str, ...]]
+
+
+def made_volume(number: int) -> tuple[NDArray[np.float16], NDArray[np.bool_]]:
+    """Return an image and its mask: the same ones whenever `number` is the same."""
+    random = np.random.default_rng(number)
+    mask = np.zeros((SIZE, SIZE, SIZE), dtype=bool)
+    places = np.indices(mask.shape).reshape(3, -1).T
+    for _ in range(3):
+        center, radii = random.uniform(6, SIZE - 6, 3), random.uniform(3, 7, 3)
+        inside = (((places - center) / radii) ** 2).sum(axis=1) < 1
+        mask |= inside.reshape(mask.shape)
+    image = mask + random.normal(scale=1.2, size=mask.shape)
+    return image.astype(np.float16), mask
+
+
+def missing_volumes(present: set[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield keys and bytes of the volumes that are not there yet."""
+    for number, (part, index) in enumerate(
+        (part, index) for part, count in NUM_VOLUMES.items() for index in range(count)
+    ):
+        key = f"{part}/{index:04d}.npz"
+        if key not in present:
+            image, mask = made_volume(number)
+            file = io.BytesIO()
+            np.savez(file, image=image, mask=mask)
+            yield key, file.getvalue()
+
+
+def decode(sample: Sample) -> tuple[torch.Tensor, torch.Tensor, str]:
+    """Make an image, its mask and its name of an object, in the process that reads it."""
+    with np.load(io.BytesIO(sample.data)) as arrays:
+        image, mask = arrays["image"].astype(np.float32), arrays["mask"].astype(np.float32)
+    return torch.from_numpy(image)[None], torch.from_numpy(mask)[None], sample.key[-8:-4]
+
+
+def convolutions(num_in: int, num_out: int) -> nn.Sequential:
+    """Return two convolutions, each with its norm."""
+    layers: list[nn.Module] = []
+    for num in (num_in, num_out):
+        layers += [nn.Conv3d(num, num_out, 3, padding=1), nn.InstanceNorm3d(num_out), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+class UNet(nn.Module):
+    """A 3D U-Net of two levels, with logits of the mask as output."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.down_1 = convolutions(1, width)
+        self.down_2 = convolutions(width, 2 * width)
+        self.bottom = convolutions(2 * width, 4 * width)
+        self.widen_2 = nn.ConvTranspose3d(4 * width, 2 * width, 2, stride=2)
+        self.up_2 = convolutions(4 * width, 2 * width)
+        self.widen_1 = nn.ConvTranspose3d(2 * width, width, 2, stride=2)
+        self.up_1 = convolutions(2 * width, width)
+        self.last = nn.Conv3d(width, 1, 1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return one logit for each voxel."""
+        first = self.down_1(images)
+        second = self.down_2(nn.functional.max_pool3d(first, 2))
+        bottom = self.bottom(nn.functional.max_pool3d(second, 2))
+        up = self.up_2(torch.cat([self.widen_2(bottom), second], dim=1))
+        up = self.up_1(torch.cat([self.widen_1(up), first], dim=1))
+        return self.last(up)
+
+
+def overlap(logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+    """Return the Dice coefficient: 1 where prediction and mask are the same, 0 where apart."""
+    predicted = logits.sigmoid()
+    return (2 * (predicted * masks).sum() + 1) / (predicted.sum() + masks.sum() + 1)
+
+
+class Training:
+    """What training changes as it goes, and what a checkpoint therefore holds."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = UNet()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=3e-2)
+        self.flips = torch.Generator().manual_seed(0)
+        self.step = 0
+
+    def learn(self, images: torch.Tensor, masks: torch.Tensor) -> float:
+        """Take one step on a batch, flipped along axes that are drawn; return the loss."""
+        axes = [axis for axis in (2, 3, 4) if torch.rand(1, generator=self.flips) < 0.5]
+        masks = masks.flip(axes)
+        self.optimizer.zero_grad()
+        logits = self.model(images.flip(axes))
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, masks)
+        loss = loss + 1 - overlap(logits, masks)
+        loss.backward()
+        self.optimizer.step()
+        self.step += 1
+        return loss.item()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` takes."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "flips": self.flips.get_state(),
+            "step": self.step,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.flips.set_state(state["flips"])
+        self.step = state["step"]
+
+
+def save(store: aioflux.sync.Store, state: dict[str, Any], endpoint_url: str | None) -> None:
+    """Write a checkpoint, which is there when it is whole, and delete those that are too old."""
+    uri = f"{store.uri}checkpoints/{state['training']['step']:06d}.pt"
+    with open_writer(uri, endpoint_url=endpoint_url) as file:
+        torch.save(state, file)
+    store.delete_many(store.list_all("checkpoints/")[:-NUM_KEPT])
+
+
+def newest(store: aioflux.sync.Store, endpoint_url: str | None) -> dict[str, Any] | None:
+    """Return the newest checkpoint, None where there is none yet."""
+    checkpoints = store.list_all("checkpoints/")
+    if not checkpoints:
+        return None
+    with open_reader(checkpoints[-1].uri, endpoint_url=endpoint_url) as file:
+        return torch.load(file)
+
+
+def train(
+    store: aioflux.sync.Store, arguments: argparse.Namespace, endpoint: str | None
+) -> nn.Module:
+    """Train from the newest checkpoint on, and return the model."""
+    training = Training()
+    dataset = IterableDataset(f"{store.uri}train", transform=decode, endpoint_url=endpoint)
+    batches: DataLoader[Batch] = DataLoader(dataset, batch_size=BATCH_SIZE)
+    state = newest(store, endpoint)
+    if state is not None:
+        training.load_state_dict(state["training"])
+        print(f"resumed from step {training.step}", flush=True)
+    num_steps = NUM_VOLUMES["train"] // BATCH_SIZE
+    for epoch in range(training.step // num_steps, arguments.epochs):
+        done = training.step % num_steps
+        for images, masks, names in itertools.islice(batches, done, None):
+            loss = training.learn(images, masks)
+            print(
+                f"epoch {epoch} step {training.step:>3} loss {loss:.3f}: {' '.join(names)}",
+                flush=True,
+            )
+            if training.step % arguments.save_every == 0:
+                save(store, {"training": training.state_dict()}, endpoint)
+    return training.model.eval()
+
+
+def run(uri: str, arguments: argparse.Namespace, endpoint: str | None = None) -> None:
+    """Make the volumes that are missing, train, and find what is in volumes never seen."""
+    torch.set_num_threads(1)  # more would wait for each other: the network is small
+    with aioflux.sync.open_store(uri, endpoint_url=endpoint) as store:
+        present = {meta.key for meta in store.list()}
+        stored = sum(1 for _ in store.put_many(missing_volumes(present)))
+        print(f"made {stored} volumes", flush=True)
+        begun = time.perf_counter()
+        model = train(store, arguments, endpoint)
+        print(f"trained for {time.perf_counter() - begun:.1f} s")
+
+    test = MapDataset(f"{store.uri}test", transform=decode, endpoint_url=endpoint)
+    images, masks, _ = next(iter(DataLoader(test, batch_size=len(test))))
+    with torch.no_grad():
+        found = overlap((model(images) > 0) * 1e3 - 500, masks).item()
+    weights = torch.cat([value.flatten() for value in model.state_dict().values()])
+    print(f"weights {zlib.crc32(weights.numpy().tobytes()):08x}")
+    print(f"overlap with the masks of {len(test)} test volumes: {found:.1%}")
+    if found < GOAL:
+        raise SystemExit("the example failed")
+
+
+def main() -> None:
+    """Choose the bucket and run."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--uri", help="where the run keeps its objects, such as gs://bucket/run-1")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--save-every", type=int, default=5, metavar="STEPS")
+    arguments = parser.parse_args()
+    if arguments.uri is None:
+        with GCSServer(buckets=("bucket",)) as server:
+            run("gs://bucket/segmentation", arguments, server.url)
+    else:
+        run(arguments.uri, arguments)
+
+
+if __name__ == "__main__":
+    main()
