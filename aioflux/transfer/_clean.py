@@ -16,24 +16,16 @@ from aioflux.service._base import Source
 from aioflux.transfer._delete import delete_many
 from aioflux.transfer._fanout import bounded_map
 from aioflux.transfer._listing import list_pages
-from aioflux.transfer._upload import TEMPORARY_PREFIX
+from aioflux.transfer._staged import COMPOSITE_PREFIX, is_staged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
 
     from aioflux._meta import ObjectMeta, OpenUpload
     from aioflux.transfer._session import Session
 
-__all__ = ["COMPOSITE_PREFIX", "clean", "stale_objects", "stale_uploads"]
-
-COMPOSITE_PREFIX = "aioflux-composed-objects/"
-"""Composites that serve one download are below this, in some store's prefix."""
-
-
-def is_temporary(key: str) -> bool:
-    """Tell whether a key is one of those that only aioflux writes, for a while."""
-    return any(f"/{prefix}" in f"/{key}" for prefix in (TEMPORARY_PREFIX, COMPOSITE_PREFIX))
+__all__ = ["clean", "stale_objects", "stale_uploads"]
 
 
 def stale_uploads(
@@ -53,7 +45,7 @@ def stale_objects(
     return [
         meta
         for meta in metas
-        if is_temporary(meta.key)
+        if is_staged(meta.key)
         and meta.updated is not None
         and _age(meta.updated, now) >= older_than_seconds
     ]
@@ -66,8 +58,13 @@ def _age(since: datetime, now: datetime) -> float:
 async def clean(
     session: Session, prefix: str, *, now: datetime, older_than_seconds: float, dry_run: bool
 ) -> CleanResult:
-    """Abort and delete what is stale below a prefix, and tell what became of it."""
-    found = await session.call(prefix, lambda _: session.service.list_uploads(prefix))
+    """Abort and delete what is stale below a prefix, and tell what became of it.
+
+    Below `COMPOSITE_PREFIX` nobody uploads, so that to sweep it takes no permission to see uploads.
+    """
+    found: Sequence[OpenUpload] = ()
+    if f"/{COMPOSITE_PREFIX}" not in f"/{prefix}":
+        found = await session.call(prefix, lambda _: session.service.list_uploads(prefix))
     uploads = stale_uploads(found, now=now, older_than_seconds=older_than_seconds)
     uploads.sort(key=lambda upload: (upload.key, upload.upload_id))
     objects: list[ObjectMeta] = []

@@ -25,13 +25,24 @@ if TYPE_CHECKING:
 __all__ = ["compose", "copy"]
 
 
-async def compose(session: Session, request: WriteRequest, sources: Sequence[Source]) -> ObjectMeta:
+async def compose(
+    session: Session,
+    request: WriteRequest,
+    sources: Sequence[Source],
+    *,
+    metas: Sequence[ObjectMeta] = (),
+) -> ObjectMeta:
     """Concatenate `sources` into one object.
 
     Where the destination is one of its own sources (an append), they are pinned first, so that an
     attempt which is repeated after a lost answer cannot append twice.
+
+    Args:
+        session: Where.
+        request: What to make of them.
+        sources: Objects, in order.
+        metas: What a listing said of them; saves the looks after a lost answer.
     """
-    metas: list[ObjectMeta] = []
     if any(source.key == request.key for source in sources):
         metas = await gather(_head(session, source) for source in sources)
         sources = [Source(key=meta.key, generation=meta.generation) for meta in metas]

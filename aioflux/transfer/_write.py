@@ -17,7 +17,7 @@ from aioflux.service._base import Precondition
 from aioflux.transfer._checksums import crc32c
 from aioflux.transfer._delete import delete
 from aioflux.transfer._lost import Fate, call_or_find, find_written
-from aioflux.transfer._staged import TEMPORARY_PREFIX, is_staged
+from aioflux.transfer._staged import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_staged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,12 +43,15 @@ class WriteRequest:
     """Media type; empty for the service's default."""
     metadata: Mapping[str, str] | None = None
     """The user's own metadata."""
+    is_temporary: bool = False
+    """It is one of those objects of aioflux itself that listings leave out."""
 
     def __post_init__(self) -> None:
-        if is_staged(self.key):
+        if is_staged(self.key) and not self.is_temporary:
             raise ValueError(
                 f"{self.key!r} cannot be written: listings leave out what is below "
-                f"{TEMPORARY_PREFIX!r}, where aioflux keeps uploads under way; take another key"
+                f"{TEMPORARY_PREFIX!r} and {COMPOSITE_PREFIX!r}, where aioflux keeps what is "
+                "there for a while; take another key"
             )
 
 
