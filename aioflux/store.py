@@ -448,19 +448,29 @@ class Store:
             yield writer
 
     @asynccontextmanager
-    async def open_reader(self, key: str | ObjectMeta) -> AsyncIterator[ObjectReader]:
+    async def open_reader(
+        self, key: str | ObjectMeta, *, read_ahead_bytes: int | None = None
+    ) -> AsyncIterator[ObjectReader]:
         """Read an object piece by piece: `async with store.open_reader(key) as reader: ...`.
 
-        Pinned to the generation it has now. Ranges are fetched ahead up to
-        `TransferOptions.max_buffered_bytes`.
+        Pinned to the generation it has now. Ranges are fetched ahead.
+
+        Args:
+            key: Name of the object, or its metadata, which pins the generation that was seen.
+            read_ahead_bytes: The most that is held, in two ranges or more;
+                `TransferOptions.max_buffered_bytes` by default.
 
         Raises:
+            ValueError: `read_ahead_bytes` is not above 0.
             NotFoundError: No object has this key, or not in the generation that was listed.
             ChecksumError: What was read is not what the service holds; raised at the latest where
                 the end would be told, or where the reader is left early.
         """
         name, meta = parse_key(key)
-        reader = ObjectReader(self._session(), meta or await self.head(name))
+        if read_ahead_bytes is not None and read_ahead_bytes <= 0:
+            raise ValueError(f"read_ahead_bytes must be above 0, not {read_ahead_bytes}")
+        found = meta or await self.head(name)
+        reader = ObjectReader(self._session(), found, read_ahead_bytes=read_ahead_bytes)
         async with reader:
             yield reader
 

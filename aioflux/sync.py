@@ -250,9 +250,12 @@ class Store:
             yield ObjectWriter(held)
 
     @contextmanager
-    def open_reader(self, key: str | ObjectMeta) -> Iterator[ObjectReader]:
+    def open_reader(
+        self, key: str | ObjectMeta, *, read_ahead_bytes: int | None = None
+    ) -> Iterator[ObjectReader]:
         """Read an object piece by piece, at the generation that it has now."""
-        with bridge.entered(self._store.open_reader(key)) as held:
+        reader = self._store.open_reader(key, read_ahead_bytes=read_ahead_bytes)
+        with bridge.entered(reader) as held:
             yield ObjectReader(held)
 
     def compose(

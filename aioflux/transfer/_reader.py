@@ -37,8 +37,8 @@ _MAX_READS = 3
 class ObjectReader:
     """An object opened for reading at one generation.
 
-    Holds at most `TransferOptions.max_buffered_bytes` of ranges, and fetches nothing while nobody
-    reads beyond that.
+    Holds at most `TransferOptions.max_buffered_bytes` of ranges, or the `read_ahead_bytes` that it
+    was opened with, and fetches nothing while nobody reads beyond that.
 
     Where all of the object is read, in whatever order, its crc32c is compared before the last of
     its ranges is handed out. Where it does not match, what was not yet handed out is read again; an
@@ -51,14 +51,19 @@ class ObjectReader:
     from `GCSServerProcess`, on two cores that were shared.
     """
 
-    def __init__(self, session: Session, meta: ObjectMeta) -> None:
+    def __init__(
+        self, session: Session, meta: ObjectMeta, *, read_ahead_bytes: int | None = None
+    ) -> None:
         self.meta = meta
         self._session = session
         self._pin = Pin(meta.generation, meta.size)
         self._position = 0
         self._next = 0
         options = session.options
-        self._step = min(options.range_size_bytes, options.max_buffered_bytes)
+        self._max_held = read_ahead_bytes or options.max_buffered_bytes
+        # One range is read from while another arrives.
+        half = max(1, self._max_held // 2) if read_ahead_bytes else self._max_held
+        self._step = min(options.range_size_bytes, half)
         self._plan = plan_ranges(0, meta.size, self._step)
         self._ranges: OrderedDict[int, asyncio.Task[bytes]] = OrderedDict()
         self._dropped: set[asyncio.Task[bytes]] = set()
@@ -178,7 +183,7 @@ class ObjectReader:
 
     def _window(self) -> int:
         """Ranges that are held at once; a copy that is only compared takes as much."""
-        ranges = self._session.options.max_buffered_bytes // self._step
+        ranges = self._max_held // self._step
         return max(1, ranges // 2 if self._reads_twice() else ranges)
 
     def _start(self, index: int) -> None:
