@@ -24,6 +24,7 @@ from aioflux._errors import (
     NotFoundError,
     PermissionDeniedError,
     PreconditionFailedError,
+    RecordError,
     StorageError,
     TransientError,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "PreconditionFailedError",
     "Progress",
     "ProgressHook",
+    "RecordError",
     "RetryPolicy",
     "StorageError",
     "Store",

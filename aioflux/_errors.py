@@ -7,6 +7,7 @@
     │   ├── AlreadyExistsError       (FileExistsError)   mode="create"
     │   ├── PreconditionFailedError  the object changed under the caller
     │   ├── ChecksumError            bytes received or sent do not match
+    │   ├── RecordError              an object was read, but not as the records it should hold
     │   └── TransientError           attempts ran out; __cause__ is the last failure
     ├── CredentialsError
     └── CheckpointError
@@ -33,6 +34,7 @@ __all__ = [
     "NotFoundError",
     "PermissionDeniedError",
     "PreconditionFailedError",
+    "RecordError",
     "StorageError",
     "TransientError",
 ]
@@ -87,6 +89,10 @@ class PreconditionFailedError(StorageError):
 
 class ChecksumError(StorageError):
     """Bytes that were received or sent do not match their checksum."""
+
+
+class RecordError(StorageError):
+    """The bytes of an object are not the records that they should be: torn, cut off or invalid."""
 
 
 class TransientError(StorageError):

@@ -31,6 +31,7 @@ PUBLIC = {
     "PreconditionFailedError",
     "Progress",
     "ProgressHook",
+    "RecordError",
     "RetryPolicy",
     "StorageError",
     "Store",
