@@ -4,7 +4,8 @@
     python examples/image_segmentation/segmentation.py --uri gs://bucket/segmentation
 
 The volumes are made: bright ellipsoids in noise that is stronger than they are, so that no
-threshold finds more than a third of them. `train/0017.npz` holds an image and the mask of what is to be found in it.
+threshold finds more than a third of them. `train/0017.npz` holds an image and the mask of what is
+to be found in it.
 """
 
 from __future__ import annotations
