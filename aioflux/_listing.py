@@ -6,6 +6,7 @@ parent's pages, and it pickles at the speed of a copy for spawned ones.
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeAlias
@@ -50,6 +51,10 @@ class KeyColumn:
     def __getitem__(self, index: int) -> str:
         start, end = self._ends[index], self._ends[index + 1]
         return self._text[start:end].decode("utf-8", "surrogatepass")
+
+    def checksum(self) -> int:
+        """Return a CRC32 of the strings and where they end: the same for the same strings."""
+        return zlib.crc32(self._ends, zlib.crc32(self._text))
 
 
 class Listing:
@@ -104,6 +109,16 @@ class Listing:
         self._crc32c.append(_NONE if meta.crc32c is None else meta.crc32c)
         updated = _NONE if meta.updated is None else (meta.updated - _EPOCH) // _MICROSECOND
         self._updated.append(updated)
+
+    @property
+    def keys(self) -> KeyColumn:
+        """The keys, in order."""
+        return self._key
+
+    @property
+    def sizes(self) -> array[int]:
+        """The sizes, in order, in bytes."""
+        return self._size
 
     def __len__(self) -> int:
         return len(self._size)
