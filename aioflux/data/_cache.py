@@ -1,0 +1,405 @@
+"""Cache: bytes of objects on a local disk, shared by processes and runs, bounded, least used first.
+
+    <directory>/objects/ab/cdef...   one entry: header, data; its mtime is the time of its last use
+               /incoming/            entries being written; renamed into place when whole
+               /ledger               8 bytes for every change of the bytes in `objects`
+               /lock                 held by whoever evicts; never waited for
+
+An entry is there whole or not at all, because it is renamed into place, and is read only where its
+checksum holds: no moment of a SIGKILL leaves one that lies. What is lost with the machine's power
+is found by the checksum. Nobody waits for a lock: who finds it held does without.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import struct
+import time
+from array import array
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import google_crc32c
+
+from aioflux._errors import ChecksumError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from aioflux._meta import ObjectMeta
+
+__all__ = ["Cache"]
+
+_log = logging.getLogger("aioflux")
+
+_HEADER = struct.Struct("<8sQI")
+_MAGIC = b"aioflux1"
+_CHANGE = struct.Struct("<q")
+
+_KEPT_SHARE = 0.9
+"""What an eviction leaves of the bound: it looks at every entry, which 3 us each would make dear
+if it were done for every object that comes in."""
+_LEFT_OVER_SECONDS = 900.0
+"""Age at which an unfinished entry is taken for that of a process that died."""
+_PAUSE_SECONDS = 30.0
+"""Time for which nothing is stored after the disk has refused."""
+_READ_BYTES = 1 << 30
+"""The most that is asked of one read: Linux returns 2 GiB less 4 KiB at most."""
+
+_Entry = tuple[int, int, str]
+"""mtime in nanoseconds, size, path."""
+
+
+class Cache:
+    """Objects on a local disk, by uri and generation.
+
+    The directory may be shared by any number of processes and runs, also by such with another
+    `max_bytes`; each keeps to its own. Entries that were used least recently go first. What cannot
+    be stored, because the disk is full or another process is making room just then, is not stored:
+    a warning of the logger "aioflux" tells of a disk that refuses. Objects whose service gives them
+    neither a generation nor an etag are not kept, since nothing would tell a changed one.
+
+    Use a local directory: on a network file system a hit would be a transfer again.
+
+    It pickles and forks as its settings; files are opened as they are needed.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, max_bytes: int) -> None:
+        """Open a cache, and make its directory where there is none.
+
+        Args:
+            directory: Where it is, on a local disk.
+            max_bytes: The most that its entries take, in bytes; the file system's own needs, such
+                as whole blocks, come on top.
+
+        Raises:
+            OSError: The directory cannot be made.
+            ValueError: `max_bytes` is not above 0.
+        """
+        if max_bytes <= 0:
+            raise ValueError(f"max_bytes of a cache must be above 0, not {max_bytes!r}")
+        self.directory = os.path.abspath(os.fspath(directory))
+        self.max_bytes = max_bytes
+        self._prepare()
+        self._start()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restore, (self.directory, self.max_bytes)
+
+    def __repr__(self) -> str:
+        return f"<Cache {self.directory}, {self.max_bytes:,} bytes at most>"
+
+    def _prepare(self) -> None:
+        # What the objects hold may be for the eyes of few.
+        os.makedirs(self._in("objects"), mode=0o700, exist_ok=True)
+        os.makedirs(self._in("incoming"), mode=0o700, exist_ok=True)
+
+    def _start(self) -> None:
+        self._ledger = _Ledger(self._in("ledger"))
+        self._is_measured = False
+        self._paused_until = 0.0
+
+    def _in(self, *names: str) -> str:
+        return os.path.join(self.directory, *names)
+
+    def _path(self, meta: ObjectMeta) -> str | None:
+        identity = meta.generation or meta.etag
+        if not identity:
+            return None
+        text = f"{meta.uri}\0{identity}".encode("utf-8", "surrogatepass")
+        name = hashlib.sha256(text).hexdigest()
+        return self._in("objects", name[:2], name[2:])
+
+    def get(self, meta: ObjectMeta) -> bytes | None:
+        """Return the bytes of an object, verified, or None where they are not here.
+
+        An entry that is damaged is dropped, and a warning tells of it.
+        """
+        path = self._path(meta)
+        if path is None:
+            return None
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            self._tell(f"cannot read {path}", exc)
+            return None
+        try:
+            data = _read_entry(file, meta)
+        except _DamagedError as exc:
+            _log.warning("the cache's copy of %s is dropped: %s (%s)", meta.uri, exc, path)
+            self._remove(path)
+            return None
+        except OSError as exc:
+            self._tell(f"cannot read {path}", exc)
+            return None
+        else:
+            now = time.time_ns()
+            with suppress(OSError):  # a cache that may only be read still serves
+                os.utime(file, ns=(now, now))
+            return data
+        finally:
+            os.close(file)
+
+    def put(self, meta: ObjectMeta, data: bytes | bytearray | memoryview) -> bool:
+        """Keep the bytes of an object, and make room for them.
+
+        Returns:
+            Whether they are kept.
+
+        Raises:
+            ChecksumError: They are not what the metadata says of the object.
+        """
+        content = data if isinstance(data, bytes) else bytes(data)
+        path = self._path(meta)
+        size = _HEADER.size + len(content)
+        if path is None or size > self.max_bytes or time.monotonic() < self._paused_until:
+            return False
+        checksum = int(google_crc32c.value(content))
+        expected = checksum if meta.crc32c is None else meta.crc32c
+        if len(content) != meta.size or checksum != expected:
+            raise ChecksumError(
+                f"{meta.uri} is not cached: {len(content)} bytes with crc32c {checksum:#010x} are "
+                f"not the {meta.size} bytes with crc32c {expected:#010x} that it has; read it "
+                "again",
+                uri=meta.uri,
+            )
+        header = _HEADER.pack(_MAGIC, len(content), checksum)
+        try:
+            try:
+                return self._keep(path, header, content)
+            except FileNotFoundError:  # somebody has removed the directory
+                self._prepare()
+                return self._keep(path, header, content)
+        except OSError as exc:
+            self._paused_until = time.monotonic() + _PAUSE_SECONDS
+            self._tell(f"stores nothing for the next {_PAUSE_SECONDS:.0f} seconds", exc)
+            return False
+
+    def _tell(self, what: str, error: OSError) -> None:
+        _log.warning("the cache in %s %s: %s", self.directory, what, error)
+
+    def _keep(self, path: str, header: bytes, content: bytes) -> bool:
+        size = len(header) + len(content)
+        if not self._has_room(size):
+            return False
+        try:
+            self._store(path, header, content)
+        except BaseException:
+            with suppress(OSError):  # the next eviction measures
+                self._ledger.add(-size)
+            raise
+        return True
+
+    def _store(self, path: str, header: bytes, content: bytes) -> None:
+        # The name of each attempt is its own, also in a child that was forked in the middle of one.
+        incoming = self._in("incoming", f"{os.getpid()}-{os.urandom(8).hex()}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        file = os.open(incoming, flags, 0o600)
+        try:
+            try:
+                _write_all(file, (header, content))
+            finally:
+                os.close(file)
+            try:
+                os.replace(incoming, path)
+            except FileNotFoundError:  # the first with these two letters
+                os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+                os.replace(incoming, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(incoming)
+            raise
+
+    def _has_room(self, size: int) -> bool:
+        """Take room for `size` bytes, removing others where there is too little; tell whether."""
+        # Taken before it is looked at, so that of two processes at the last gap not both fill it.
+        self._ledger.add(size)
+        if self._is_measured and self._ledger.total() <= self.max_bytes:
+            return True
+        with self._evicting() as is_mine:
+            if is_mine:
+                self._evict(size)
+                self._is_measured = True
+                return True
+        # Somebody else is at it, and more must not come in meanwhile than is known to fit.
+        if self._ledger.total() <= self.max_bytes:
+            return True
+        self._ledger.add(-size)
+        return False
+
+    @contextmanager
+    def _evicting(self) -> Iterator[bool]:
+        """Take the lock where it is free; the kernel gives back that of a process that dies.
+
+        A lock of `lockf` is not inherited by children, which would go on holding that of `flock`.
+        """
+        file = os.open(self._in("lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):  # POSIX allows either
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(file)
+
+    def _evict(self, size: int) -> None:
+        """Measure what there is, and remove what was used least recently until `size` fits."""
+        now = time.time()
+        total = self._sweep_incoming(now)
+        entries = list(_entries(self._in("objects")))
+        total += sum(entry[1] for entry in entries)
+        if total + size > self.max_bytes:
+            room = max(0, min(int(self.max_bytes * _KEPT_SHARE), self.max_bytes - size))
+            for path, num_bytes in _oldest(entries, total - room):
+                with suppress(FileNotFoundError):  # its reader found it damaged
+                    os.unlink(path)
+                total -= num_bytes
+        self._ledger.restart(total + size)
+
+    def _sweep_incoming(self, now: float) -> int:
+        """Remove what dead processes were writing; return the bytes of what is being written."""
+        total = 0
+        for _, num_bytes, path in _files(self._in("incoming")):
+            with suppress(FileNotFoundError):
+                if now - os.stat(path).st_mtime > _LEFT_OVER_SECONDS:
+                    os.unlink(path)
+                else:
+                    total += num_bytes
+        return total
+
+    def _remove(self, path: str) -> None:
+        with suppress(OSError):  # gone, or it cannot be removed: it is no hit either way
+            num_bytes = os.stat(path).st_size
+            os.unlink(path)
+            self._ledger.add(-num_bytes)
+
+
+def _restore(directory: str, max_bytes: int) -> Cache:
+    return Cache(directory, max_bytes=max_bytes)
+
+
+class _DamagedError(Exception):
+    """An entry is not what was stored."""
+
+
+def _read_entry(file: int, meta: ObjectMeta) -> bytes:
+    header = os.read(file, _HEADER.size)
+    if len(header) < _HEADER.size:
+        raise _DamagedError("it is shorter than its header")
+    magic, size, checksum = _HEADER.unpack(header)
+    if magic != _MAGIC:
+        raise _DamagedError("it does not begin as entries do")
+    if size != meta.size or (meta.crc32c is not None and checksum != meta.crc32c):
+        raise _DamagedError("it is of other bytes than the object has")
+    if os.fstat(file).st_size != _HEADER.size + size:
+        raise _DamagedError(f"it has not the {size} bytes that it should have")
+    pieces = []
+    while size and (piece := os.read(file, min(size, _READ_BYTES))):
+        pieces.append(piece)
+        size -= len(piece)
+    data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    if size or google_crc32c.value(data) != checksum:
+        raise _DamagedError("its bytes do not match their checksum")
+    return data
+
+
+def _write_all(file: int, pieces: tuple[bytes, bytes]) -> None:
+    header, content = pieces
+    written = os.writev(file, pieces)
+    if written < len(header):
+        os.write(file, header[written:])
+        written = len(header)
+    view = memoryview(content)[written - len(header) :]
+    while view:
+        view = view[os.write(file, view[:_READ_BYTES]) :]
+
+
+def _files(directory: str) -> Iterator[_Entry]:
+    """Yield what lies in a directory, as far as it stays there meanwhile."""
+    try:
+        found = os.scandir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    with found:
+        for each in found:
+            with suppress(FileNotFoundError):
+                status = each.stat(follow_symlinks=False)
+                yield status.st_mtime_ns, status.st_size, each.path
+
+
+def _entries(directory: str) -> Iterator[_Entry]:
+    with suppress(FileNotFoundError):
+        for name in os.listdir(directory):
+            yield from _files(os.path.join(directory, name))
+
+
+def _oldest(entries: Iterable[_Entry], num_bytes: int) -> Iterator[tuple[str, int]]:
+    """Yield the paths and sizes of the entries that to remove frees so many bytes, oldest first."""
+    for _, size, path in sorted(entries):
+        if num_bytes <= 0:
+            return
+        num_bytes -= size
+        yield path, size
+
+
+class _Ledger:
+    """What the entries take together, as all processes tell it: 8 bytes a change, appended.
+
+    To append is atomic, so that no change is lost; an eviction begins it anew with what it has
+    measured. Where it says too much or too little, because a process died between storing and
+    telling or told the one that was replaced just then, the next eviction puts that right.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: int | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+        self._at = 0
+        self._total = 0
+
+    def __del__(self) -> None:
+        self._forget()
+
+    def _opened(self) -> int:
+        """Return the ledger that stands at its place now."""
+        if self._file is not None and not os.fstat(self._file).st_nlink:
+            self._forget()
+        if self._file is None:
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._file = os.open(self._path, flags, 0o600)
+        return self._file
+
+    def add(self, num_bytes: int) -> None:
+        """Tell a change."""
+        os.write(self._opened(), _CHANGE.pack(num_bytes))
+
+    def total(self) -> int:
+        """Return the sum of what was told so far."""
+        file = self._opened()
+        while told := os.pread(file, 1 << 16, self._at):
+            whole = len(told) - len(told) % _CHANGE.size
+            if not whole:
+                break
+            self._total += sum(array("q", told[:whole]))
+            self._at += whole
+        return self._total
+
+    def restart(self, total: int) -> None:
+        """Begin anew with a sum that was measured."""
+        fresh = f"{self._path}-{os.getpid()}-{os.urandom(8).hex()}"
+        Path(fresh).write_bytes(_CHANGE.pack(total))
+        os.replace(fresh, self._path)
+        self._forget()

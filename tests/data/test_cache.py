@@ -1,0 +1,399 @@
+"""Cache: what comes out is what went in, within the bound, whoever writes, dies or damages."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import google_crc32c
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+import aioflux
+from aioflux.data._cache import Cache
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
+
+HEADER_BYTES = 20
+
+
+def meta_of(key: str, data: bytes, *, generation: str = "1") -> aioflux.ObjectMeta:
+    return aioflux.ObjectMeta(
+        key=key,
+        uri=f"gs://bucket/{key}",
+        size=len(data),
+        generation=generation,
+        crc32c=google_crc32c.value(data),
+    )
+
+
+def stored(directory: Path) -> list[Path]:
+    return sorted(path for path in (directory / "objects").rglob("*") if path.is_file())
+
+
+def stored_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in stored(directory))
+
+
+def test_what_was_put_is_got(tmp_path: Path) -> None:
+    cache, meta = Cache(tmp_path / "cache", max_bytes=1000), meta_of("a", b"data")
+    assert cache.get(meta) is None
+    assert cache.put(meta, b"data")
+    assert cache.get(meta) == b"data"
+
+
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+def test_any_memory_is_kept(tmp_path: Path, kind: type[bytearray]) -> None:
+    cache, meta = Cache(tmp_path, max_bytes=1000), meta_of("a", b"data")
+    assert cache.put(meta, kind(b"data"))
+    assert cache.get(meta) == b"data"
+
+
+def test_an_empty_object_is_kept(tmp_path: Path) -> None:
+    cache, meta = Cache(tmp_path, max_bytes=1000), meta_of("a", b"")
+    assert cache.put(meta, b"")
+    assert cache.get(meta) == b""
+
+
+def test_a_later_run_finds_what_an_earlier_one_kept(tmp_path: Path) -> None:
+    Cache(tmp_path, max_bytes=1000).put(meta_of("a", b"data"), b"data")
+    assert Cache(tmp_path, max_bytes=1000).get(meta_of("a", b"data")) == b"data"
+
+
+def test_another_generation_is_another_object(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, max_bytes=1000)
+    cache.put(meta_of("a", b"old"), b"old")
+    assert cache.get(meta_of("a", b"new", generation="2")) is None
+
+
+def test_what_nothing_identifies_is_not_kept(tmp_path: Path) -> None:
+    cache, meta = Cache(tmp_path, max_bytes=1000), meta_of("a", b"data", generation="")
+    assert not cache.put(meta, b"data")
+    assert cache.get(meta) is None
+
+
+def test_an_object_larger_than_the_bound_is_not_kept(tmp_path: Path) -> None:
+    cache, meta = Cache(tmp_path, max_bytes=100), meta_of("a", b"x" * 100)
+    assert not cache.put(meta, b"x" * 100)
+    assert stored(tmp_path) == []
+
+
+@pytest.mark.parametrize("data", [b"dat", b"dota"], ids=["short", "wrong"])
+def test_bytes_that_are_not_the_object_are_refused(tmp_path: Path, data: bytes) -> None:
+    cache = Cache(tmp_path, max_bytes=1000)
+    with pytest.raises(aioflux.ChecksumError, match="gs://bucket/a is not cached"):
+        cache.put(meta_of("a", b"data"), data)
+    assert stored(tmp_path) == []
+
+
+def test_a_bound_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="max_bytes of a cache must be above 0, not 0"):
+        Cache(tmp_path, max_bytes=0)
+
+
+def test_a_pickle_opens_the_same_cache(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, max_bytes=1000)
+    cache.put(meta_of("a", b"data"), b"data")
+    other = pickle.loads(pickle.dumps(cache))
+    assert other.max_bytes == 1000
+    assert other.get(meta_of("a", b"data")) == b"data"
+
+
+def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
+    data = b"x" * (100 - HEADER_BYTES)
+    cache = Cache(tmp_path, max_bytes=400)
+    metas = [meta_of(str(number), data) for number in range(5)]
+    for meta in metas[:4]:
+        assert cache.put(meta, data)
+    assert cache.get(metas[0]) == data
+    assert cache.put(metas[4], data)
+    assert [cache.get(meta) is not None for meta in metas] == [True, False, True, True, True]
+
+
+def test_an_eviction_makes_room_for_several(tmp_path: Path) -> None:
+    """Each looks at all entries: one for every object that comes would be dear."""
+    data = b"x" * (10 - 1)
+    cache = Cache(tmp_path, max_bytes=100 * (HEADER_BYTES + len(data)))
+    counts = []
+    for number in range(120):
+        assert cache.put(meta_of(str(number), data), data)
+        counts.append(len(stored(tmp_path)))
+    assert counts[99] == 100
+    assert counts[100] == 91
+    assert counts[100:109] == list(range(91, 100))
+
+
+def test_other_files_in_the_directory_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"x" * 1000)
+    cache = Cache(tmp_path, max_bytes=100)
+    for number in range(10):
+        cache.put(meta_of(str(number), b"data"), b"data")
+    assert (tmp_path / "mine").exists()
+
+
+def damage_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def damage_size(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def damage_header(path: Path) -> None:
+    os.truncate(path, 3)
+
+
+def damage_magic(path: Path) -> None:
+    path.write_bytes(b"?" + path.read_bytes()[1:])
+
+
+def damage_tail(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"?")
+
+
+@pytest.mark.parametrize(
+    "damage", [damage_byte, damage_size, damage_header, damage_magic, damage_tail]
+)
+def test_a_damaged_entry_is_dropped_told_and_stored_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: object
+) -> None:
+    cache, meta = Cache(tmp_path, max_bytes=1000), meta_of("a", b"data")
+    cache.put(meta, b"data")
+    damage(stored(tmp_path)[0])
+    assert cache.get(meta) is None
+    assert "the cache's copy of gs://bucket/a is dropped" in caplog.text
+    assert stored(tmp_path) == []
+    assert cache.put(meta, b"data")
+    assert cache.get(meta) == b"data"
+
+
+def test_the_same_name_on_another_service_is_not_taken_for_it(tmp_path: Path) -> None:
+    """Two test servers both begin to count generations at 1."""
+    cache = Cache(tmp_path, max_bytes=1000)
+    cache.put(meta_of("a", b"here"), b"here")
+    assert cache.get(meta_of("a", b"else")) is None
+
+
+def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache", max_bytes=1000)
+    cache.put(meta_of("a", b"data"), b"data")
+    (tmp_path / "cache").rename(tmp_path / "away")
+    assert cache.get(meta_of("a", b"data")) is None
+    assert cache.put(meta_of("a", b"data"), b"data")
+    assert cache.get(meta_of("a", b"data")) == b"data"
+
+
+def test_unfinished_entries_of_the_dead_are_swept(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, max_bytes=1000)
+    old, young = tmp_path / "incoming" / "old", tmp_path / "incoming" / "young"
+    old.write_bytes(b"torn")
+    young.write_bytes(b"torn")
+    long_ago = time.time() - 3600
+    os.utime(old, (long_ago, long_ago))
+    cache.put(meta_of("a", b"data"), b"data")
+    assert not old.exists()
+    assert young.exists()
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """Let writes beyond 4096 bytes fail, as on a full disk, without a signal."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_disk_that_takes_no_more_is_told_and_not_fatal(
+    tmp_path: Path, small_files: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, data = Cache(tmp_path, max_bytes=100_000), b"x" * 5000
+    cache.put(meta_of("small", b"data"), b"data")
+    assert not cache.put(meta_of("a", data), data)
+    assert "stores nothing for the next 30 seconds" in caplog.text
+    assert list((tmp_path / "incoming").iterdir()) == []
+    caplog.clear()
+    assert not cache.put(meta_of("b", b"data"), b"data")
+    assert caplog.text == ""
+    assert cache.get(meta_of("small", b"data")) == b"data"
+
+
+OBJECTS = {key: key.encode() * (20 + 7 * number) for number, key in enumerate("abcdefgh")}
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Several caches on one directory, against what was put."""
+
+    @initialize(max_bytes=st.integers(100, 600))
+    def begin(self, max_bytes: int) -> None:
+        self.room = tempfile.TemporaryDirectory()
+        self.directory = Path(self.room.name)
+        self.max_bytes = max_bytes
+        self.caches = [Cache(self.directory, max_bytes=max_bytes) for _ in range(3)]
+
+    def teardown(self) -> None:
+        self.room.cleanup()
+
+    @rule(which=st.integers(0, 2), key=st.sampled_from(sorted(OBJECTS)))
+    def put(self, which: int, key: str) -> None:
+        data = OBJECTS[key]
+        fits = HEADER_BYTES + len(data) <= self.max_bytes
+        assert self.caches[which].put(meta_of(key, data), data) is fits
+        assert (self.caches[which].get(meta_of(key, data)) == data) is fits
+
+    @rule(which=st.integers(0, 2), key=st.sampled_from(sorted(OBJECTS)))
+    def get(self, which: int, key: str) -> None:
+        assert self.caches[which].get(meta_of(key, OBJECTS[key])) in (None, OBJECTS[key])
+
+    @rule(which=st.integers(0, 2))
+    def reopen(self, which: int) -> None:
+        self.caches[which] = pickle.loads(pickle.dumps(self.caches[which]))
+
+    @rule(data=st.data())
+    def damage(self, data: st.DataObject) -> None:
+        if paths := [path for path in stored(self.directory) if path.stat().st_size]:
+            path = data.draw(st.sampled_from(paths))
+            os.truncate(path, data.draw(st.integers(0, path.stat().st_size - 1)))
+
+    @invariant()
+    def keeps_to_the_bound(self) -> None:
+        if hasattr(self, "directory"):
+            assert stored_bytes(self.directory) <= self.max_bytes
+
+
+CacheMachine.TestCase.settings = settings(
+    max_examples=20,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestCacheMachine = CacheMachine.TestCase
+
+
+def content_of(number: int) -> bytes:
+    return str(number).encode() * 400
+
+
+def churn(directory: Path, max_bytes: int, seed: int, num_turns: int) -> None:
+    """Read and keep objects as a worker does; end with status 1 where one is wrong."""
+    cache = Cache(directory, max_bytes=max_bytes)
+    state = seed
+    for _ in range(num_turns):
+        state = (state * 1103515245 + 12345) % 2**31
+        number = state % 300
+        data = content_of(number)
+        found = cache.get(meta_of(str(number), data))
+        if found is None:
+            cache.put(meta_of(str(number), data), data)
+        elif found != data:
+            os._exit(1)
+    os._exit(0)
+
+
+def test_processes_together_stay_near_the_bound(tmp_path: Path) -> None:
+    max_bytes, context = 50_000, multiprocessing.get_context("fork")
+    workers = [
+        context.Process(target=churn, args=(tmp_path, max_bytes, seed, 1500)) for seed in range(4)
+    ]
+    for worker in workers:
+        worker.start()
+    highest = 0
+    while any(worker.is_alive() for worker in workers):
+        highest = max(highest, snapshot_bytes(tmp_path))
+        time.sleep(0.01)
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0] * 4
+    # One object of each process may be on its way while another measures.
+    assert 0 < highest <= max_bytes + 4 * (HEADER_BYTES + len(content_of(299)))
+    assert stored_bytes(tmp_path) > max_bytes / 2
+
+
+def snapshot_bytes(directory: Path) -> int:
+    """Sizes of what lies there while processes come and go; what vanishes counts nothing."""
+    total = 0
+    for path in (directory / "objects").glob("*/*"):
+        try:
+            total += path.stat().st_size
+        except FileNotFoundError:
+            continue
+    return total
+
+
+def test_a_kill_at_any_moment_leaves_a_cache_that_is_right(tmp_path: Path) -> None:
+    """Each of the killed goes on with what those before it left."""
+    context = multiprocessing.get_context("fork")
+    for seed in range(12):
+        process = context.Process(target=churn, args=(tmp_path, 50_000, seed, 10**9))
+        process.start()
+        time.sleep(0.01 + 0.007 * seed)
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        cache = Cache(tmp_path, max_bytes=50_000)
+        for number in range(300):
+            data = content_of(number)
+            assert cache.get(meta_of(str(number), data)) in (None, data)
+    assert cache.put(meta_of("after", b"data"), b"data")
+    assert cache.get(meta_of("after", b"data")) == b"data"
+    assert stored_bytes(tmp_path) <= 50_000
+
+
+def test_who_holds_the_lock_makes_nobody_wait(tmp_path: Path) -> None:
+    """A process that is stopped in the middle of an eviction, for ever."""
+    script = (
+        "import fcntl, os, sys\n"
+        "file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\n"
+        "fcntl.lockf(file, fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    data = b"x" * (100 - HEADER_BYTES)
+    cache = Cache(tmp_path, max_bytes=200)
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        kept = [cache.put(meta_of(key, data), data) for key in "abc"]
+        holder.stdin.close()
+    assert kept == [True, True, False]
+    assert cache.put(meta_of("c", data), data)
+    assert stored_bytes(tmp_path) <= 200
+
+
+def test_forked_workers_share_what_the_parent_opened(tmp_path: Path) -> None:
+    cache, context = Cache(tmp_path, max_bytes=100_000), multiprocessing.get_context("fork")
+    cache.put(meta_of("a", b"data"), b"data")
+
+    def work() -> None:
+        found = cache.get(meta_of("a", b"data"))
+        kept = cache.put(meta_of("b", b"more"), b"more")
+        os._exit(0 if found == b"data" and kept else 1)
+
+    process = context.Process(target=work)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert cache.get(meta_of("b", b"more")) == b"more"
