@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aioflux._errors import TransientError
 from aioflux._stats import Progress
@@ -27,13 +27,19 @@ if TYPE_CHECKING:
     from aioflux._stats import ProgressHook
     from aioflux.service._base import Service
     from aioflux.transfer._limits import Limits
-    from aioflux.transfer._upload import ObjectWriter
 
 __all__ = ["Session"]
 
 T = TypeVar("T")
 
 _THROTTLED = frozenset({429, 503})
+
+
+class Open(Protocol):
+    """What leaves something behind on the service unless it is ended: a writer, a composed read."""
+
+    async def end(self) -> None:
+        """Clean up because the store is closed, and be none of `Session.opened` any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class Session:
     limits: Limits
     counters: Counters = field(default_factory=Counters)
     progress: ProgressHook | None = None
-    writers: set[ObjectWriter] = field(default_factory=set)
+    opened: set[Open] = field(default_factory=set)
     cleanups: set[asyncio.Task[Any]] = field(default_factory=set)
     pid: int = field(default_factory=os.getpid)
     budget: RetryBudget = field(init=False)
@@ -226,17 +232,17 @@ class Session:
         )
 
     async def aclose(self, *, seconds: float = 5.0) -> None:
-        """Abort the uploads of writers that are still open, and close the service.
+        """End the writers and composed reads that are still open, and close the service.
 
-        A writer that somebody goes on using fails then. What it has stored so far would be billed.
+        One that somebody goes on using fails then. What it has stored so far would be billed.
 
         Args:
             seconds: Time for clean-up that is under way: a service that answers needs a part of a
                 second.
         """
-        while self.writers or self.cleanups:
-            for writer in tuple(self.writers):
-                await writer.end()
+        while self.opened or self.cleanups:
+            for each in tuple(self.opened):
+                await each.end()
             if self.cleanups:
                 _, left = await asyncio.wait(tuple(self.cleanups), timeout=seconds)
                 if left:

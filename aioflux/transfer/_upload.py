@@ -183,7 +183,7 @@ class ObjectWriter:
             self._raise_ended(exc)
             raise
         self._closed = True
-        self._session.writers.discard(self)
+        self._session.opened.discard(self)
         self._initiation.forget()
         if self._staged and self._completing:
             await remove_staged(self._session, self._key, self._uri)
@@ -208,7 +208,7 @@ class ObjectWriter:
         if self._closed:
             return
         self._closed = True
-        self._session.writers.discard(self)
+        self._session.opened.discard(self)
         self._buffer = bytearray()
         if self._begun is None or self._session.is_inherited:
             return
@@ -256,7 +256,7 @@ class ObjectWriter:
     async def _begin(self) -> None:
         if self._begun is None:
             request = self._request
-            self._session.writers.add(self)
+            self._session.opened.add(self)
             # A task of its own: cancelled between the service's yes and our hearing it, the upload
             # would stay open.
             self._begun = keep(

@@ -1,0 +1,433 @@
+"""Reading many small objects by few requests: composed on the service, read as one, cut up here.
+
+    metas -> groups of neighbours (pure) -> compose, each source pinned -> one read -> slices, each
+                                                    against the crc32c that was listed
+                                         -> deleted, whatever becomes of the read
+
+A composite that cannot be made or read is no answer about the objects in it: they are then read one
+by one, so that an error is that of the object and names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import uuid
+from collections import deque
+from collections.abc import AsyncIterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from operator import length_hint
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
+
+from aioflux._errors import (
+    AiofluxError,
+    ChecksumError,
+    NotFoundError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+    StorageError,
+    TransientError,
+)
+from aioflux._meta import ObjectMeta
+from aioflux.service._base import Precondition, Source
+from aioflux.transfer._ahead import Ahead
+from aioflux.transfer._checksums import crc32c
+from aioflux.transfer._compose import compose
+from aioflux.transfer._delete import delete
+from aioflux.transfer._download import fetch
+from aioflux.transfer._fanout import bounded_batches, gather
+from aioflux.transfer._nested import nested
+from aioflux.transfer._persist import keep, see_through
+from aioflux.transfer._staged import COMPOSITE_PREFIX
+from aioflux.transfer._write import WriteRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable, Iterator
+
+    from aioflux.service._base import Capabilities
+    from aioflux.transfer._fanout import Items
+    from aioflux.transfer._session import Session
+
+__all__ = ["Grouper", "can_compose", "cut", "fetch_composed", "is_composable", "plan_groups"]
+
+_log = logging.getLogger("aioflux")
+
+Group: TypeAlias = "tuple[ObjectMeta, ...]"
+MetaBatch: TypeAlias = "list[tuple[ObjectMeta, bytes]]"
+
+_CLASSES: Final = frozenset({"", "STANDARD"})
+"""Storage classes that are composed: a composite has that of its sources, and an object of another
+is billed for a month or more however soon it is deleted
+(cloud.google.com/storage/docs/composing-objects)."""
+
+_EXPECTED = (NotFoundError, PreconditionFailedError, ChecksumError)
+"""What says that an object is another than was listed: its own read tells which."""
+
+_MANY: Final = 4096
+"""Objects from which on groups are not made all at once."""
+
+_HEAR_SECONDS = 1.0
+"""Time that clean-up waits for the answer to a compose; after that the composite is looked for."""
+
+_REMOVE_SECONDS = 30.0
+"""Time that all of a clean-up may take, also after the caller was cancelled."""
+
+_LEAVE_SECONDS = 3.0
+"""Time that whoever leaves early waits for it: a process that ends then may leave nothing behind,
+and a service that answers needs a part of a second."""
+
+
+def can_compose(capabilities: Capabilities) -> bool:
+    """Tell whether a service composes objects of the very generation that was listed."""
+    return capabilities.compose and capabilities.generations
+
+
+def is_composable(meta: ObjectMeta, max_bytes: int) -> bool:
+    """Tell whether an object may be one source of a composite of `max_bytes` at most.
+
+    Of one that says Content-Encoding, a service may hand out other bytes than it stores; one
+    without generation cannot be pinned, and of one without crc32c the slice could not be verified.
+    """
+    return (
+        0 < meta.size <= max_bytes
+        and meta.generation != ""
+        and meta.crc32c is not None
+        and not meta.content_encoding
+        and meta.storage_class in _CLASSES
+    )
+
+
+class Grouper:
+    """Cuts a sequence of objects into groups of neighbours that become one composite each.
+
+    Args:
+        max_sources: Objects of one group, at most.
+        max_bytes: Bytes of all objects of one group, at most; larger objects stay alone.
+    """
+
+    def __init__(self, *, max_sources: int, max_bytes: int) -> None:
+        self._max_sources = max_sources
+        self._max_bytes = max_bytes
+        self._open: list[ObjectMeta] = []
+        self._num_bytes = 0
+
+    def add(self, meta: ObjectMeta) -> list[Group]:
+        """Take one more object, and return the groups that are complete, in order."""
+        if not is_composable(meta, self._max_bytes):
+            return [*self.rest(), (meta,)]
+        complete = self.rest() if self._num_bytes + meta.size > self._max_bytes else []
+        self._open.append(meta)
+        self._num_bytes += meta.size
+        if len(self._open) == self._max_sources:
+            complete += self.rest()
+        return complete
+
+    def rest(self) -> list[Group]:
+        """Return the group that is open, as complete."""
+        group, self._open, self._num_bytes = tuple(self._open), [], 0
+        return [group] if group else []
+
+
+def plan_groups(metas: Iterable[ObjectMeta], grouper: Grouper) -> Iterator[Group]:
+    """Yield the groups of a sequence of objects: together they are the sequence."""
+    for meta in metas:
+        yield from grouper.add(meta)
+    yield from grouper.rest()
+
+
+class _AsyncGroups:
+    """Numbered groups of an asynchronous iterable.
+
+    No generator: who leaves early would have to close it.
+    """
+
+    def __init__(self, metas: AsyncIterable[ObjectMeta], grouper: Grouper) -> None:
+        self._metas = aiter(metas)
+        self._grouper = grouper
+        self._ready: deque[Group] = deque()
+        self._numbers = itertools.count()
+        self._is_over = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, Group]:
+        while not self._ready:
+            if self._is_over:
+                raise StopAsyncIteration
+            try:
+                self._ready += self._grouper.add(_checked(await anext(self._metas)))
+            except StopAsyncIteration:
+                self._is_over = True
+                self._ready += self._grouper.rest()
+        return next(self._numbers), self._ready.popleft()
+
+
+def _numbered(
+    metas: Items[ObjectMeta], grouper: Grouper
+) -> Iterable[tuple[int, Group]] | AsyncIterable[tuple[int, Group]]:
+    if isinstance(metas, AsyncIterable):
+        return _AsyncGroups(metas, grouper)
+    numbered = enumerate(plan_groups(map(_checked, metas), grouper))
+    # Of few objects, such as one batch, the number of groups says how many tasks are needed.
+    return list(numbered) if length_hint(metas, _MANY) < _MANY else numbered
+
+
+def _checked(meta: object) -> ObjectMeta:
+    if not isinstance(meta, ObjectMeta):
+        raise TypeError(
+            f"composed reads take the ObjectMeta of a listing, not {meta!r}: a composite is cut by "
+            "the sizes that were listed"
+        )
+    return meta
+
+
+def cut(data: bytes, group: Group, *, verify: bool) -> list[bytes] | None:
+    """Cut the bytes of a composite into its objects; None where they cannot be these."""
+    if len(data) != sum(meta.size for meta in group):
+        return None
+    slices = []
+    at = 0
+    for meta in group:
+        part = data[at : at + meta.size]
+        if verify and crc32c(part) != meta.crc32c:
+            return None
+        slices.append(part)
+        at += meta.size
+    return slices
+
+
+class Composites:
+    """The composites of one iteration, each from before it is made until it is deleted.
+
+    Each is made in a task of its own: cancelled between the service's yes and our hearing it, it
+    would stay. Keys begin with a random run id, which spreads them over the service's index.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._run = uuid.uuid4().hex[:16]
+        self._numbers = itertools.count()
+        self._making: dict[str, asyncio.Task[ObjectMeta]] = {}
+        self._removing: dict[str, asyncio.Task[None]] = {}
+        self._failure: StorageError | None = None
+        self._is_over = False
+
+    async def begin(self, group: Group) -> str:
+        """Begin to make the composite of a group, and return its key.
+
+        Waits while as many are being deleted as requests may be under way.
+        """
+        while len(self._removing) >= self._session.options.max_in_flight:
+            await asyncio.wait(tuple(self._removing.values()), return_when=asyncio.FIRST_COMPLETED)
+        session = self._session
+        session.refuse_in_child(group[0].key)
+        if self._is_over:
+            uri = session.service.uri(group[0].key)
+            raise StorageError(f"could not read {uri}: its store was closed meanwhile", uri=uri)
+        key = f"{COMPOSITE_PREFIX}{self._run}/{datetime.now(UTC):%Y%m%dT%H%M%SZ}-"
+        key += f"{next(self._numbers):06}"
+        request = WriteRequest(key, Precondition(if_absent=True), is_temporary=True)
+        sources = [Source(key=meta.key, generation=meta.generation) for meta in group]
+        session.opened.add(self)
+        self._making[key] = keep(compose(session, request, sources, metas=group), session.cleanups)
+        return key
+
+    async def made(self, key: str) -> ObjectMeta:
+        """Wait until a composite is there."""
+        return await asyncio.shield(self._making[key])
+
+    def drop(self, key: str) -> None:
+        """Begin to delete a composite, unless that is under way or done."""
+        removing = self._removing.get(key)
+        if key in self._making and (removing is None or removing.done()):
+            self._removing[key] = keep(self._remove(key), self._session.cleanups)
+
+    def raise_failure(self) -> None:
+        """Raise why a composite could not be deleted, and nothing will delete others either."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def finish(self, reason: BaseException | None) -> None:
+        """Delete all that are left; what fails is noted on `reason`, where one is given.
+
+        Raises:
+            StorageError: The service refused to delete one, and all else went well.
+        """
+        left_early = isinstance(reason, (asyncio.CancelledError, GeneratorExit))
+        try:
+            await self._clear(_LEAVE_SECONDS if left_early else None)
+            self.raise_failure()
+        except (AiofluxError, TimeoutError) as exc:
+            if reason is None and exc is self._failure:
+                raise
+            note = (
+                f"composites below {self._session.service.uri(COMPOSITE_PREFIX + self._run)} "
+                "may still be there, `Store.clean` removes them: "
+                f"{str(exc) or 'the service does not answer'}"
+            )
+            if reason is None or left_early:
+                _log.warning("%s", note)
+            else:
+                reason.add_note(note)
+
+    async def end(self) -> None:
+        """Delete all that are left because the store is closed: whoever reads on is told."""
+        try:
+            await self._clear(_LEAVE_SECONDS)
+        except TimeoutError:
+            _log.warning(
+                "composed reads were under way when their store was closed; what is left of them "
+                "below %s is removed by `Store.clean`",
+                self._session.service.uri(COMPOSITE_PREFIX + self._run),
+            )
+
+    async def _clear(self, wait_seconds: float | None) -> None:
+        self._is_over = True
+        self._session.opened.discard(self)
+        if self._making and not self._session.is_inherited:
+            await see_through(
+                self._remove_all,
+                self._session.cleanups,
+                seconds=_REMOVE_SECONDS,
+                wait_seconds=wait_seconds,
+            )
+
+    async def _remove_all(self) -> None:
+        """Delete all that are left. May be cut short and begun anew."""
+        while self._making:
+            for key in tuple(self._making):
+                self.drop(key)
+            await asyncio.wait(tuple(self._removing.values()))
+
+    async def _remove(self, key: str) -> None:
+        """Delete a composite, as soon as it is known whether there is one."""
+        is_cut_short = False
+        try:
+            generation = await self._generation(key)
+            if generation is not None:
+                with suppress(NotFoundError):
+                    await delete(self._session, key, generation=generation)
+        except asyncio.CancelledError:
+            is_cut_short = True  # the end of the iteration begins anew
+            raise
+        except TransientError as exc:
+            _log.warning("a composite stays until `Store.clean` removes it: %s", exc)
+        except StorageError as exc:
+            self._failure = self._failure or _undeletable(exc)
+        finally:
+            if not is_cut_short:
+                del self._making[key], self._removing[key]
+
+    async def _generation(self, key: str) -> str | None:
+        """Return which generation is to be deleted, empty for any; None where there is none."""
+        making = self._making[key]
+        if not making.done():
+            await asyncio.wait([making], timeout=_HEAR_SECONDS)
+            making.cancel()
+            await asyncio.wait([making])
+        if making.cancelled():
+            return ""
+        error = making.exception()
+        if error is None:
+            return making.result().generation
+        return "" if isinstance(error, TransientError) else None
+
+
+def _undeletable(error: StorageError) -> StorageError:
+    """Return the error of a composite that the service does not delete."""
+    return type(error)(
+        f"{error.message}; it serves one download and would be billed from now on: composed reads "
+        "need storage.objects.delete and no retention policy, others need neither",
+        uri=error.uri,
+        status=error.status,
+    )
+
+
+class _Reader:
+    """Reads groups, each by a composite where it has several objects."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._has_warned = False
+        self.composites = Composites(session)
+        self.ahead = Ahead(session.options.max_in_flight_bytes, ordered=True)
+
+    async def read(self, numbered: tuple[int, Group]) -> MetaBatch:
+        """Read one group within its share of the budget, which waits until there is room."""
+        index, group = numbered
+        share = self.ahead.share(index)
+        try:
+            await share.acquire(sum(meta.size for meta in group))
+            if len(group) > 1 and (slices := await self._composed(group)) is not None:
+                return list(zip(group, slices, strict=True))
+            fetched = await gather(fetch(self._session, meta.key, meta) for meta in group)
+        except BaseException:
+            share.set(0)
+            raise
+        return [(meta, each.data) for meta, each in zip(group, fetched, strict=True)]
+
+    async def _composed(self, group: Group) -> list[bytes] | None:
+        """Read a group by a composite; None where only each object's own read can tell.
+
+        Raises:
+            PermissionDeniedError: Composites may not be made, or not be read.
+        """
+        session = self._session
+        try:
+            key = await self.composites.begin(group)
+            try:
+                made = await self.composites.made(key)
+                data = (await fetch(session, key, made)).data
+            finally:
+                self.composites.drop(key)
+        except PermissionDeniedError as exc:
+            raise PermissionDeniedError(
+                f"{exc.message}; composed reads need storage.objects.create and "
+                "storage.objects.delete, others need neither",
+                uri=exc.uri,
+                status=exc.status,
+            ) from exc
+        except _EXPECTED:
+            return None
+        except StorageError as exc:
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning("objects are read one by one, since composing them failed: %s", exc)
+            return None
+        return cut(data, group, verify=session.options.verify)
+
+
+async def fetch_composed(
+    session: Session, metas: Items[ObjectMeta], *, max_composite_bytes: int
+) -> AsyncGenerator[MetaBatch, None]:
+    """Yield lists of `(meta, data)` in the order of `metas`, each of those that are there at once.
+
+    Args:
+        session: Where; the service can compose.
+        metas: Metadata of a listing.
+        max_composite_bytes: Bytes of one composite, at most.
+    """
+    grouper = Grouper(
+        max_sources=session.service.capabilities.max_compose_sources,
+        max_bytes=max_composite_bytes,
+    )
+    reader = _Reader(session)
+    batches = bounded_batches(
+        reader.read,
+        _numbered(metas, grouper),
+        max_in_flight=session.options.max_in_flight,
+    )
+    try:
+        async with nested(batches) as inner:
+            async for groups in inner:
+                yield [pair for group in groups for pair in group]
+                num_bytes = sum(len(data) for group in groups for _, data in group)
+                reader.ahead.given(len(groups), num_bytes)
+                reader.composites.raise_failure()
+    except BaseException as exc:
+        await reader.composites.finish(exc)
+        raise
+    await reader.composites.finish(None)
