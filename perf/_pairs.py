@@ -158,7 +158,13 @@ async def play_pair(
 
 def addressed(work: Work, server: Server) -> Work:
     """Return the work with the way to its server."""
-    return replace(work, url=server.url, ca_file=server.ca_file, server_pids=server.pids)
+    return replace(
+        work,
+        url=server.url,
+        ca_file=server.ca_file,
+        counter=server.counter,
+        server_pids=server.pids,
+    )
 
 
 def eased(work: Work) -> Work:

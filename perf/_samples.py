@@ -43,11 +43,13 @@ class Result:
     num_bytes: int
     idle_bytes: int
     peak_bytes: int
+    num_requests: int = 0
+    waited_seconds: float = 0.0
 
     @classmethod
     def told(cls, line: Mapping[str, Any]) -> Result:
         """Take it out of the line that the process printed."""
-        return cls(**{name: line[name] for name in cls.__dataclass_fields__})
+        return cls(**{name: line[name] for name in cls.__dataclass_fields__ if name in line})
 
     @property
     def rate(self) -> float:

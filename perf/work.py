@@ -19,10 +19,11 @@ import resource
 import signal
 import sys
 import time
+import urllib.request
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -36,11 +37,29 @@ __all__ = [
     "end_with_parent",
     "measure",
     "prepare",
+    "set_key",
+    "set_prefix",
 ]
 
+Moved: TypeAlias = "int | tuple[int, float]"
+"""What an operation returns: the bytes that it moved; and the time that their consumer waited."""
 MIB = 1024 * 1024
 _PR_SET_PDEATHSIG = 1
-LOOPLESS = frozenset({"aioflux_sync", "google", "requests", "transfer_manager", "wrk"})
+LOOPLESS = frozenset(
+    {
+        "aioflux_data",
+        "aioflux_sync",
+        "dataflux",
+        "direct",
+        "gcsfs_data",
+        "google",
+        "litdata",
+        "obstore_data",
+        "requests",
+        "transfer_manager",
+        "wrk",
+    }
+)
 """Contenders that block in threads or in a process of their own; they run without uvloop."""
 TIMED = frozenset({"wrk"})
 """Contenders that work for some time, not for some requests, and are not warmed up."""
@@ -50,6 +69,16 @@ MAX_WARM_UP_OBJECTS = 128
 """Most objects of a warm-up."""
 
 
+def set_prefix(size_bytes: int, count: int) -> str:
+    """Return the prefix of a set of objects; the server reads both numbers from it."""
+    return f"{size_bytes}x{count}/"
+
+
+def set_key(size_bytes: int, count: int, index: int) -> str:
+    """Return the key of one object of a set."""
+    return f"{set_prefix(size_bytes, count)}{index:07d}.bin"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """One measurement of one contender."""
@@ -57,7 +86,8 @@ class Work:
     peer: str
     """Module below `perf.peers`."""
     operation: str
-    """Its function: `get_many`, `get_one`, `get_into`, `put_many` or `put_one`."""
+    """Its function: `get_many`, `get_one`, `get_into`, `put_many` or `put_one`; `list_all`; `load`,
+    `load_again` or `stream`."""
     url: str
     """Root of the server, `http://` or `https://`."""
     ca_file: str = ""
@@ -74,11 +104,37 @@ class Work:
     """Requests under way at once."""
     range_size_bytes: int = 16 * MIB
     """Size of a range or part of a large object, in bytes."""
+    is_set: bool = False
+    """Whether the objects are those of a set, as many as there are objects to move."""
+    batch_size: int = 1
+    """Objects of a batch, where batches are loaded."""
+    num_workers: int = 0
+    """Processes that load them; 0 is the one that consumes."""
+    num_threads: int = 0
+    """Threads in each process that loads; 0 is the contender's default."""
+    compose: str = ""
+    """`off`, `on` or `auto`; empty is the contender's default."""
+    step_seconds: float = 0.0
+    """Time that the consumer takes over each batch."""
+    has_cache: bool = False
+    """Whether what was loaded is kept on this machine."""
+    is_whole: bool = False
+    """Whether the consumer is handed the bytes, as a tensor, or only how many there are."""
+    counter: str = ""
+    """Url of a page on which the server tells how many requests came; empty where it has none."""
     server_pids: tuple[int, ...] = ()
     """Processes of the server, whose CPU time is told beside the contender's."""
 
+    @property
+    def prefix(self) -> str:
+        """Prefix of the set."""
+        return set_prefix(self.size_bytes, self.num_objects)
+
     def each_key(self) -> Iterator[str]:
         """Yield the key of each request."""
+        if self.is_set:
+            indices = range(self.num_objects)
+            return (set_key(self.size_bytes, self.num_objects, index) for index in indices)
         return (f"{self.size_bytes}/{index % self.num_keys}" for index in range(self.num_objects))
 
     def body(self) -> bytes:
@@ -173,15 +229,17 @@ def measure(work: Work, *, wait: Callable[[], None] = lambda: None) -> dict[str,
 
     Returns:
         `seconds`; `cpu_seconds`, its ended children's among them; `server_cpu_seconds`;
-        `num_objects` and `num_bytes` moved; `idle_bytes` resident before, the body of an object to
-        write among them; `peak_bytes` resident at most meanwhile, without children.
+        `num_objects` and `num_bytes` moved; `num_requests` that came to the server, where it tells,
+        and `waited_seconds` of a consumer of batches; `idle_bytes` resident before, the body of an
+        object to write among them; `peak_bytes` resident at most meanwhile, without children.
     """
     adapter = importlib.import_module(f"perf.peers.{work.peer}")
     operation = getattr(adapter, work.operation)
     with asyncio.Runner(loop_factory=_loop_factory(work.peer)) as runner:
         if work.peer not in TIMED:
             warm_up = work.warm_up()
-            _checked(warm_up, runner.run(_coroutine(operation, warm_up)))
+            moved = runner.run(_coroutine(operation, warm_up))
+            _checked(warm_up, moved[0] if isinstance(moved, tuple) else moved)
         gc.collect()
         wait()
         # Only now: of two contenders that have started side by side, one holds a large body.
@@ -191,25 +249,41 @@ def measure(work: Work, *, wait: Callable[[], None] = lambda: None) -> dict[str,
         Path("/proc/self/clear_refs").write_text("5")
         idle_bytes = resident_bytes("VmRSS")
         server_begun, cpu_begun = cpu_seconds_of(work.server_pids), own_cpu_seconds()
+        num_requests = _num_requests(work)
         begun = time.perf_counter()
-        num_bytes = runner.run(_coroutine(operation, work))
+        moved = runner.run(_coroutine(operation, work))
         seconds = time.perf_counter() - begun
         cpu_seconds = own_cpu_seconds() - cpu_begun
         server_cpu_seconds = cpu_seconds_of(work.server_pids) - server_begun
+        # The question after it is counted, too.
+        num_requests = max(0, _num_requests(work) - num_requests - 1)
+    num_bytes, waited_seconds = moved if isinstance(moved, tuple) else (moved, 0.0)
     return {
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
         "server_cpu_seconds": server_cpu_seconds,
         "num_objects": _checked(work, num_bytes),
         "num_bytes": num_bytes,
+        "num_requests": num_requests,
+        "waited_seconds": waited_seconds,
         "idle_bytes": idle_bytes,
         # The kernel sums its counts up now and then only: the mark may lag behind.
         "peak_bytes": max(idle_bytes, resident_bytes("VmHWM")),
     }
 
 
-async def _coroutine(operation: Callable[[Work], Awaitable[int]], work: Work) -> int:
+async def _coroutine(operation: Callable[[Work], Awaitable[Moved]], work: Work) -> Moved:
     return await operation(work)
+
+
+def _num_requests(work: Work) -> int:
+    """Return how many requests have come to the server, this one among them; 0 if it tells none."""
+    if not work.counter:
+        return 0
+    with urllib.request.urlopen(work.counter) as answer:  # noqa: S310  http to our own server
+        found = re.search(rb"requests\s+\d+ \d+ (\d+)", answer.read())
+    assert found is not None
+    return int(found[1])
 
 
 def _loop_factory(peer: str) -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -10,11 +10,14 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import contextmanager
 from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING
 
 from perf.servers._spec import BUCKET, Server, ServerSpec, contents
+from perf.work import set_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,10 +74,44 @@ def _server(spec: ServerSpec) -> GCSServer:
         data = contents(size)
         for index in range(count):
             server.put(BUCKET, f"{size}/{index}", data)
+    for size, count in spec.sets:
+        data = contents(size)
+        for index in range(count):
+            server.put(BUCKET, set_key(size, count, index), data)
     if spec.fault_rate:
         server.faults.add("objects.media", status=503, probability=spec.fault_rate, seed=1)
         server.faults.add("objects.media", reset=True, probability=spec.fault_rate, seed=2)
     return server
+
+
+@contextmanager
+def _counted(server: GCSServer) -> Iterator[str]:
+    """Serve the number of requests that came, in nginx's words; give the url of that page."""
+    num_asked = 0
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            nonlocal num_asked
+            num_asked += 1
+            # Its own among them, as nginx counts.
+            num_requests = server.stats.total.requests + num_asked
+            text = f"server accepts handled requests\n 0 0 {num_requests} \n".encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Page) as pages:
+        thread = threading.Thread(target=pages.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{pages.server_port}/"
+        finally:
+            pages.shutdown()
+            thread.join()
 
 
 def main() -> None:
@@ -82,15 +119,19 @@ def main() -> None:
     from aioflux.testing._serve import serve
 
     values = json.loads(sys.argv[1])
-    values["objects"] = tuple(map(tuple, values["objects"]))
+    for name in ("objects", "sets"):
+        values[name] = tuple(map(tuple, values[name]))
     spec = ServerSpec(**values)
     server = _server(spec)
 
-    def ready() -> None:
-        ca_file = str(server.ca_file) if spec.tls else ""
-        print(json.dumps({"url": server.url, "ca_file": ca_file}), flush=True)
+    with _counted(server) as counter:
 
-    sys.exit(serve(server, ready, until_stdin_closes=True))
+        def ready() -> None:
+            ca_file = str(server.ca_file) if spec.tls else ""
+            told = {"url": server.url, "ca_file": ca_file, "counter": counter}
+            print(json.dumps(told), flush=True)
+
+        sys.exit(serve(server, ready, until_stdin_closes=True))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Reads are sendfile with static headers, and a PUT of a whole object is that of WebDAV, with no code
 of ours on the way. Everything else (metadata, uploads in parts, the JSON API) is `api.lua`, in
-nginx's own process; the bytes of uploads go into files without passing through it.
+nginx's own process; the bytes of uploads go into files without passing through it. Sets of many
+objects (`sets.lua`) are listed by arithmetic, and all have the bytes of one file.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ http {{
     init_by_lua_block {{
         DIRECTORY = "{directory}"
         CRC32C_LIBRARY = "{crc32c_library}"
+        HERE = "{here}"
+        LATENCY_SECONDS, RATE, PIECE_BYTES = {latency_seconds}, {rate}, {piece_bytes}
         api = dofile("{here}/api.lua")
     }}
     # A PUT of a whole object has no arguments; one of a part has.
@@ -78,7 +81,10 @@ http {{
     map $request_method $put_etag {{ default ""; PUT '"1"'; }}
     server {{
         listen 127.0.0.1:{port}{ssl} backlog=4096;
-{tls}{latency}
+{tls}{network}
+        location = /.requests {{ access_by_lua_block {{ return }} stub_status; }}
+        location = /{bucket} {{ content_by_lua_block {{ api() }} }}
+        location = /{bucket}/ {{ content_by_lua_block {{ api() }} }}
         location /{bucket}/ {{
             if ($is_file = 0) {{ rewrite ^ /.api last; }}
             dav_methods PUT;
@@ -107,7 +113,10 @@ _TLS = """\
         ssl_certificate_key {key};
         ssl_protocols TLSv1.3;
 """
-_LATENCY = "        access_by_lua_block {{ ngx.sleep({seconds}) }}\n"
+_PAUSE = "        access_by_lua_block {{ pause() }}\n"
+_PACE = "        limit_rate {rate};\n        sendfile_max_chunk {piece_bytes};\n"
+_PIECE_SECONDS = 0.005
+"""What is sent at once on a paced connection: nginx waits in whole milliseconds."""
 _OBJECTS = """\
         location /{bucket}/{size}/ {{
             if ($is_file = 0) {{ rewrite ^ /.api last; }}
@@ -116,6 +125,27 @@ _OBJECTS = """\
             add_header x-goog-stored-content-length {size};
             add_header x-goog-stored-content-encoding identity;
             add_header x-goog-hash "crc32c={crc32c}";
+            add_header x-goog-storage-class STANDARD;
+        }}
+"""
+_SETS = """\
+        location ~ ^/{bucket}/{size}x[0-9]+/[0-9]+\\.bin$ {{
+            rewrite ^ /{bucket}/{size}/0 break;
+            add_header x-goog-generation 1;
+            add_header x-goog-metageneration 1;
+            add_header x-goog-stored-content-length {size};
+            add_header x-goog-stored-content-encoding identity;
+            add_header x-goog-hash "crc32c={crc32c}";
+            add_header x-goog-storage-class STANDARD;
+        }}
+"""
+_COMPOSED = """\
+        location ~ ^/{bucket}/(?<composed>[a-z]+-composed-objects/.+)$ {{
+            if ($is_file = 0) {{ rewrite ^ /.api last; }}
+            header_filter_by_lua_block {{ tell_composed(ngx.var.composed) }}
+            add_header x-goog-generation 1;
+            add_header x-goog-metageneration 1;
+            add_header x-goog-stored-content-encoding identity;
             add_header x-goog-storage-class STANDARD;
         }}
 """
@@ -172,12 +202,17 @@ class Setup:
 
 def configuration(setup: Setup) -> str:
     """Write the configuration of one server."""
-    tls = latency = ""
+    tls = network = ""
+    spec = setup.spec
+    rate = spec.connection_bytes_per_second or 0
+    piece_bytes = round(rate * _PIECE_SECONDS)
     if setup.certificates is not None:
         files = setup.certificates
         tls = _TLS.format(certificate=files.certificate_file, key=files.key_file)
-    if setup.spec.latency_seconds:
-        latency = _LATENCY.format(seconds=setup.spec.latency_seconds)
+    if spec.latency_seconds or rate:
+        network = _PAUSE.format()
+    if rate:
+        network += _PACE.format(rate=rate, piece_bytes=piece_bytes)
     return _CONFIGURATION.format(
         modules="\n".join(f"load_module {path};" for path in _modules() or ()),
         # Its worker may do no more than we do: it writes where we read.
@@ -191,12 +226,26 @@ def configuration(setup: Setup) -> str:
         port=setup.port,
         ssl=" ssl" if tls else "",
         tls=tls,
-        latency=latency,
-        objects="".join(
-            _OBJECTS.format(bucket=BUCKET, size=size, crc32c=crc32c)
-            for size, crc32c in setup.crc32cs.items()
-        ),
+        network=network,
+        latency_seconds=spec.latency_seconds,
+        rate=rate,
+        piece_bytes=piece_bytes,
+        objects=_locations(setup),
     )
+
+
+def _locations(setup: Setup) -> str:
+    """Write what serves the objects of each size, and those of sets and their composites."""
+    found = [
+        _OBJECTS.format(bucket=BUCKET, size=size, crc32c=crc32c)
+        for size, crc32c in setup.crc32cs.items()
+    ]
+    if sizes := sorted({size for size, _ in setup.spec.sets}):
+        found += [
+            _SETS.format(bucket=BUCKET, size=size, crc32c=setup.crc32cs[size]) for size in sizes
+        ]
+        found.append(_COMPOSED.format(bucket=BUCKET))
+    return "".join(found)
 
 
 def write_objects(directory: Path, objects: tuple[tuple[int, int], ...]) -> dict[int, str]:
@@ -222,7 +271,7 @@ def open_nginx(spec: ServerSpec) -> Iterator[Server]:
     try:
         for name in ("objects", "incoming", "uploads"):
             (directory / name).mkdir()
-        crc32cs = write_objects(directory / "objects", spec.objects)
+        crc32cs = write_objects(directory / "objects", spec.files)
         (directory / "objects" / BUCKET).mkdir(exist_ok=True)
         certificates = _certify(directory) if spec.tls else None
         port = _free_port()
@@ -242,6 +291,7 @@ def open_nginx(spec: ServerSpec) -> Iterator[Server]:
             pids=pids,
             directory=str(directory),
             kind="nginx",
+            counter="" if spec.tls else f"http://127.0.0.1:{port}/.requests",
             notes=notes,
         )
     finally:

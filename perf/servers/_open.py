@@ -28,9 +28,8 @@ def choose(spec: ServerSpec, lacking: str) -> tuple[ServerSpec, tuple[str, ...]]
     """
     if spec.kind == "embedded":
         return spec, ()
-    if spec.has_faults_or_pacing:
-        why = "faults and bandwidth per connection are not nginx's"
-        return replace(spec, kind="embedded"), (f"{_STANDS_IN}: {why}",)
+    if spec.has_faults:
+        return replace(spec, kind="embedded"), (f"{_STANDS_IN}: faults are not nginx's",)
     if lacking:
         return replace(spec, kind="embedded"), (f"{_STANDS_IN}: {lacking}",)
     return spec, ()

@@ -27,12 +27,15 @@ class ServerSpec:
     latency_seconds: float = 0.0
     """Time to the first byte of each answer."""
     connection_bytes_per_second: int | None = None
-    """Bandwidth of each connection, towards the client; embedded server only."""
+    """Bandwidth of each connection, towards the client."""
     fault_rate: float = 0.0
     """Share of the reads that are answered with 503, and again as many that meet a reset;
     embedded server only."""
     objects: tuple[tuple[int, int], ...] = ()
     """Objects to have ready: pairs of size in bytes and count, under the keys `size/index`."""
+    sets: tuple[tuple[int, int], ...] = ()
+    """Sets of many objects, told by arithmetic where nginx serves: pairs of size in bytes and
+    count, with the keys of `perf.work.set_key`. Each set has a prefix of its own."""
     written_bytes: int = BUCKET_ROOM_BYTES
     """Room for what is written at once, in bytes."""
 
@@ -49,14 +52,22 @@ class ServerSpec:
             raise ValueError(f"connection_bytes_per_second must be above 0, is {paced}")
 
     @property
-    def has_faults_or_pacing(self) -> bool:
+    def has_faults(self) -> bool:
         """Whether only the embedded server can do it."""
-        return self.fault_rate > 0 or self.connection_bytes_per_second is not None
+        return self.fault_rate > 0
+
+    @property
+    def files(self) -> tuple[tuple[int, int], ...]:
+        """Objects that nginx stores: those to have ready, and one for all sets of a size."""
+        counts = {size: 1 for size, _ in self.sets}
+        for size, count in self.objects:
+            counts[size] = max(count, counts.get(size, 0))
+        return tuple(counts.items())
 
     @property
     def num_bytes(self) -> int:
         """Room that the objects and what is written take, in bytes."""
-        return sum(size * count for size, count in self.objects) + self.written_bytes
+        return sum(size * count for size, count in self.files) + self.written_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +80,8 @@ class Server:
     """PEM of the authority that signed its certificate; empty without TLS."""
     pids: tuple[int, ...] = ()
     """Processes whose CPU time is the server's."""
+    counter: str = ""
+    """Url of a page that tells how many requests came; empty where there is none."""
     directory: str = ""
     """Where nginx keeps objects; empty for the embedded server."""
     kind: Kind

@@ -212,7 +212,18 @@ end
 
 -- --- objects -----------------------------------------------------------------------------------
 
+local sets = dofile(HERE .. "/sets.lua")({
+    answer = answer, answer_resource = answer_resource, combine = combine, encode = encode,
+    etag_of = etag_of, make_directories = make_directories, measure = measure,
+    namespace = NAMESPACE, object_path = object_path, refuse = refuse, state = state,
+})
+
+-- What the configuration calls.
+pause, tell_composed = sets.pause, sets.tell_composed
+
 local function recall(bucket, key)
+    local size_in_set, crc_in_set = sets.recall(bucket, key)
+    if size_in_set then return size_in_set, crc_in_set end
     local path = object_path(bucket, key)
     local size, crc = measure(path or "")
     if size then return size, crc end
@@ -462,17 +473,34 @@ local function upload(bucket, method, arguments)
     return answer(200, "")
 end
 
-local function metadata(path)
-    local bucket, quoted = path:match("^/storage/v1/b/([^/]+)/o/(.+)$")
+local function permissions(arguments)
+    local asked, quoted = arguments.permissions or {}, {}
+    for _, name in ipairs(type(asked) == "table" and asked or { asked }) do
+        quoted[#quoted + 1] = '"' .. name .. '"'
+    end
+    local body = '{"kind":"storage#testIamPermissionsResponse","permissions":[%s]}'
+    return answer(200, body:format(table.concat(quoted, ",")), "application/json; charset=UTF-8")
+end
+
+local function metadata(path, method, arguments)
+    local bucket, quoted = path:match("^/storage/v1/b/([^/]+)/o/(.+)/compose$")
+    if bucket and method == "POST" then
+        return sets.compose(bucket, ngx.unescape_uri(quoted), read_body())
+    end
+    bucket, quoted = path:match("^/storage/v1/b/([^/]+)/o/(.+)$")
     if bucket then
         local key = ngx.unescape_uri(quoted)
+        if method == "DELETE" then
+            if sets.delete(bucket, key) then return answer(204, "") end
+            return refuse(404, "notFound", "No such object")
+        end
         local size, crc = recall(bucket, key)
         if not size then return refuse(404, "notFound", "No such object") end
         return answer(200, resource(bucket, key, size, crc), "application/json; charset=UTF-8")
     end
-    if path:match("^/storage/v1/b/[^/]+/o$") then
-        return answer(200, '{"kind":"storage#objects"}', "application/json; charset=UTF-8")
-    end
+    bucket = path:match("^/storage/v1/b/([^/]+)/o$")
+    if bucket then return sets.list(bucket, arguments) end
+    if path:match("^/storage/v1/b/[^/]+/iam/testPermissions$") then return permissions(arguments) end
     bucket = path:match("^/storage/v1/b/([^/]+)$")
     if not bucket then return refuse(404, "notFound", "Not Found") end
     local body = '{"kind":"storage#bucket","id":"%s","name":"%s","location":"LOCAL"}'
@@ -484,7 +512,9 @@ return function()
     local method, arguments = ngx.req.get_method(), ngx.req.get_uri_args()
     local bucket = path:match("^/upload/storage/v1/b/([^/]+)/o$")
     if bucket then return upload(bucket, method, arguments) end
-    if path:find("^/storage/v1/") then return metadata(path) end
+    if path:find("^/storage/v1/") then return metadata(path, method, arguments) end
+    bucket = path:match("^/([^/]+)/?$")
+    if bucket then return sets.list_xml(bucket, arguments) end
     local key
     bucket, key = path:match("^/([^/]+)/(.+)$")
     if not bucket then return refuse(404, "NoSuchKey", "no such object") end
