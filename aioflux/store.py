@@ -25,7 +25,7 @@ from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
 from aioflux._uri import Location, parse_uri
 from aioflux.service._base import Precondition, Source
 from aioflux.service._open import ServiceConfig, open_service
-from aioflux.transfer import _clean, _compose, _delete, _download, _listing, _upload
+from aioflux.transfer import _clean, _compose, _compose_read, _delete, _download, _listing, _upload
 from aioflux.transfer._counters import Tally
 from aioflux.transfer._fanout import Items, bounded_map
 from aioflux.transfer._limits import Limits
@@ -340,6 +340,46 @@ class Store:
             async for batch in inner:
                 yield [(fetched.meta(), fetched.data) for _, fetched in batch]
 
+    async def fetch_composed(
+        self, metas: Items[ObjectMeta], *, max_composite_bytes: int = 100_000_000
+    ) -> AsyncGenerator[MetaBatch, None]:
+        """Yield what `fetch_batches` yields, in order, with fewer requests for small objects.
+
+        Up to 32 neighbours in `metas` are composed on the service into one temporary object, which
+        is read, cut up and deleted: three requests in place of up to 32. Composites lie below
+        `aioflux-composed-objects/`, where listings do not look; what a killed process leaves there
+        `clean` removes. Sources are pinned, and each slice is verified by its own crc32c.
+
+        Read directly are objects larger than a composite, of another storage class than STANDARD,
+        with a Content-Encoding, empty or without crc32c or generation, and all objects of `file://`.
+
+        It needs storage.objects.create and storage.objects.delete on the bucket, and no retention
+        policy there; with soft delete or versioning, composites are billed for as long as these
+        keep them.
+
+        Args:
+            metas: Metadata of a listing. May be a generator, as in `get_many`.
+            max_composite_bytes: Bytes of one composite, at most; 100 MB by default.
+
+        Raises:
+            PermissionDeniedError: Composites may not be made or deleted.
+            StorageError: The first object that cannot be read ends the iteration, named.
+            TypeError: A key, not metadata.
+            ValueError: `max_composite_bytes` is below 1.
+        """
+        session = self._session()
+        refuse_one_key(metas)
+        if max_composite_bytes < 1:
+            raise ValueError(f"max_composite_bytes must be above 0, not {max_composite_bytes!r}")
+        batches = (
+            _compose_read.fetch_composed(session, metas, max_composite_bytes=max_composite_bytes)
+            if _compose_read.can_compose(session.service.capabilities)
+            else self.fetch_batches(metas)
+        )
+        async with nested(batches) as inner:
+            async for batch in inner:
+                yield batch
+
     async def _fetch_many(
         self, keys: Items[str | ObjectMeta], *, ordered: bool
     ) -> AsyncGenerator[FetchedBatch, None]:
@@ -354,7 +394,7 @@ class Store:
         """Yield the metadata of every object whose key begins with `prefix`, sorted by key.
 
         The order is that of the keys' UTF-8 bytes. Uploads under way below `.aioflux-uploads/` are
-        left out, unless `prefix` names them.
+        left out, unless `prefix` names them, as are composites below `aioflux-composed-objects/`.
         """
         pages = self.list_pages(prefix)
         async with nested(pages) as inner:
@@ -547,6 +587,22 @@ class Store:
         return await _delete.delete_many(
             self._session(), sources, max_in_flight=self.transfer.max_in_flight
         )
+
+    async def missing_permissions(self, names: Sequence[str]) -> Sequence[str]:
+        """Return those of `names` that the credentials in use do not have on the bucket, in order.
+
+        One request. A permission that is granted for some prefix alone counts as missing; a service
+        that knows no permissions misses none.
+
+        Args:
+            names: Permissions, such as "storage.objects.create".
+        """
+        session = self._session()
+        refuse_one_key(names)
+        if not names:
+            return []
+        granted = await session.call("", lambda _: session.service.granted_permissions(list(names)))
+        return [name for name in names if name not in granted]
 
     async def clean(
         self, prefix: str = "", *, older_than_seconds: float = 86_400.0, dry_run: bool = False

@@ -186,6 +186,16 @@ class Store:
         fed = bridge.feed(keys, max_ahead=2 * self.transfer.max_in_flight)
         return bridge.iterate(self._store.fetch_batches(fed, ordered=ordered), feed=fed)
 
+    def fetch_composed(
+        self, metas: Iterable[ObjectMeta], *, max_composite_bytes: int = 100_000_000
+    ) -> Iterator[MetaBatch]:
+        """Yield lists of `(meta, data)`, with fewer requests for small objects."""
+        # Each request in flight may be of a composite of 32 objects.
+        fed = bridge.feed(metas, max_ahead=32 * self.transfer.max_in_flight)
+        return bridge.iterate(
+            self._store.fetch_composed(fed, max_composite_bytes=max_composite_bytes), feed=fed
+        )
+
     def list(self, prefix: str = "") -> Iterator[ObjectMeta]:
         """Yield the metadata of every object whose key begins with `prefix`, sorted by key."""
         for page in self.list_pages(prefix):
@@ -293,6 +303,10 @@ class Store:
     def delete_many(self, keys: Iterable[str | ObjectMeta]) -> DeleteResult:
         """Delete many objects and tell what became of each."""
         return bridge.run(self._store.delete_many(list(keys)))
+
+    def missing_permissions(self, names: Sequence[str]) -> Sequence[str]:
+        """Return those of `names` that the credentials in use do not have on the bucket."""
+        return bridge.run(self._store.missing_permissions(names))
 
     def clean(
         self, prefix: str = "", *, older_than_seconds: float = 86_400.0, dry_run: bool = False

@@ -293,6 +293,13 @@ class Service(ABC):
     async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
         """Return every open upload whose key begins with a prefix, by key and id."""
 
+    async def granted_permissions(self, permissions: Sequence[str]) -> Sequence[str]:
+        """Return those of `permissions` that the credentials in use have on the bucket.
+
+        A service that knows no permissions grants all.
+        """
+        return permissions
+
     @abstractmethod
     async def aclose(self) -> None:
         """Close connections and sessions. The service cannot be used afterwards."""

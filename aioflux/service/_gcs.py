@@ -503,6 +503,9 @@ class GCSService(Service):
             if not key_marker:
                 return sorted(found, key=lambda upload: (upload.key, upload.upload_id))
 
+    async def granted_permissions(self, permissions: Sequence[str]) -> Sequence[str]:
+        return await self._control.granted_permissions(permissions, uri=self.uri())
+
     async def aclose(self) -> None:
         await self._pool.aclose()
         await self._control.aclose()

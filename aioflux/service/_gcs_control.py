@@ -6,7 +6,7 @@ import asyncio
 import json
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import aiohttp
 from gcloud.aio.auth import AioSession
@@ -58,7 +58,8 @@ class GCSControl:
         proxy: str | None,
     ) -> None:
         self._bucket = bucket
-        self._root = f"{api_root}/storage/v1/b/{quote(bucket, safe='')}/o"
+        self._bucket_url = f"{api_root}/storage/v1/b/{quote(bucket, safe='')}"
+        self._root = f"{self._bucket_url}/o"
         self._token = token
         self._timeouts = timeouts
         self._max_connections = max_connections
@@ -181,6 +182,19 @@ class GCSControl:
             lambda: self._send("post", url, params=params, body=body), action="compose", uri=uri
         )
         return _decode(answer, action="compose", uri=uri, name=key)
+
+    async def granted_permissions(self, permissions: Sequence[str], *, uri: str) -> Sequence[str]:
+        """Return those of `permissions` that the credentials in use have on the bucket."""
+        action = "test the permissions of"
+        query = urlencode([("permissions", each) for each in permissions])
+        url = f"{self._bucket_url}/iam/testPermissions?{query}"
+        answer = await self._call(lambda: self._send("get", url, params={}), action=action, uri=uri)
+        try:
+            return wire.decode_permissions(answer)
+        except ValueError as exc:
+            raise TransientError(
+                f"could not {action} {uri}: the answer tells none ({exc})", uri=uri
+            ) from exc
 
     async def aclose(self) -> None:
         """Close the session; the token belongs to the service."""

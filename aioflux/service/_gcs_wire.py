@@ -32,6 +32,7 @@ __all__ = [
     "decode_crc32c",
     "decode_error",
     "decode_page",
+    "decode_permissions",
     "decode_resource",
     "encode_crc32c",
     "generation_of",
@@ -49,6 +50,7 @@ __all__ = [
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _ITEM = "name,size,etag,generation,crc32c,updated,contentType,contentEncoding,storageClass,metadata"
 _LISTING = "storage#objects"
+_PERMISSIONS = "storage#testIamPermissionsResponse"
 LIST_FIELDS = f"kind,items({_ITEM}),prefixes,nextPageToken"
 """The `fields=` mask of a listing: what ObjectMeta holds, and the word that it is a listing."""
 DEFAULT_TYPE = "application/octet-stream"
@@ -81,6 +83,13 @@ class ListPage(msgspec.Struct, rename="camel"):
     next_page_token: str = ""
 
 
+class _Permissions(msgspec.Struct):
+    """The answer of `buckets.testIamPermissions`."""
+
+    kind: str = ""
+    permissions: list[str] = []
+
+
 class _ErrorDetail(msgspec.Struct):
     message: str = ""
 
@@ -94,6 +103,7 @@ class ErrorBody(msgspec.Struct):
 _page_decoder = msgspec.json.Decoder(ListPage)
 _resource_decoder = msgspec.json.Decoder(ObjectResource)
 _error_decoder = msgspec.json.Decoder(ErrorBody)
+_permissions_decoder = msgspec.json.Decoder(_Permissions)
 
 
 def decode_page(data: bytes | bytearray | memoryview) -> ListPage:
@@ -146,6 +156,18 @@ def decode_resource(data: bytes | bytearray | memoryview) -> ObjectResource:
         ValueError: It is none.
     """
     return _resource_decoder.decode(data)
+
+
+def decode_permissions(data: bytes | bytearray | memoryview) -> list[str]:
+    """Parse which permissions are granted.
+
+    Raises:
+        ValueError: It is no answer to that. One that says nothing means that none is granted.
+    """
+    answer = _permissions_decoder.decode(data)
+    if answer.kind != _PERMISSIONS:
+        raise ValueError(f"kind is {answer.kind!r}")
+    return answer.permissions
 
 
 def decode_error(data: bytes | bytearray | memoryview) -> str:

@@ -274,6 +274,12 @@ class FlakyService(Service):
         """Pass on, or fail."""
         return await self._run("list_uploads", prefix, lambda: self._inner.list_uploads(prefix))
 
+    async def granted_permissions(self, permissions: Sequence[str]) -> Sequence[str]:
+        """Pass on, or fail."""
+        return await self._run(
+            "granted_permissions", "", lambda: self._inner.granted_permissions(permissions)
+        )
+
     async def aclose(self) -> None:
         """Close the other service."""
         await self._inner.aclose()

@@ -23,6 +23,7 @@ METHODS = {
     "get_many",
     "get_batches",
     "fetch_batches",
+    "fetch_composed",
     "list",
     "list_pages",
     "list_all",
@@ -34,6 +35,7 @@ METHODS = {
     "copy",
     "delete",
     "delete_many",
+    "missing_permissions",
     "clean",
 }
 """The names of the plan."""

@@ -90,13 +90,19 @@ def delete_bucket(state: State, request: Request) -> Response:
 
 
 def test_permissions(state: State, request: Request) -> Response:
-    """Grant every permission that is asked for: the server knows no identities."""
+    """Grant every permission that is asked for, except those that a test has denied.
+
+    The server knows no identities.
+    """
     state.bucket(request.params["bucket"])
     permissions = request.query_list("permissions")
     if not permissions:
         raise APIError(400, "required", "Required parameter: permissions")
-    kind = "storage#testIamPermissionsResponse"
-    return resource_response(request, {"kind": kind, "permissions": permissions})
+    answer: dict[str, Any] = {"kind": "storage#testIamPermissionsResponse"}
+    # As on GCS, the field is left out where it would be empty.
+    if granted := [each for each in permissions if each not in state.denied_permissions]:
+        answer["permissions"] = granted
+    return resource_response(request, answer)
 
 
 def _described(request: Request, bucket: Bucket) -> Response:

@@ -96,6 +96,8 @@ class State:
         self.journal = journal or Journal()
         self.has_md5 = True
         """Whether objects and parts get an MD5, as on GCS, even where nobody declares one."""
+        self.denied_permissions: set[str] = set()
+        """Permissions that a question for permissions finds missing; no request is refused."""
         self._clock = clock
         self._last_generation = 0
 
