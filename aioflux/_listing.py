@@ -1,28 +1,45 @@
 """Keys and listings as columns, at a sixth of the memory of a list of ObjectMeta.
 
 A column is one buffer. Reading it changes no reference count, so that forked workers share the
-parent's pages, and it pickles at the speed of a copy for spawned ones.
+parent's pages, and it pickles at the speed of a copy for spawned ones. The same bytes are a
+manifest: a listing that is stored as an object.
+
+    magic | version, size of the header | header: JSON | columns | crc32c of all before
 """
 
 from __future__ import annotations
 
+import json
+import struct
+import sys
 import zlib
 from array import array
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, TypeAlias
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
+
+import google_crc32c
 
 from aioflux._meta import ObjectMeta
 from aioflux._uri import quote_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["KeyColumn", "Listing"]
+__all__ = ["KeyColumn", "Kind", "Listing"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _NONE = -1
 """Stands for None in a column of numbers."""
+_BLOCK = 1024
+_MAX_KNOWN_KINDS = 1024
+"""Kinds that are compared with: where each object has a kind of its own, comparing is no use."""
+_MAGIC = b"aioflux listing\n"
+_VERSION = 1
+_HEAD = struct.Struct("<II")
+_TAIL = struct.Struct("<I")
 
 Kind: TypeAlias = tuple[str, str, str, tuple[tuple[str, str], ...]]
 """What many objects share: content type, content encoding, storage class, the user's metadata."""
@@ -36,14 +53,33 @@ class KeyColumn:
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._text = bytearray()
         self._ends = array("Q", [0])
-        for text in texts:
-            self.append(text)
+        self.extend(texts)
 
     def append(self, text: str) -> None:
         """Add a string."""
         # Names of local files may hold lone surrogates, which stand for bytes that are no UTF-8.
         self._text += text.encode("utf-8", "surrogatepass")
         self._ends.append(len(self._text))
+
+    def extend(self, texts: Iterable[str] | KeyColumn) -> None:
+        """Add strings."""
+        base = len(self._text)
+        if isinstance(texts, KeyColumn):
+            self._text += texts._text  # noqa: SLF001  another of this class
+            self._ends.extend(map(base.__add__, texts._ends[1:]))  # noqa: SLF001
+            return
+        given = texts if isinstance(texts, list) else list(texts)
+        joined = "".join(given)
+        if joined.isascii():
+            self._text += joined.encode()
+            sizes: Iterable[int] = map(len, given)
+        else:
+            encoded = [text.encode("utf-8", "surrogatepass") for text in given]
+            self._text += b"".join(encoded)
+            sizes = map(len, encoded)
+        ends = accumulate(sizes, initial=base)
+        next(ends)
+        self._ends.extend(ends)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -52,13 +88,54 @@ class KeyColumn:
         start, end = self._ends[index], self._ends[index + 1]
         return self._text[start:end].decode("utf-8", "surrogatepass")
 
+    def __iter__(self) -> Iterator[str]:
+        for first in range(0, len(self), _BLOCK):
+            ends = self._ends[first : first + _BLOCK + 1]
+            base = ends[0]
+            block = self._text[base : ends[-1]]
+            if block.isascii():
+                text = block.decode("ascii")
+                for start, end in pairwise(ends):
+                    yield text[start - base : end - base]
+            else:
+                for start, end in pairwise(ends):
+                    yield block[start - base : end - base].decode("utf-8", "surrogatepass")
+
+    def part(self, start: int, end: int) -> KeyColumn:
+        """Return the strings `[start, end)`."""
+        result = KeyColumn()
+        ends = self._ends[start : max(start, end) + 1]
+        base = ends[0]
+        result._text = self._text[base : ends[-1]]
+        result._ends = array("Q", map((-base).__add__, ends))
+        return result
+
+    def holds(self, text: str) -> bool:
+        """Tell whether a text may be in one of the strings: at least end to end it is there."""
+        return self._text.find(text.encode()) >= 0
+
     def checksum(self) -> int:
         """Return a CRC32 of the strings and where they end: the same for the same strings."""
         return zlib.crc32(self._ends, zlib.crc32(self._text))
 
+    def buffers(self) -> tuple[array[int], bytearray]:
+        """Return where each string ends, with a leading 0, and the strings."""
+        return self._ends, self._text
 
-class Listing:
-    """Metadata of many objects of one store, in order."""
+    @classmethod
+    def of_buffers(cls, ends: array[int], text: bytearray) -> Self:
+        """Return what `buffers` was asked of."""
+        column = cls()
+        column._ends, column._text = ends, text
+        return column
+
+
+class Listing(Sequence[ObjectMeta]):
+    """Metadata of many objects of one store, in order; an `ObjectMeta` is made as it is asked for.
+
+    Attributes:
+        prefixes: Where one level was listed: what keys below it begin with, sorted.
+    """
 
     __slots__ = (
         "_crc32c",
@@ -67,10 +144,14 @@ class Listing:
         "_key",
         "_kind",
         "_kinds",
+        "_known",
+        "_parsed",
         "_root",
         "_size",
         "_updated",
+        "prefixes",
     )
+    __hash__ = None  # type: ignore[assignment]  # it can be extended
 
     def __init__(self, metas: Iterable[ObjectMeta] = ()) -> None:
         self._root = ""
@@ -80,8 +161,11 @@ class Listing:
         self._size = array("q")
         self._crc32c = array("q")
         self._updated = array("q")
-        self._kind = array("Q")
-        self._kinds: list[Kind] = []
+        self._kind = array("I")
+        self._kinds = KeyColumn()
+        self._known: dict[str, int] = {}
+        self._parsed: dict[int, Kind] = {}
+        self.prefixes: list[str] = []
         self.extend(metas)
 
     def extend(self, metas: Iterable[ObjectMeta]) -> None:
@@ -90,18 +174,14 @@ class Listing:
         Raises:
             ValueError: One is of another store than the others.
         """
-        numbers = {kind: number for number, kind in enumerate(self._kinds)}
+        if isinstance(metas, Listing):
+            self._extend_with(metas)
+            return
         for meta in metas:
             self._append(meta)
-            kind = _kind(meta)
-            self._kind.append(numbers.setdefault(kind, len(numbers)))
-        self._kinds = list(numbers)
 
     def _append(self, meta: ObjectMeta) -> None:
-        root = meta.uri.removesuffix(_in_uri(meta.key, meta.uri))
-        if root != self._root and len(self):
-            raise ValueError(f"{meta.uri} is not below {self._root}, like the objects before it")
-        self._root = root
+        self._take_root(meta.uri.removesuffix(_in_uri(meta.key, meta.uri)), meta.uri)
         self._key.append(meta.key)
         self._etag.append(meta.etag)
         self._generation.append(meta.generation)
@@ -109,6 +189,90 @@ class Listing:
         self._crc32c.append(_NONE if meta.crc32c is None else meta.crc32c)
         updated = _NONE if meta.updated is None else (meta.updated - _EPOCH) // _MICROSECOND
         self._updated.append(updated)
+        self._kind.append(self._number(_kind(meta)))
+
+    def _extend_with(self, other: Listing) -> None:
+        if not other:
+            self.prefixes += other.prefixes
+            return
+        self._take_root(other._root, other._root)
+        numbers = [self._number_of_text(text) for text in other._kinds]
+        is_same = numbers == list(range(len(numbers)))
+        self._key.extend(other._key)
+        self._etag.extend(other._etag)
+        self._generation.extend(other._generation)
+        self._size.extend(other._size)
+        self._crc32c.extend(other._crc32c)
+        self._updated.extend(other._updated)
+        self._kind.extend(other._kind if is_same else map(numbers.__getitem__, other._kind))
+        self.prefixes += other.prefixes
+
+    def extend_columns(
+        self,
+        root: str,
+        *,
+        keys: list[str],
+        sizes: list[int],
+        etags: list[str],
+        generations: list[str],
+        crc32c: Iterable[int | None],
+        updated: Iterable[int | None],
+        kinds: Iterable[Kind] | None = None,
+        kind: Kind = ("", "", "", ()),
+    ) -> None:
+        """Add objects of which each field stands in a list of its own, which is three times faster.
+
+        Args:
+            root: What uris begin with, before the keys.
+            keys: Keys.
+            sizes: Sizes, in bytes.
+            etags: Entity tags.
+            generations: Generations.
+            crc32c: Checksums.
+            updated: Microseconds since 1970.
+            kinds: What kind each is of.
+            kind: What kind all are of, where `kinds` is not given.
+        """
+        if not keys:
+            return
+        self._take_root(root, root)
+        self._key.extend(keys)
+        self._etag.extend(etags)
+        self._generation.extend(generations)
+        self._size.extend(sizes)
+        self._crc32c.extend([_NONE if each is None else each for each in crc32c])
+        self._updated.extend([_NONE if each is None else each for each in updated])
+        if kinds is None:
+            self._kind.extend(array("I", [self._number(kind)]) * len(keys))
+        else:
+            self._kind.extend(map(self._number, kinds))
+
+    def _take_root(self, root: str, uri: str) -> None:
+        if root != self._root and len(self):
+            raise ValueError(f"{uri} is not below {self._root}, like the objects before it")
+        self._root = root
+
+    def _number(self, kind: Kind) -> int:
+        return self._number_of_text(json.dumps(kind, separators=(",", ":")))
+
+    def _number_of_text(self, text: str) -> int:
+        number = self._known.get(text)
+        if number is None:
+            number = len(self._kinds)
+            self._kinds.append(text)
+            if len(self._known) < _MAX_KNOWN_KINDS:
+                self._known[text] = number
+        return number
+
+    def _kind_of(self, number: int) -> Kind:
+        kind = self._parsed.get(number)
+        if kind is None:
+            content_type, content_encoding, storage_class, user = json.loads(self._kinds[number])
+            pairs = tuple((name, value) for name, value in user)
+            kind = content_type, content_encoding, storage_class, pairs
+            if len(self._parsed) < _MAX_KNOWN_KINDS:
+                self._parsed[number] = kind
+        return kind
 
     @property
     def keys(self) -> KeyColumn:
@@ -123,16 +287,49 @@ class Listing:
     def __len__(self) -> int:
         return len(self._size)
 
-    def __getitem__(self, index: int) -> ObjectMeta:
-        key = self._key[index]
-        crc32c, updated = self._crc32c[index], self._updated[index]
-        content_type, content_encoding, storage_class, user = self._kinds[self._kind[index]]
+    @overload
+    def __getitem__(self, index: int) -> ObjectMeta: ...
+    @overload
+    def __getitem__(self, index: slice) -> Listing: ...
+    def __getitem__(self, index: int | slice) -> ObjectMeta | Listing:
+        if isinstance(index, slice):
+            places = range(*index.indices(len(self)))
+            if places.step == 1:
+                return self._part(places.start, places.stop)
+            return self.pick(places)
+        at = range(len(self))[index]  # takes negative ones, and refuses what is beyond
+        return self._meta(
+            self._key[at],
+            self._etag[at],
+            self._generation[at],
+            self._size[at],
+            self._crc32c[at],
+            self._updated[at],
+            self._kind[at],
+        )
+
+    def __iter__(self) -> Iterator[ObjectMeta]:
+        return map(
+            self._meta,
+            self._key,
+            self._etag,
+            self._generation,
+            self._size,
+            self._crc32c,
+            self._updated,
+            self._kind,
+        )
+
+    def _meta(
+        self, key: str, etag: str, generation: str, size: int, crc32c: int, updated: int, kind: int
+    ) -> ObjectMeta:
+        content_type, content_encoding, storage_class, user = self._kind_of(kind)
         return ObjectMeta(
             key=key,
             uri=self._root + _in_uri(key, self._root),
-            size=self._size[index],
-            etag=self._etag[index],
-            generation=self._generation[index],
+            size=size,
+            etag=etag,
+            generation=generation,
             crc32c=None if crc32c == _NONE else crc32c,
             updated=None if updated == _NONE else _EPOCH + updated * _MICROSECOND,
             content_type=content_type,
@@ -140,6 +337,127 @@ class Listing:
             storage_class=storage_class,
             metadata=dict(user),
         )
+
+    def _part(self, start: int, end: int) -> Listing:
+        """Return the objects `[start, end)`, kinds and all, and no prefixes."""
+        result = Listing()
+        result._root = self._root
+        result._key = self._key.part(start, end)
+        result._etag = self._etag.part(start, end)
+        result._generation = self._generation.part(start, end)
+        result._size = self._size[start:end]
+        result._crc32c = self._crc32c[start:end]
+        result._updated = self._updated[start:end]
+        result._kind = self._kind[start:end]
+        result._kinds = self._kinds.part(0, len(self._kinds))
+        result._known = dict(self._known)
+        return result
+
+    def pick(self, indices: Iterable[int]) -> Listing:
+        """Return the objects at these places, in this order."""
+        places = [range(len(self))[index] for index in indices]
+        result = self._part(0, 0)
+        if places:
+            for name in ("_key", "_etag", "_generation"):
+                texts = getattr(self, name)
+                setattr(result, name, KeyColumn([texts[at] for at in places]))
+            for name in ("_size", "_crc32c", "_updated", "_kind"):
+                column = getattr(self, name)
+                setattr(result, name, array(column.typecode, map(column.__getitem__, places)))
+        return result
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        is_alike = len(self) == len(other)
+        return is_alike and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    def __repr__(self) -> str:
+        return f"<Listing of {len(self)} objects below {self._root or 'nothing'}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).from_bytes, (self.to_bytes(),)
+
+    def _columns(self) -> list[array[int] | bytearray]:
+        texts = (self._key, self._etag, self._generation, self._kinds)
+        return [
+            *(buffer for column in texts for buffer in column.buffers()),
+            *(self._size, self._crc32c, self._updated, self._kind),
+        ]
+
+    def to_bytes(self) -> bytes:
+        """Return the whole listing as a manifest, which `from_bytes` reads."""
+        columns = [_little_endian(column) for column in self._columns()]
+        header = {
+            "root": self._root,
+            "prefixes": self.prefixes,
+            "columns": [memoryview(column).nbytes for column in columns],
+        }
+        text = json.dumps(header).encode()
+        body = b"".join((_MAGIC, _HEAD.pack(_VERSION, len(text)), text, *columns))
+        return body + _TAIL.pack(google_crc32c.value(body))
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
+        """Return the listing of a manifest.
+
+        Raises:
+            ValueError: It is none, it is damaged, or a later aioflux wrote it.
+        """
+        whole = bytes(data)
+        start = len(_MAGIC) + _HEAD.size
+        if not whole.startswith(_MAGIC) or len(whole) < start + _TAIL.size:
+            raise ValueError(
+                f"this is no listing that aioflux saved: it begins with {whole[:16]!r}, not with "
+                f"{_MAGIC!r}"
+            )
+        version, header_size = _HEAD.unpack_from(whole, len(_MAGIC))
+        if version != _VERSION:
+            raise ValueError(
+                f"this listing is of version {version}, and this aioflux reads {_VERSION}; save it "
+                "again, or update aioflux"
+            )
+        body_size = len(whole) - _TAIL.size
+        crc32c = google_crc32c.value(whole[:body_size])
+        if crc32c != _TAIL.unpack_from(whole, body_size)[0]:
+            raise ValueError(
+                "this listing is damaged: its bytes do not match its crc32c; save it again"
+            )
+        header = json.loads(whole[start : start + header_size])
+        return cls._restored(header, memoryview(whole)[start + header_size : body_size])
+
+    @classmethod
+    def _restored(cls, header: dict[str, Any], body: memoryview) -> Self:
+        pieces: list[memoryview] = []
+        for size in header["columns"]:
+            pieces.append(body[:size])
+            body = body[size:]
+        listing = cls()
+        listing._root, listing.prefixes = header["root"], header["prefixes"]
+        for place, name in enumerate(("_key", "_etag", "_generation", "_kinds")):
+            ends = _filled("Q", pieces[2 * place])
+            setattr(listing, name, KeyColumn.of_buffers(ends, bytearray(pieces[2 * place + 1])))
+        for name, piece in zip(("_size", "_crc32c", "_updated", "_kind"), pieces[8:], strict=True):
+            setattr(listing, name, _filled(getattr(listing, name).typecode, piece))
+        for number, text in zip(range(_MAX_KNOWN_KINDS), listing._kinds, strict=False):
+            listing._known[text] = number
+        return listing
+
+
+def _little_endian(column: array[int] | bytearray) -> array[int] | bytearray:
+    if sys.byteorder == "little" or isinstance(column, bytearray):
+        return column
+    swapped = column[:]
+    swapped.byteswap()
+    return swapped
+
+
+def _filled(typecode: str, data: memoryview) -> array[int]:
+    column: array[int] = array(typecode)
+    column.frombytes(data)
+    if sys.byteorder != "little":
+        column.byteswap()
+    return column
 
 
 def _kind(meta: ObjectMeta) -> Kind:
