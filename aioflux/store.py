@@ -33,6 +33,7 @@ from aioflux.transfer._many import fetch_many
 from aioflux.transfer._nested import nested
 from aioflux.transfer._reader import ObjectReader
 from aioflux.transfer._session import Session
+from aioflux.transfer._staged import COMPOSITE_PREFIX
 from aioflux.transfer._upload import ObjectWriter, WriteRequest
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from aioflux._stats import ProgressHook, StoreStats
     from aioflux.transfer._many import FetchedBatch
 
-__all__ = ["ObjectReader", "ObjectWriter", "Store", "open_store"]
+__all__ = ["COMPOSITE_PREFIX", "ObjectReader", "ObjectWriter", "Store", "open_store"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 WriteMode: TypeAlias = Literal["overwrite", "create"]

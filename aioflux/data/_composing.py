@@ -1,0 +1,191 @@
+"""How a dataset reads small objects: each by a request of its own, or composed on the service.
+
+Reading directly is the default. A composite is an object that is written and deleted in the bucket
+of the data, takes three requests one after another, and comes over one connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from aioflux._errors import PermissionDeniedError
+from aioflux._meta import ObjectMeta
+from aioflux.store import COMPOSITE_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from aioflux.store import MetaBatch
+    from aioflux.sync import Store
+
+__all__ = ["Choice", "Compose", "prepare", "read_batches"]
+
+_log = logging.getLogger("aioflux")
+
+Compose: TypeAlias = Literal["off", "on", "auto"]
+Way: TypeAlias = Literal["off", "on"]
+
+_PERMISSIONS: Final = ("storage.objects.create", "storage.objects.delete")
+"""What a composed read needs beside a plain one."""
+
+_TRIALS: Final[tuple[Way, ...]] = ("off", "on", "off", "on")
+"""What `auto` measures, in order: the first of each opens connections, the better one counts."""
+
+_TRIAL_OBJECTS: Final = 1024
+_TRIAL_BYTES: Final = 64 * 1024 * 1024
+"""Size of one trial at most: it is held whole, so that the consumer's time is not measured."""
+
+_LEAD: Final = 1.1
+"""How much faster composing must be to be kept: it writes to the bucket, and a difference of a
+tenth between two trials of a second is chance."""
+
+
+def prepare(store: Store, compose: Compose, *, older_than_seconds: float = 86_400.0) -> Compose:
+    """Check where a dataset is built whether it can compose, and sweep what dead processes left.
+
+    Sends nothing for "off"; otherwise asks for the permissions and lists the composites below the
+    store's own prefix, two requests.
+
+    Args:
+        store: Where; connections stay open in it.
+        compose: What was asked for.
+        older_than_seconds: Only composites of at least this age are swept, a day by default:
+            younger ones may be of a process that is alive.
+
+    Returns:
+        How to read: "auto" becomes "off" where composing is not possible.
+
+    Raises:
+        PermissionDeniedError: "on", and the credentials may not create or not delete objects.
+        ValueError: "on", and the service does not compose; or no such word.
+    """
+    if compose not in {"off", "on", "auto"}:
+        raise ValueError(f'compose must be "off", "on" or "auto", not {compose!r}')
+    if compose == "off":
+        return "off"
+    if not store.uri.startswith(("gs://", "memory://")):
+        if compose == "on":
+            raise ValueError(f'{store.uri} cannot compose objects; take compose="off"')
+        return "off"
+    if missing := store.missing_permissions(_PERMISSIONS):
+        text = (
+            f"objects of {store.uri} cannot be composed: the credentials in use lack "
+            f"{' and '.join(missing)} on the bucket"
+        )
+        if compose == "on":
+            raise PermissionDeniedError(
+                f'{text}; grant it, or take compose="off", which needs neither', uri=store.uri
+            )
+        _log.info("%s; they are read directly", text)
+        return "off"
+    swept = store.clean(COMPOSITE_PREFIX, older_than_seconds=older_than_seconds)
+    for error in swept.errors.values():
+        _log.warning("a composite that a dead process left could not be deleted: %s", error)
+    return compose
+
+
+def read_batches(
+    store: Store, metas: Iterable[str | ObjectMeta], *, compose: Compose
+) -> Iterator[MetaBatch]:
+    """Yield lists of `(meta, data)` in the order of `metas`.
+
+    With "auto" the first objects that are read through a store, in one call or several, are read
+    both ways in turn, up to 1024 at a time, and the way that gave more objects a second is kept for
+    all that follow in this process.
+
+    Args:
+        store: Where.
+        metas: Metadata of a listing; with "off" and "auto" names too, which are read directly.
+        compose: What `prepare` returned.
+
+    Raises:
+        StorageError: The first object that cannot be read ends the iteration, named.
+    """
+    if compose == "auto":
+        return _measured(store, metas)
+    return _read(store, metas, compose)
+
+
+class Choice:
+    """Which way to read, by trials of both. Knows no clock."""
+
+    def __init__(self) -> None:
+        self._num_trials = 0
+        self._rates: dict[Way, float] = {"off": 0.0, "on": 0.0}
+
+    def trial(self) -> Way | None:
+        """Return what is to be tried next; None where all is known."""
+        return _TRIALS[self._num_trials] if self._num_trials < len(_TRIALS) else None
+
+    def tell(self, way: Way, *, num_objects: int, seconds: float) -> None:
+        """Take in one trial."""
+        self._num_trials += 1
+        self._rates[way] = max(self._rates[way], num_objects / max(seconds, 1e-9))
+
+    def refuse(self) -> None:
+        """Take in that composing is not possible."""
+        self._num_trials = len(_TRIALS)
+        self._rates["on"] = 0.0
+
+    @property
+    def way(self) -> Way:
+        """The way that is kept."""
+        return "on" if self._rates["on"] > _LEAD * self._rates["off"] else "off"
+
+
+_choices: weakref.WeakKeyDictionary[Store, Choice] = weakref.WeakKeyDictionary()
+"""What was found out in this process. A forked worker goes on with what its parent knew."""
+
+
+def _read(store: Store, metas: Iterable[str | ObjectMeta], way: Way) -> Iterator[MetaBatch]:
+    if way == "off":
+        return store.fetch_batches(metas)
+    return store.fetch_composed(metas)  # type: ignore[arg-type]  # names are refused there
+
+
+def _measured(store: Store, metas: Iterable[str | ObjectMeta]) -> Iterator[MetaBatch]:
+    choice = _choices.setdefault(store, Choice())
+    rest: Iterator[str | ObjectMeta] = iter(metas)
+    while (way := choice.trial()) is not None:
+        trial = _take(rest)
+        if not trial:
+            return
+        if len(trial) == 1 or not all(isinstance(each, ObjectMeta) for each in trial):
+            if _is_hopeless(trial[0]):
+                choice.refuse()
+            yield from _read(store, trial, "off")
+            continue
+        began = time.perf_counter()
+        try:
+            read = list(_read(store, trial, way))
+        except PermissionDeniedError as exc:
+            if way == "off":
+                raise
+            _log.warning("objects are read directly from now on: %s", exc)
+            choice.refuse()
+            yield from _read(store, trial, "off")
+            continue
+        choice.tell(way, num_objects=len(trial), seconds=time.perf_counter() - began)
+        yield from read
+    yield from _read(store, rest, choice.way)
+
+
+def _is_hopeless(meta: str | ObjectMeta) -> bool:
+    """Tell whether objects like this one are never composed: names, and very large ones."""
+    return not isinstance(meta, ObjectMeta) or meta.size >= _TRIAL_BYTES
+
+
+def _take(metas: Iterator[str | ObjectMeta]) -> list[str | ObjectMeta]:
+    """Take the objects of one trial."""
+    taken: list[str | ObjectMeta] = []
+    num_bytes = 0
+    for meta in islice(metas, _TRIAL_OBJECTS):
+        taken.append(meta)
+        num_bytes += meta.size if isinstance(meta, ObjectMeta) else 0
+        if num_bytes >= _TRIAL_BYTES:
+            break
+    return taken
