@@ -10,6 +10,8 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 
 from aioflux.testing import GCSServer
+from aioflux.testing.gcs_server._app import Hook
+from aioflux.testing.gcs_server._messages import Request, Response
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,4 +53,23 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
 def bucket(server: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A bucket that is found by the environment variable STORAGE_EMULATOR_HOST."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.server.url)
+    return server
+
+
+class Guard(Hook):
+    """Refuses requests without this token."""
+
+    def __init__(self, token: str) -> None:
+        self.accepted = f"Bearer {token}"
+
+    def before(self, request: Request) -> Response | None:
+        known = request.headers.get("authorization") == self.accepted
+        return None if known else Response(status=401)
+
+
+@pytest.fixture
+def guarded(server: Bucket) -> Bucket:
+    """A bucket that asks for the token `secret`."""
+    app = server.server.app
+    app.hooks = (*app.hooks, Guard("secret"))
     return server

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from bisect import bisect_left
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -102,8 +101,8 @@ class Source:
     def objects(self, entries: Iterable[Entry]) -> None:
         self._objects = list(entries)
 
-    def read(self, positions: Iterable[int]) -> Iterator[tuple[str, bytes]]:
-        """Yield `(uri, data)` of the objects at these positions, in this order, fetched ahead."""
+    def read(self, positions: Iterable[int]) -> Iterator[tuple[ObjectMeta, bytes]]:
+        """Yield `(meta, data)` of the objects at these positions, in this order, fetched ahead."""
         if self._store is None:
             options: StoreOptions = {
                 **self._account.options,
@@ -113,8 +112,7 @@ class Source:
             self._store = sync.open_store(self._uri, **options)
         wanted = (self._at(position) for position in positions)
         for batch in self._store.fetch_batches(wanted):
-            for meta, data in batch:
-                yield meta.uri, _decoded(meta, data)
+            yield from batch
 
     def _at(self, position: int) -> ObjectMeta | str:
         """Return what was listed of an object; its name alone where a caller has put it there."""
@@ -133,8 +131,3 @@ def _is_sample(key: str, prefix: str) -> bool:
     """Tell whether it is neither a directory's stand-in nor a composite left behind."""
     is_composite = key.startswith(_OLD_COMPOSITES) and not prefix.startswith(_OLD_COMPOSITES)
     return not (is_composite or key.endswith("/"))
-
-
-def _decoded(meta: ObjectMeta, data: bytes) -> bytes:
-    """Return the bytes that Google's client hands out: decompressed where stored as gzip."""
-    return gzip.decompress(data) if meta.content_encoding == "gzip" else data

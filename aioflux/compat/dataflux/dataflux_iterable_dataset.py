@@ -120,8 +120,8 @@ class DataFluxIterableDataset(IterableDataset[Any]):
         share = range(len(self._source))
         if worker is not None:
             share = run_of(len(share), worker_id=worker.id, num_workers=worker.num_workers)
-        for uri, data in self._source.read(share):
-            yield formatted(uri, data, self.data_format_fn)
+        for meta, data in self._source.read(share):
+            yield formatted(meta, data, self.data_format_fn)
 
     def __getstate__(self) -> dict[str, Any]:
         # Google's clients refuse to pickle. The source has what is needed of it.

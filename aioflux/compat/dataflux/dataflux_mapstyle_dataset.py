@@ -165,8 +165,8 @@ class DataFluxMapStyleDataset(Dataset[Any]):
         return {**self.__dict__, "storage_client": None}
 
     def _items(self, positions: Iterable[int]) -> Iterator[Any]:
-        for uri, data in self._source.read(positions):
-            yield formatted(uri, data, self.data_format_fn)
+        for meta, data in self._source.read(positions):
+            yield formatted(meta, data, self.data_format_fn)
 
     def _position(self, index: SupportsIndex) -> int:
         position = as_index(index)
