@@ -89,7 +89,11 @@ def prepare(store: Store, compose: Compose, *, older_than_seconds: float = 86_40
 
 
 def read_batches(
-    store: Store, metas: Iterable[str | ObjectMeta], *, compose: Compose
+    store: Store,
+    metas: Iterable[str | ObjectMeta],
+    *,
+    compose: Compose,
+    max_composite_bytes: int = 100_000_000,
 ) -> Iterator[MetaBatch]:
     """Yield lists of `(meta, data)` in the order of `metas`.
 
@@ -101,13 +105,14 @@ def read_batches(
         store: Where.
         metas: Metadata of a listing; with "off" and "auto" names too, which are read directly.
         compose: What `prepare` returned.
+        max_composite_bytes: Bytes of one composite, at most; 100 MB by default.
 
     Raises:
         StorageError: The first object that cannot be read ends the iteration, named.
     """
     if compose == "auto":
-        return _measured(store, metas)
-    return _read(store, metas, compose)
+        return _measured(store, metas, max_composite_bytes)
+    return _read(store, metas, compose, max_composite_bytes)
 
 
 class Choice:
@@ -141,13 +146,20 @@ _choices: weakref.WeakKeyDictionary[Store, Choice] = weakref.WeakKeyDictionary()
 """What was found out in this process. A forked worker goes on with what its parent knew."""
 
 
-def _read(store: Store, metas: Iterable[str | ObjectMeta], way: Way) -> Iterator[MetaBatch]:
+def _read(
+    store: Store, metas: Iterable[str | ObjectMeta], way: Way, max_composite_bytes: int
+) -> Iterator[MetaBatch]:
     if way == "off":
         return store.fetch_batches(metas)
-    return store.fetch_composed(metas)  # type: ignore[arg-type]  # names are refused there
+    return store.fetch_composed(
+        metas,  # type: ignore[arg-type]  # names are refused there
+        max_composite_bytes=max_composite_bytes,
+    )
 
 
-def _measured(store: Store, metas: Iterable[str | ObjectMeta]) -> Iterator[MetaBatch]:
+def _measured(
+    store: Store, metas: Iterable[str | ObjectMeta], max_composite_bytes: int
+) -> Iterator[MetaBatch]:
     choice = _choices.setdefault(store, Choice())
     rest: Iterator[str | ObjectMeta] = iter(metas)
     while (way := choice.trial()) is not None:
@@ -157,21 +169,21 @@ def _measured(store: Store, metas: Iterable[str | ObjectMeta]) -> Iterator[MetaB
         if len(trial) == 1 or not all(isinstance(each, ObjectMeta) for each in trial):
             if _is_hopeless(trial[0]):
                 choice.refuse()
-            yield from _read(store, trial, "off")
+            yield from _read(store, trial, "off", max_composite_bytes)
             continue
         began = time.perf_counter()
         try:
-            read = list(_read(store, trial, way))
+            read = list(_read(store, trial, way, max_composite_bytes))
         except PermissionDeniedError as exc:
             if way == "off":
                 raise
             _log.warning("objects are read directly from now on: %s", exc)
             choice.refuse()
-            yield from _read(store, trial, "off")
+            yield from _read(store, trial, "off", max_composite_bytes)
             continue
         choice.tell(way, num_objects=len(trial), seconds=time.perf_counter() - began)
         yield from read
-    yield from _read(store, rest, choice.way)
+    yield from _read(store, rest, choice.way, max_composite_bytes)
 
 
 def _is_hopeless(meta: str | ObjectMeta) -> bool:
