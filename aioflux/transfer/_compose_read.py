@@ -376,8 +376,8 @@ class _Reader:
             PermissionDeniedError: Composites may not be made, or not be read.
         """
         session = self._session
+        key = await self.composites.begin(group)
         try:
-            key = await self.composites.begin(group)
             try:
                 made = await self.composites.made(key)
                 data = (await fetch(session, key, made)).data

@@ -1,0 +1,385 @@
+"""Composed reads: what direct reads give, nothing left behind, and errors that name the object."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import aioflux
+from aioflux import NotFoundError, ObjectMeta, PermissionDeniedError, StorageError
+from aioflux.testing.faults import Fault
+from aioflux.transfer._compose_read import Grouper, cut, fetch_composed, plan_groups
+from aioflux.transfer._staged import COMPOSITE_PREFIX
+from aioflux.transfer._write import WriteRequest
+from tests.transfer.rig import LOSE, MIB, REFUSE, Rig, pattern, refused_for_good
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+CAP = 100_000_000
+
+
+def meta(size: int, *, number: int = 0, **fields: Any) -> ObjectMeta:
+    known = {"generation": "1", "crc32c": 0, "storage_class": "STANDARD"}
+    key = f"k{number}"
+    return ObjectMeta(key=key, uri=f"gs://b/{key}", size=size, **{**known, **fields})
+
+
+def groups(
+    metas: Iterable[ObjectMeta], *, max_bytes: int = CAP, max_sources: int = 32
+) -> list[Any]:
+    return list(plan_groups(metas, Grouper(max_sources=max_sources, max_bytes=max_bytes)))
+
+
+# --- the plan --------------------------------------------------------------------------------
+
+SIZES = st.lists(st.integers(0, 12), max_size=200)
+
+
+@given(sizes=SIZES, max_bytes=st.integers(1, 60), max_sources=st.integers(1, 32))
+def test_groups_are_the_sequence_within_both_bounds(
+    sizes: list[int], max_bytes: int, max_sources: int
+) -> None:
+    metas = [meta(size, number=at) for at, size in enumerate(sizes)]
+    planned = groups(metas, max_bytes=max_bytes, max_sources=max_sources)
+    assert [each for group in planned for each in group] == metas
+    for group in planned:
+        assert 1 <= len(group) <= max_sources
+        assert len(group) == 1 or sum(each.size for each in group) <= max_bytes
+        assert len(group) == 1 or all(each.size for each in group)
+
+
+@given(sizes=st.lists(st.integers(1, 12), max_size=200), max_bytes=st.integers(12, 60))
+def test_no_group_ends_where_one_more_fits(sizes: list[int], max_bytes: int) -> None:
+    planned = groups(map(meta, sizes), max_bytes=max_bytes)
+    for group, after in itertools.pairwise(planned):
+        is_full = sum(each.size for each in group) + after[0].size > max_bytes
+        assert is_full or len(group) == 32
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"content_encoding": "gzip"},
+        {"generation": ""},
+        {"crc32c": None},
+        {"storage_class": "NEARLINE"},
+        {"size": 0},
+        {"size": 101},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_composed_stays_alone(fields: dict[str, Any]) -> None:
+    odd = replace(meta(10), **fields)
+    first, last = meta(10, number=1), meta(10, number=2)
+    assert groups([first, first, odd, last, last], max_bytes=100) == [
+        (first, first),
+        (odd,),
+        (last, last),
+    ]
+
+
+def test_a_cut_that_does_not_match_is_none() -> None:
+    rig = Rig("cut")
+    group = (rig.put("a", b"one"), rig.put("b", b"three"))
+    assert cut(b"onethree", group, verify=True) == [b"one", b"three"]
+    assert cut(b"onethrxe", group, verify=True) is None
+    assert cut(b"onethre", group, verify=False) is None
+
+
+def test_nobody_else_writes_where_composites_lie() -> None:
+    with pytest.raises(ValueError, match="take another key"):
+        WriteRequest(f"run/{COMPOSITE_PREFIX}a")
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def filled(rig: Rig, num_objects: int = 100, *, size: int = 50) -> list[ObjectMeta]:
+    return [rig.put(f"{at:03}", pattern(size + at, seed=at + 1)) for at in range(num_objects)]
+
+
+def data_of(rig: Rig, metas: Sequence[ObjectMeta]) -> list[tuple[ObjectMeta, bytes]]:
+    return [(each, rig.get(each.key)) for each in metas]
+
+
+async def read(rig: Rig, metas: Any, **options: Any) -> list[tuple[ObjectMeta, bytes]]:
+    options = {"max_composite_bytes": CAP, **options}
+    found = []
+    async for batch in fetch_composed(rig.session, metas, **options):
+        found += batch
+    return found
+
+
+def composites(rig: Rig) -> list[str]:
+    return [key for key in rig.bucket.objects if COMPOSITE_PREFIX in key]
+
+
+async def reach_quiet(rig: Rig, before: set[asyncio.Task[Any]]) -> None:
+    async with asyncio.timeout(10):
+        while asyncio.all_tasks() - before:
+            await asyncio.wait(asyncio.all_tasks() - before)
+    assert rig.is_clean()
+    assert not rig.session.opened
+    assert composites(rig) == []
+
+
+async def test_a_hundred_objects_cost_twelve_requests(rig: Rig) -> None:
+    rig.session = rig.new_session(range_size_bytes=MIB)
+    metas = filled(rig)
+    before = asyncio.all_tasks()
+    assert await read(rig, metas) == data_of(rig, metas)
+    assert {name: rig.service.count(name) for name in ("compose", "get", "delete")} == {
+        "compose": 4,
+        "get": 4,
+        "delete": 4,
+    }
+    assert len(rig.service.calls) == 12
+    await reach_quiet(rig, before)
+
+
+async def test_keys_tell_run_and_time_and_are_not_listed(rig: Rig) -> None:
+    hang = Fault(kind="hang")
+    rig.service.fail("get", hang)
+    reading = asyncio.create_task(read(rig, filled(rig, 2)))
+    await hang.reached.wait()
+    [key] = composites(rig)
+    prefix, run, rest = key.split("/")
+    assert prefix + "/" == COMPOSITE_PREFIX
+    assert len(run) == 16
+    assert rest[8] == "T"
+    assert rest.endswith("Z-000000")
+    async with aioflux.open_store(f"memory://{rig.bucket.name}") as store:
+        assert key not in [each.key for each in await store.list_all()]
+        assert key in [each.key for each in await store.list_all(COMPOSITE_PREFIX)]
+    hang.released.set()
+    await reading
+
+
+async def numbers(metas: Sequence[ObjectMeta]) -> AsyncIterator[ObjectMeta]:
+    for each in metas:
+        yield each
+
+
+async def test_any_iterable_is_taken_and_the_order_kept(rig: Rig) -> None:
+    metas = filled(rig, 70)
+    metas.insert(20, rig.put("large", pattern(9000)))
+    metas.insert(40, rig.put("empty", b""))
+    expected = data_of(rig, metas)
+    for given_ in (metas, iter(metas), numbers(metas)):
+        assert await read(rig, given_, max_composite_bytes=4000) == expected
+    with pytest.raises(TypeError, match="ObjectMeta of a listing"):
+        await read(rig, ["000"])
+    assert composites(rig) == []
+
+
+async def test_more_is_not_held_than_the_budget(rig: Rig) -> None:
+    metas = filled(rig, 200, size=1000)
+    rig.session = rig.new_session(max_in_flight_bytes=40_000)
+    assert await read(rig, metas, max_composite_bytes=10_000) == data_of(rig, metas)
+    assert rig.is_clean()
+
+
+# --- what changed since the listing -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["deleted", "replaced", "truncated"])
+async def test_what_changed_since_the_listing_is_named(rig: Rig, change: str) -> None:
+    metas = filled(rig, 40)
+    if change == "deleted":
+        rig.bucket.remove("007")
+    else:
+        rig.put("007", rig.get("007")[: None if change == "replaced" else 3])
+    before = asyncio.all_tasks()
+    with pytest.raises(NotFoundError, match="/007") as caught:
+        await read(rig, metas)
+    assert caught.value.uri == metas[7].uri
+    await reach_quiet(rig, before)
+
+
+async def test_a_composite_of_other_bytes_is_no_data(rig: Rig) -> None:
+    """Where a slice does not match, each object is read by itself."""
+    rig.session = rig.new_session(range_size_bytes=MIB)
+    metas = filled(rig, 40)
+    inner = rig.service.compose
+
+    async def compose(key: str, sources: Any, **settings: Any) -> ObjectMeta:
+        return await inner(key, list(reversed(sources)), **settings)
+
+    rig.service.compose = compose
+    assert await read(rig, metas) == data_of(rig, metas)
+    assert rig.service.count("get") == 2 + 40
+    assert composites(rig) == []
+
+
+async def test_a_composite_that_somebody_sweeps_is_done_without(rig: Rig) -> None:
+    metas = filled(rig, 32)
+    inner = rig.service.compose
+
+    async def compose(key: str, sources: Any, **settings: Any) -> ObjectMeta:
+        made = await inner(key, sources, **settings)
+        rig.bucket.remove(key)
+        return made
+
+    rig.service.compose = compose
+    assert await read(rig, metas) == data_of(rig, metas)
+
+
+# --- what the service does ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["compose", "get", "delete"])
+@pytest.mark.parametrize("fault", [REFUSE, LOSE], ids=["refused", "lost"])
+async def test_a_fault_is_mended(rig: Rig, operation: str, fault: Fault) -> None:
+    metas = filled(rig, 64)
+    rig.service.fail(operation, fault)
+    before = asyncio.all_tasks()
+    assert await read(rig, metas) == data_of(rig, metas)
+    await reach_quiet(rig, before)
+
+
+async def test_where_composing_fails_objects_are_read_one_by_one(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    metas = filled(rig, 96)
+    rig.service.fail("compose", *[refused_for_good()] * 3)
+    assert await read(rig, metas) == data_of(rig, metas)
+    assert caplog.text.count("one by one") == 1
+
+
+def denied(uri: str) -> Fault:
+    return Fault(kind="refuse", error=PermissionDeniedError("no", uri=uri, status=403))
+
+
+async def test_a_bucket_that_takes_no_composites_says_so(rig: Rig) -> None:
+    metas = filled(rig, 32)
+    rig.service.fail("compose", denied("memory://x"))
+    with pytest.raises(PermissionDeniedError, match=r"storage\.objects\.create"):
+        await read(rig, metas)
+    assert rig.is_clean()
+
+
+async def test_a_bucket_that_deletes_no_composites_says_so(rig: Rig) -> None:
+    metas = filled(rig, 32)
+    rig.service.fail("delete", denied("memory://x"))
+    with pytest.raises(PermissionDeniedError, match=r"storage\.objects\.delete"):
+        await read(rig, metas)
+    assert rig.is_clean()
+
+
+async def test_a_delete_that_fails_for_now_is_left_to_clean(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    metas = filled(rig, 32)
+    rig.service.fail("delete", *[REFUSE] * 4)
+    assert await read(rig, metas) == data_of(rig, metas)
+    assert "Store.clean" in caplog.text
+    assert len(composites(rig)) == 1
+
+
+# --- leaving early ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["hang", "hang_after"])
+@pytest.mark.parametrize("step", ["compose", "get", "delete"])
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_reader_may_be_cancelled_anywhere(
+    rig: Rig, step: str, kind: str, times: int
+) -> None:
+    hang = Fault(kind=kind)  # type: ignore[arg-type]
+    rig.service.fail(step, None, hang)
+    before = asyncio.all_tasks()
+    reading = asyncio.create_task(read(rig, filled(rig, 200)))
+    await hang.reached.wait()
+    for _ in range(times):
+        reading.cancel()
+        await asyncio.sleep(0)
+    hang.released.set()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    await reach_quiet(rig, before)
+
+
+@pytest.mark.parametrize("kind", ["hang", "hang_after"])
+async def test_a_compose_that_is_never_answered_is_not_waited_for(rig: Rig, kind: str) -> None:
+    hang = Fault(kind=kind)  # type: ignore[arg-type]
+    rig.service.fail("compose", hang)
+    before = asyncio.all_tasks()
+    reading = asyncio.create_task(read(rig, filled(rig, 32)))
+    await hang.reached.wait()
+    reading.cancel()
+    async with asyncio.timeout(20):
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+    await reach_quiet(rig, before)
+
+
+@pytest.mark.parametrize("kind", ["hang", "hang_after"])
+@pytest.mark.parametrize("step", ["compose", "get", "delete"])
+def test_the_end_of_the_loop_may_come_anywhere(rig: Rig, step: str, kind: str) -> None:
+    """`asyncio.run` cancels every task there is, clean-up included, and waits for them."""
+
+    async def main() -> None:
+        hang = Fault(kind=kind)  # type: ignore[arg-type]
+        rig.service.fail(step, None, hang)
+        tasks.append(asyncio.create_task(read(rig, filled(rig, 200))))
+        await hang.reached.wait()
+
+    tasks: list[asyncio.Task[Any]] = []
+    asyncio.run(main())
+    assert tasks[0].done()
+    assert rig.is_clean()
+    assert composites(rig) == []
+
+
+async def test_an_iteration_that_is_left_leaves_nothing(rig: Rig) -> None:
+    before = asyncio.all_tasks()
+    batches = fetch_composed(rig.session, filled(rig, 900), max_composite_bytes=CAP)
+    await anext(batches)
+    assert composites(rig) or rig.service.count("delete")
+    await batches.aclose()
+    await reach_quiet(rig, before)
+
+
+async def test_an_iteration_that_is_dropped_leaves_nothing(rig: Rig) -> None:
+    before = asyncio.all_tasks()
+    batches = fetch_composed(rig.session, filled(rig, 900), max_composite_bytes=CAP)
+    await anext(batches)
+    del batches
+    gc.collect()
+    await asyncio.sleep(0)
+    await reach_quiet(rig, before)
+
+
+async def test_an_error_of_the_consumer_leaves_nothing(rig: Rig) -> None:
+    before = asyncio.all_tasks()
+    metas = filled(rig, 900)
+
+    def failing() -> Any:
+        yield from metas[:500]
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await read(rig, failing())
+    await reach_quiet(rig, before)
+
+
+async def test_closing_the_store_ends_a_read_that_nobody_ends(rig: Rig) -> None:
+    hang = Fault(kind="hang")
+    rig.service.fail("get", hang)
+    reading = asyncio.create_task(read(rig, filled(rig, 200)))
+    await hang.reached.wait()
+    assert composites(rig)
+    await rig.session.aclose()
+    assert composites(rig) == []
+    hang.released.set()
+    with pytest.raises(StorageError):
+        await reading
+    assert rig.is_clean()
