@@ -1,0 +1,147 @@
+"""Records: many samples of one object, from its bytes or as it streams in.
+
+    IterableDataset(uri, records=jsonl())
+    IterableDataset(uri, records=tar())
+    IterableDataset(uri, records=parquet(columns=["text"]))
+
+A `records` callable is one of two kinds: a function that is given the whole `Sample`, or an object
+with `takes_stream = True` that is given a binary file and the object's metadata; those here are of
+the second kind. A record that is torn, or an object that ends in the middle of one, is a
+RecordError that names the object and the record.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol, TypeAlias, TypeGuard, TypeVar
+
+import msgspec
+
+from aioflux.data._records_parquet import parquet
+from aioflux.data._records_source import decompressed, reading, record_error
+from aioflux.data._records_tar import tar
+from aioflux.data._sample import Sample
+from aioflux.data._stream import open_stream
+
+if TYPE_CHECKING:
+    from aioflux import sync
+    from aioflux._meta import ObjectMeta
+
+__all__ = [
+    "Records",
+    "StreamRecords",
+    "jsonl",
+    "open_stream",
+    "parquet",
+    "records_of_sample",
+    "records_of_stream",
+    "takes_stream",
+    "tar",
+]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+_MAX_RECORD_BYTES = 256 * 1024 * 1024
+
+
+class StreamRecords(Protocol[T_co]):
+    """What makes records of an object as it streams in, without all of it in memory."""
+
+    @property
+    def takes_stream(self) -> bool:
+        """True."""
+        ...
+
+    def __call__(self, stream: BinaryIO, meta: ObjectMeta, /) -> Iterator[T_co]:
+        """Yield the records of one object."""
+        ...
+
+
+Records: TypeAlias = Callable[[Sample], Iterator[T]] | StreamRecords[T]
+
+
+def takes_stream(records: Records[T]) -> TypeGuard[StreamRecords[T]]:
+    """Tell of which kind a `records` callable is."""
+    return bool(getattr(records, "takes_stream", False))
+
+
+def records_of_sample(records: Records[T], sample: Sample) -> Iterator[T]:
+    """Yield the records of an object that is in memory, with either kind of `records`."""
+    if takes_stream(records):
+        return records(io.BytesIO(sample.data), sample.meta)
+    return records(sample)  # type: ignore[call-arg, arg-type]
+
+
+def records_of_stream(
+    store: sync.Store, meta: ObjectMeta, records: Records[T], *, read_ahead_bytes: int
+) -> Iterator[T]:
+    """Yield the records of an object of the store, which are read while it streams in.
+
+    At most `read_ahead_bytes` and what `records` itself keeps are held; a function that takes a
+    `Sample` is given the whole object. Left in the middle, it reads no more.
+    """
+    if not takes_stream(records):
+        yield from records_of_sample(records, Sample(meta.key, store.get(meta), meta))
+        return
+    stream = open_stream(store, meta, read_ahead_bytes=read_ahead_bytes)
+    try:
+        yield from records(stream, meta)
+        stream.close()
+    finally:
+        stream.abandon()
+
+
+@dataclass(frozen=True, slots=True)
+class _Jsonl:
+    decode: Callable[[bytes], Any]
+    max_record_bytes: int
+    takes_stream: ClassVar[bool] = True
+
+    def __call__(self, stream: BinaryIO, meta: ObjectMeta, /) -> Iterator[Any]:
+        with decompressed(stream) as plain:
+            lines = iter(partial(plain.readline, self.max_record_bytes + 1), b"")
+            number = -1
+            while True:
+                with reading(meta, number + 1):
+                    line = next(lines, None)
+                if line is None:
+                    return
+                number += 1
+                if len(line) > self.max_record_bytes:
+                    what = f"it is longer than max_record_bytes={self.max_record_bytes}"
+                    raise record_error(meta, number, what)
+                if line.isspace():
+                    continue
+                try:
+                    record = self.decode(line)
+                except Exception as exc:
+                    raise record_error(meta, number, f"{type(exc).__name__}: {exc}") from exc
+                yield record
+
+
+def jsonl(
+    *,
+    decode: Callable[[bytes], Any] = msgspec.json.decode,
+    max_record_bytes: int = _MAX_RECORD_BYTES,
+) -> StreamRecords[Any]:
+    """Make a record of each line of JSON Lines; of objects compressed by gzip as well.
+
+    Empty lines are left out, and count as records in the message of an error. A cut-off object
+    shows in its last line, which is no JSON any more.
+
+    Args:
+        decode: Makes a value of a line, in bytes. msgspec's by default, which keeps to the standard
+            and refuses NaN; `json.loads` takes it.
+        max_record_bytes: The longest line, in bytes; 256 MiB by default. A longer one is an error
+            before it is in memory.
+
+    Raises:
+        ValueError: `max_record_bytes` is not above 0.
+    """
+    if max_record_bytes <= 0:
+        raise ValueError(f"max_record_bytes must be above 0, not {max_record_bytes!r}")
+    return _Jsonl(decode, max_record_bytes)

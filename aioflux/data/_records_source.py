@@ -1,0 +1,56 @@
+"""What every kind of records does with its source: decompress it, and name what went wrong."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from aioflux._errors import RecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aioflux._meta import ObjectMeta
+
+__all__ = ["decompressed", "reading", "record_error"]
+
+_GZIP = b"\x1f\x8b"
+
+
+def record_error(meta: ObjectMeta, number: int, what: str) -> RecordError:
+    """Return the error that a record, counted from 0, cannot be read because of `what`."""
+    message = f"could not read record {number}, counted from 0, of {meta.uri}: {what}"
+    return RecordError(f"{message}; check the object, or write it again", uri=meta.uri)
+
+
+@contextmanager
+def reading(meta: ObjectMeta, number: int) -> Iterator[None]:
+    """Name the record where the compressed bytes that it comes from are torn."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as exc:
+        raise record_error(meta, number, f"its gzip stream is torn: {exc}") from exc
+
+
+@contextmanager
+def decompressed(stream: BinaryIO) -> Iterator[BinaryIO]:
+    """Give the bytes of a stream, decompressed where they begin as those of gzip do.
+
+    Closes nothing that it was given.
+    """
+    if isinstance(stream, io.BufferedReader):
+        peekable, is_ours = stream, False
+    else:
+        peekable, is_ours = io.BufferedReader(cast("io.RawIOBase", stream)), True
+    try:
+        if peekable.peek(len(_GZIP))[: len(_GZIP)] == _GZIP:
+            with gzip.GzipFile(fileobj=peekable, mode="rb") as plain:
+                yield cast("BinaryIO", plain)
+        else:
+            yield peekable
+    finally:
+        if is_ours and not stream.closed:
+            peekable.detach()

@@ -1,0 +1,188 @@
+"""Samples of a tar archive, as it streams in.
+
+Not by `tarfile`: where a header is damaged or cut off, it takes that for the end of the archive,
+and the rest would be lost in silence.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+
+from aioflux.data._records_source import decompressed, reading, record_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aioflux._errors import RecordError
+    from aioflux._meta import ObjectMeta
+    from aioflux.data._records import StreamRecords
+
+__all__ = ["tar"]
+
+_BLOCK = 512
+_NO_BLOCK = bytes(_BLOCK)
+_PIECE_BYTES = 16 * 1024 * 1024
+_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL = b"L", b"K", b"x", b"g"
+_ABOUT = {_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL}
+_FILES = {tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE}
+_MAX_ABOUT_BYTES = 1024 * 1024
+_NOT_DATA = re.compile(r"__[^/]*__(/|$)")
+"""Names that webdataset keeps for what belongs to the archive and not to a sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tar:
+    takes_stream: ClassVar[bool] = True
+
+    def __call__(self, stream: BinaryIO, meta: ObjectMeta, /) -> Iterator[dict[str, Any]]:
+        with decompressed(stream) as plain:
+            archive = _Archive(plain, meta)
+            sample: dict[str, Any] = {}
+            for name, data in archive.files():
+                key, extension = split_name(name)
+                if not key or key.endswith("/") or _NOT_DATA.match(name):
+                    continue
+                if sample and sample["__key__"] != key:
+                    yield sample
+                    archive.num_samples += 1
+                    sample = {}
+                if extension in sample:
+                    raise archive.error(f"it has two files for {extension!r}, the second {name!r}")
+                sample.setdefault("__key__", key)
+                sample[extension] = data
+            if sample:
+                yield sample
+
+
+def tar() -> StreamRecords[dict[str, Any]]:
+    """Make a sample of the files of a tar archive whose names differ in their extension only.
+
+    A sample is a dict of extension -> bytes, with the common name at `__key__`, as webdataset has
+    it: `{"__key__": "train/0001", "jpg": b"...", "cls": b"7"}`. The extension is what follows the
+    first dot of the last part of the name, in lower case; the files of a sample lie one behind the
+    other. Hidden files and those named `__like_this__` belong to no sample; directories are passed
+    over. A file without an extension stands at `""`.
+
+    Archives may be compressed by gzip, and several may follow each other in one object. A damaged
+    header, two files with one extension, a link, or an archive without its end is an error.
+    """
+    return _Tar()
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return the name up to the first dot of its last part, and what follows that, lowered."""
+    directory, slash, base = name.rpartition("/")
+    stem, _, extension = base.partition(".")
+    return f"{directory}{slash}{stem}", extension.lower()
+
+
+class _Archive:
+    """A tar archive (POSIX ustar and pax, GNU) that is read from its beginning to its end."""
+
+    def __init__(self, stream: BinaryIO, meta: ObjectMeta) -> None:
+        self._stream = stream
+        self._meta = meta
+        self.num_samples = 0
+
+    def error(self, what: str) -> RecordError:
+        return record_error(self._meta, self.num_samples, what)
+
+    def files(self) -> Iterator[tuple[str, bytes]]:
+        """Yield name and bytes of each file."""
+        about: dict[str, str] = {}
+        has_ended = False
+        while header := self._read(_BLOCK, "a header", may_end=True):
+            if header == _NO_BLOCK:
+                if about:
+                    raise self.error("the archive ends where a file was announced")
+                has_ended = True
+                continue
+            has_ended = False
+            info = self._parsed(header)
+            if info.type in _ABOUT:
+                about |= self._announced(info)
+                continue
+            name, size = about.get("path", info.name), self._size(info, about)
+            about = {}
+            data = self._padded(size, name)
+            if info.type in _FILES:
+                yield name, data
+            elif info.type != tarfile.DIRTYPE:
+                raise self.error(f"{name!r} is neither a file nor a directory; pack what it is of")
+        if not has_ended:
+            raise self.error("the archive is cut off: it does not end with blocks of zeros")
+
+    def _parsed(self, header: bytes) -> tarfile.TarInfo:
+        try:
+            return tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        except tarfile.HeaderError as exc:
+            raise self.error(f"a header of the archive is damaged ({exc})") from exc
+
+    def _size(self, info: tarfile.TarInfo, about: dict[str, str]) -> int:
+        if info.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sp") for key in about):
+            raise self.error(f"{info.name!r} is packed as a sparse file; pack it without --sparse")
+        try:
+            size = int(about.get("size", info.size))
+        except ValueError as exc:
+            raise self.error(f"the size of {info.name!r} is no number") from exc
+        if size < 0:
+            raise self.error(f"the size of {info.name!r} is negative")
+        # What is no file has no bytes, whatever its header says of a size.
+        return size if info.type in _FILES else 0
+
+    def _announced(self, info: tarfile.TarInfo) -> dict[str, str]:
+        """Return what a header says of the file that follows it."""
+        if not 0 <= info.size <= _MAX_ABOUT_BYTES:
+            raise self.error(f"a header of the archive has {info.size} bytes")
+        data = self._padded(info.size, "a header")
+        if info.type == _LONG_NAME:
+            return {"path": data.rstrip(b"\0").decode("utf-8", "surrogateescape")}
+        if info.type == _PAX:
+            try:
+                return parse_pax(data)
+            except ValueError as exc:
+                raise self.error(f"a pax header of the archive is damaged ({exc})") from exc
+        return {}
+
+    def _padded(self, size: int, what: str) -> bytes:
+        """Read what fills whole blocks."""
+        data = self._read(size, what)
+        self._read(-size % _BLOCK, what)
+        return data
+
+    def _read(self, size: int, what: str, *, may_end: bool = False) -> bytes:
+        with reading(self._meta, self.num_samples):
+            data = self._stream.read(min(size, _PIECE_BYTES))
+            if len(data) < size:
+                # A size that is a lie takes no more memory than there are bytes.
+                pieces, left = [data], size - len(data)
+                while left and (piece := self._stream.read(min(left, _PIECE_BYTES))):
+                    pieces.append(piece)
+                    left -= len(piece)
+                data = b"".join(pieces)
+        if len(data) < size and (data or not may_end):
+            raise self.error(f"the archive is cut off in {what!r}, {size - len(data)} bytes early")
+        return data
+
+
+def parse_pax(data: bytes) -> dict[str, str]:
+    """Return the fields of a pax header: `length key=value` and a newline each.
+
+    Raises:
+        ValueError: It is none.
+    """
+    fields, at = {}, 0
+    while at < len(data) and data[at]:
+        space = data.index(b" ", at)
+        end = at + int(data[at:space])
+        if not space < end <= len(data) or data[end - 1 : end] != b"\n":
+            raise ValueError(f"a field at byte {at} is cut off")
+        key, equals, value = data[space + 1 : end - 1].partition(b"=")
+        if not equals:
+            raise ValueError(f"a field at byte {at} has no value")
+        fields[key.decode("utf-8", "surrogateescape")] = value.decode("utf-8", "surrogateescape")
+        at = end
+    return fields
