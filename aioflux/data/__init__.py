@@ -1,8 +1,11 @@
 """PyTorch datasets over the objects below a uri.
 
-    dataset = IterableDataset("gs://bucket/train", transform=decode)
-    for batch in DataLoader(dataset, batch_size=64, num_workers=4): ...
- One object is one sample. `MapDataset` has a length and takes indices; `IterableDataset` streams,
+    dataset = IterableDataset("gs://bucket/train", transform=decode, shuffle=True, seed=0)
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        for batch in DataLoader(dataset, batch_size=64, num_workers=4): ...
+
+One object is one sample. `MapDataset` has a length and takes indices; `IterableDataset` streams,
 split by rank and worker. Both list once, where they are built, sort by key, and read what they
 listed: an object that was replaced since is an error and never other data. Fork, spawn and
 forkserver workers each open connections of their own.
@@ -19,6 +22,7 @@ except ModuleNotFoundError as exc:
 
 from aioflux.data._iterable import IterableDataset
 from aioflux.data._map import MapDataset
+from aioflux.data._resume import merge_states
 from aioflux.data._sample import Sample
 
-__all__ = ["IterableDataset", "MapDataset", "Sample"]
+__all__ = ["IterableDataset", "MapDataset", "Sample", "merge_states"]

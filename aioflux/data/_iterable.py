@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
+import torch
 import torch.distributed as dist
 from torch.utils.data import IterableDataset as TorchIterableDataset
 from torch.utils.data import get_worker_info
 
 from aioflux.data._objects import Objects
-from aioflux.data._sharding import check_rank, rank_from_environment, shard
-from aioflux.data._transform import transformed
+from aioflux.data._on_error import Failures
+from aioflux.data._options import IterableSettings, take_store_options
+from aioflux.data._reading import How, Reading
+from aioflux.data._resume import MARK, VERSION, Phase, check_state, take_share
+from aioflux.data._sharding import Reader, rank_from_environment
+from aioflux.data._shared import Shared
+from aioflux.data._shuffle import permutation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Unpack
 
     from aioflux._meta import ObjectMeta
-    from aioflux._policy import StoreOptions
+    from aioflux.data._options import IterableOptions
+    from aioflux.data._resume import Progress
     from aioflux.data._sample import Sample
 
 __all__ = ["IterableDataset"]
@@ -27,17 +34,33 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
+class _Begun(NamedTuple):
+    """An iteration that was begun in this process."""
+
+    epoch: int
+    phases: tuple[Phase, ...]
+    reader: Reader
+    reading: Reading
+
+
 class IterableDataset(TorchIterableDataset[T_co]):
-    """The objects below a uri as a stream, sorted by key, each read by one worker of one rank.
+    """The objects below a uri as a stream, each read by one worker of one rank.
 
     Lists once, when it is built, and fetches ahead of the consumer within the limits of
-    `TransferOptions`. Reads are pinned to the generations that were listed: an object that was
-    deleted or replaced since is a NotFoundError that names it, also through DataLoader.
+    `TransferOptions`, across the borders of batches. Reads are pinned to the generations that were
+    listed: an object that was deleted or replaced since is a NotFoundError that names it, also
+    through DataLoader.
 
     Rank and world_size are, in this order: those given here; those of torch.distributed, where it
     is initialised when an iteration begins; the environment variables RANK and WORLD_SIZE, which
-    torchrun sets; else 0 of 1. Each rank reads every world_size-th object, so that two ranks may
-    differ by one object: where they must take equally many steps, count steps or drop the rest.
+    torchrun sets; else 0 of 1. All ranks take equally many objects, unless `tail="uneven"`.
+
+    With `shuffle=True` all objects are permuted, not only those that are near each other, and each
+    `set_epoch` permutes them anew. Call it before each epoch; workers that live on hear of it, too.
+
+    `state_dict` tells at any sample what was read, and `load_state_dict` goes on from there, in
+    processes of their own through torchdata's `StatefulDataLoader`. `merge_states` makes one of the
+    states of all ranks and workers, with which other numbers of ranks and workers go on.
 
     Objects of size 0 whose key ends with "/" are left out: consoles put them in place of empty
     directories.
@@ -51,49 +74,74 @@ class IterableDataset(TorchIterableDataset[T_co]):
     @overload
     def __init__(
         self: IterableDataset[Sample],
-        uri: str,
+        uri: str | Sequence[str],
         *,
         transform: None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        **options: Unpack[StoreOptions],
+        records: None = None,
+        **options: Unpack[IterableOptions],
     ) -> None: ...
     @overload
     def __init__(
         self,
-        uri: str,
+        uri: str | Sequence[str],
         *,
-        transform: Callable[[Sample], T_co],
-        rank: int | None = None,
-        world_size: int | None = None,
-        **options: Unpack[StoreOptions],
+        transform: Callable[[Any], T_co],
+        records: Callable[..., Iterator[Any]] | None = None,
+        **options: Unpack[IterableOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        uri: str | Sequence[str],
+        *,
+        transform: None = None,
+        records: Callable[..., Iterator[T_co]],
+        **options: Unpack[IterableOptions],
     ) -> None: ...
     def __init__(
         self,
-        uri: str,
+        uri: str | Sequence[str],
         *,
-        transform: Callable[[Sample], Any] | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        **options: Unpack[StoreOptions],
+        transform: Callable[[Any], Any] | None = None,
+        records: Callable[..., Iterator[Any]] | None = None,
+        **options: Any,
     ) -> None:
         """List the objects below `uri`.
 
         Args:
-            uri: As `aioflux.open_store` takes it; keys are relative to it.
-            transform: Makes an item of a `Sample`, in the process that reads it.
-            rank: Rank of this process, from 0; goes with `world_size`.
-            world_size: Number of ranks that share the objects.
-            options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
-                `ssl_context`, as `aioflux.open_store`. Limits hold for each DataLoader worker by
-                itself.
+            uri: As `aioflux.open_store` takes it; keys are relative to it. Of several uris the
+                objects follow each other; limits hold for each uri by itself.
+            transform: Makes an item of a `Sample`, or of a record, in the process that reads it.
+            records: Makes the records of an object of its `Sample`; each is an item then.
+            options: `rank` (of this process, from 0) goes with `world_size` (how many ranks share
+                the objects).
+
+                `shuffle=False` keeps the order of the keys; `seed=0` goes with `shuffle=True`.
+
+                `tail="pad"`: where the objects do not go evenly into the ranks, "pad" reads the
+                first ones twice, so that each is read and no rank waits for another; "drop" leaves
+                out the last ones; "uneven" lets some ranks read one more, as evaluations need it.
+
+                `shard_by="count"`; "bytes" gives ranks and workers alike many bytes, too.
+
+                `ordered=True`; False hands objects out as they arrive.
+
+                `shuffle_buffer=0`: how many records wait to be mixed, with `records`.
+
+                `on_error="raise"`; "skip" logs what cannot be read or transformed, counts it in
+                `num_skipped` and goes on; a function of the error and the uri may also raise.
+
+                `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context` as
+                `aioflux.open_store`. Limits hold for each DataLoader worker by itself.
 
         Raises:
             NotFoundError: There is no object below `uri`.
-            ValueError: `rank` and `world_size` do not go together.
+            ValueError: Options do not go together, such as `rank` without `world_size`.
         """
-        given = check_rank(rank, world_size)
-        self._build(Objects.listed(uri, options), transform, given)
+        store_options = take_store_options(options)
+        settings = IterableSettings.take(type(self), options)
+        uris = [uri] if isinstance(uri, str) else list(uri)
+        self._build(Objects.listed(uris, store_options), transform, records, settings)
 
     @overload
     @classmethod
@@ -103,9 +151,8 @@ class IterableDataset(TorchIterableDataset[T_co]):
         keys: Iterable[str] | Iterable[ObjectMeta],
         *,
         transform: None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        **options: Unpack[StoreOptions],
+        records: None = None,
+        **options: Unpack[IterableOptions],
     ) -> IterableDataset[Sample]: ...
     @overload
     @classmethod
@@ -114,10 +161,20 @@ class IterableDataset(TorchIterableDataset[T_co]):
         uri: str,
         keys: Iterable[str] | Iterable[ObjectMeta],
         *,
-        transform: Callable[[Sample], T],
-        rank: int | None = None,
-        world_size: int | None = None,
-        **options: Unpack[StoreOptions],
+        transform: Callable[[Any], T],
+        records: Callable[..., Iterator[Any]] | None = None,
+        **options: Unpack[IterableOptions],
+    ) -> IterableDataset[T]: ...
+    @overload
+    @classmethod
+    def from_keys(
+        cls,
+        uri: str,
+        keys: Iterable[str] | Iterable[ObjectMeta],
+        *,
+        transform: None = None,
+        records: Callable[..., Iterator[T]],
+        **options: Unpack[IterableOptions],
     ) -> IterableDataset[T]: ...
     @classmethod
     def from_keys(
@@ -125,10 +182,9 @@ class IterableDataset(TorchIterableDataset[T_co]):
         uri: str,
         keys: Iterable[str] | Iterable[ObjectMeta],
         *,
-        transform: Callable[[Sample], Any] | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        **options: Unpack[StoreOptions],
+        transform: Callable[[Any], Any] | None = None,
+        records: Callable[..., Iterator[Any]] | None = None,
+        **options: Any,
     ) -> IterableDataset[Any]:
         """Build a dataset of these objects, in this order, without a listing.
 
@@ -137,48 +193,188 @@ class IterableDataset(TorchIterableDataset[T_co]):
             keys: Names, read in whatever generation they have then; or metadata of a listing, which
                 pins them. All ranks must give the same.
             transform: As for the class.
-            rank: As for the class.
-            world_size: As for the class.
+            records: As for the class.
             options: As for the class.
         """
+        store_options = take_store_options(options)
+        settings = IterableSettings.take(cls, options)
         dataset: IterableDataset[Any] = cls.__new__(cls)
-        dataset._build(Objects.named(uri, keys, options), transform, check_rank(rank, world_size))
+        dataset._build(Objects.named(uri, keys, store_options), transform, records, settings)
         return dataset
 
     def _build(
         self,
         objects: Objects,
-        transform: Callable[[Sample], Any] | None,
-        given: tuple[int, int] | None,
+        transform: Callable[[Any], Any] | None,
+        records: Callable[..., Iterator[Any]] | None,
+        settings: IterableSettings,
     ) -> None:
+        if settings.shuffle_buffer and records is None:
+            raise ValueError(
+                "shuffle_buffer mixes records and has no effect without records=; "
+                "shuffle=True permutes all objects"
+            )
         self._objects = objects
-        self._transform = transform
-        self._given = given
+        self._settings = settings
+        self._shared = Shared()
+        self._how = How(
+            transform,
+            records,
+            settings.ordered,
+            settings.shuffle_buffer,
+            Failures(settings.on_error, self._shared),
+        )
+        if settings.shard_by == "bytes":
+            objects.sizes([])
         self._inherited: tuple[int, int] | None = None
+        self._resumed: Mapping[str, Any] | None = None
+        self._num_loads = 0
+        self._begun: _Begun | None = None
 
     def __repr__(self) -> str:
         return f"<IterableDataset of {len(self._objects)} objects below {self._objects.uri}>"
 
+    @property
+    def num_objects(self) -> int:
+        """Objects that all ranks share."""
+        return len(self._objects)
+
+    @property
+    def num_skipped(self) -> int:
+        """Samples that this process and its workers have skipped, with `on_error`."""
+        return self._shared.num_skipped
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch begins with the next iteration: it orders the objects anew.
+
+        Args:
+            epoch: From 0. All ranks must say the same.
+        """
+        if epoch < 0:
+            raise ValueError(f"epoch must be 0 or more, not {epoch}")
+        self._shared.epoch = epoch
+
     def __iter__(self) -> Iterator[T_co]:
         """Read the share of this worker, or of the rank where there are no workers."""
-        rank, world_size = self._rank()
-        worker = get_worker_info()
-        share = shard(
-            len(self._objects),
-            rank=rank,
-            world_size=world_size,
-            worker_id=worker.id if worker else 0,
-            num_workers=worker.num_workers if worker else 1,
+        if get_worker_info() is not None and self._num_loads != self._shared.num_loads:
+            raise RuntimeError(
+                "a state was loaded after this worker had started, which has the one from before; "
+                "load it first, and build the DataLoader then"
+            )
+        # Before anything is read: StatefulDataLoader asks for the state then.
+        self._begun = self._begin()
+        self._shared.use()
+        return self._begun.reading.items()
+
+    def _begin(self) -> _Begun:
+        reader = self._reader()
+        state = None if self._shared.is_used() else self._resumed
+        epoch = self._shared.epoch
+        if state is not None and epoch is None:
+            epoch = self._shared.epoch = state["epoch"]
+        if state is not None and epoch != state["epoch"]:
+            begun = self._reading(reader, state["epoch"], state)
+            if begun.reading.has_left():
+                raise ValueError(
+                    f"a state of epoch {state['epoch']} was loaded, which is not over, and "
+                    f"set_epoch({epoch}) called; call set_epoch({state['epoch']}) to go on with it"
+                )
+            state = None
+        return self._reading(reader, epoch or 0, state)
+
+    def _reading(self, reader: Reader, epoch: int, state: Mapping[str, Any] | None) -> _Begun:
+        settings = self._settings
+        phases = () if state is None else tuple(map(Phase.unpack, state["phases"]))
+        past, share, progress = take_share(
+            self._order(epoch),
+            phases,
+            reader,
+            tail=settings.tail,
+            sizes=self._sizes if settings.shard_by == "bytes" else None,
         )
-        for sample in self._objects.read(share):
-            yield transformed(sample, self._transform)
+        who = f"{settings.seed} {epoch} {reader} {progress.num_taken}"
+        reading = Reading(self._objects, share, progress, self._how, seed=who)
+        return _Begun(epoch, past, reader, reading)
+
+    def _order(self, epoch: int) -> torch.Tensor:
+        if not self._settings.shuffle:
+            return torch.arange(len(self._objects))
+        return permutation(len(self._objects), seed=self._settings.seed, epoch=epoch)
+
+    def _sizes(self, positions: torch.Tensor) -> list[int]:
+        return self._objects.sizes(positions.tolist())
+
+    def _header(self) -> dict[str, Any]:
+        settings = self._settings
+        return {
+            "num_objects": len(self._objects),
+            "listing": self._objects.checksum(),
+            "shuffle": settings.shuffle,
+            "seed": settings.seed,
+            "tail": settings.tail,
+            "shard_by": settings.shard_by,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what of the epoch was read, by this worker or by this rank without workers.
+
+        It consists of numbers, strings, lists and dictionaries.
+
+        Raises:
+            RuntimeError: Workers read, which only they know of: take the state of torchdata's
+                `StatefulDataLoader`, or of the dataset within a worker.
+        """
+        if self._begun is None:
+            if get_worker_info() is None and self._shared.is_used_by_any():
+                raise RuntimeError(
+                    "workers have read, and this process does not know how far; use "
+                    "torchdata.stateful_dataloader.StatefulDataLoader and its state_dict()"
+                )
+            if self._resumed is not None:
+                return dict(self._resumed)
+            return {MARK: VERSION, "epoch": self._shared.epoch or 0, **self._header(), "phases": []}
+        epoch, past, reader, reading = self._begun
+        who: dict[tuple[int, int], Progress] = {(reader.rank, reader.worker_id): reading.progress}
+        now = Phase(reader.world_size, reader.num_workers, who)
+        phases = [phase.pack() for phase in (*past, now)]
+        return {MARK: VERSION, "epoch": epoch, **self._header(), "phases": phases}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there with the next iteration of this dataset, and of each worker it gets.
+
+        The one after that reads a whole epoch again. Where the state is of other numbers of ranks
+        or workers, it must be `merge_states` of all of theirs.
+
+        Args:
+            state: From `state_dict` or `merge_states`.
+
+        Raises:
+            ValueError: It is of other objects, or of another order.
+        """
+        check_state(state, self._header())
+        self._resumed = dict(state)
+        self._begun = None
+        self._shared.count_load()
+        if get_worker_info() is None:
+            self._num_loads = self._shared.num_loads
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker has no process group; it is of the rank that pickled the dataset for it.
-        return {**self.__dict__, "_inherited": _group_rank() or self._inherited}
+        inherited = _group_rank() or self._inherited
+        return {**self.__dict__, "_inherited": inherited, "_begun": None}
+
+    def _reader(self) -> Reader:
+        rank, world_size = self._rank()
+        worker = get_worker_info()
+        if worker is None:
+            return Reader(rank, world_size)
+        return Reader(rank, world_size, worker.id, worker.num_workers)
 
     def _rank(self) -> tuple[int, int]:
-        known = self._given or _group_rank() or self._inherited
+        rank, world_size = self._settings.rank, self._settings.world_size
+        if rank is not None and world_size is not None:
+            return rank, world_size
+        known = _group_rank() or self._inherited
         return known or rank_from_environment(os.environ) or (0, 1)
 
 

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from torch.utils.data import Dataset
 
+from aioflux.data._fetch import fetch
 from aioflux.data._objects import Objects
+from aioflux.data._on_error import Failures
+from aioflux.data._options import MapSettings, take_store_options
+from aioflux.data._shared import Shared
 from aioflux.data._transform import transformed
 
 if TYPE_CHECKING:
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
     from typing import SupportsIndex, Unpack
 
     from aioflux._meta import ObjectMeta
-    from aioflux._policy import StoreOptions
+    from aioflux.data._options import MapOptions
     from aioflux.data._sample import Sample
 
 __all__ = ["MapDataset"]
@@ -43,35 +47,46 @@ class MapDataset(Dataset[T_co]):
     @overload
     def __init__(
         self: MapDataset[Sample],
-        uri: str,
+        uri: str | Sequence[str],
         *,
         transform: None = None,
-        **options: Unpack[StoreOptions],
+        **options: Unpack[MapOptions],
     ) -> None: ...
     @overload
     def __init__(
-        self, uri: str, *, transform: Callable[[Sample], T_co], **options: Unpack[StoreOptions]
+        self,
+        uri: str | Sequence[str],
+        *,
+        transform: Callable[[Sample], T_co],
+        **options: Unpack[MapOptions],
     ) -> None: ...
     def __init__(
         self,
-        uri: str,
+        uri: str | Sequence[str],
         *,
         transform: Callable[[Sample], Any] | None = None,
-        **options: Unpack[StoreOptions],
+        **options: Any,
     ) -> None:
         """List the objects below `uri`.
 
         Args:
-            uri: As `aioflux.open_store` takes it; keys are relative to it.
+            uri: As `aioflux.open_store` takes it; keys are relative to it. Of several uris the
+                objects follow each other; limits hold for each uri by itself.
             transform: Makes an item of a `Sample`, in the process that reads it.
-            options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
-                `ssl_context`, as `aioflux.open_store`. Limits hold for each DataLoader worker by
-                itself.
+            options: `on_error="raise"`; "skip" logs what cannot be read or transformed, counts it
+                in `num_skipped` and leaves it out of its batch; a function of the error and the uri
+                may also raise. A batch of which nothing is left is an error all the same.
+
+                `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context` as
+                `aioflux.open_store`. Limits hold for each DataLoader worker by itself.
 
         Raises:
             NotFoundError: There is no object below `uri`.
         """
-        self._build(Objects.listed(uri, options), transform)
+        store_options = take_store_options(options)
+        settings = MapSettings.take(type(self), options)
+        uris = [uri] if isinstance(uri, str) else list(uri)
+        self._build(Objects.listed(uris, store_options), transform, settings)
 
     @overload
     @classmethod
@@ -81,7 +96,7 @@ class MapDataset(Dataset[T_co]):
         keys: Iterable[str] | Iterable[ObjectMeta],
         *,
         transform: None = None,
-        **options: Unpack[StoreOptions],
+        **options: Unpack[MapOptions],
     ) -> MapDataset[Sample]: ...
     @overload
     @classmethod
@@ -91,7 +106,7 @@ class MapDataset(Dataset[T_co]):
         keys: Iterable[str] | Iterable[ObjectMeta],
         *,
         transform: Callable[[Sample], T],
-        **options: Unpack[StoreOptions],
+        **options: Unpack[MapOptions],
     ) -> MapDataset[T]: ...
     @classmethod
     def from_keys(
@@ -100,7 +115,7 @@ class MapDataset(Dataset[T_co]):
         keys: Iterable[str] | Iterable[ObjectMeta],
         *,
         transform: Callable[[Sample], Any] | None = None,
-        **options: Unpack[StoreOptions],
+        **options: Any,
     ) -> MapDataset[Any]:
         """Build a dataset of these objects, in this order, without a listing.
 
@@ -111,19 +126,33 @@ class MapDataset(Dataset[T_co]):
             transform: As for the class.
             options: As for the class.
         """
+        store_options = take_store_options(options)
+        settings = MapSettings.take(cls, options)
         dataset: MapDataset[Any] = cls.__new__(cls)
-        dataset._build(Objects.named(uri, keys, options), transform)
+        dataset._build(Objects.named(uri, keys, store_options), transform, settings)
         return dataset
 
-    def _build(self, objects: Objects, transform: Callable[[Sample], Any] | None) -> None:
+    def _build(
+        self,
+        objects: Objects,
+        transform: Callable[[Sample], Any] | None,
+        settings: MapSettings,
+    ) -> None:
         self._objects = objects
         self._transform = transform
+        self._shared = Shared()
+        self._failures = Failures(settings.on_error, self._shared)
 
     def __repr__(self) -> str:
         return f"<MapDataset of {len(self)} objects below {self._objects.uri}>"
 
     def __len__(self) -> int:
         return len(self._objects)
+
+    @property
+    def num_skipped(self) -> int:
+        """Samples that this process and its workers have skipped, with `on_error`."""
+        return self._shared.num_skipped
 
     def __getitem__(self, index: SupportsIndex) -> T_co:
         """Read the object at `index`; a negative one counts from the end.
@@ -137,10 +166,24 @@ class MapDataset(Dataset[T_co]):
         """Read the objects at `indices` at once, in this order; DataLoader calls it for each batch.
 
         Raises:
-            StorageError: The first object that cannot be read, named.
+            StorageError: The first object that cannot be read, named; with `on_error`, where there
+                is none that can.
         """
-        samples = self._objects.read([self._position(index) for index in indices])
-        return [transformed(sample, self._transform) for sample in samples]
+        positions = [self._position(index) for index in indices]
+        failures = self._failures
+        failures.last = None
+        items = []
+        samples = fetch(self._objects, positions, is_ordered=True, failures=failures)
+        for _, sample in samples:
+            if sample is None:
+                continue
+            try:
+                items.append(transformed(sample, self._transform))
+            except Exception as exc:
+                failures.skip(exc, sample.uri)
+        if positions and not items and failures.last is not None:
+            raise failures.last
+        return items
 
     def _position(self, index: SupportsIndex) -> int:
         position = as_index(index)

@@ -1,33 +1,119 @@
-"""Who reads what: a plain function of counts, so that ranks and workers agree without a word."""
+"""Who reads what: plain functions of counts and sizes, so that ranks and workers agree in silence.
+
+positions of a listing, in the order of the epoch
+  -> tail: as many for each rank          (drop | pad | uneven)
+  -> dealt to the ranks, and by each rank to its workers      (count | bytes)
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from heapq import heapreplace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["check_rank", "rank_from_environment", "shard"]
+__all__ = ["Reader", "ShardBy", "Tail", "check_rank", "rank_from_environment", "shard"]
+
+Tail: TypeAlias = Literal["drop", "pad", "uneven"]
+ShardBy: TypeAlias = Literal["count", "bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """One of all that share the objects: a worker of a rank, or a rank that reads by itself."""
+
+    rank: int = 0
+    """Rank of the process, from 0."""
+    world_size: int = 1
+    """Number of ranks."""
+    worker_id: int = 0
+    """Worker within the rank, from 0."""
+    num_workers: int = 1
+    """Workers of each rank; 1 where the rank reads by itself."""
 
 
 def shard(
-    num_objects: int, *, rank: int, world_size: int, worker_id: int = 0, num_workers: int = 1
-) -> range:
-    """Return the positions, in a sorted listing, that one worker of one rank reads.
+    num_objects: int, reader: Reader, *, tail: Tail, sizes: Sequence[int] | None = None
+) -> torch.Tensor:
+    """Return the places, in the order of an epoch, that one reader reads, ascending.
 
-    A rank takes every `world_size`-th object and its workers deal these out in turn: what a rank
-    reads depends on no number of workers, and the workers together read it nearly in the order of
-    the listing. All shards together are the listing, no two overlap, and the counts of two ranks
-    differ by one at most, as do those of two workers of a rank.
+    By count, a rank takes every `world_size`-th object and its workers deal these out in turn: what
+    a rank reads depends on no number of workers, and the workers together read it nearly in order.
+
+    By bytes, each `world_size` objects in a row go one to each rank, the largest to the rank that
+    has the fewest bytes so far: ranks have equally many objects, and their bytes differ by no more
+    than the largest object. The workers of a rank share alike. With `tail="uneven"` each object
+    goes to whoever has the fewest bytes so far, so that also the counts may differ.
 
     Args:
-        num_objects: Length of the listing.
-        rank: Rank of this process, from 0.
-        world_size: Number of ranks.
-        worker_id: Worker within the rank, from 0.
-        num_workers: Workers of each rank; 1 where the rank reads by itself.
+        num_objects: How many there are.
+        reader: Whose share.
+        tail: What becomes of a number of objects that is no multiple of `world_size`: the last ones
+            are dropped; or the first ones are read again, as places from `num_objects` on, which
+            stand for the places from 0; or some ranks read one more.
+        sizes: Size of each in this order, in bytes, to share by bytes; by count where it is None.
     """
-    return range(rank, num_objects, world_size)[worker_id::num_workers]
+    total = _total(num_objects, reader.world_size, tail)
+    if sizes is None:
+        places = torch.arange(min(reader.rank, total), total, reader.world_size)
+        return places[reader.worker_id :: reader.num_workers]
+    deal = _fewest_first if tail == "uneven" else _in_rounds
+    mine = deal(
+        list(range(total)),
+        [sizes[place % num_objects] for place in range(total)],
+        reader.rank,
+        reader.world_size,
+    )
+    mine = deal(
+        mine,
+        [sizes[place % num_objects] for place in mine],
+        reader.worker_id,
+        reader.num_workers,
+    )
+    return torch.tensor(mine, dtype=torch.int64)
+
+
+def _total(num_objects: int, world_size: int, tail: Tail) -> int:
+    if tail == "uneven":
+        return num_objects
+    over = num_objects % world_size
+    return (
+        num_objects - over if tail == "drop" else num_objects + (world_size - over if over else 0)
+    )
+
+
+def _in_rounds(places: list[int], sizes: list[int], index: int, num_shares: int) -> list[int]:
+    """Deal one to each share in every round; the last round may be short."""
+    held = [0] * num_shares
+    mine = []
+    for start in range(0, len(places), num_shares):
+        largest_first = sorted(range(start, min(start + num_shares, len(places))), key=_size(sizes))
+        emptiest_first = sorted(range(num_shares), key=held.__getitem__)
+        for each, share in zip(largest_first, emptiest_first, strict=False):
+            held[share] += sizes[each]
+            if share == index:
+                mine.append(places[each])
+    return mine
+
+
+def _size(sizes: list[int]) -> Callable[[int], int]:
+    return lambda each: -sizes[each]
+
+
+def _fewest_first(places: list[int], sizes: list[int], index: int, num_shares: int) -> list[int]:
+    """Deal each to the share that holds the fewest bytes."""
+    held = [(0, share) for share in range(num_shares)]
+    mine = []
+    for place, size in zip(places, sizes, strict=True):
+        num_bytes, share = held[0]
+        heapreplace(held, (num_bytes + size, share))
+        if share == index:
+            mine.append(place)
+    return mine
 
 
 def check_rank(rank: int | None, world_size: int | None) -> tuple[int, int] | None:

@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aioflux.data._sample import Sample
-
 __all__ = ["transformed"]
 
 
-def transformed(sample: Sample, transform: Callable[[Sample], Any] | None) -> Any:
-    """Return what `transform` makes of a sample; the sample itself where there is none."""
+def transformed(sample: Any, transform: Callable[[Any], Any] | None, *, uri: str = "") -> Any:
+    """Return what `transform` makes of a sample; the sample itself where there is none.
+
+    Args:
+        sample: A `Sample`, or a record of an object.
+        transform: The user's.
+        uri: Of the object, where it is a record.
+    """
     if transform is None:
         return sample
     try:
         return transform(sample)
     except Exception as exc:
-        exc.add_note(f"while transforming {sample.uri}")
+        exc.add_note(f"while transforming {uri or sample.uri}")
         raise

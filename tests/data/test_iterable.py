@@ -18,6 +18,7 @@ from tests.data.transforms import key_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from aioflux.data._sharding import Tail
     from tests.data.conftest import Bucket
 
 
@@ -57,44 +58,49 @@ def test_without_a_transform_samples_come(bucket: Bucket) -> None:
     assert sample.data == b"data of 000"
 
 
-def test_given_ranks_share_the_objects(bucket: Bucket) -> None:
+@pytest.mark.parametrize(
+    ("tail", "counts"), [("pad", [4, 4, 4]), ("drop", [3, 3, 3]), ("uneven", [4, 3, 3])]
+)
+def test_given_ranks_share_the_objects(bucket: Bucket, tail: Tail, counts: list[int]) -> None:
     keys = bucket.fill(10)
     shares = [
-        list(IterableDataset(bucket.uri, transform=key_of, rank=rank, world_size=3))
+        list(IterableDataset(bucket.uri, transform=key_of, rank=rank, world_size=3, tail=tail))
         for rank in range(3)
     ]
-    assert shares[1] == keys[1::3]
-    assert sorted(key for share in shares for key in share) == keys
+    assert [len(share) for share in shares] == counts
+    assert shares[2] == keys[2::3] + (["001"] if tail == "pad" else [])
+    read = sorted(key for share in shares for key in share)
+    assert read == sorted(keys[: 9 if tail == "drop" else 10] + (keys[:2] if tail == "pad" else []))
 
 
 def test_the_process_group_tells_the_rank(bucket: Bucket, rank_1_of_3: None) -> None:
     keys = bucket.fill(10)
-    assert list(IterableDataset(bucket.uri, transform=key_of)) == keys[1::3]
+    assert list(IterableDataset(bucket.uri, transform=key_of, tail="drop")) == keys[1:9:3]
 
 
 def test_a_process_group_may_come_after_the_dataset(
     bucket: Bucket, request: pytest.FixtureRequest
 ) -> None:
     keys = bucket.fill(10)
-    dataset = IterableDataset(bucket.uri, transform=key_of)
+    dataset = IterableDataset(bucket.uri, transform=key_of, tail="drop")
     request.getfixturevalue("rank_1_of_3")
-    assert list(dataset) == keys[1::3]
+    assert list(dataset) == keys[1:9:3]
 
 
 def test_a_pickle_carries_the_rank_of_its_process_group(bucket: Bucket) -> None:
     """A spawned worker has no process group."""
     keys = bucket.fill(10)
-    dataset = IterableDataset(bucket.uri, transform=key_of)
+    dataset = IterableDataset(bucket.uri, transform=key_of, tail="drop")
     with process_group(2):
         pickled = pickle.dumps(dataset)
-    assert list(pickle.loads(pickled)) == keys[2::3]
+    assert list(pickle.loads(pickled)) == keys[2:9:3]
 
 
 def test_the_environment_tells_the_rank(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = bucket.fill(10)
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert list(IterableDataset(bucket.uri, transform=key_of)) == keys[3::4]
+    assert list(IterableDataset(bucket.uri, transform=key_of, tail="drop")) == keys[3:8:4]
 
 
 def test_a_given_rank_wins(
@@ -109,15 +115,15 @@ def test_a_given_rank_wins(
 
 def test_a_rank_without_objects_reads_none(bucket: Bucket) -> None:
     bucket.fill(2)
-    assert list(IterableDataset(bucket.uri, rank=5, world_size=8)) == []
+    assert list(IterableDataset(bucket.uri, rank=5, world_size=8, tail="uneven")) == []
 
 
 def test_from_keys_streams_these(bucket: Bucket) -> None:
     bucket.fill(5)
     dataset = IterableDataset.from_keys(
-        bucket.uri, ["004", "000", "002"], transform=key_of, rank=0, world_size=2
+        bucket.uri, ["004", "000", "002"], transform=key_of, rank=1, world_size=2
     )
-    assert list(dataset) == ["004", "002"]
+    assert list(dataset) == ["000", "004"]
     assert bucket.server.stats.operation("objects.list").requests == 0
 
 

@@ -136,7 +136,7 @@ def test_a_pickle_keeps_the_settings(bucket: Bucket) -> None:
     )
     copy = pickle.loads(pickle.dumps(dataset))
     assert copy[1] == "001"
-    assert copy._objects._store.transfer == options
+    assert copy._objects._sections[0].store.transfer == options
 
 
 def test_an_unknown_option_is_a_type_error() -> None:
@@ -147,4 +147,4 @@ def test_an_unknown_option_is_a_type_error() -> None:
 def test_construction_leaves_no_connection_open(bucket: Bucket) -> None:
     bucket.fill(2)
     dataset = MapDataset(bucket.uri)
-    assert not dataset._objects._store._store.sessions
+    assert not dataset._objects._sections[0].store._store.sessions

@@ -70,7 +70,9 @@ def test_ranks_and_workers_share_the_objects(bucket: Bucket) -> None:
     keys = bucket.fill(23)
     read = []
     for rank in range(2):
-        dataset = IterableDataset(bucket.uri, transform=key_of, rank=rank, world_size=2)
+        dataset = IterableDataset(
+            bucket.uri, transform=key_of, rank=rank, world_size=2, tail="uneven"
+        )
         loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
         read += list(loader)
     assert sorted(read) == keys

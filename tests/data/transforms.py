@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from aioflux.data import Sample
 
 
@@ -22,3 +24,7 @@ def refuse(sample: Sample) -> str:
 
 def give_token() -> str:
     return "token"
+
+
+def lines_of(sample: Sample) -> Iterator[str]:
+    yield from sample.data.decode().splitlines()

@@ -1,0 +1,96 @@
+"""Keywords of the datasets, and their defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Self, TypedDict, cast, get_args
+
+from aioflux._policy import StoreOptions
+from aioflux.data._sharding import ShardBy, Tail, check_rank
+
+if TYPE_CHECKING:
+    import ssl
+
+    from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
+    from aioflux.data._on_error import OnError
+
+__all__ = ["IterableOptions", "IterableSettings", "MapOptions", "MapSettings", "take_store_options"]
+
+
+class MapOptions(TypedDict, total=False):
+    """Keywords that both datasets take."""
+
+    on_error: OnError
+    transfer: TransferOptions | None
+    retry: RetryPolicy | None
+    timeouts: Timeouts | None
+    credentials: Any
+    endpoint_url: str | None
+    ssl_context: ssl.SSLContext | None
+
+
+class IterableOptions(MapOptions, total=False):
+    """Keywords of `IterableDataset`."""
+
+    rank: int | None
+    world_size: int | None
+    shuffle: bool
+    seed: int
+    tail: Tail
+    shard_by: ShardBy
+    ordered: bool
+    shuffle_buffer: int
+
+
+_STORE = frozenset(StoreOptions.__annotations__) - {"progress"}
+
+
+def take_store_options(options: dict[str, Any]) -> StoreOptions:
+    """Take out of `options` what a store is opened with."""
+    taken = {name: options.pop(name) for name in list(options) if name in _STORE}
+    return cast("StoreOptions", taken)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapSettings:
+    """How a dataset reads."""
+
+    on_error: OnError = "raise"
+
+    @classmethod
+    def take(cls, kind: type, options: dict[str, Any]) -> Self:
+        """Build it of keywords.
+
+        Raises:
+            TypeError: One is not known.
+        """
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(options) - known):
+            raise TypeError(
+                f"{kind.__name__} takes no {', '.join(unknown)}; it takes "
+                f"{', '.join(sorted(known | _STORE))}"
+            )
+        return cls(**options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterableSettings(MapSettings):
+    """How a stream is ordered, shared and read."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    shuffle: bool = False
+    seed: int = 0
+    tail: Tail = "pad"
+    shard_by: ShardBy = "count"
+    ordered: bool = True
+    shuffle_buffer: int = 0
+
+    def __post_init__(self) -> None:
+        check_rank(self.rank, self.world_size)
+        for name, kind in (("tail", Tail), ("shard_by", ShardBy)):
+            value, allowed = getattr(self, name), get_args(kind)
+            if value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+        if self.shuffle_buffer < 0:
+            raise ValueError(f"shuffle_buffer must be 0 or more, not {self.shuffle_buffer!r}")

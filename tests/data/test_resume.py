@@ -1,0 +1,314 @@
+"""An epoch goes on from any sample, also with other numbers of ranks and workers."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aioflux.data import IterableDataset, merge_states
+from aioflux.data._resume import Left, Phase, Progress, take_share
+from aioflux.data._sharding import Reader
+from tests.data.transforms import key_of, lines_of
+
+if TYPE_CHECKING:
+    from aioflux.data._sharding import Tail
+    from tests.data.conftest import Bucket
+
+TOPOLOGIES = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=4)
+
+
+def some_sizes(positions: torch.Tensor) -> list[int]:
+    return [1 + position % 7 for position in positions.tolist()]
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 40), TOPOLOGIES, st.sampled_from(["count", "bytes"]), st.data())
+def test_what_is_left_is_read_once_over_any_changes_of_readers(
+    count: int, topologies: list[tuple[int, int]], by: str, data: st.DataObject
+) -> None:
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(count))
+    phases: tuple[Phase, ...] = ()
+    read: list[int] = []
+    for number, (world_size, num_workers) in enumerate(topologies):
+        readers = {}
+        for rank in range(world_size):
+            for worker_id in range(num_workers):
+                past, share, progress = take_share(
+                    order,
+                    phases,
+                    Reader(rank, world_size, worker_id, num_workers),
+                    tail="uneven",
+                    sizes=some_sizes if by == "bytes" else None,
+                )
+                todo = [index for index, _ in progress.todo(share)]
+                is_last = number == len(topologies) - 1
+                order_of_arrival = data.draw(st.permutations(todo)) if todo else []
+                num_read = len(todo) if is_last else data.draw(st.integers(0, len(todo)))
+                for index in order_of_arrival[:num_read]:
+                    progress.take(index)
+                    read.append(int(share.positions[index]))
+                readers[rank, worker_id] = Progress.unpack(progress.pack())
+        phases = (*past, Phase(world_size, num_workers, readers))
+    assert sorted(read) == list(range(count))
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 12), TOPOLOGIES, st.data())
+def test_each_record_is_read_once_over_any_changes_of_readers(
+    count: int, topologies: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """Objects have five records; some are read out of turn, as from a shuffle buffer."""
+    phases: tuple[Phase, ...] = ()
+    read: Counter[tuple[int, int]] = Counter()
+    for number, (world_size, num_workers) in enumerate(topologies):
+        readers = {}
+        for rank in range(world_size):
+            for worker_id in range(num_workers):
+                reader = Reader(rank, world_size, worker_id, num_workers)
+                past, share, progress = take_share(
+                    torch.arange(count), phases, reader, tail="uneven"
+                )
+                for index, left in list(progress.todo(share)):
+                    if number < len(topologies) - 1 and data.draw(st.booleans()):
+                        continue
+                    records = [each for each in range(5) if left.has(each)]
+                    first = data.draw(st.integers(0, 5))
+                    if number == len(topologies) - 1:
+                        first = 5
+                    waits = {each for each in records if each < first and data.draw(st.booleans())}
+                    if number == len(topologies) - 1:
+                        waits = set()
+                    also = tuple(sorted(waits | {each for each in left.also if each >= first}))
+                    progress.begun.pop(index, None)
+                    progress.take(index)
+                    if also or (left.first is not None and first < 5):
+                        rest = None if left.first is None else max(first, left.first)
+                        progress.begun[index] = Left(rest, also)
+                    position = int(share.positions[index])
+                    read.update(
+                        (position, each) for each in records if each < first and each not in waits
+                    )
+                readers[rank, worker_id] = Progress.unpack(progress.pack())
+        phases = (*past, Phase(world_size, num_workers, readers))
+    assert read == Counter((position, each) for position in range(count) for each in range(5))
+
+
+def build(bucket: Bucket, rank: int, world_size: int, **options: Any) -> IterableDataset[str]:
+    options = {"transform": key_of, "shuffle": True, "seed": 7, "tail": "uneven", **options}
+    return IterableDataset(bucket.uri, rank=rank, world_size=world_size, **options)
+
+
+def through_json(state: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(state))
+
+
+def test_a_stream_goes_on_where_it_was(bucket: Bucket) -> None:
+    bucket.fill(30)
+    whole = list(build(bucket, 0, 1))
+    dataset = build(bucket, 0, 1)
+    stream = iter(dataset)
+    read = list(islice(stream, 11))
+    state = through_json(dataset.state_dict())
+    stream.close()
+    other = build(bucket, 0, 1)
+    other.load_state_dict(state)
+    assert read + list(other) == whole
+    assert list(other) == whole, "the iteration after that reads a whole epoch"
+
+
+def test_a_state_says_nothing_of_what_is_only_read_ahead(bucket: Bucket) -> None:
+    keys = bucket.fill(30)
+    dataset = build(bucket, 0, 1, shuffle=False)
+    stream = iter(dataset)
+    next(stream)
+    bucket.server.stats.reset()
+    next(stream)
+    other = build(bucket, 0, 1, shuffle=False)
+    other.load_state_dict(dataset.state_dict())
+    assert list(other) == keys[2:]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("shard_by", ["count", "bytes"])
+def test_an_epoch_goes_on_with_another_number_of_ranks(
+    bucket: Bucket, shard_by: str, ordered: bool
+) -> None:
+    keys = bucket.fill(41)
+    options = {"shard_by": shard_by, "ordered": ordered}
+    read: list[str] = []
+    state: dict[str, Any] | None = None
+    for world_size, each_reads in ((4, 3), (3, 2), (5, 100)):
+        states = []
+        for rank in range(world_size):
+            dataset = build(bucket, rank, world_size, **options)
+            dataset.set_epoch(3)
+            if state is not None:
+                dataset.load_state_dict(state)
+            stream = iter(dataset)
+            read += islice(stream, each_reads)
+            stream.close()
+            states.append(dataset.state_dict())
+        state = through_json(merge_states(states))
+    assert sorted(read) == keys
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+def test_ranks_stay_in_step_when_their_number_changes(bucket: Bucket, tail: Tail) -> None:
+    keys = bucket.fill(23)
+    read, states = [], []
+    for rank in range(2):
+        dataset = build(bucket, rank, 2, tail=tail)
+        read += islice(iter(dataset), 4)
+        states.append(dataset.state_dict())
+    rests = []
+    for rank in range(4):
+        dataset = build(bucket, rank, 4, tail=tail)
+        dataset.load_state_dict(merge_states(states))
+        rests.append(list(dataset))
+    assert len({len(rest) for rest in rests}) == 1
+    counts = Counter(read + [key for rest in rests for key in rest])
+    if tail == "pad":
+        assert set(counts) == set(keys)
+        assert counts.total() <= len(keys) + 3
+    else:
+        assert max(counts.values()) == 1
+        assert counts.total() >= len(keys) - 3
+
+
+def test_records_go_on_within_an_object(bucket: Bucket) -> None:
+    for number in range(4):
+        bucket.put(f"{number}", b"".join(b"%d-%d\n" % (number, line) for line in range(6)))
+    options = {"records": lines_of, "transform": None, "shuffle_buffer": 4}
+    read, states = [], []
+    for rank in range(2):
+        dataset = build(bucket, rank, 2, **options)
+        stream = iter(dataset)
+        read += islice(stream, 5)
+        stream.close()
+        states.append(through_json(dataset.state_dict()))
+    for rank in range(3):
+        dataset = build(bucket, rank, 3, **options)
+        dataset.load_state_dict(merge_states(states))
+        read += list(dataset)
+    assert Counter(read) == Counter(f"{n}-{line}" for n in range(4) for line in range(6))
+
+
+def test_a_shuffle_buffer_mixes_records_of_objects(bucket: Bucket) -> None:
+    for number in range(3):
+        bucket.put(f"{number}", b"".join(b"%d-%d\n" % (number, line) for line in range(20)))
+    plain = list(IterableDataset(bucket.uri, records=lines_of))
+    mixed = list(IterableDataset(bucket.uri, records=lines_of, shuffle_buffer=30))
+    assert sorted(mixed) == sorted(plain)
+    assert mixed != plain
+    assert mixed == list(IterableDataset(bucket.uri, records=lines_of, shuffle_buffer=30))
+
+
+def test_a_shuffle_buffer_without_records_is_refused(bucket: Bucket) -> None:
+    bucket.fill(1)
+    with pytest.raises(ValueError, match="no effect without records="):
+        IterableDataset(bucket.uri, shuffle_buffer=10)
+
+
+def test_a_state_of_other_numbers_must_be_merged(bucket: Bucket) -> None:
+    bucket.fill(9)
+    dataset = build(bucket, 0, 2)
+    next(iter(dataset))
+    other = build(bucket, 0, 3)
+    other.load_state_dict(dataset.state_dict())
+    with pytest.raises(ValueError, match=r"merge_states.*1 missing, first rank 1 worker 0"):
+        iter(other)
+
+
+def test_a_state_of_another_order_is_refused(bucket: Bucket) -> None:
+    bucket.fill(9)
+    state = build(bucket, 0, 1).state_dict()
+    with pytest.raises(ValueError, match=r"build the dataset with seed=7"):
+        build(bucket, 0, 1, seed=8).load_state_dict(state)
+
+
+def test_a_state_of_other_objects_is_refused(bucket: Bucket) -> None:
+    bucket.fill(9)
+    state = build(bucket, 0, 1).state_dict()
+    bucket.put("zzz", b"new")
+    with pytest.raises(ValueError, match="save a manifest"):
+        build(bucket, 0, 1).load_state_dict(state)
+
+
+def test_something_else_is_no_state(bucket: Bucket) -> None:
+    bucket.fill(1)
+    with pytest.raises(ValueError, match="no state of a dataset"):
+        build(bucket, 0, 1).load_state_dict({"epoch": 1})
+    with pytest.raises(ValueError, match="no state of a dataset"):
+        merge_states([{"epoch": 1}])
+
+
+def test_states_of_different_times_do_not_merge(bucket: Bucket) -> None:
+    bucket.fill(9)
+    states = []
+    for rank, epoch in ((0, 1), (1, 2)):
+        dataset = build(bucket, rank, 2)
+        dataset.set_epoch(epoch)
+        next(iter(dataset))
+        states.append(dataset.state_dict())
+    with pytest.raises(ValueError, match="epoch is 1 in one and 2"):
+        merge_states(states)
+
+
+def test_going_on_with_another_epoch_than_the_states_is_refused(bucket: Bucket) -> None:
+    """It would leave out the rest of that epoch in silence."""
+    bucket.fill(9)
+    dataset = build(bucket, 0, 1)
+    dataset.set_epoch(1)
+    next(iter(dataset))
+    other = build(bucket, 0, 1)
+    other.load_state_dict(dataset.state_dict())
+    other.set_epoch(2)
+    with pytest.raises(ValueError, match=r"call set_epoch\(1\)"):
+        iter(other)
+
+
+def test_behind_the_end_of_an_epoch_the_next_one_begins(bucket: Bucket) -> None:
+    keys = bucket.fill(9)
+    dataset = build(bucket, 0, 1)
+    dataset.set_epoch(1)
+    assert sorted(dataset) == keys
+    other = build(bucket, 0, 1)
+    other.load_state_dict(dataset.state_dict())
+    other.set_epoch(2)
+    second = list(other)
+    dataset.set_epoch(2)
+    assert second == list(dataset)
+
+
+def test_epochs_are_shuffled_alike_on_every_rank_and_unlike_each_other(bucket: Bucket) -> None:
+    keys = bucket.fill(40)
+    orders = []
+    for epoch in range(2):
+        dataset = build(bucket, 0, 1)
+        dataset.set_epoch(epoch)
+        orders.append(list(dataset))
+        ranks = [build(bucket, rank, 2) for rank in range(2)]
+        for each in ranks:
+            each.set_epoch(epoch)
+        assert [list(each) for each in ranks] == [orders[-1][::2], orders[-1][1::2]]
+    assert sorted(orders[0]) == sorted(orders[1]) == keys
+    assert len({*map(tuple, orders), tuple(keys)}) == 3
+
+
+def test_a_pickle_goes_on_too(bucket: Bucket) -> None:
+    bucket.fill(9)
+    dataset = build(bucket, 0, 1)
+    whole = list(dataset)
+    next(stream := iter(dataset))
+    state = dataset.state_dict()
+    stream.close()
+    dataset.load_state_dict(state)
+    assert list(pickle.loads(pickle.dumps(dataset))) == whole[1:]
