@@ -57,7 +57,7 @@ class Deadlines:
         Returns:
             Whether it was not watched before: who entered it first lets it leave.
         """
-        if task in self._entered:
+        if task in self._entered or task in self._cancelled:
             return False
         self._entered[task] = now, task.cancelling()
         if self._timer is None:

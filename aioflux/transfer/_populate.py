@@ -60,6 +60,7 @@ class Populator:
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
+        self._is_closed = False
 
     @asynccontextmanager
     async def ahead_of(self, view: memoryview) -> AsyncIterator[None]:
@@ -73,48 +74,78 @@ class Populator:
             yield
         finally:
             timer.cancel()
-            job.is_over = True
-            future = job.future
-            if future is not None and not future.cancel() and not future.done():
-                await asyncio.wrap_future(future)
+            await job.end()
 
     def close(self) -> None:
-        """Let the thread end."""
+        """Let the thread end, for good."""
+        self._is_closed = True
+        self._drop_thread()
+
+    def _drop_thread(self) -> None:
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
             self._executor = None
 
     def _begin(self, job: _Job) -> None:
-        with address_of(job.view) as begin:
-            if _is_resident(begin, job.view.nbytes):
-                return
+        if self._is_closed or job.is_resident():
+            return
         if self._executor is None:
             # One thread: it is faster than a network, and leaves the other processors alone.
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="aioflux-populate")
-        job.future = self._executor.submit(job.run)
+        try:
+            job.future = self._executor.submit(job.run)
+        except RuntimeError:
+            # The interpreter ends, or the process may have no more threads: the read does without.
+            job.view = None
+            self._drop_thread()
 
 
 class _Job:
     """Memory to populate.
 
     Attributes:
-        is_over: Nobody waits for its bytes any more.
+        view: The memory; None when it is let go of. The executor may hold the job for longer.
         future: Done when the thread has let go of it; None before it is in line.
     """
 
     def __init__(self, view: memoryview) -> None:
-        self.is_over = False
-        self.view = view
+        self.view: memoryview | None = view
         self.future: Future[None] | None = None
+        self._is_over = False
+
+    def is_resident(self) -> bool:
+        """Tell whether there is nothing to do."""
+        if self.view is None:
+            return True
+        with address_of(self.view) as begin:
+            return _is_resident(begin, self.view.nbytes)
 
     def run(self) -> None:
         """Populate it step by step, from its first byte on, until it is over."""
-        with address_of(self.view) as begin:
-            for at in range(0, self.view.nbytes, _STEP_BYTES):
-                if self.is_over:
+        view = self.view
+        if view is None:
+            return
+        with address_of(view) as begin:
+            for at in range(0, view.nbytes, _STEP_BYTES):
+                if self._is_over:
                     break
-                num_bytes = min(_STEP_BYTES, self.view.nbytes - at)
-                _advise(begin + at, num_bytes, _MADV_POPULATE_WRITE)
+                _advise(begin + at, min(_STEP_BYTES, view.nbytes - at), _MADV_POPULATE_WRITE)
+
+    async def end(self) -> None:
+        """Let go of the memory, also where the caller is cancelled: it may be freed next."""
+        self._is_over = True
+        cancelled: asyncio.CancelledError | None = None
+        if self.future is not None and not self.future.cancel():
+            waiter = asyncio.wrap_future(self.future)
+            while not waiter.done():
+                try:
+                    # At most a step. A failure of the thread is none of the read.
+                    await asyncio.wait((waiter,))
+                except asyncio.CancelledError as exc:
+                    cancelled = exc
+        self.view = None
+        if cancelled is not None:
+            raise cancelled
 
 
 def _is_resident(begin: int, num_bytes: int) -> bool:

@@ -147,7 +147,7 @@ class ObjectWriter:
             ValueError: The writer is closed.
         """
         if self._closed:
-            raise self._is_closed()
+            raise self._ended_by or self._is_closed()
         self._session.refuse_in_child(self._request.key)
         self._raise_failure()
         view = memoryview(data).cast("B")
@@ -190,9 +190,9 @@ class ObjectWriter:
 
     async def end(self) -> None:
         """Abort because the store is closed: whoever goes on writing is told."""
+        what = "it may be there, whole" if self._completing else "nothing of it is there"
         self._ended_by = StorageError(
-            f"could not write {self._uri}: its store was closed meanwhile; nothing of it is there",
-            uri=self._uri,
+            f"could not write {self._uri}: its store was closed meanwhile; {what}", uri=self._uri
         )
         await self.abort(self._ended_by)
         for note in getattr(self._ended_by, "__notes__", ()):

@@ -138,7 +138,7 @@ async def test_a_store_that_is_closed_takes_its_open_writers_along(server, end, 
             gc.collect()
     assert server.stats.open_uploads == 0
     assert server.keys("bucket", "w/") == []
-    with pytest.raises(ValueError, match="closed writer"):
+    with pytest.raises(aioflux.StorageError, match="its store was closed"):
         await writer.write(b"more")
 
 
@@ -189,6 +189,19 @@ async def test_an_upload_that_is_heard_of_while_its_store_closes_sends_no_part(s
             with pytest.raises(aioflux.StorageError, match="its store was closed"):
                 await putting
     assert server.stats.open_uploads == 0
+
+
+async def test_an_upload_that_is_being_completed_is_not_said_to_be_gone(server):
+    options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
+    store = aioflux.open_store("gs://bucket/e", endpoint_url=server.url, transfer=options)
+    with server.faults.inject("multipart.complete", delay_seconds=0.5):
+        putting = asyncio.create_task(store.put("whole", bytes(11 << 20)))
+        async with asyncio.timeout(20):
+            while "e/whole" not in server.keys("bucket"):  # noqa: ASYNC110 - it happens in the server
+                await asyncio.sleep(0.01)
+        await store.aclose()
+        with pytest.raises(aioflux.StorageError, match=r"its store was closed.*it may be there"):
+            await putting
 
 
 async def test_closing_a_store_does_not_wait_for_another(server):

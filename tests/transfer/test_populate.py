@@ -139,6 +139,92 @@ async def test_memory_is_let_go_of_before_the_read_ends(monkeypatch: pytest.Monk
     assert num_calls == 1
 
 
+@pytest.fixture
+def slow_thread(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """The thread begins a call, and ends it when it is told to."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def madvise(*_: int) -> int:
+        begun.set()
+        may_end.wait(5)
+        return 0
+
+    monkeypatch.setattr(_populate, "_madvise", madvise)
+    monkeypatch.setattr(_populate, "_is_resident", lambda *_: False)
+    return begun, may_end
+
+
+async def test_memory_that_waits_in_line_is_let_go_of(
+    slow_thread: tuple[threading.Event, threading.Event],
+) -> None:
+    begun, may_end = slow_thread
+    populator = Populator()
+    waiting = bytearray(SIZE)
+
+    async def read() -> None:
+        async with populator.ahead_of(memoryview(waiting)):
+            await asyncio.sleep(0.05)
+
+    async with populator.ahead_of(untouched(SIZE)):
+        await asyncio.to_thread(begun.wait, 5)
+        await asyncio.create_task(read())
+        waiting.clear()
+        may_end.set()
+    populator.close()
+
+
+async def test_a_read_that_is_cancelled_late_waits_for_the_thread(
+    slow_thread: tuple[threading.Event, threading.Event],
+) -> None:
+    begun, may_end = slow_thread
+    populator = Populator()
+
+    async def read() -> None:
+        async with populator.ahead_of(untouched(SIZE)):
+            await asyncio.to_thread(begun.wait, 5)
+
+    reading = asyncio.create_task(read())
+    await asyncio.to_thread(begun.wait, 5)
+    for _ in range(3):
+        await asyncio.sleep(0.01)
+        reading.cancel()
+    await asyncio.sleep(0.01)
+    assert not reading.done()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    populator.close()
+
+
+async def test_a_process_that_may_have_no_more_threads_reads(
+    monkeypatch: pytest.MonkeyPatch, advised: list[tuple[int, int, int]]
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    populator, memory = Populator(), bytearray(SIZE)
+    monkeypatch.setattr(_populate, "_is_resident", lambda *_: False)
+
+    async def read() -> None:
+        async with populator.ahead_of(memoryview(memory)):
+            await asyncio.sleep(0.02)
+
+    await asyncio.create_task(read())
+    memory.clear()
+    assert advised == []
+
+
+async def test_after_the_store_is_closed_no_thread_begins(
+    advised: list[tuple[int, int, int]],
+) -> None:
+    populator = Populator()
+    async with populator.ahead_of(untouched(SIZE)):
+        populator.close()
+        await asyncio.sleep(0.02)
+    assert (advised, populating_threads()) == ([], [])
+
+
 async def test_an_answer_that_is_quick_needs_no_thread(advised: list[tuple[int, int, int]]) -> None:
     populator = Populator()
     async with populator.ahead_of(untouched(SIZE)):
