@@ -1,0 +1,154 @@
+"""Whether a dataset composes: what it needs is asked for at once, and `auto` goes by the clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux import PermissionDeniedError, sync
+from aioflux.data._composing import Choice, prepare, read_batches
+from aioflux.store import COMPOSITE_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.data.conftest import Bucket
+
+CREATE, DELETE = "storage.objects.create", "storage.objects.delete"
+
+
+@pytest.fixture
+def store(bucket: Bucket) -> Iterator[sync.Store]:
+    with sync.open_store(bucket.uri) as opened:
+        yield opened
+
+
+def num_composes(bucket: Bucket) -> int:
+    return bucket.server.stats.operation("objects.compose").requests
+
+
+def composites(bucket: Bucket) -> list[str]:
+    return bucket.server.keys("bucket", f"train/{COMPOSITE_PREFIX}")
+
+
+@pytest.mark.parametrize(
+    "denied", [{CREATE}, {DELETE}, {CREATE, DELETE}], ids=["create", "delete", "both"]
+)
+def test_missing_permissions_are_named_at_once(
+    bucket: Bucket, store: sync.Store, denied: set[str]
+) -> None:
+    bucket.server.state.denied_permissions |= denied
+    assert store.missing_permissions([CREATE, DELETE]) == sorted(denied)
+    with pytest.raises(PermissionDeniedError, match=" and ".join(sorted(denied))) as caught:
+        prepare(store, "on")
+    assert caught.value.uri == store.uri
+    assert prepare(store, "auto") == "off"
+    assert prepare(store, "off") == "off"
+
+
+def test_without_composing_nothing_is_asked(bucket: Bucket, store: sync.Store) -> None:
+    assert prepare(store, "off") == "off"
+    assert not bucket.server.stats.operations
+
+
+def test_a_service_that_cannot_compose_says_so(tmp_path: Path) -> None:
+    with sync.open_store(tmp_path.as_uri()) as store:
+        assert prepare(store, "auto") == "off"
+        with pytest.raises(ValueError, match="cannot compose"):
+            prepare(store, "on")
+        with pytest.raises(ValueError, match="'yes'"):
+            prepare(store, "yes")  # type: ignore[arg-type]
+
+
+def test_what_dead_processes_left_is_swept_below_the_own_prefix(
+    bucket: Bucket, store: sync.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = f"train/{COMPOSITE_PREFIX}run/1"
+    others = [f"{COMPOSITE_PREFIX}run/1", f"train2/{COMPOSITE_PREFIX}run/1", "train/a"]
+    for key in (own, *others):
+        bucket.server.put("bucket", key, b"1")
+    assert prepare(store, "on") == "on"
+    assert own in bucket.server.keys("bucket")  # of today
+    with bucket.server.faults.inject("objects.delete", status=403):
+        assert prepare(store, "on", older_than_seconds=0) == "on"
+    assert "could not be deleted" in caplog.text
+    # Who may not see uploads, may sweep composites.
+    with bucket.server.faults.inject("xml.multipart.list", status=403):
+        assert prepare(store, "auto", older_than_seconds=0) == "auto"
+    assert bucket.server.keys("bucket") == sorted(others)
+
+
+@pytest.mark.parametrize("compose", ["off", "on", "auto"])
+@pytest.mark.parametrize("batch_size", [7, 1000])
+def test_each_way_reads_the_same(
+    bucket: Bucket, store: sync.Store, compose: str, batch_size: int
+) -> None:
+    keys = bucket.fill(70)
+    metas = list(store.list_all())
+    got = []
+    for at in range(0, len(metas), batch_size):
+        for batch in read_batches(store, metas[at : at + batch_size], compose=compose):
+            got += batch
+    assert got == [(meta, f"data of {key}".encode()) for meta, key in zip(metas, keys, strict=True)]
+    # The first trial of "auto" takes up to 1024 objects, and reads directly.
+    is_composed = compose == "on" or (compose == "auto" and batch_size == 7)
+    assert bool(num_composes(bucket)) == is_composed
+    assert composites(bucket) == []
+
+
+def test_names_are_read_directly(bucket: Bucket, store: sync.Store) -> None:
+    keys = bucket.fill(5)
+    for compose in ("off", "auto"):
+        batches = read_batches(store, keys, compose=compose)
+        assert [meta.key for batch in batches for meta, _ in batch] == keys
+    assert not num_composes(bucket)
+    with pytest.raises(TypeError, match="ObjectMeta"):
+        list(read_batches(store, keys, compose="on"))
+
+
+RATES = st.lists(st.integers(1, 1000), min_size=2, max_size=2)
+
+
+@given(direct=RATES, composed=RATES)
+def test_the_better_trial_of_each_counts_and_a_tenth_is_chance(
+    direct: list[int], composed: list[int]
+) -> None:
+    choice, left = Choice(), {"off": iter(direct), "on": iter(composed)}
+    while (way := choice.trial()) is not None:
+        choice.tell(way, num_objects=next(left[way]), seconds=1.0)
+    assert choice.way == ("on" if max(composed) > 1.1 * max(direct) else "off")
+
+
+@pytest.mark.parametrize("is_slow", ["objects.compose", "objects.get"])
+def test_auto_keeps_the_faster(bucket: Bucket, is_slow: str) -> None:
+    bucket.fill(400)
+    with sync.open_store(bucket.uri) as store:
+        metas = list(store.list_all())
+        key = "train/0*" if is_slow == "objects.get" else None
+        settings = {} if key is None else {"key": key}
+        with bucket.server.faults.inject(is_slow, delay_seconds=0.3, **settings):
+            for at in range(0, 200, 50):
+                list(read_batches(store, metas[at : at + 50], compose="auto"))
+        tried = num_composes(bucket)
+        list(read_batches(store, metas[200:], compose="auto"))
+    assert tried == 4
+    assert (num_composes(bucket) > tried) == (is_slow == "objects.get")
+    assert composites(bucket) == []
+
+
+def test_auto_goes_on_directly_where_composing_is_refused(
+    bucket: Bucket, store: sync.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = bucket.fill(60)
+    with bucket.server.faults.inject("objects.compose", status=403):
+        tried = []
+        for _ in range(4):
+            batches = read_batches(store, store.list_all(), compose="auto")
+            assert [meta.key for batch in batches for meta, _ in batch] == keys
+            tried.append(num_composes(bucket))
+    assert tried == [0, 2, 2, 2]
+    assert "read directly" in caplog.text
