@@ -114,6 +114,14 @@ class Cache:
         name = hashlib.sha256(text).hexdigest()
         return self._in("objects", name[:2], name[2:])
 
+    def has(self, meta: ObjectMeta) -> bool:
+        """Tell whether an object is here, by its name alone: only `get` knows whether it is whole.
+
+        For those who look ahead: about 3 us.
+        """
+        path = self._path(meta)
+        return path is not None and os.path.exists(path)
+
     def get(self, meta: ObjectMeta) -> bytes | None:
         """Return the bytes of an object, verified, or None where they are not here.
 
