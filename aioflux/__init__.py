@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from aioflux import data as data
     from aioflux import sync as sync
     from aioflux import testing as testing
+    from aioflux._listing import Listing
     from aioflux._stats import LatencyHistogram, Progress, ProgressHook, StoreStats
     from aioflux.store import Store, open_store
 
@@ -50,6 +51,7 @@ __all__ = [
     "CredentialsError",
     "DeleteResult",
     "LatencyHistogram",
+    "Listing",
     "NotFoundError",
     "ObjectMeta",
     "OpenUpload",
@@ -73,6 +75,7 @@ __version__ = "0.1.0"
 
 _LAZY_NAMES = {
     "LatencyHistogram": "aioflux._stats",
+    "Listing": "aioflux._listing",
     "Progress": "aioflux._stats",
     "ProgressHook": "aioflux._stats",
     "Store": "aioflux.store",

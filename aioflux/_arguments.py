@@ -8,6 +8,7 @@ from aioflux._meta import ObjectMeta
 from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
 
 __all__ = [
+    "check_listing",
     "check_metadata",
     "check_mode",
     "check_policies",
@@ -42,6 +43,22 @@ def parse_prefix(prefix: str) -> str:
     if not isinstance(prefix, str):
         raise TypeError(f"a prefix is a string, not {type(prefix).__name__}")
     return prefix
+
+
+def check_listing(delimiter: str, match_glob: str) -> None:
+    """Check what a listing is narrowed by.
+
+    Raises:
+        TypeError: One is no string.
+        ValueError: Both are given.
+    """
+    for name, value in (("delimiter", delimiter), ("match_glob", match_glob)):
+        if not isinstance(value, str):
+            raise TypeError(f"{name} is a string, not {type(value).__name__}")
+    if delimiter and match_glob:
+        raise ValueError(
+            "delimiter and match_glob exclude each other; a pattern can name one level"
+        )
 
 
 def refuse_one_key(keys: object) -> None:

@@ -215,8 +215,8 @@ class Listing(Sequence[ObjectMeta]):
         sizes: list[int],
         etags: list[str],
         generations: list[str],
-        crc32c: Iterable[int | None],
-        updated: Iterable[int | None],
+        crc32c: Iterable[int],
+        updated: Iterable[int],
         kinds: Iterable[Kind] | None = None,
         kind: Kind = ("", "", "", ()),
     ) -> None:
@@ -228,8 +228,8 @@ class Listing(Sequence[ObjectMeta]):
             sizes: Sizes, in bytes.
             etags: Entity tags.
             generations: Generations.
-            crc32c: Checksums.
-            updated: Microseconds since 1970.
+            crc32c: Checksums; -1 for none.
+            updated: Microseconds since 1970; -1 for none.
             kinds: What kind each is of.
             kind: What kind all are of, where `kinds` is not given.
         """
@@ -240,8 +240,8 @@ class Listing(Sequence[ObjectMeta]):
         self._etag.extend(etags)
         self._generation.extend(generations)
         self._size.extend(sizes)
-        self._crc32c.extend([_NONE if each is None else each for each in crc32c])
-        self._updated.extend([_NONE if each is None else each for each in updated])
+        self._crc32c.extend(crc32c)
+        self._updated.extend(updated)
         if kinds is None:
             self._kind.extend(array("I", [self._number(kind)]) * len(keys))
         else:

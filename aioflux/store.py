@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from aioflux._arguments import (
+    check_listing,
     check_metadata,
     check_mode,
     check_policies,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
     from types import TracebackType
 
+    from aioflux._listing import Listing
     from aioflux._stats import ProgressHook, StoreStats
     from aioflux.transfer._many import FetchedBatch
 
@@ -49,7 +51,6 @@ __all__ = ["COMPOSITE_PREFIX", "ObjectReader", "ObjectWriter", "Store", "open_st
 Buffer: TypeAlias = bytes | bytearray | memoryview
 WriteMode: TypeAlias = Literal["overwrite", "create"]
 # Named here, because inside the class `list` is a method.
-Metas: TypeAlias = list[ObjectMeta]
 DataBatch: TypeAlias = list[tuple[str, bytes]]
 MetaBatch: TypeAlias = list[tuple[ObjectMeta, bytes]]
 Sessions: TypeAlias = "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session]"
@@ -391,28 +392,71 @@ class Store:
             async for batch in inner:
                 yield batch
 
-    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectMeta, None]:
+    async def list(
+        self, prefix: str = "", *, delimiter: str = "", match_glob: str = ""
+    ) -> AsyncGenerator[ObjectMeta, None]:
         """Yield the metadata of every object whose key begins with `prefix`, sorted by key.
 
-        The order is that of the keys' UTF-8 bytes. Uploads under way below `.aioflux-uploads/` are
-        left out, unless `prefix` names them, as are composites below `aioflux-composed-objects/`.
+        The order is that of the keys' UTF-8 bytes. What is written for a while, below
+        `.aioflux-uploads/` and `aioflux-composed-objects/`, is left out, unless `prefix` names it.
+
+        The first page is asked for alone, and the others only by who goes on: up to 32 at once
+        then, each for a range of the keys. An object that is there all along is listed once.
+
+        Args:
+            prefix: What keys begin with.
+            delimiter: List one level, as with "/": keys that have it behind `prefix` are left out.
+                `list_pages` and `list_all` tell their beginnings, in `prefixes`.
+            match_glob: Leave out keys that this pattern does not match: `*` and `?` stand for what
+                is no "/", `**` for all, `[a-z]` for one of a set and `{a,b}` for either. A part of
+                the key will not do: "**.jpg", and not "*.jpg", names what is below prefixes, too.
+
+        Raises:
+            ValueError: Both `delimiter` and `match_glob` are given, or the pattern is none.
         """
-        pages = self.list_pages(prefix)
+        pages = self.list_pages(prefix, delimiter=delimiter, match_glob=match_glob)
         async with nested(pages) as inner:
             async for page in inner:
                 for meta in page:
                     yield meta
 
-    async def list_pages(self, prefix: str = "") -> AsyncGenerator[Sequence[ObjectMeta], None]:
+    async def list_pages(
+        self, prefix: str = "", *, delimiter: str = "", match_glob: str = ""
+    ) -> AsyncGenerator[Listing, None]:
         """Yield what `list` yields, a page of the service at a time."""
-        pages = _listing.list_pages(self._session(), parse_prefix(prefix))
+        check_listing(delimiter, match_glob)
+        pages = _listing.list_pages(
+            self._session(), parse_prefix(prefix), delimiter=delimiter, match_glob=match_glob
+        )
         async with nested(pages) as inner:
             async for page in inner:
                 yield page
 
-    async def list_all(self, prefix: str = "") -> Metas:
-        """Return the metadata of every object whose key begins with `prefix`, sorted by key."""
-        return [meta async for page in self.list_pages(prefix) for meta in page]
+    async def list_all(
+        self, prefix: str = "", *, delimiter: str = "", match_glob: str = ""
+    ) -> Listing:
+        """Return what `list` yields as one sequence, at some 120 bytes an object."""
+        check_listing(delimiter, match_glob)
+        return await _listing.list_all(
+            self._session(), parse_prefix(prefix), delimiter=delimiter, match_glob=match_glob
+        )
+
+    async def save_manifest(self, key: str, prefix: str = "") -> ObjectMeta:
+        """List what is below `prefix`, and store the listing as an object.
+
+        Many processes can open it, with `Listing.from_bytes(await store.get(key))` or a dataset's
+        `from_manifest`, for one request each, and have the same objects in the same order.
+
+        Args:
+            key: Name of the manifest, which replaces one of that name. It does not list itself.
+            prefix: What the keys that it lists begin with.
+        """
+        name, _ = parse_key(key)
+        listing = await self.list_all(prefix)
+        others = [at for at, each in enumerate(listing.keys) if each != name]
+        if len(others) < len(listing):
+            listing = listing.pick(others)
+        return await self.put(name, listing.to_bytes())
 
     async def put(
         self,

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
+    from aioflux._listing import Listing
     from aioflux._meta import CleanResult, DeleteResult, ObjectMeta
     from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
     from aioflux._stats import ProgressHook, StoreStats
-    from aioflux.store import Buffer, DataBatch, MetaBatch, Metas, WriteMode
+    from aioflux.store import Buffer, DataBatch, MetaBatch, WriteMode
 
 __all__ = ["ObjectReader", "ObjectWriter", "Store", "open_store"]
 
@@ -196,18 +197,28 @@ class Store:
             self._store.fetch_composed(fed, max_composite_bytes=max_composite_bytes), feed=fed
         )
 
-    def list(self, prefix: str = "") -> Iterator[ObjectMeta]:
+    def list(
+        self, prefix: str = "", *, delimiter: str = "", match_glob: str = ""
+    ) -> Iterator[ObjectMeta]:
         """Yield the metadata of every object whose key begins with `prefix`, sorted by key."""
-        for page in self.list_pages(prefix):
+        for page in self.list_pages(prefix, delimiter=delimiter, match_glob=match_glob):
             yield from page
 
-    def list_pages(self, prefix: str = "") -> Iterator[Sequence[ObjectMeta]]:
+    def list_pages(
+        self, prefix: str = "", *, delimiter: str = "", match_glob: str = ""
+    ) -> Iterator[Listing]:
         """Yield what `list` yields, a page of the service at a time."""
-        return bridge.iterate(self._store.list_pages(prefix))
+        return bridge.iterate(
+            self._store.list_pages(prefix, delimiter=delimiter, match_glob=match_glob)
+        )
 
-    def list_all(self, prefix: str = "") -> Metas:
-        """Return the metadata of every object whose key begins with `prefix`, sorted by key."""
-        return bridge.run(self._store.list_all(prefix))
+    def list_all(self, prefix: str = "", *, delimiter: str = "", match_glob: str = "") -> Listing:
+        """Return what `list` yields as one sequence."""
+        return bridge.run(self._store.list_all(prefix, delimiter=delimiter, match_glob=match_glob))
+
+    def save_manifest(self, key: str, prefix: str = "") -> ObjectMeta:
+        """List what is below `prefix`, and store the listing as an object."""
+        return bridge.run(self._store.save_manifest(key, prefix))
 
     def put(
         self,

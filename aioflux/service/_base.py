@@ -59,6 +59,10 @@ class Capabilities:
     """Parts of one multipart upload."""
     page_size: int = 1000
     """Objects in one page of a listing, at most."""
+    list_ranges: bool = True
+    """Keys between two others are listed without reading those before."""
+    match_glob: bool = False
+    """The service itself leaves out keys that a pattern does not match."""
     part_checksums: bool = True
     """Parts travel with their crc32c, which the service compares."""
     guarded_transport: bool = True
@@ -231,10 +235,14 @@ class Service(ABC):
         start_offset: str = "",
         end_offset: str = "",
         delimiter: str = "",
+        match_glob: str = "",
         page_token: str = "",
         page_size: int | None = None,
     ) -> Page:
-        """Read one page of the keys below `prefix`, within `[start_offset, end_offset)`."""
+        """Read one page of the keys below `prefix`, within `[start_offset, end_offset)`.
+
+        `match_glob` is given only to services that declare it.
+        """
 
     @abstractmethod
     async def compose(

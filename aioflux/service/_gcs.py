@@ -30,6 +30,7 @@ from aioflux.http import (
     open_pool,
     proxy_for,
 )
+from aioflux.service import _gcs_list as listing
 from aioflux.service import _gcs_read as reading
 from aioflux.service import _gcs_wire as wire
 from aioflux.service import _multipart as multipart
@@ -57,8 +58,8 @@ _USER_AGENT = (b"User-Agent", b"aioflux")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9_.~/-]{0,1023}")
 """Names that stand in a url as they are; `check_name` has nothing against any of them."""
 _MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""Longest answer that is not an object: a page of 1000 objects has some MiB at most, the metadata
-of each being limited to 8 KiB (cloud.google.com/storage/quotas)."""
+"""Longest answer that is not an object: a page of 5,000 objects has a few MiB, and 40 at most, the
+metadata of each being limited to 8 KiB (cloud.google.com/storage/quotas)."""
 _COMPLETE_SECONDS = 600.0
 """Completing an upload of many parts can take minutes
 (cloud.google.com/storage/docs/xml-api/post-object-complete)."""
@@ -67,7 +68,7 @@ _COMPLETE_SECONDS = 600.0
 class GCSService(Service):
     """One bucket and prefix of Google Cloud Storage."""
 
-    capabilities = Capabilities()
+    capabilities = Capabilities(page_size=5000, match_glob=True)
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class GCSService(Service):
 
     def begin_get(self, key: str, *, generation: str, end: int, waiter: Waiter) -> Exchange | None:
         token = self._token.ready()
-        # A generation that is none could end its line early; `get` refuses it.
+        # A generation that is none could change the request; `get` says so, or the service does.
         is_plain = not generation or (generation.isascii() and generation.isdigit())
         if token is WAIT or not is_plain:
             return None
@@ -327,16 +328,18 @@ class GCSService(Service):
         start_offset: str = "",
         end_offset: str = "",
         delimiter: str = "",
+        match_glob: str = "",
         page_token: str = "",
         page_size: int | None = None,
     ) -> Page:
         query = {
-            "fields": wire.LIST_FIELDS,
+            "fields": listing.LIST_FIELDS,
             "maxResults": str(page_size or self.capabilities.page_size),
             "prefix": self._prefix + prefix,
             "startOffset": start_offset and self._prefix + start_offset,
             "endOffset": end_offset and self._prefix + end_offset,
             "delimiter": delimiter,
+            "matchGlob": match_glob and listing.escape_glob(self._prefix) + match_glob,
             "pageToken": page_token,
         }
         query = {name: value for name, value in query.items() if value}
@@ -344,13 +347,13 @@ class GCSService(Service):
         response = await self._send(b"GET", target, "list", prefix)
         uri = self.uri(prefix)
         try:
-            page = wire.decode_page(response.body)
+            page = listing.decode_page(response.body)
         except ValueError as exc:
             raise TransientError(
                 f"could not list {uri}: the answer is not a listing ({exc})", uri=uri
             ) from exc
         try:
-            wire.check_page(
+            listing.check_page(
                 page,
                 prefix=self._prefix + prefix,
                 start_offset=query.get("startOffset", ""),
@@ -365,11 +368,7 @@ class GCSService(Service):
         return Page(
             objects=self._told(
                 prefix,
-                lambda: [
-                    wire.meta_from_resource(item, key=key, uri=self.uri(key))
-                    for item in page.items
-                    for key in (item.name[cut:],)
-                ],
+                lambda: listing.listing_of(page.items, prefix=self._prefix, root=self.uri()),
             ),
             prefixes=[name[cut:] for name in page.prefixes],
             next_token=page.next_page_token,

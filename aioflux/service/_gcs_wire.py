@@ -9,7 +9,6 @@ from __future__ import annotations
 import binascii
 import re
 from datetime import UTC, datetime
-from operator import lt
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -24,14 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_TYPE",
-    "LIST_FIELDS",
     "ErrorBody",
-    "ListPage",
     "ObjectResource",
-    "check_page",
     "decode_crc32c",
     "decode_error",
-    "decode_page",
     "decode_permissions",
     "decode_resource",
     "encode_crc32c",
@@ -48,11 +43,7 @@ __all__ = [
 ]
 
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_ITEM = "name,size,etag,generation,crc32c,updated,contentType,contentEncoding,storageClass,metadata"
-_LISTING = "storage#objects"
 _PERMISSIONS = "storage#testIamPermissionsResponse"
-LIST_FIELDS = f"kind,items({_ITEM}),prefixes,nextPageToken"
-"""The `fields=` mask of a listing: what ObjectMeta holds, and the word that it is a listing."""
 DEFAULT_TYPE = "application/octet-stream"
 """The type of objects that are told none."""
 _USER_PREFIX = b"x-goog-meta-"
@@ -74,15 +65,6 @@ class ObjectResource(msgspec.Struct, rename="camel"):
     metadata: dict[str, str] = {}
 
 
-class ListPage(msgspec.Struct, rename="camel"):
-    """One page of `objects.list`."""
-
-    kind: str = ""
-    items: list[ObjectResource] = []
-    prefixes: list[str] = []
-    next_page_token: str = ""
-
-
 class _Permissions(msgspec.Struct):
     """The answer of `buckets.testIamPermissions`."""
 
@@ -100,53 +82,9 @@ class ErrorBody(msgspec.Struct):
     error: _ErrorDetail = msgspec.field(default_factory=_ErrorDetail)
 
 
-_page_decoder = msgspec.json.Decoder(ListPage)
 _resource_decoder = msgspec.json.Decoder(ObjectResource)
 _error_decoder = msgspec.json.Decoder(ErrorBody)
 _permissions_decoder = msgspec.json.Decoder(_Permissions)
-
-
-def decode_page(data: bytes | bytearray | memoryview) -> ListPage:
-    """Parse a page of a listing.
-
-    Raises:
-        ValueError: It is none. An answer that says nothing would end a listing in silence.
-    """
-    page = _page_decoder.decode(data)
-    if page.kind != _LISTING:
-        raise ValueError(f"kind is {page.kind!r}")
-    return page
-
-
-def check_page(
-    page: ListPage, *, prefix: str, start_offset: str, end_offset: str, page_token: str
-) -> None:
-    """Check that a page holds what was asked for, in order: shards are cut from listings unseen.
-
-    Args:
-        page: The page.
-        prefix: Prefix of every name.
-        start_offset: First name that was asked for, or empty.
-        end_offset: First name that was not, or empty.
-        page_token: Token of this page; empty for the first.
-
-    Raises:
-        ValueError: It does not; says how.
-    """
-    for names in ([item.name for item in page.items], page.prefixes):
-        if not all(map(lt, names, names[1:])):
-            at = next(at for at in range(1, len(names)) if names[at - 1] >= names[at])
-            raise ValueError(f"{names[at]!r} follows {names[at - 1]!r}")
-        # In a sorted list, all between two names with a prefix have it too.
-        for name in (*names[:1], *names[-1:]):
-            if not name.startswith(prefix):
-                raise ValueError(f"{name!r} is not below {prefix!r}")
-    if page.items and page.items[0].name < start_offset:
-        raise ValueError(f"{page.items[0].name!r} is before {start_offset!r}")
-    if page.items and end_offset and page.items[-1].name >= end_offset:
-        raise ValueError(f"{page.items[-1].name!r} is not before {end_offset!r}")
-    if page_token and page.next_page_token == page_token:
-        raise ValueError("the next page is the same one again")
 
 
 def decode_resource(data: bytes | bytearray | memoryview) -> ObjectResource:

@@ -83,6 +83,7 @@ class LocalService(Service):
         max_compose_sources=1_000_000,
         min_part_size_bytes=1,
         part_checksums=False,
+        list_ranges=False,
     )
 
     def __init__(self, directory: str) -> None:
@@ -203,6 +204,7 @@ class LocalService(Service):
         start_offset: str = "",
         end_offset: str = "",
         delimiter: str = "",
+        match_glob: str = "",
         page_token: str = "",
         page_size: int | None = None,
     ) -> Page:

@@ -207,6 +207,7 @@ class MemoryService(Service):
         start_offset: str = "",
         end_offset: str = "",
         delimiter: str = "",
+        match_glob: str = "",
         page_token: str = "",
         page_size: int | None = None,
     ) -> Page:

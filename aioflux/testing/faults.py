@@ -183,6 +183,7 @@ class FlakyService(Service):
         start_offset: str = "",
         end_offset: str = "",
         delimiter: str = "",
+        match_glob: str = "",
         page_token: str = "",
         page_size: int | None = None,
     ) -> Page:
@@ -195,6 +196,7 @@ class FlakyService(Service):
                 start_offset=start_offset,
                 end_offset=end_offset,
                 delimiter=delimiter,
+                match_glob=match_glob,
                 page_token=page_token,
                 page_size=page_size,
             ),

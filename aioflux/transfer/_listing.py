@@ -1,84 +1,198 @@
-"""Listing: pages in key order."""
+"""Listing: pages in key order, from ranges of keys that are asked for at once.
+
+    ListingPlan (pure) -> requests -> tasks -> pages of each range -> pages of the first range
+
+The first page is asked for alone: many listings have no other, and some callers want no other. What
+is ahead of its turn waits as columns, `_MAX_HELD` pages of it at most.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from aioflux._errors import StorageError
-from aioflux.transfer._staged import is_staged
+from aioflux._listing import Listing
+from aioflux.transfer._glob import compile_glob
+from aioflux.transfer._listing_plan import ListingPlan
+from aioflux.transfer._nested import nested
+from aioflux.transfer._staged import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_staged
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator
 
-    from aioflux._meta import ObjectMeta
     from aioflux.service._base import Page
+    from aioflux.transfer._listing_plan import Request
     from aioflux.transfer._session import Session
 
-__all__ = ["list_pages", "visible"]
+__all__ = ["list_all", "list_pages", "visible"]
+
+_MAX_IN_FLIGHT = 32
+"""Requests of one listing at once, however many the store allows: one process parses what a few
+bring, and each guess that is wrong costs the service a request."""
+_MAX_HELD = 64
 
 
-def visible(objects: Sequence[ObjectMeta], prefix: str) -> Sequence[ObjectMeta]:
+def visible(objects: Listing, prefix: str) -> Listing:
     """Leave out staged writes, which are nobody's objects yet, unless `prefix` asks for them."""
-    if is_staged(prefix) or not any(is_staged(meta.key) for meta in objects):
-        return objects
-    return [meta for meta in objects if not is_staged(meta.key)]
+    names = (TEMPORARY_PREFIX, COMPOSITE_PREFIX)
+    if not is_staged(prefix):
+        objects.prefixes = [each for each in objects.prefixes if not is_staged(each)]
+        if any(map(objects.keys.holds, names)):
+            kept = [at for at, key in enumerate(objects.keys) if not is_staged(key)]
+            picked = objects.pick(kept)
+            picked.prefixes = objects.prefixes
+            return picked
+    return objects
 
 
 async def list_pages(
-    session: Session, prefix: str, *, with_staged: bool = False
-) -> AsyncGenerator[Sequence[ObjectMeta], None]:
+    session: Session,
+    prefix: str,
+    *,
+    with_staged: bool = False,
+    delimiter: str = "",
+    match_glob: str = "",
+) -> AsyncGenerator[Listing, None]:
     """Yield the objects whose keys begin with `prefix`, a page at a time, sorted by key.
 
     Each page is one request; a page that fails is asked again from where it begins, so that none is
-    lost or given twice. Writes that are staged below `TEMPORARY_PREFIX` are left out unless
-    `with_staged` is set or `prefix` itself names them, so that a page may hold fewer objects than
-    the service sent.
+    lost or given twice. What lies below `TEMPORARY_PREFIX` and `COMPOSITE_PREFIX` is left out
+    unless `with_staged` is set or `prefix` itself names it, so that a page may hold fewer objects
+    than the service sent.
+
+    Args:
+        session: Where.
+        prefix: What keys begin with.
+        with_staged: Give what is written for a while, too.
+        delimiter: List one level: keys that have it behind the prefix are in `Listing.prefixes`.
+        match_glob: Leave out keys that this pattern does not match.
 
     Raises:
         StorageError: A page does not begin after the one before: without that the listing might
             never end, or give a key twice.
     """
-    token = last = ""
-    while True:
-
-        async def attempt(_: int, token: str = token) -> Page:
-            return await session.service.list_page(prefix, page_token=token)
-
-        page = await session.call(prefix, attempt)
-        last = _last_key(session, prefix, page, last, token)
-        objects = page.objects if with_staged else visible(page.objects, prefix)
-        if objects:
-            yield objects
-        token = page.next_token
-        if not token:
-            return
+    run = _Run(session, prefix, delimiter, match_glob)
+    try:
+        while True:
+            page = await run.next_page()
+            if page is None:
+                return
+            shown = page if with_staged else visible(page, prefix)
+            if shown or shown.prefixes:
+                yield shown
+    finally:
+        await run.end()
 
 
-def _last_key(session: Session, prefix: str, page: Page, last: str, token: str) -> str:
-    """Return the key from which the next page has to go on.
+async def list_all(
+    session: Session, prefix: str, *, delimiter: str = "", match_glob: str = ""
+) -> Listing:
+    """Return all that `list_pages` yields, in one."""
+    whole = Listing()
+    pages = list_pages(session, prefix, delimiter=delimiter, match_glob=match_glob)
+    async with nested(pages) as inner:
+        async for page in inner:
+            whole.extend(page)
+    return whole
 
-    Args:
-        session: Where.
-        prefix: What is listed.
-        page: The page that came.
-        last: Last key of the pages before it; empty before the first.
-        token: Token that asked for it.
-    """
-    uri = session.service.uri(prefix)
-    if page.objects:
-        first = page.objects[0].key
-        if last and first <= last:
-            raise StorageError(
-                f"could not list {uri}: a page begins with {first!r}, though the one before ended "
-                f"with {last!r}; the service, or a proxy before it, does not go on where a page "
-                "ended",
-                uri=uri,
+
+class _Run:
+    """One listing that is under way."""
+
+    def __init__(self, session: Session, prefix: str, delimiter: str, match_glob: str) -> None:
+        self._session = session
+        self._prefix = prefix
+        self._delimiter = delimiter
+        capabilities = session.service.capabilities
+        self._match_glob = match_glob if capabilities.match_glob else ""
+        is_ours = match_glob and not capabilities.match_glob
+        self._filter = compile_glob(match_glob) if is_ours else None
+        is_parallel = capabilities.list_ranges and not delimiter and not match_glob
+        most = min(session.options.max_in_flight, _MAX_IN_FLIGHT) if is_parallel else 1
+        self._plan = ListingPlan(prefix, max_in_flight=most, page_size=capabilities.page_size)
+        self._tasks: dict[asyncio.Task[Page], Request] = {}
+        self._num_held = 0
+
+    async def next_page(self) -> Listing | None:
+        """Return the next page in order, or None at the end."""
+        while True:
+            for task in [task for task in self._tasks if task.done()]:
+                self._take(self._tasks.pop(task), task.result())
+            # Whoever takes one page at a time finds the others under way when it comes again.
+            for request in self._plan.next_requests(has_room=self._num_held < _MAX_HELD):
+                task = asyncio.create_task(self._ask(request))
+                self._tasks[task] = request
+            page = self._first_page()
+            if page is not None:
+                return page
+            if not self._tasks:
+                return None
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    def _first_page(self) -> Listing | None:
+        """Return the first page of the first range that is not given away."""
+        plan, num_given = self._plan, 0
+        for each in plan.ranges:
+            if each.pages or not each.is_done:
+                break
+            num_given += 1
+        plan.forget(num_given)
+        if not plan.ranges or not plan.ranges[0].pages:
+            return None
+        self._num_held -= 1
+        page: Listing = plan.ranges[0].pages.popleft()
+        return page
+
+    async def _ask(self, request: Request) -> Page:
+        service = self._session.service
+        # Not given where it is not asked for: services of others need not know of it.
+        glob = {"match_glob": self._match_glob} if self._match_glob else {}
+
+        async def attempt(_: int) -> Page:
+            return await service.list_page(
+                self._prefix,
+                start_offset=request.start,
+                end_offset=request.end,
+                delimiter=self._delimiter,
+                page_token=request.token,
+                **glob,
             )
-        return page.objects[-1].key
-    if token and page.next_token == token:
-        raise StorageError(
-            f"could not list {uri}: after {last!r} an empty page came that says it is its own next "
-            "page; the service, or a proxy before it, does not go on where a page ended",
-            uri=uri,
-        )
-    return last
+
+        return await self._session.call(self._prefix, attempt)
+
+    def _take(self, request: Request, page: Page) -> None:
+        """Take in a page: what of it belongs to its range."""
+        objects = page.objects
+        keys = objects.keys if isinstance(objects, Listing) else [meta.key for meta in objects]
+        try:
+            start, end = self._plan.received(request, len(keys), keys.__getitem__, page.next_token)
+        except ValueError as exc:
+            uri = self._session.service.uri(self._prefix)
+            raise StorageError(
+                f"could not list {uri}: {exc}; the service, or a proxy before it, does not go on "
+                "where a page ended",
+                uri=uri,
+            ) from exc
+        if not isinstance(objects, Listing):
+            objects = Listing(objects[start:end])
+        elif (start, end) != (0, len(objects)):
+            objects = objects[start:end]
+        if self._filter is not None:
+            fits = self._filter.fullmatch
+            objects = objects.pick(at for at, key in enumerate(objects.keys) if fits(key))
+        objects.prefixes = list(page.prefixes)
+        if objects or objects.prefixes:
+            request.range.pages.append(objects)
+            self._num_held += 1
+
+    async def end(self) -> None:
+        """End the requests that nobody waits for any more."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for task in self._tasks:
+            if not task.cancelled():
+                task.exception()  # the first failure was raised
+        self._tasks.clear()

@@ -27,6 +27,7 @@ METHODS = {
     "list",
     "list_pages",
     "list_all",
+    "save_manifest",
     "put",
     "put_many",
     "open_writer",

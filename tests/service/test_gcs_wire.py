@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aioflux.service import _gcs_list as listing
 from aioflux.service import _gcs_wire as wire
 from aioflux.service._base import Precondition
 
@@ -69,7 +70,7 @@ def test_a_resource_becomes_metadata() -> None:
 
 
 def test_an_empty_page_is_a_page() -> None:
-    page = wire.decode_page(b'{"kind":"storage#objects"}')
+    page = listing.decode_page(b'{"kind":"storage#objects"}')
     assert (page.items, page.prefixes, page.next_page_token) == ([], [], "")
 
 
@@ -123,19 +124,19 @@ def test_a_damaged_checksum_is_no_checksum(text: str) -> None:
     assert wire.decode_crc32c("") is None
 
 
-def page(*names: str, prefixes: tuple[str, ...] = (), token: str = "") -> wire.ListPage:
-    return wire.ListPage(
+def page(*names: str, prefixes: tuple[str, ...] = (), token: str = "") -> listing.ListPage:
+    return listing.ListPage(
         kind="storage#objects",
-        items=[wire.ObjectResource(name=name) for name in names],
+        items=[listing.ListedObject(name=name) for name in names],
         prefixes=list(prefixes),
         next_page_token=token,
     )
 
 
 def check(
-    found: wire.ListPage, prefix: str = "", start: str = "", end: str = "", token: str = ""
+    found: listing.ListPage, prefix: str = "", start: str = "", end: str = "", token: str = ""
 ) -> None:
-    wire.check_page(found, prefix=prefix, start_offset=start, end_offset=end, page_token=token)
+    listing.check_page(found, prefix=prefix, start_offset=start, end_offset=end, page_token=token)
 
 
 @given(st.lists(st.text(max_size=4), max_size=8), st.text(max_size=2), st.text(max_size=2))
@@ -181,7 +182,7 @@ def test_pages_follow_each_other() -> None:
 @pytest.mark.parametrize("body", [b"{}", b'{"kind":"storage#buckets"}', b'{"error":{}}', b"[]"])
 def test_what_is_no_page_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"kind is|Expected"):
-        wire.decode_page(body)
+        listing.decode_page(body)
 
 
 tokens = st.text("abcXYZ019-_.", min_size=1, max_size=8)

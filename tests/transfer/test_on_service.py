@@ -123,7 +123,8 @@ async def test_a_page_that_fails_is_asked_again(rig: Rig) -> None:
     for at in range(2500):
         rig.put(f"p/{at:04}", b"")
     rig.service.fail("list_page", REFUSE, None, LOSE, REFUSE)
-    pages = [page async for page in list_pages(rig.session, "p/")]
+    session = rig.new_session(max_in_flight=1)
+    pages = [page async for page in list_pages(session, "p/")]
     keys = [meta.key for page in pages for meta in page]
     assert keys == [f"p/{at:04}" for at in range(2500)]
     assert rig.service.count("list_page") == 6

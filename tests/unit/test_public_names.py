@@ -24,6 +24,7 @@ PUBLIC = {
     "CredentialsError",
     "DeleteResult",
     "LatencyHistogram",
+    "Listing",
     "NotFoundError",
     "ObjectMeta",
     "OpenUpload",

@@ -1,0 +1,62 @@
+"""Patterns over keys, in the form of `matchGlob`, for services that know none.
+
+`*` stands for any characters but `/`, `**` for any characters, `?` for one character but `/`,
+`[a-z]` and `[!a-z]` for one of a set or none of it, `{a,b}` for either, and a backslash takes the
+next character as it is (cloud.google.com/storage/docs/json_api/v1/objects/list, matchGlob).
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["compile_glob"]
+
+_TOKEN = re.compile(
+    r"(?P<escape>\\.)|(?P<any>\*\*+)|(?P<star>\*)|(?P<one>\?)"
+    r"|\[(?P<negation>[!^]?)(?P<set>\]?[^\]]*)\]"
+    r"|(?P<open>\{)|(?P<close>\})|(?P<comma>,)|(?P<literal>[^\\\[])",
+    re.DOTALL,
+)
+_FIXED = {"any": ".*", "star": "[^/]*", "one": "[^/]", "open": "(?:", "close": ")"}
+
+
+def compile_glob(pattern: str) -> re.Pattern[str]:
+    """Translate a pattern, for `fullmatch` of whole keys.
+
+    Raises:
+        ValueError: A bracket or brace is not closed.
+    """
+    text, depth, position = "", 0, 0
+    while position < len(pattern):
+        token = _TOKEN.match(pattern, position)
+        if token is None or (token["close"] and not depth):
+            raise _malformed(pattern)
+        depth += bool(token["open"]) - bool(token["close"])
+        text += _translated(token, is_in_braces=depth > 0)
+        position = token.end()
+    if depth:
+        raise _malformed(pattern)
+    try:
+        return re.compile(text, re.DOTALL)
+    except re.error as exc:
+        raise _malformed(pattern) from exc
+
+
+def _translated(token: re.Match[str], *, is_in_braces: bool) -> str:
+    kind = token.lastgroup or ""
+    if kind in _FIXED:
+        return _FIXED[kind]
+    if kind == "comma" and is_in_braces:
+        return "|"
+    if kind == "escape":
+        return re.escape(token["escape"][1])
+    if token["set"]:
+        members = re.sub(r"([\\\[\]^&~|])", r"\\\1", token["set"])
+        return f"(?!/)[{'^' if token['negation'] else ''}{members}]"
+    return re.escape(token[0])
+
+
+def _malformed(pattern: str) -> ValueError:
+    return ValueError(
+        f"{pattern!r} is no pattern: a bracket or brace is not closed, or a set is none"
+    )
