@@ -1,0 +1,212 @@
+"""Meter: every process counts, one tells; and the bar that shows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pickle
+import time
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from aioflux.data._meter import LoadStats, Meter
+from aioflux.data._progress import ProgressBar, render, shown
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
+
+
+class Counted(Dataset):
+    """Counts what it hands out."""
+
+    def __init__(self, num_objects: int) -> None:
+        self.meter = Meter()
+        self.num_objects = num_objects
+
+    def __len__(self) -> int:
+        return self.num_objects
+
+    def __getitem__(self, index: int) -> int:
+        self.meter.count(1, 10, num_cache_hits=index % 2)
+        self.meter.count_wait(0.5)
+        self.meter.follow_retries(3)
+        return index
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_new_meter_tells_of_nothing() -> None:
+    stats = Meter().snapshot()
+    assert stats == LoadStats()
+    assert stats.objects_per_second == stats.bytes_per_second == 0.0
+
+
+def test_what_is_counted_is_told() -> None:
+    meter = Meter().begin()
+    meter.count(3, 300, num_cache_hits=1)
+    meter.count(1, 50)
+    meter.count_skipped()
+    meter.count_wait(1.5)
+    stats = meter.snapshot()
+    assert stats.seconds > 0
+    assert dataclasses.replace(stats, seconds=0.0) == LoadStats(
+        num_objects=4, num_bytes=350, waited_seconds=1.5, num_cache_hits=1, num_skipped=1
+    )
+    assert stats.objects_per_second == 4 / stats.seconds
+    assert stats.bytes_per_second == 350 / stats.seconds
+
+
+def test_time_between_iterations_is_left_out() -> None:
+    meter, started = Meter(), time.monotonic()
+    for _ in range(2):
+        meter.begin().count(1, 1)
+        time.sleep(0.05)
+    meter.begin().count(1, 1)
+    assert 0 < meter.snapshot().seconds <= time.monotonic() - started - 0.1
+
+
+def test_large_sums_are_exact() -> None:
+    meter = Meter()
+    meter.count(1, 2**52)
+    meter.count(1, 1)
+    assert meter.snapshot().num_bytes == 2**52 + 1
+
+
+def test_retries_are_counted_as_they_rise() -> None:
+    meter = Meter()
+    for seen in (2, 2, 5):
+        meter.follow_retries(seen)
+    assert meter.snapshot().num_retries == 5
+
+
+def test_timed_counts_what_the_consumer_waits_and_not_what_it_works() -> None:
+    meter, started = Meter(), time.monotonic()
+
+    def slow() -> object:
+        for number in range(2):
+            time.sleep(0.05)
+            yield number
+
+    for _ in meter.timed(slow()):
+        time.sleep(0.05)
+    assert 0.1 <= meter.snapshot().waited_seconds <= time.monotonic() - started - 0.1
+
+
+def test_reset_begins_at_zero() -> None:
+    meter = Meter()
+    meter.begin().count(1, 1)
+    meter.reset()
+    assert meter.snapshot() == LoadStats()
+
+
+def test_stats_of_ranks_add_up() -> None:
+    one = LoadStats(
+        num_objects=1,
+        num_bytes=2,
+        seconds=3.0,
+        waited_seconds=4.0,
+        num_cache_hits=5,
+        num_retries=6,
+        num_skipped=7,
+    )
+    assert one + dataclasses.replace(one, seconds=2.0) == LoadStats(
+        num_objects=2,
+        num_bytes=4,
+        seconds=3.0,
+        waited_seconds=8.0,
+        num_cache_hits=10,
+        num_retries=12,
+        num_skipped=14,
+    )
+    assert sum([one, one], LoadStats()).num_objects == 2
+    with pytest.raises(TypeError):
+        _ = one + 1
+
+
+def test_stats_pickle() -> None:
+    stats = LoadStats(num_objects=1)
+    assert pickle.loads(pickle.dumps(stats)) == stats
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_the_main_process_tells_what_its_workers_counted(start: str) -> None:
+    dataset = Counted(20)
+    dataset.meter.count(1, 10)
+    dataset.meter.follow_retries(2)
+    loader = DataLoader(dataset, batch_size=2, num_workers=2, multiprocessing_context=start)
+    assert torch.cat(list(loader)).tolist() == list(range(20))
+    stats = dataset.meter.snapshot()
+    assert stats.num_objects == 21
+    assert stats.num_bytes == 210
+    assert stats.num_cache_hits == 10
+    assert stats.waited_seconds == 10.0
+    assert stats.num_retries == 2 + 2 * 3
+
+
+def test_a_pickle_counts_by_itself() -> None:
+    meter = Meter()
+    meter.count(1, 1)
+    other = pickle.loads(pickle.dumps(meter))
+    assert other.snapshot() == LoadStats()
+    other.count(5, 5)
+    assert meter.snapshot().num_objects == 1
+
+
+def test_a_line_tells_share_rates_and_time_left() -> None:
+    before = LoadStats(num_objects=100)
+    stats = LoadStats(
+        num_objects=350, num_bytes=5 * 2**20, waited_seconds=0.25, num_cache_hits=4, num_skipped=1
+    )
+    assert render(stats, before, 10.0, label="gs://b/train", total=1000) == (
+        "gs://b/train  25% [#####...............] 250 of 1,000 objects, 5.0 MiB, 25/s, "
+        "512.0 KiB/s, waited 0.2 s, 4 from cache, 1 skipped, 0:30 left"
+    )
+
+
+@pytest.mark.parametrize("total", [None, 0])
+def test_a_line_without_a_total_tells_no_share(total: int | None) -> None:
+    line = render(LoadStats(num_objects=2), LoadStats(), 0.0, label="x", total=total)
+    assert line == "x 2 objects, 0 B, 0/s, 0 B/s, waited 0.0 s"
+
+
+def test_a_terminal_has_one_line_that_is_drawn_over() -> None:
+    terminal, meter = Terminal(), Meter()
+    for _ in shown(range(5), meter, label="x", total_objects=5, file=terminal):
+        meter.count(1, 1)
+    text = terminal.getvalue()
+    assert text.startswith("\rx   0% ")
+    assert text.count("\n") == 1
+    assert text.rsplit("\r", 1)[1].startswith("x 100% [####################] 5 of 5 objects")
+
+
+def test_elsewhere_there_is_a_line_at_the_end() -> None:
+    file, meter = io.StringIO(), Meter()
+    for _ in shown(range(5), meter, label="x", file=file):
+        meter.count(1, 1)
+    assert file.getvalue().count("\n") == 1
+    assert file.getvalue().startswith("x 5 objects, 5 B")
+
+
+def test_a_line_that_becomes_shorter_leaves_nothing_behind() -> None:
+    terminal, meter = Terminal(), Meter()
+    meter.count(1_000_000, 0)
+    with ProgressBar(meter, label="x", file=terminal) as bar:
+        meter.count(1_000_000, 0)
+        bar.update()
+        meter.reset()
+        meter.count(1_000_001, 0)
+    first, last = terminal.getvalue().split("\r")[1:]
+    assert len(last.removesuffix("\n")) >= len(first)
+
+
+def test_a_bar_ends_its_line_when_the_body_fails() -> None:
+    terminal = Terminal()
+    with pytest.raises(KeyError), ProgressBar(Meter(), label="x", file=terminal):
+        raise KeyError
+    assert terminal.getvalue().endswith("\n")
