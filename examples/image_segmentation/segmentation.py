@@ -1,7 +1,8 @@
 """Train a small 3D U-Net on volumes in a bucket; killed, it goes on from its newest checkpoint.
 
     python examples/image_segmentation/segmentation.py                      server of its own
-    python examples/image_segmentation/segmentation.py --uri gs://bucket/segmentation
+    python examples/image_segmentation/segmentation.py --uri gs://bucket/run-1
+    torchrun --nproc-per-node 2 examples/image_segmentation/segmentation.py --uri gs://bucket/run-1
 
 The volumes are made: bright ellipsoids in noise that is stronger than they are, so that no
 threshold finds more than a third of them. `train/0017.npz` holds an image and the mask of what is
@@ -12,19 +13,21 @@ from __future__ import annotations
 
 import argparse
 import io
-import itertools
+import os
 import time
 import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import aioflux
 from aioflux.checkpoint import open_reader, open_writer
-from aioflux.data import IterableDataset, MapDataset, Sample
+from aioflux.data import IterableDataset, MapDataset, Sample, merge_states
 from aioflux.testing import GCSServer
 
 if TYPE_CHECKING:
@@ -39,8 +42,6 @@ BATCH_SIZE = 4
 NUM_KEPT = 2
 """Checkpoints that stay: the newest, and one before it."""
 GOAL = 0.80
-
-Batch = tuple[torch.Tensor, torch.Tensor, tuple[str, ...]]
 
 
 def made_volume(number: int) -> tuple[NDArray[np.float16], NDArray[np.bool_]]:
@@ -120,6 +121,8 @@ class Training:
     def __init__(self) -> None:
         torch.manual_seed(0)
         self.model = UNet()
+        # Ranks average their gradients.
+        self.ranks = DistributedDataParallel(self.model) if dist.is_initialized() else self.model
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=3e-2)
         self.flips = torch.Generator().manual_seed(0)
         self.step = 0
@@ -129,7 +132,7 @@ class Training:
         axes = [axis for axis in (2, 3, 4) if torch.rand(1, generator=self.flips) < 0.5]
         masks = masks.flip(axes)
         self.optimizer.zero_grad()
-        logits = self.model(images.flip(axes))
+        logits = self.ranks(images.flip(axes))
         loss = nn.functional.binary_cross_entropy_with_logits(logits, masks)
         loss = loss + 1 - overlap(logits, masks)
         loss.backward()
@@ -154,12 +157,22 @@ class Training:
         self.step = state["step"]
 
 
+def merged(state: dict[str, Any]) -> dict[str, Any]:
+    """Return what all ranks have read, as one state that any number of ranks can go on from."""
+    states = [state]
+    if dist.is_initialized():
+        states *= dist.get_world_size()
+        dist.all_gather_object(states, state)
+    return merge_states(states)
+
+
 def save(store: aioflux.sync.Store, state: dict[str, Any], endpoint_url: str | None) -> None:
     """Write a checkpoint, which is there when it is whole, and delete those that are too old."""
-    uri = f"{store.uri}checkpoints/{state['training']['step']:06d}.pt"
-    with open_writer(uri, endpoint_url=endpoint_url) as file:
+    step = state["training"]["step"]
+    with open_writer(f"{store.uri}checkpoints/{step:06d}.pt", endpoint_url=endpoint_url) as file:
         torch.save(state, file)
     store.delete_many(store.list_all("checkpoints/")[:-NUM_KEPT])
+    print(f"saved step {step}", flush=True)
 
 
 def newest(store: aioflux.sync.Store, endpoint_url: str | None) -> dict[str, Any] | None:
@@ -168,46 +181,59 @@ def newest(store: aioflux.sync.Store, endpoint_url: str | None) -> dict[str, Any
     if not checkpoints:
         return None
     with open_reader(checkpoints[-1].uri, endpoint_url=endpoint_url) as file:
-        return torch.load(file)
+        state: dict[str, Any] = torch.load(file)
+    return state
 
 
-def train(
-    store: aioflux.sync.Store, arguments: argparse.Namespace, endpoint: str | None
-) -> nn.Module:
+def train(store: aioflux.sync.Store, options: argparse.Namespace, endpoint_url: str | None) -> UNet:
     """Train from the newest checkpoint on, and return the model."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
     training = Training()
-    dataset = IterableDataset(f"{store.uri}train", transform=decode, endpoint_url=endpoint)
-    batches: DataLoader[Batch] = DataLoader(dataset, batch_size=BATCH_SIZE)
-    state = newest(store, endpoint)
+    dataset = IterableDataset(
+        f"{store.uri}train", transform=decode, shuffle=True, endpoint_url=endpoint_url
+    )
+    batches = DataLoader(dataset, batch_size=BATCH_SIZE)
+    first = 0
+    state = newest(store, endpoint_url)
     if state is not None:
         training.load_state_dict(state["training"])
-        print(f"resumed from step {training.step}", flush=True)
-    num_steps = NUM_VOLUMES["train"] // BATCH_SIZE
-    for epoch in range(training.step // num_steps, arguments.epochs):
-        done = training.step % num_steps
-        for images, masks, names in itertools.islice(batches, done, None):
+        dataset.load_state_dict(state["data"])
+        first = state["epoch"]
+        print(f"resumed from step {training.step} in epoch {first}", flush=True)
+    for epoch in range(first, options.epochs):
+        dataset.set_epoch(epoch)  # another order, the same on all ranks
+        for images, masks, names in batches:
             loss = training.learn(images, masks)
-            print(
-                f"epoch {epoch} step {training.step:>3} loss {loss:.3f}: {' '.join(names)}",
-                flush=True,
-            )
-            if training.step % arguments.save_every == 0:
-                save(store, {"training": training.state_dict()}, endpoint)
+            line = f"epoch {epoch} step {training.step} rank {rank} loss {loss:.3f} on"
+            print(line, *names, flush=True)
+            if training.step % options.save_every == 0:
+                data = merged(dataset.state_dict())
+                state = {"training": training.state_dict(), "data": data, "epoch": epoch}
+                if rank == 0:
+                    save(store, state, endpoint_url)
     return training.model.eval()
 
 
-def run(uri: str, arguments: argparse.Namespace, endpoint: str | None = None) -> None:
-    """Make the volumes that are missing, train, and find what is in volumes never seen."""
-    torch.set_num_threads(1)  # more would wait for each other: the network is small
-    with aioflux.sync.open_store(uri, endpoint_url=endpoint) as store:
+def make_data(store: aioflux.sync.Store) -> None:
+    """Put the volumes that are missing; one rank does, and the others wait for it."""
+    if not dist.is_initialized() or dist.get_rank() == 0:
         present = {meta.key for meta in store.list()}
-        stored = sum(1 for _ in store.put_many(missing_volumes(present)))
-        print(f"made {stored} volumes", flush=True)
+        num_made = sum(1 for _ in store.put_many(missing_volumes(present)))
+        print(f"made {num_made} volumes", flush=True)
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def run(uri: str, options: argparse.Namespace, endpoint_url: str | None = None) -> None:
+    """Make the volumes, train, and find what is in volumes that were never seen."""
+    torch.set_num_threads(1)  # more would wait for each other: the network is small
+    with aioflux.sync.open_store(uri, endpoint_url=endpoint_url) as store:
+        make_data(store)
         begun = time.perf_counter()
-        model = train(store, arguments, endpoint)
+        model = train(store, options, endpoint_url)
         print(f"trained for {time.perf_counter() - begun:.1f} s")
 
-    test = MapDataset(f"{store.uri}test", transform=decode, endpoint_url=endpoint)
+    test = MapDataset(f"{store.uri}test", transform=decode, endpoint_url=endpoint_url)
     images, masks, _ = next(iter(DataLoader(test, batch_size=len(test))))
     with torch.no_grad():
         found = overlap((model(images) > 0) * 1e3 - 500, masks).item()
@@ -219,17 +245,23 @@ def run(uri: str, arguments: argparse.Namespace, endpoint: str | None = None) ->
 
 
 def main() -> None:
-    """Choose the bucket and run."""
+    """Choose the bucket and run, as one of several ranks where torchrun says so."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--uri", help="where the run keeps its objects, such as gs://bucket/run-1")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--save-every", type=int, default=5, metavar="STEPS")
-    arguments = parser.parse_args()
-    if arguments.uri is None:
+    parser.add_argument("--save-every", type=int, default=4, metavar="STEPS")
+    options = parser.parse_args()
+    if options.uri is None:
         with GCSServer(buckets=("bucket",)) as server:
-            run("gs://bucket/segmentation", arguments, server.url)
+            run("gs://bucket/segmentation", options, server.url)
+    elif "WORLD_SIZE" in os.environ:
+        dist.init_process_group("gloo")
+        try:
+            run(options.uri, options)
+        finally:
+            dist.destroy_process_group()
     else:
-        run(arguments.uri, arguments)
+        run(options.uri, options)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,140 @@
+"""Segmentation as its page says: killed at any step, it goes on where its checkpoint was."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from aioflux.testing import GCSServer
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "image_segmentation" / "segmentation.py"
+STEP = re.compile(r"epoch (\d+) step (\d+) rank \d+ loss \S+ on (.*)")
+VOLUMES = [f"{number:04d}" for number in range(40)]
+NUM_EPOCHS = 2
+
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts the script; none of its processes outlives the test."""
+    inherited = {key: os.environ[key] for key in os.environ if key != "STORAGE_EMULATOR_HOST"}
+    with ExitStack() as running:
+
+        def process(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+            begun = running.enter_context(
+                subprocess.Popen(
+                    [
+                        sys.executable,
+                        SCRIPT,
+                        f"--epochs={NUM_EPOCHS}",
+                        "--save-every=3",
+                        *arguments,
+                    ],
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env={**inherited, "PYTHONPATH": str(ROOT), **environment},
+                )
+            )
+            running.callback(begun.kill)
+            return begun
+
+        yield process
+
+
+def ended(process: subprocess.Popen[str]) -> list[str]:
+    said, _ = process.communicate()
+    assert process.returncode == 0, said
+    return said.splitlines()
+
+
+def said_until(process: subprocess.Popen[str], line: str) -> list[str]:
+    assert process.stdout is not None
+    said = []
+    for each in process.stdout:
+        said.append(each.rstrip())
+        if each.startswith(line):
+            return said
+    raise AssertionError(said)
+
+
+def killed(process: subprocess.Popen[str]) -> list[str]:
+    process.kill()
+    return process.communicate()[0].splitlines()
+
+
+def read_by_epoch(said: list[str], *, until_step: int) -> dict[int, list[str]]:
+    """The volumes of each epoch that steps up to `until_step` were taken on."""
+    volumes: dict[int, list[str]] = defaultdict(list)
+    for epoch, step, names in (found.groups() for found in map(STEP.fullmatch, said) if found):
+        if int(step) <= until_step:
+            volumes[int(epoch)] += names.split()
+    return volumes
+
+
+def resumed_step(said: list[str]) -> int:
+    resumed = [line for line in said if line.startswith("resumed")]
+    assert len(resumed) == 1, said
+    return int(resumed[0].split()[3])
+
+
+def assert_each_volume_once(before: list[str], after: list[str]) -> None:
+    first = read_by_epoch(before, until_step=resumed_step(after))
+    then = read_by_epoch(after, until_step=sys.maxsize)
+    for epoch in range(NUM_EPOCHS):
+        assert sorted(first[epoch] + then[epoch]) == VOLUMES
+
+
+@pytest.fixture
+def server() -> Iterator[GCSServer]:
+    with GCSServer(buckets=("bucket",)) as running:
+        yield running
+
+
+def test_killed_and_started_again_it_ends_with_the_same_weights(
+    start: Start, server: GCSServer
+) -> None:
+    """It resumes in the middle of an epoch, and nothing is read twice or left out."""
+    whole = start()  # beside the other one, on a server of its own
+    first = start("--uri", "gs://bucket/run-1", STORAGE_EMULATOR_HOST=server.url)
+    before = said_until(first, "epoch 0 step 8 ") + killed(first)
+    assert first.returncode == -signal.SIGKILL
+
+    after = ended(start("--uri", "gs://bucket/run-1", STORAGE_EMULATOR_HOST=server.url))
+    assert "made 0 volumes" in after
+    assert resumed_step(after) >= 6
+    assert_each_volume_once(before, after)
+    assert after[-2:] == ended(whole)[-2:]
+    assert len(server.keys("bucket", "run-1/checkpoints/")) == 2
+
+
+def test_two_ranks_are_killed_and_one_goes_on(start: Start, server: GCSServer) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    place = {
+        "STORAGE_EMULATOR_HOST": server.url,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "WORLD_SIZE": "2",
+    }
+    ranks = [start("--uri", "gs://bucket/run-2", **place, RANK=str(rank)) for rank in range(2)]
+    before = [line for each in ranks for line in said_until(each, "epoch 0 step 4 ")]
+    before += [line for each in ranks for line in killed(each)]
+
+    after = ended(start("--uri", "gs://bucket/run-2", STORAGE_EMULATOR_HOST=server.url))
+    assert resumed_step(after) >= 3
+    assert_each_volume_once(before, after)
