@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from perf import _machine, _plot, peers
 from perf._pairs import play
 from perf._report import lines_of, markdown, terminal_heading, terminal_row
-from perf._samples import judge, judge_memory, unplayed
-from perf.scenarios import SCENARIOS
+from perf._samples import judge, judge_memory, judge_promise, unplayed
+from perf.scenarios import GROUPS, SCENARIOS
 from perf.servers import open_server
 
 if TYPE_CHECKING:
@@ -123,8 +123,11 @@ def run_scenario(run: Run, scenario: Scenario, matches: Sequence[Match]) -> None
     with ExitStack() as stack:
         servers = Servers(stack, run)
         played = [(match, play_match(run, scenario, match, servers)) for match in matches]
+    every_pair = [pair for _, pairs in played for pair in pairs]
     if (goal := scenario.memory_goal()) is not None:
-        run.add(judge_memory(scenario.name, goal, [pair for _, pairs in played for pair in pairs]))
+        run.add(judge_memory(scenario.name, goal, every_pair))
+    for promise in scenario.promises():
+        run.add(judge_promise(scenario.name, promise, every_pair))
     if _plot.is_possible():
         _plot.plot(scenario, played, run.target(f"-{scenario.name}.png"))
     else:
@@ -154,9 +157,13 @@ def chosen_scenarios(args: argparse.Namespace) -> list[Scenario]:
     Raises:
         ValueError: It names a scenario, a peer or a field that there is not, or a bad value.
     """
-    names = args.scenarios or list(SCENARIOS)
+    asked = args.scenarios or [
+        name for name, scenario in SCENARIOS.items() if not scenario.is_by_name_only
+    ]
+    names = [name for group in asked for name in GROUPS.get(group, (group,))]
     if unknown := [name for name in names if name not in SCENARIOS]:
-        raise ValueError(f"unknown scenario {unknown[0]!r}; there are {', '.join(SCENARIOS)}")
+        known_names = ", ".join((*SCENARIOS, *GROUPS))
+        raise ValueError(f"unknown scenario {unknown[0]!r}; there are {known_names}")
     known = known_peers()
     if unknown := [peer for peer in args.peers if peer not in known]:
         raise ValueError(f"unknown peer {unknown[0]!r}; there are {', '.join(known)}")
@@ -191,7 +198,9 @@ def _above_zero(text: str) -> float:
 def parser() -> argparse.ArgumentParser:
     """Return what understands the command line."""
     found = argparse.ArgumentParser(prog="perf", description=(__doc__ or "").splitlines()[0])
-    found.add_argument("scenarios", nargs="*", metavar="scenario", help="see --list; all of them")
+    found.add_argument(
+        "scenarios", nargs="*", metavar="scenario", help="see --list; all but the long ones"
+    )
     found.add_argument(
         "--peers", nargs="+", action="extend", default=[], help="modules of perf.peers; as listed"
     )
@@ -223,6 +232,8 @@ def listing() -> str:
         ]
         lines.append(f"{scenario.name:<16} {', '.join(dict.fromkeys(rivals))}")
         lines.append(f"{'':<16} {scenario.parameters_in_words()}")
+    lines += ["", "only where they are named, one by one or all of a group:"]
+    lines += [f"{group:<16} {', '.join(names)}" for group, names in GROUPS.items()]
     return "\n".join(lines)
 
 

@@ -82,6 +82,8 @@ def cells(row: Row) -> tuple[str, ...]:
     """Return the words of a row, under `HEADINGS`."""
     verdict = {True: "met", False: "MISSED", None: "?" if row.goal else "-"}[row.is_met]
     name = f"{row.scenario} ({row.case})" if row.case else row.scenario
+    if row.figure:
+        return (name, row.peer, "-", "-", row.figure, row.goal, verdict, "-", "-", "-")
     if row.held_bytes is not None:
         held = f"{row.held_bytes / MIB:,.0f} MiB"
         return (name, row.peer, "-", "-", held, row.goal, verdict, "-", "-", "-")

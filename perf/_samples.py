@@ -5,14 +5,16 @@ Everything here is a function over samples; nothing measures.
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from perf.scenarios import Match, MemoryGoal
+    from perf.scenarios import Match, MemoryGoal, Promise
     from perf.work import Work
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "Sample",
     "judge",
     "judge_memory",
+    "judge_promise",
     "median_of",
     "ratio_of",
     "unplayed",
@@ -114,6 +117,8 @@ class Row:
     """The least and the greatest ratio of a pair."""
     held_bytes: int | None = None
     """The most memory that was held, where the promise is about memory."""
+    figure: str = ""
+    """What else is told of ours alone, in words; empty in other rows."""
     goal: str = ""
     """In words; empty where nothing is promised."""
     is_met: bool | None = None
@@ -213,6 +218,42 @@ def judge_memory(scenario: str, goal: MemoryGoal, pairs: Iterable[Pair]) -> Row:
         goal=f"<= {goal.limit_bytes / MIB:,.0f} MiB",
         is_met=max(held) <= goal.limit_bytes if held else None,
     )
+
+
+def judge_promise(scenario: str, promise: Promise, pairs: Iterable[Pair]) -> Row:
+    """Say whether a figure of ours is what it must be, over the pairs that count.
+
+    It is the greatest number of requests, or else the median. It is kept by none of ours that
+    failed.
+    """
+    counted = [pair for pair in pairs if not pair.is_warm_up]
+    results = _results(pair.ours for pair in counted)
+    values = {
+        "requests": [result.num_requests for result in results],
+        "waiting": [result.waited_seconds / result.seconds for result in results],
+        "objects/s": [result.rate for result in results],
+    }[promise.figure]
+    value = None
+    if values:
+        value = max(values) if promise.figure == "requests" else statistics.median(values)
+    is_kept = value is not None and promise.at_least <= value <= promise.at_most
+    has_failed = any(pair.ours.error for pair in counted)
+    word = partial(_figure, promise.figure)
+    is_most = promise.at_most < math.inf
+    return Row(
+        scenario=scenario,
+        case=promise.figure,
+        peer="-",
+        size_bytes=0,
+        ours=median_of(results),
+        figure=word(value) if value is not None else "-",
+        goal=f"<= {word(promise.at_most)}" if is_most else f">= {word(promise.at_least)}",
+        is_met=None if value is None else is_kept and not has_failed,
+    )
+
+
+def _figure(name: str, value: float) -> str:
+    return f"{value:.1%}" if name == "waiting" else f"{value:,.0f}"
 
 
 def _goal(match: Match) -> str:

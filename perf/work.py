@@ -87,7 +87,7 @@ class Work:
     """Module below `perf.peers`."""
     operation: str
     """Its function: `get_many`, `get_one`, `get_into`, `put_many` or `put_one`; `list_all`; `load`,
-    `load_again` or `stream`."""
+    `stream`, `load_first` or `load_again`."""
     url: str
     """Root of the server, `http://` or `https://`."""
     ca_file: str = ""
@@ -116,8 +116,6 @@ class Work:
     """`off`, `on` or `auto`; empty is the contender's default."""
     step_seconds: float = 0.0
     """Time that the consumer takes over each batch."""
-    has_cache: bool = False
-    """Whether what was loaded is kept on this machine."""
     is_whole: bool = False
     """Whether the consumer is handed the bytes, as a tensor, or only how many there are."""
     counter: str = ""

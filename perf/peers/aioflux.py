@@ -52,6 +52,13 @@ async def get_into(work: Work) -> int:
         return sum([await store.get_into(key, buffer) for key in work.each_key()])
 
 
+async def list_all(work: Work) -> int:
+    """List a set, hold all of it, and return the bytes of its objects."""
+    async with _open(work) as store:
+        metas = await store.list_all(work.prefix)
+        return sum(meta.size for meta in metas)
+
+
 async def put_many(work: Work) -> int:
     """Write every key and return the bytes sent."""
     body = work.body()

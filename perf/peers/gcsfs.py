@@ -78,6 +78,13 @@ async def _read(work: Work, *, again: bool) -> int:
         return await fill(read, work, again=again)
 
 
+async def list_all(work: Work) -> int:
+    """List a set, and return the bytes of its objects."""
+    async with _open(work) as filesystem:
+        found = await filesystem._find(f"{work.bucket}/{work.prefix}", detail=True)  # noqa: SLF001
+        return sum(about["size"] for about in found.values())
+
+
 async def put_many(work: Work) -> int:
     """Write every key and return the bytes sent."""
     body = work.body()

@@ -63,6 +63,12 @@ async def get_into(work: Work) -> int:
     return total
 
 
+async def list_all(work: Work) -> int:
+    """List a set page by page, and return the bytes of its objects."""
+    blobs = list(open_bucket(work).list_blobs(prefix=work.prefix))
+    return sum(blob.size for blob in blobs)
+
+
 async def put_many(work: Work) -> int:
     """Write every key and return the bytes sent."""
     bucket = open_bucket(work)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import obstore
 from obstore.store import GCSStore
 
 from perf.peers._parts import fill, memory_of, part_size_bytes, put_into
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 _PIECE_BYTES = 1 << 20
 
 
-def _open(work: Work) -> GCSStore:
+def open_store(work: Work) -> GCSStore:
+    """Return a store of the bucket."""
     options: ClientConfig = {"allow_http": True, "timeout": "300s"}
     if work.ca_file:
         options["root_certificate"] = Path(work.ca_file).read_bytes()
@@ -31,7 +33,7 @@ def _open(work: Work) -> GCSStore:
 
 async def get_many(work: Work) -> int:
     """Read every key and return the bytes received."""
-    store = _open(work)
+    store = open_store(work)
 
     async def one(key: str) -> int:
         response = await store.get_async(key)
@@ -45,7 +47,7 @@ async def get_one(work: Work) -> int:
 
     As one stream, which was faster over loopback than its ranges side by side.
     """
-    store, total = _open(work), 0
+    store, total = open_store(work), 0
     for key, view in zip(work.each_key(), memory_of(work, again=False), strict=False):
         response, at = await store.get_async(key), 0
         async for piece in response.stream(min_chunk_size=_PIECE_BYTES):
@@ -57,7 +59,7 @@ async def get_one(work: Work) -> int:
 
 async def get_into(work: Work) -> int:
     """Read one object after the other into the same memory, and return the bytes received."""
-    store = _open(work)
+    store = open_store(work)
 
     async def read(key: str, start: int, end: int, view: memoryview) -> int:
         return put_into(view, await store.get_range_async(key, start=start, end=end))
@@ -65,9 +67,15 @@ async def get_into(work: Work) -> int:
     return await fill(read, work, again=True)
 
 
+async def list_all(work: Work) -> int:
+    """List a set, and return the bytes of its objects."""
+    metas = await obstore.list(open_store(work), work.prefix).collect_async()
+    return sum(meta["size"] for meta in metas)
+
+
 async def put_many(work: Work) -> int:
     """Write every key and return the bytes sent."""
-    store = _open(work)
+    store = open_store(work)
     body = work.body()
 
     async def one(key: str) -> int:
@@ -79,7 +87,7 @@ async def put_many(work: Work) -> int:
 
 async def put_one(work: Work) -> int:
     """Write one object after the other in parallel parts and return the bytes sent."""
-    store, body, total = _open(work), work.body(), 0
+    store, body, total = open_store(work), work.body(), 0
     for key in work.each_key():
         await store.put_async(
             f"put/{key}",

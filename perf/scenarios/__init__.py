@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from perf.scenarios import (
+    epoch,
     faults,
     get_into,
     get_many,
     get_one,
     latency,
+    listing,
+    loader,
     paced,
     put_many,
     put_one,
     sync_facade,
 )
-from perf.scenarios._scenario import Match, MemoryGoal, Rival, Scenario, Turn
+from perf.scenarios._scenario import Match, MemoryGoal, Promise, Rival, Scenario, Turn
 
-__all__ = ["SCENARIOS", "Match", "MemoryGoal", "Rival", "Scenario", "Turn"]
+__all__ = ["GROUPS", "SCENARIOS", "Match", "MemoryGoal", "Promise", "Rival", "Scenario", "Turn"]
 
-_MODULES = (get_many, get_one, get_into, latency, paced, put_one, put_many, sync_facade, faults)
+_GROUPS = (listing, loader, epoch)
+_MODULES = (
+    *(get_many, get_one, get_into, latency, paced, put_one, put_many, sync_facade, faults),
+    *_GROUPS,
+)
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario for module in _MODULES for scenario in module.SCENARIOS
 }
 """In the order in which they are run."""
+GROUPS: dict[str, tuple[str, ...]] = {
+    module.GROUP: tuple(scenario.name for scenario in module.SCENARIOS) for module in _GROUPS
+}
+"""Several scenarios under one name."""

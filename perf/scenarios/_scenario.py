@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from perf.work import WARM_UP_BYTES, Work
 
@@ -21,6 +21,7 @@ __all__ = [
     "OURS",
     "Match",
     "MemoryGoal",
+    "Promise",
     "Rival",
     "Scenario",
     "Turn",
@@ -104,6 +105,19 @@ class MemoryGoal:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Promise:
+    """A figure of ours alone, whoever it plays against."""
+
+    figure: Literal["requests", "waiting", "objects/s"]
+    """Requests that came to the server, in any sample; the share of the time in which a consumer
+    waited, and objects per second: medians."""
+    at_most: float = math.inf
+    """The most, inclusive."""
+    at_least: float = 0.0
+    """The least, inclusive."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scenario(ABC):
     """The parameters of one scenario; its fields can be replaced by name."""
 
@@ -128,6 +142,15 @@ class Scenario(ABC):
     def memory_goal(self) -> MemoryGoal | None:
         """Return what our memory must stay under, where something is promised."""
         return None
+
+    def promises(self) -> tuple[Promise, ...]:
+        """Return what else is promised of ours."""
+        return ()
+
+    @property
+    def is_by_name_only(self) -> bool:
+        """Whether it is run only where it is named, because it takes long."""
+        return False
 
     def scaled(self, factor: float) -> Self:
         """Return the same with so many times the objects, where it moves several."""

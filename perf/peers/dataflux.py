@@ -1,0 +1,76 @@
+"""gcs-torch-dataflux: its datasets in DataLoader workers, and its listing.
+
+Everything is at its default, but for `threads_per_process` where it is asked for, which is an
+option of its map-style dataset alone.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from dataflux_core import fast_list  # type: ignore[import-not-found]
+from dataflux_pytorch import (  # type: ignore[import-not-found]
+    dataflux_iterable_dataset,
+    dataflux_mapstyle_dataset,
+)
+
+from perf.peers._loading import Datasets, decode
+
+if TYPE_CHECKING:
+    from perf.work import Work
+
+_PROJECT = "perf"
+
+
+def _point_at(work: Work) -> None:
+    """Have the clients that it makes, in whatever process, ask the server without credentials."""
+    os.environ["STORAGE_EMULATOR_HOST"] = work.url
+
+
+def _map(work: Work) -> Any:
+    _point_at(work)
+    threads = {"threads_per_process": work.num_threads} if work.num_threads else {}
+    config = dataflux_mapstyle_dataset.Config(prefix=work.prefix, **threads)
+    return dataflux_mapstyle_dataset.DataFluxMapStyleDataset(
+        _PROJECT, work.bucket, config, decode(work)
+    )
+
+
+def _stream(work: Work) -> Any:
+    _point_at(work)
+    config = dataflux_iterable_dataset.Config(prefix=work.prefix)
+    return dataflux_iterable_dataset.DataFluxIterableDataset(
+        _PROJECT, work.bucket, config, decode(work)
+    )
+
+
+_DATASETS: dict[str, Datasets] = {"load": Datasets(_map), "stream": Datasets(_stream)}
+
+
+def prepare(work: Work) -> None:
+    """List what is loaded."""
+    if work.operation in _DATASETS:
+        _DATASETS[work.operation].prepare(work)
+
+
+async def load(work: Work) -> tuple[int, float]:
+    """Take its map-style dataset through an epoch."""
+    return _DATASETS["load"].epoch(work)
+
+
+async def stream(work: Work) -> tuple[int, float]:
+    """Take its iterable dataset through an epoch."""
+    return _DATASETS["stream"].epoch(work)
+
+
+async def list_all(work: Work) -> int:
+    """List a set with a process for each CPU, and return the bytes of its objects."""
+    _point_at(work)
+    lister = fast_list.ListingController(
+        max_parallelism=os.cpu_count(),
+        project=_PROJECT,
+        bucket=work.bucket,
+        prefix=work.prefix,
+    )
+    return sum(size for _, size in lister.run())

@@ -1,0 +1,71 @@
+"""google-cloud-storage in DataLoader workers, an object at a time: what one writes by hand."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import Dataset
+
+from perf.peers._loading import Datasets, OneByOne, decode
+from perf.peers.google import open_bucket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from perf.work import Work
+
+
+def _keys(work: Work) -> list[str]:
+    return [blob.name for blob in open_bucket(work).list_blobs(prefix=work.prefix)]
+
+
+def _reader(work: Work) -> Callable[[str], bytes]:
+    """Open a client; return what reads a key."""
+    bucket = open_bucket(work, num_connections=1)
+
+    def read(key: str) -> bytes:
+        data: bytes = bucket.blob(key).download_as_bytes()
+        return data
+
+    return read
+
+
+class _Objects(Dataset[Any]):
+    """An object for each index."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._keys = _keys(work)
+        self._item = decode(work)
+        self._read: Callable[[str], bytes] | None = None
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, index: int) -> Any:
+        # In the worker: a client is not to be shared by processes.
+        self._read = self._read or _reader(self._work)
+        return self._item(self._read(self._keys[index]))
+
+
+def _stream(work: Work) -> OneByOne:
+    return OneByOne(_keys(work), partial(_reader, work), decode(work))
+
+
+_DATASETS: dict[str, Datasets] = {"load": Datasets(_Objects), "stream": Datasets(_stream)}
+
+
+def prepare(work: Work) -> None:
+    """List what is loaded."""
+    _DATASETS[work.operation].prepare(work)
+
+
+async def load(work: Work) -> tuple[int, float]:
+    """Take a map-style dataset through an epoch."""
+    return _DATASETS["load"].epoch(work)
+
+
+async def stream(work: Work) -> tuple[int, float]:
+    """Take an iterable dataset through an epoch."""
+    return _DATASETS["stream"].epoch(work)

@@ -1,0 +1,172 @@
+"""An epoch of iterable datasets, one from the cache, and one whose consumer takes its time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from perf.scenarios._scenario import KIB, MIB, Match, Promise, Rival
+from perf.scenarios._sets import OURS, Sets, on_one_server
+
+__all__ = ["GROUP", "SCENARIOS", "Again", "Stream", "Wait"]
+
+GROUP = "epoch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream(Sets):
+    """One epoch of an iterable dataset, beside each peer."""
+
+    def matches(self) -> tuple[Match, ...]:
+        """See base class."""
+        ours = self._turn(self._work(OURS, "stream"))
+        return on_one_server(
+            Match(
+                ours=ours,
+                theirs=self._turn(self._work(rival, "stream")),
+                label=rival.peer.removesuffix("_data"),
+                at_least=rival.at_least,
+            )
+            for rival in self.rivals
+        )
+
+    def toy(self) -> Stream:
+        """See base class."""
+        return replace(
+            self,
+            size_bytes=4 * KIB,
+            num_objects=24,
+            batch_size=4,
+            num_workers=1,
+            latency_seconds=0.001,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again(Sets):
+    """A second epoch, which finds everything on this machine, beside the first."""
+
+    size_bytes: int = 100 * KIB
+    """Size of each object."""
+    num_objects: int = 4_000
+    """Objects of an epoch."""
+    least_ratio: float = 5.0
+    """Ratio to reach of the second epoch's rate by the first one's."""
+
+    def matches(self) -> tuple[Match, ...]:
+        """See base class."""
+        return on_one_server(
+            [
+                Match(
+                    ours=self._turn(self._work(OURS, "load_again")),
+                    theirs=self._turn(self._work(OURS, "load_first")),
+                    label="first",
+                    at_least=self.least_ratio,
+                )
+            ]
+        )
+
+    def promises(self) -> tuple[Promise, ...]:
+        """See base class."""
+        return (Promise(figure="requests", at_most=0),)
+
+    def toy(self) -> Again:
+        """See base class."""
+        return replace(self, size_bytes=4 * KIB, num_objects=24, batch_size=4, num_workers=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait(Sets):
+    """An epoch whose consumer trains on each batch for a while, beside the same without a pause.
+
+    Batches are of so few objects that the link can feed the consumer.
+    """
+
+    size_bytes: int = 100 * KIB
+    """Size of each object."""
+    num_objects: int = 8_000
+    """Objects of an epoch."""
+    batch_size: int = 8
+    """Objects of a batch."""
+    step_seconds: float = 0.005
+    """Time of a training step, in which the consumer needs no CPU."""
+    most_waiting: float = 0.05
+    """Share of the epoch that its consumer may wait for batches, for the first one too."""
+
+    def matches(self) -> tuple[Match, ...]:
+        """See base class."""
+        work = self._work(OURS, "stream")
+        return on_one_server(
+            [
+                Match(
+                    ours=self._turn(replace(work, step_seconds=self.step_seconds)),
+                    theirs=self._turn(work),
+                    label="bound",
+                    at_least=1 - self.most_waiting,
+                    cap_per_second=self.batch_size / self.step_seconds,
+                )
+            ]
+        )
+
+    def promises(self) -> tuple[Promise, ...]:
+        """See base class."""
+        return (Promise(figure="waiting", at_most=self.most_waiting),)
+
+    def toy(self) -> Wait:
+        """See base class."""
+        # So few steps that the start of the workers is most of it: no wait is too long.
+        return replace(
+            self,
+            size_bytes=4 * KIB,
+            num_objects=24,
+            batch_size=4,
+            num_workers=1,
+            most_waiting=1.0,
+        )
+
+
+SCENARIOS = (
+    Stream(
+        name="epoch-100KiB",
+        size_bytes=100 * KIB,
+        num_objects=20_000,
+        rivals=(
+            Rival(peer="dataflux", at_least=8.0, share=0.15),
+            Rival(peer="litdata", at_least=1.5, share=0.5),
+            Rival(peer="direct", share=0.03),
+        ),
+    ),
+    Stream(
+        name="epoch-500KiB",
+        size_bytes=500 * KIB,
+        num_objects=4_000,
+        rivals=(
+            Rival(peer="dataflux", at_least=8.0, share=0.25),
+            Rival(peer="litdata", share=0.5),
+            Rival(peer="direct", share=0.1),
+        ),
+    ),
+    Stream(
+        name="epoch-3MiB",
+        size_bytes=3 * MIB,
+        num_objects=600,
+        batch_size=20,
+        rivals=(
+            Rival(peer="dataflux", at_least=8.0, share=0.2),
+            Rival(peer="litdata", share=0.5),
+            Rival(peer="direct", share=0.2),
+        ),
+    ),
+    Stream(
+        name="epoch-150MiB",
+        size_bytes=150 * MIB,
+        num_objects=12,
+        batch_size=1,
+        rivals=(
+            Rival(peer="dataflux", at_least=8.0, share=0.34),
+            Rival(peer="litdata", share=0.34),
+            Rival(peer="direct", share=0.34),
+        ),
+    ),
+    Again(name="epoch-cached"),
+    Wait(name="epoch-wait"),
+)
