@@ -1,0 +1,289 @@
+"""store_batches: batches for an event loop, transformed in threads, without worker processes.
+
+keys -> store.fetch_batches -> groups in threads -> results -> batches
+        bounded by the store   bounded in number and in bytes
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
+
+from aioflux.data._sample import Sample
+from aioflux.data._transform import transformed
+
+if TYPE_CHECKING:
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterable,
+        Callable,
+        Iterable,
+        Iterator,
+        Sequence,
+    )
+    from concurrent.futures import Future
+
+    from aioflux._meta import ObjectMeta
+    from aioflux.store import Store
+
+    Keys: TypeAlias = Iterable[str | ObjectMeta] | AsyncIterable[str | ObjectMeta]
+
+__all__ = ["store_batches"]
+
+T = TypeVar("T")
+
+_MAX_GROUP = 16
+"""Samples that one thread takes at once: a crossing costs 50 us, as much as decoding a small one.
+"""
+
+
+@overload
+def store_batches(
+    store: Store,
+    keys: Keys,
+    *,
+    batch_size: int,
+    transform: None = None,
+    num_threads: int = 4,
+    ordered: bool = True,
+    drop_last: bool = False,
+    max_bytes: int | None = None,
+) -> AsyncGenerator[list[Sample], None]: ...
+@overload
+def store_batches(
+    store: Store,
+    keys: Keys,
+    *,
+    batch_size: int,
+    transform: Callable[[Sample], T],
+    num_threads: int = 4,
+    ordered: bool = True,
+    drop_last: bool = False,
+    max_bytes: int | None = None,
+) -> AsyncGenerator[list[T], None]: ...
+def store_batches(
+    store: Store,
+    keys: Keys,
+    *,
+    batch_size: int,
+    transform: Callable[[Sample], Any] | None = None,
+    num_threads: int = 4,
+    ordered: bool = True,
+    drop_last: bool = False,
+    max_bytes: int | None = None,
+) -> AsyncGenerator[list[Any], None]:
+    """Yield lists of what `transform` makes of the objects, fetched and transformed ahead.
+
+        async for batch in store_batches(store, store.list(), batch_size=64, transform=decode): ...
+
+    Beside what the store itself holds, the samples of two batches wait at most. Leaving the
+    iteration, by `break` inside `contextlib.aclosing`, an error or cancellation, ends what is under
+    way; a transform that runs just then is waited for.
+
+    Args:
+        store: An asynchronous store, open on the running loop.
+        keys: Names, or metadata of a listing, which pins generations; may be a generator,
+            synchronous or asynchronous, such as `store.list()`.
+        batch_size: Items of a batch; the last one may have fewer.
+        transform: Makes an item of a `Sample`, in one of the threads: it helps where it lets go of
+            the interpreter, as image decoders, numpy and torch do. Without it items are `Sample`.
+        num_threads: Threads that transform.
+        ordered: In the order of `keys`; otherwise as they complete.
+        drop_last: Leave out a last batch that is not full.
+        max_bytes: Bytes of objects that wait for their transform or for the consumer;
+            `TransferOptions.max_in_flight_bytes` by default. One object is always let through.
+
+    Raises:
+        StorageError: The first object that cannot be read ends the iteration, named.
+        ValueError: A number is not above 0.
+    """
+    limit = store.transfer.max_in_flight_bytes if max_bytes is None else max_bytes
+    for name, value in (
+        ("batch_size", batch_size),
+        ("num_threads", num_threads),
+        ("max_bytes", limit),
+    ):
+        if value <= 0:
+            raise ValueError(f"{name} must be above 0, not {value!r}")
+    line: _Line[Any] = _Line(
+        transform,
+        num_threads=num_threads,
+        ordered=ordered,
+        max_group=min(batch_size, _MAX_GROUP),
+        max_samples=2 * batch_size,
+        max_bytes=limit,
+    )
+    return _batches(line, store, keys, batch_size, ordered=ordered, drop_last=drop_last)
+
+
+async def _batches(
+    line: _Line[T], store: Store, keys: Keys, batch_size: int, *, ordered: bool, drop_last: bool
+) -> AsyncGenerator[list[T], None]:
+    # Not in a TaskGroup: a generator that yields inside one would let it cancel its consumer.
+    filling = asyncio.create_task(line.fill(store.fetch_batches(keys, ordered=ordered)))
+    held: list[T] = []
+    try:
+        while ready := await line.take():
+            held += ready
+            while len(held) >= batch_size:
+                batch, held = held[:batch_size], held[batch_size:]
+                yield batch
+        if held and not drop_last:
+            yield held
+    finally:
+        filling.cancel()
+        await asyncio.gather(filling, return_exceptions=True)
+        await line.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Group(Generic[T]):
+    """Samples that one thread transforms, one after the other."""
+
+    num_samples: int
+    num_bytes: int
+    work: Future[tuple[list[T], Exception | None]] | None
+    done: asyncio.Future[tuple[list[T], Exception | None]]
+
+
+class _Line(Generic[T]):
+    """Groups between the store and the consumer."""
+
+    def __init__(
+        self,
+        transform: Callable[[Sample], T] | None,
+        *,
+        num_threads: int,
+        ordered: bool,
+        max_group: int,
+        max_samples: int,
+        max_bytes: int,
+    ) -> None:
+        self._transform = transform
+        self._num_threads = num_threads
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="aioflux-transform")
+        self._ordered = ordered
+        self._max_group = max_group
+        self._max_samples = max_samples
+        self._max_bytes = max_bytes
+        self._num_samples = self._num_bytes = 0
+        self._waiting: deque[_Group[T]] = deque()
+        self._changed, self._room = asyncio.Event(), asyncio.Event()
+        self._has_all = self._is_closing = False
+        self._failure: BaseException | None = None
+        self._error: Exception | None = None
+
+    async def fill(self, batches: AsyncGenerator[list[tuple[ObjectMeta, bytes]], None]) -> None:
+        """Begin with all that is fetched, as there is room for it."""
+        try:
+            async with aclosing(batches) as fetched:
+                async for batch in fetched:
+                    samples = [Sample(meta.key, data, meta) for meta, data in batch]
+                    for group in cut(samples, self._num_threads, self._max_group):
+                        await self._begin(group)
+        except BaseException as exc:
+            # Raised where the consumer takes what comes after that which was there.
+            self._failure = exc
+            if not isinstance(exc, Exception):
+                raise
+        finally:
+            self._has_all = True
+            self._changed.set()
+
+    async def _begin(self, samples: Sequence[Sample]) -> None:
+        num_bytes = sum(len(sample.data) for sample in samples)
+        while self._waiting and not (
+            self._num_samples + len(samples) <= self._max_samples
+            and self._num_bytes + num_bytes <= self._max_bytes
+        ):
+            self._room.clear()
+            await self._room.wait()
+        self._num_samples += len(samples)
+        self._num_bytes += num_bytes
+        work = None
+        if self._transform is None:
+            done = asyncio.get_running_loop().create_future()
+            done.set_result((samples, None))
+        else:
+            work = self._threads.submit(self._work, samples, self._transform)
+            done = asyncio.wrap_future(work)
+        done.add_done_callback(self._finished)
+        self._waiting.append(_Group(len(samples), num_bytes, work, done))
+
+    def _work(
+        self, samples: Sequence[Sample], transform: Callable[[Sample], T]
+    ) -> tuple[list[T], Exception | None]:
+        """Transform samples, in a thread, up to the first that fails."""
+        items: list[T] = []
+        for sample in samples:
+            if self._is_closing:
+                break
+            try:
+                items.append(transformed(sample, transform))
+            except Exception as exc:  # raised by `take`, after the items before it
+                return items, exc
+        return items, None
+
+    def _finished(self, done: asyncio.Future[Any]) -> None:
+        if not done.cancelled():
+            done.exception()  # one that nobody comes to see is no matter for the log
+        self._changed.set()
+
+    async def take(self) -> list[T]:
+        """Return the items that are there, one at least; none at the end.
+
+        Raises:
+            Exception: That of the store or of the transform, after the items before it.
+        """
+        while True:
+            if self._error is not None:
+                raise self._error
+            group = self._next_done()
+            if group is not None:
+                self._num_samples -= group.num_samples
+                self._num_bytes -= group.num_bytes
+                self._room.set()
+                items, self._error = group.done.result()
+                if items:
+                    return items
+            elif self._has_all and not self._waiting:
+                if self._failure is not None:
+                    raise self._failure
+                return []
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def _next_done(self) -> _Group[T] | None:
+        """Take out a group that is done: of those in order the first, or none."""
+        for group in self._waiting:
+            if group.done.done():
+                self._waiting.remove(group)
+                return group
+            if self._ordered:
+                break
+        return None
+
+    async def close(self) -> None:
+        """End what is under way: what has not begun is dropped, what runs is waited for."""
+        self._is_closing = True
+        running = [
+            group.done
+            for group in self._waiting
+            if group.work is not None and not group.work.cancel()
+        ]
+        self._waiting.clear()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if running:
+            await asyncio.wait(running)
+
+
+def cut(samples: Sequence[Sample], num_threads: int, max_group: int) -> Iterator[Sequence[Sample]]:
+    """Cut samples into groups, so that every thread has one of them if there are enough."""
+    size = max(1, min(max_group, -(-len(samples) // num_threads)))
+    for start in range(0, len(samples), size):
+        yield samples[start : start + size]
