@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils.data import get_worker_info
 from aioflux.data._objects import Objects
 from aioflux.data._on_error import Failures
 from aioflux.data._options import IterableSettings, take_store_options
+from aioflux.data._progress import shown
 from aioflux.data._reading import How, Reading
 from aioflux.data._resume import MARK, VERSION, Phase, check_state, take_share
 from aioflux.data._sharding import Reader, rank_from_environment
@@ -20,11 +22,13 @@ from aioflux.data._shared import Shared
 from aioflux.data._shuffle import permutation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from typing import Unpack
 
     from aioflux._meta import ObjectMeta
+    from aioflux.data._meter import LoadStats
     from aioflux.data._options import IterableOptions
+    from aioflux.data._records import Records
     from aioflux.data._resume import Progress
     from aioflux.data._sample import Sample
 
@@ -86,7 +90,7 @@ class IterableDataset(TorchIterableDataset[T_co]):
         uri: str | Sequence[str],
         *,
         transform: Callable[[Any], T_co],
-        records: Callable[..., Iterator[Any]] | None = None,
+        records: Records[Any] | None = None,
         **options: Unpack[IterableOptions],
     ) -> None: ...
     @overload
@@ -95,7 +99,7 @@ class IterableDataset(TorchIterableDataset[T_co]):
         uri: str | Sequence[str],
         *,
         transform: None = None,
-        records: Callable[..., Iterator[T_co]],
+        records: Records[T_co],
         **options: Unpack[IterableOptions],
     ) -> None: ...
     def __init__(
@@ -103,7 +107,7 @@ class IterableDataset(TorchIterableDataset[T_co]):
         uri: str | Sequence[str],
         *,
         transform: Callable[[Any], Any] | None = None,
-        records: Callable[..., Iterator[Any]] | None = None,
+        records: Records[Any] | None = None,
         **options: Any,
     ) -> None:
         """List the objects below `uri`.
@@ -112,7 +116,9 @@ class IterableDataset(TorchIterableDataset[T_co]):
             uri: As `aioflux.open_store` takes it; keys are relative to it. Of several uris the
                 objects follow each other; limits hold for each uri by itself.
             transform: Makes an item of a `Sample`, or of a record, in the process that reads it.
-            records: Makes the records of an object of its `Sample`; each is an item then.
+            records: Makes the records of an object, each of which is an item then: a function of
+                its `Sample`, or one of `aioflux.data.jsonl()`, `tar()` and `parquet()`. These take
+                objects larger than `TransferOptions.max_buffered_bytes` as they stream in.
             options: `rank` (of this process, from 0) goes with `world_size` (how many ranks share
                 the objects).
 
@@ -129,7 +135,15 @@ class IterableDataset(TorchIterableDataset[T_co]):
                 `shuffle_buffer=0`: how many records wait to be mixed, with `records`.
 
                 `on_error="raise"`; "skip" logs what cannot be read or transformed, counts it in
-                `num_skipped` and goes on; a function of the error and the uri may also raise.
+                `stats.num_skipped` and goes on; a function of the error and the uri may also raise.
+
+                `compose="off"`; "on" composes small objects on the service and reads many at once;
+                "auto" measures both on the first objects, and keeps what is faster.
+
+                `cache=None`; a local directory keeps objects between epochs and runs, `cache_bytes`
+                (64 GiB) at most, and what is in it is not requested again.
+
+                `progress=False`; True shows a line on stderr, of rank 0.
 
                 `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context` as
                 `aioflux.open_store`. Limits hold for each DataLoader worker by itself.
@@ -141,7 +155,8 @@ class IterableDataset(TorchIterableDataset[T_co]):
         store_options = take_store_options(options)
         settings = IterableSettings.take(type(self), options)
         uris = [uri] if isinstance(uri, str) else list(uri)
-        self._build(Objects.listed(uris, store_options), transform, records, settings)
+        objects = Objects.listed(uris, store_options, settings.access())
+        self._build(objects, transform, records, settings)
 
     @overload
     @classmethod
@@ -162,7 +177,7 @@ class IterableDataset(TorchIterableDataset[T_co]):
         keys: Iterable[str] | Iterable[ObjectMeta],
         *,
         transform: Callable[[Any], T],
-        records: Callable[..., Iterator[Any]] | None = None,
+        records: Records[Any] | None = None,
         **options: Unpack[IterableOptions],
     ) -> IterableDataset[T]: ...
     @overload
@@ -173,7 +188,7 @@ class IterableDataset(TorchIterableDataset[T_co]):
         keys: Iterable[str] | Iterable[ObjectMeta],
         *,
         transform: None = None,
-        records: Callable[..., Iterator[T]],
+        records: Records[T],
         **options: Unpack[IterableOptions],
     ) -> IterableDataset[T]: ...
     @classmethod
@@ -183,7 +198,7 @@ class IterableDataset(TorchIterableDataset[T_co]):
         keys: Iterable[str] | Iterable[ObjectMeta],
         *,
         transform: Callable[[Any], Any] | None = None,
-        records: Callable[..., Iterator[Any]] | None = None,
+        records: Records[Any] | None = None,
         **options: Any,
     ) -> IterableDataset[Any]:
         """Build a dataset of these objects, in this order, without a listing.
@@ -199,14 +214,76 @@ class IterableDataset(TorchIterableDataset[T_co]):
         store_options = take_store_options(options)
         settings = IterableSettings.take(cls, options)
         dataset: IterableDataset[Any] = cls.__new__(cls)
-        dataset._build(Objects.named(uri, keys, store_options), transform, records, settings)
+        objects = Objects.named(uri, keys, store_options, settings.access())
+        dataset._build(objects, transform, records, settings)
+        return dataset
+
+    @overload
+    @classmethod
+    def from_manifest(
+        cls,
+        uri: str | Sequence[str],
+        *,
+        transform: None = None,
+        records: None = None,
+        **options: Unpack[IterableOptions],
+    ) -> IterableDataset[Sample]: ...
+    @overload
+    @classmethod
+    def from_manifest(
+        cls,
+        uri: str | Sequence[str],
+        *,
+        transform: Callable[[Any], T],
+        records: Records[Any] | None = None,
+        **options: Unpack[IterableOptions],
+    ) -> IterableDataset[T]: ...
+    @overload
+    @classmethod
+    def from_manifest(
+        cls,
+        uri: str | Sequence[str],
+        *,
+        transform: None = None,
+        records: Records[T],
+        **options: Unpack[IterableOptions],
+    ) -> IterableDataset[T]: ...
+    @classmethod
+    def from_manifest(
+        cls,
+        uri: str | Sequence[str],
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        records: Records[Any] | None = None,
+        **options: Any,
+    ) -> IterableDataset[Any]:
+        """Build a dataset of a listing that `Store.save_manifest` or `aioflux ls` has saved.
+
+        One request, however many objects there are, and the same objects in every process and run.
+
+        Args:
+            uri: Of the manifest, or of several.
+            transform: As for the class.
+            records: As for the class.
+            options: As for the class.
+
+        Raises:
+            NotFoundError: There is no such object, or it lists none.
+            ValueError: It is no manifest, or a damaged one.
+        """
+        store_options = take_store_options(options)
+        settings = IterableSettings.take(cls, options)
+        dataset: IterableDataset[Any] = cls.__new__(cls)
+        uris = [uri] if isinstance(uri, str) else list(uri)
+        objects = Objects.of_manifests(uris, store_options, settings.access())
+        dataset._build(objects, transform, records, settings)
         return dataset
 
     def _build(
         self,
         objects: Objects,
         transform: Callable[[Any], Any] | None,
-        records: Callable[..., Iterator[Any]] | None,
+        records: Records[Any] | None,
         settings: IterableSettings,
     ) -> None:
         if settings.shuffle_buffer and records is None:
@@ -222,7 +299,9 @@ class IterableDataset(TorchIterableDataset[T_co]):
             records,
             settings.ordered,
             settings.shuffle_buffer,
-            Failures(settings.on_error, self._shared),
+            Failures(settings.on_error, objects.meter),
+            objects.meter,
+            is_streaming=settings.cache is None,
         )
         if settings.shard_by == "bytes":
             objects.sizes([])
@@ -240,9 +319,9 @@ class IterableDataset(TorchIterableDataset[T_co]):
         return len(self._objects)
 
     @property
-    def num_skipped(self) -> int:
-        """Samples that this process and its workers have skipped, with `on_error`."""
-        return self._shared.num_skipped
+    def stats(self) -> LoadStats:
+        """What this process and its workers have read, waited for and skipped so far."""
+        return self._how.meter.snapshot()
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch begins with the next iteration: it orders the objects anew.
@@ -264,7 +343,17 @@ class IterableDataset(TorchIterableDataset[T_co]):
         # Before anything is read: StatefulDataLoader asks for the state then.
         self._begun = self._begin()
         self._shared.use()
-        return self._begun.reading.items()
+        items = self._begun.reading.items()
+        reader = self._begun.reader
+        if self._settings.progress and reader.rank == 0 and reader.worker_id == 0:
+            return self._shown(items, reader)
+        return items
+
+    def _shown(self, items: Generator[T_co, None, None], reader: Reader) -> Iterator[T_co]:
+        label = f"{self._objects.uri} epoch {self._shared.epoch or 0}"
+        total = len(self._objects) // reader.world_size
+        with closing(items):
+            yield from shown(items, self._how.meter, label=label, total_objects=total)
 
     def _begin(self) -> _Begun:
         reader = self._reader()

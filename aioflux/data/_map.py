@@ -11,7 +11,6 @@ from aioflux.data._fetch import fetch
 from aioflux.data._objects import Objects
 from aioflux.data._on_error import Failures
 from aioflux.data._options import MapSettings, take_store_options
-from aioflux.data._shared import Shared
 from aioflux.data._transform import transformed
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from typing import SupportsIndex, Unpack
 
     from aioflux._meta import ObjectMeta
+    from aioflux.data._meter import LoadStats
     from aioflux.data._options import MapOptions
     from aioflux.data._sample import Sample
 
@@ -74,8 +74,14 @@ class MapDataset(Dataset[T_co]):
                 objects follow each other; limits hold for each uri by itself.
             transform: Makes an item of a `Sample`, in the process that reads it.
             options: `on_error="raise"`; "skip" logs what cannot be read or transformed, counts it
-                in `num_skipped` and leaves it out of its batch; a function of the error and the uri
-                may also raise. A batch of which nothing is left is an error all the same.
+                in `stats.num_skipped` and leaves it out of its batch; a function of the error and
+                the uri may also raise. A batch of which nothing is left is an error all the same.
+
+                `compose="off"`; "on" composes small objects on the service and reads many at once;
+                "auto" measures both on the first objects, and keeps what is faster.
+
+                `cache=None`; a local directory keeps objects between epochs and runs, `cache_bytes`
+                (64 GiB) at most, and what is in it is not requested again.
 
                 `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context` as
                 `aioflux.open_store`. Limits hold for each DataLoader worker by itself.
@@ -86,7 +92,7 @@ class MapDataset(Dataset[T_co]):
         store_options = take_store_options(options)
         settings = MapSettings.take(type(self), options)
         uris = [uri] if isinstance(uri, str) else list(uri)
-        self._build(Objects.listed(uris, store_options), transform, settings)
+        self._build(Objects.listed(uris, store_options, settings.access()), transform, settings)
 
     @overload
     @classmethod
@@ -129,7 +135,55 @@ class MapDataset(Dataset[T_co]):
         store_options = take_store_options(options)
         settings = MapSettings.take(cls, options)
         dataset: MapDataset[Any] = cls.__new__(cls)
-        dataset._build(Objects.named(uri, keys, store_options), transform, settings)
+        objects = Objects.named(uri, keys, store_options, settings.access())
+        dataset._build(objects, transform, settings)
+        return dataset
+
+    @overload
+    @classmethod
+    def from_manifest(
+        cls,
+        uri: str | Sequence[str],
+        *,
+        transform: None = None,
+        **options: Unpack[MapOptions],
+    ) -> MapDataset[Sample]: ...
+    @overload
+    @classmethod
+    def from_manifest(
+        cls,
+        uri: str | Sequence[str],
+        *,
+        transform: Callable[[Sample], T],
+        **options: Unpack[MapOptions],
+    ) -> MapDataset[T]: ...
+    @classmethod
+    def from_manifest(
+        cls,
+        uri: str | Sequence[str],
+        *,
+        transform: Callable[[Sample], Any] | None = None,
+        **options: Any,
+    ) -> MapDataset[Any]:
+        """Build a dataset of a listing that `Store.save_manifest` or `aioflux ls` has saved.
+
+        One request, however many objects there are, and the same objects in every process and run.
+
+        Args:
+            uri: Of the manifest, or of several.
+            transform: As for the class.
+            options: As for the class.
+
+        Raises:
+            NotFoundError: There is no such object, or it lists none.
+            ValueError: It is no manifest, or a damaged one.
+        """
+        store_options = take_store_options(options)
+        settings = MapSettings.take(cls, options)
+        dataset: MapDataset[Any] = cls.__new__(cls)
+        uris = [uri] if isinstance(uri, str) else list(uri)
+        objects = Objects.of_manifests(uris, store_options, settings.access())
+        dataset._build(objects, transform, settings)
         return dataset
 
     def _build(
@@ -140,8 +194,7 @@ class MapDataset(Dataset[T_co]):
     ) -> None:
         self._objects = objects
         self._transform = transform
-        self._shared = Shared()
-        self._failures = Failures(settings.on_error, self._shared)
+        self._failures = Failures(settings.on_error, objects.meter)
 
     def __repr__(self) -> str:
         return f"<MapDataset of {len(self)} objects below {self._objects.uri}>"
@@ -150,9 +203,9 @@ class MapDataset(Dataset[T_co]):
         return len(self._objects)
 
     @property
-    def num_skipped(self) -> int:
-        """Samples that this process and its workers have skipped, with `on_error`."""
-        return self._shared.num_skipped
+    def stats(self) -> LoadStats:
+        """What this process and its workers have read, waited for and skipped so far."""
+        return self._objects.meter.snapshot()
 
     def __getitem__(self, index: SupportsIndex) -> T_co:
         """Read the object at `index`; a negative one counts from the end.
@@ -173,14 +226,16 @@ class MapDataset(Dataset[T_co]):
         failures = self._failures
         failures.last = None
         items = []
+        meter = self._objects.meter
         samples = fetch(self._objects, positions, is_ordered=True, failures=failures)
-        for _, sample in samples:
+        for _, sample in meter.timed(samples):
             if sample is None:
                 continue
             try:
                 items.append(transformed(sample, self._transform))
             except Exception as exc:
                 failures.skip(exc, sample.uri)
+        meter.follow_retries(self._objects.num_retries)
         if positions and not items and failures.last is not None:
             raise failures.last
         return items

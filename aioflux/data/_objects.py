@@ -4,96 +4,86 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from collections import deque
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aioflux import sync
 from aioflux._errors import NotFoundError
 from aioflux._listing import KeyColumn, Listing
 from aioflux._meta import ObjectMeta
-from aioflux.data._sample import Sample
+from aioflux._uri import Location, parse_uri, quote_path
+from aioflux.data._composing import prepare
+from aioflux.data._section import Section
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
     from typing import Self
 
     from aioflux._policy import StoreOptions
+    from aioflux.data._sample import Sample
+    from aioflux.data._section import Access
 
 __all__ = ["Objects"]
-
-
-@dataclass(frozen=True)
-class _Section:
-    """Objects of one store; a position counts through all sections."""
-
-    start: int
-    items: Listing | KeyColumn
-    store: sync.Store
-
-    def read(
-        self, wanted: Iterable[tuple[int, int]], *, is_ordered: bool
-    ) -> Generator[tuple[int, Sample], None, None]:
-        """Read `(index, position)` pairs, and give the index with each sample."""
-        asked: deque[int] = deque()
-        waiting: dict[str, deque[int]] = {}
-
-        def items() -> Iterator[str | ObjectMeta]:
-            for index, position in wanted:
-                item = self.items[position - self.start]
-                if is_ordered:
-                    asked.append(index)
-                else:
-                    key = item if isinstance(item, str) else item.key
-                    waiting.setdefault(key, deque()).append(index)
-                yield item
-
-        with closing(_batches(self.store, items(), is_ordered)) as batches:
-            for batch in batches:
-                for meta, data in batch:
-                    if is_ordered:
-                        index = asked.popleft()
-                    else:
-                        index = waiting[meta.key].popleft()
-                        if not waiting[meta.key]:
-                            del waiting[meta.key]
-                    yield index, Sample(meta.key, data, meta)
-
-
-def _batches(
-    store: sync.Store, items: Iterable[str | ObjectMeta], is_ordered: bool
-) -> Generator[list[tuple[ObjectMeta, bytes]], None, None]:
-    yield from store.fetch_batches(items, ordered=is_ordered)
 
 
 class Objects:
     """Objects below one uri or several, in a fixed order.
 
     Pickles and forks without connections: each process opens its own on its first read.
+
+    Attributes:
+        meter: Counts what is read.
     """
 
-    def __init__(self, sections: Iterable[tuple[str, Listing | KeyColumn]], options: StoreOptions):
-        self._sections: list[_Section] = []
+    def __init__(
+        self,
+        sections: Iterable[tuple[str, Listing | KeyColumn]],
+        options: StoreOptions,
+        access: Access,
+    ) -> None:
+        """Open stores, and leave no connection open, so that workers inherit none."""
+        self.meter = access.meter
+        self._sections: list[Section] = []
         self._num_objects = 0
         for uri, items in sections:
             store = sync.open_store(uri, **options)
-            self._sections.append(_Section(self._num_objects, items, store))
+            way = _prepared(uri, items, options, access)
+            self._sections.append(Section(self._num_objects, items, store, way))
             self._num_objects += len(items)
         self._starts = [section.start for section in self._sections]
 
     @classmethod
-    def listed(cls, uris: Sequence[str], options: StoreOptions) -> Self:
-        """List what is below each uri; leaves no connection open, so that workers inherit none.
+    def listed(cls, uris: Sequence[str], options: StoreOptions, access: Access) -> Self:
+        """List what is below each uri.
 
         Raises:
             NotFoundError: There is no object below one of them.
+            ValueError: There is no uri.
         """
-        return cls([_list(uri, options) for uri in uris], options)
+        if not uris:
+            raise ValueError("a dataset needs one uri at least")
+        return cls([_list(uri, options) for uri in uris], options, access)
+
+    @classmethod
+    def of_manifests(cls, uris: Sequence[str], options: StoreOptions, access: Access) -> Self:
+        """Take listings that were saved as objects.
+
+        Raises:
+            NotFoundError: There is no such object, or it lists none.
+            ValueError: It is no listing.
+        """
+        if not uris:
+            raise ValueError("a dataset needs one manifest at least")
+        return cls([_open_manifest(uri, options) for uri in uris], options, access)
 
     @classmethod
     def named(
-        cls, uri: str, keys: Iterable[str] | Iterable[ObjectMeta], options: StoreOptions
+        cls,
+        uri: str,
+        keys: Iterable[str] | Iterable[ObjectMeta],
+        options: StoreOptions,
+        access: Access,
     ) -> Self:
         """Take keys, or metadata of a listing, as they are.
 
@@ -103,14 +93,14 @@ class Objects:
         if isinstance(keys, str):
             raise TypeError(f"keys must be an iterable of keys, not the string {keys!r}")
         if isinstance(keys, Listing):
-            return cls([(uri, keys)], options)
+            return cls([(uri, keys)], options, access)
         given: Sequence[str | ObjectMeta] = list(keys)
         names = [each for each in given if isinstance(each, str)]
         metas = [each for each in given if isinstance(each, ObjectMeta)]
         if len(names) == len(given):
-            return cls([(uri, KeyColumn(names))], options)
+            return cls([(uri, KeyColumn(names))], options, access)
         if len(metas) == len(given):
-            return cls([(uri, Listing(metas))], options)
+            return cls([(uri, Listing(metas))], options, access)
         kinds = ", ".join(sorted({type(each).__name__ for each in given}))
         raise TypeError(f"keys must all be strings or all be ObjectMeta, not {kinds}")
 
@@ -154,8 +144,35 @@ class Objects:
     def uri_at(self, position: int) -> str:
         """Return the whole uri of an object."""
         section = self._sections[self._section_at(position)]
-        item = section.items[position - section.start]
+        item = section.item(position)
         return item.uri if isinstance(item, ObjectMeta) else section.store.uri + item
+
+    def locate(self, position: int) -> tuple[sync.Store, ObjectMeta]:
+        """Return where an object is, and what is known of it.
+
+        Raises:
+            TypeError: It is known by name only.
+        """
+        section = self._sections[self._section_at(position)]
+        item = section.item(position)
+        if isinstance(item, str):
+            raise TypeError(f"nothing is known of {item!r} below {section.store.uri}")
+        return section.store, item
+
+    @property
+    def are_known(self) -> bool:
+        """Tell whether all have metadata, rather than names only."""
+        return all(isinstance(section.items, Listing) for section in self._sections)
+
+    @property
+    def num_retries(self) -> int:
+        """Requests of this process that repeated an earlier one."""
+        return sum(section.store.stats.num_retries for section in self._sections)
+
+    @property
+    def read_ahead_bytes(self) -> int:
+        """Bytes that are read ahead of a large object."""
+        return self._sections[0].store.transfer.max_buffered_bytes
 
     def read(
         self, positions: Sequence[int], *, is_ordered: bool = True
@@ -198,18 +215,57 @@ class Objects:
 
 
 def _list(uri: str, options: StoreOptions) -> tuple[str, Listing]:
-    listing = Listing()
     with sync.open_store(uri, **options) as store:
-        for page in store.list_pages():
-            listing.extend(meta for meta in page if not _is_marker(meta))
+        listing = store.list_all()
         uri = store.uri
+    keys, sizes = listing.keys, listing.sizes
+    kept = [at for at, size in enumerate(sizes) if size or not _is_marker(keys[at])]
+    if len(kept) < len(listing):
+        listing = listing.pick(kept)
+    return uri, _not_empty(listing, uri, "check the spelling of the dataset's uri")
+
+
+def _is_marker(key: str) -> bool:
+    """Tell whether an empty object is what consoles put in place of an empty directory."""
+    return key.endswith("/")
+
+
+def _open_manifest(uri: str, options: StoreOptions) -> tuple[str, Listing]:
+    location = parse_uri(uri)
+    prefix, slash, key = location.key.rpartition("/")
+    if not key:
+        raise ValueError(f"{uri!r} names no object; a manifest is one")
+    parent = str(Location(location.scheme, location.bucket, prefix + slash))
+    with sync.open_store(parent, **options) as store:
+        data = store.get(key)
+    try:
+        listing = Listing.from_bytes(data)
+    except ValueError as exc:
+        exc.add_note(f"while opening the manifest {uri}")
+        raise
+    _not_empty(listing, uri, "save the manifest again")
+    first = listing[0]
+    key = quote_path(first.key) if first.uri.startswith("file://") else first.key
+    return first.uri.removesuffix(key), listing
+
+
+def _not_empty(listing: Listing, uri: str, hint: str) -> Listing:
     if not listing:
-        raise NotFoundError(
-            f"there is no object below {uri}; check the spelling of the dataset's uri", uri=uri
+        raise NotFoundError(f"there is no object below {uri}; {hint}", uri=uri)
+    return listing
+
+
+def _prepared(
+    uri: str, items: Listing | KeyColumn, options: StoreOptions, access: Access
+) -> Access:
+    """Check that this store can be read in this way, and sweep what dead composers left."""
+    if not isinstance(items, Listing) and (access.cache or access.compose == "on"):
+        what = "kept in a cache" if access.cache else "composed"
+        raise ValueError(
+            f"objects below {uri} cannot be {what} by their names alone; give ObjectMeta of a "
+            "listing instead of keys"
         )
-    return uri, listing
-
-
-def _is_marker(meta: ObjectMeta) -> bool:
-    """Tell whether it is what consoles put in place of an empty directory."""
-    return meta.size == 0 and meta.key.endswith("/")
+    if access.compose == "off":
+        return access
+    with sync.open_store(uri, **options) as store:
+        return replace(access, compose=prepare(store, access.compose))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from aioflux.data._shared import Shared
+    from aioflux.data._meter import Meter
 
 __all__ = ["Failures", "OnError"]
 
@@ -25,14 +25,14 @@ class Failures:
         last: What was skipped last, or None.
     """
 
-    def __init__(self, on_error: OnError, shared: Shared) -> None:
+    def __init__(self, on_error: OnError, meter: Meter) -> None:
         if not (callable(on_error) or on_error in {"raise", "skip"}):
             raise ValueError(
                 f'on_error must be "raise", "skip" or a function of the error and the uri, not '
                 f"{on_error!r}"
             )
         self._on_error = on_error
-        self._shared = shared
+        self._meter = meter
         self.last: Exception | None = None
 
     @property
@@ -48,5 +48,5 @@ class Failures:
             self._on_error(error, uri)
         else:
             _log.warning("skipped %s: %s: %s", uri, type(error).__name__, error)
-        self._shared.count_skipped()
+        self._meter.count_skipped()
         self.last = error

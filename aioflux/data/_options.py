@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self, TypedDict, cast, get_args
 
-from aioflux._policy import StoreOptions
+from aioflux._policy import MIB, StoreOptions
+from aioflux.data._cache import Cache
+from aioflux.data._section import Access
 from aioflux.data._sharding import ShardBy, Tail, check_rank
 
 if TYPE_CHECKING:
+    import os
     import ssl
 
     from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
+    from aioflux.data._composing import Compose
     from aioflux.data._on_error import OnError
 
 __all__ = ["IterableOptions", "IterableSettings", "MapOptions", "MapSettings", "take_store_options"]
@@ -21,6 +25,9 @@ class MapOptions(TypedDict, total=False):
     """Keywords that both datasets take."""
 
     on_error: OnError
+    compose: Compose
+    cache: str | os.PathLike[str] | None
+    cache_bytes: int
     transfer: TransferOptions | None
     retry: RetryPolicy | None
     timeouts: Timeouts | None
@@ -40,6 +47,7 @@ class IterableOptions(MapOptions, total=False):
     shard_by: ShardBy
     ordered: bool
     shuffle_buffer: int
+    progress: bool
 
 
 _STORE = frozenset(StoreOptions.__annotations__) - {"progress"}
@@ -56,6 +64,14 @@ class MapSettings:
     """How a dataset reads."""
 
     on_error: OnError = "raise"
+    compose: Compose = "off"
+    cache: str | os.PathLike[str] | None = None
+    cache_bytes: int = 64 * 1024 * MIB
+
+    def access(self) -> Access:
+        """Return how objects are read."""
+        cache = None if self.cache is None else Cache(self.cache, max_bytes=self.cache_bytes)
+        return Access(self.compose, cache=cache)
 
     @classmethod
     def take(cls, kind: type, options: dict[str, Any]) -> Self:
@@ -85,6 +101,7 @@ class IterableSettings(MapSettings):
     shard_by: ShardBy = "count"
     ordered: bool = True
     shuffle_buffer: int = 0
+    progress: bool = False
 
     def __post_init__(self) -> None:
         check_rank(self.rank, self.world_size)
@@ -94,3 +111,8 @@ class IterableSettings(MapSettings):
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
         if self.shuffle_buffer < 0:
             raise ValueError(f"shuffle_buffer must be 0 or more, not {self.shuffle_buffer!r}")
+        if not self.ordered and (self.cache is not None or self.compose != "off"):
+            raise ValueError(
+                "ordered=False has no effect with cache= or compose=, which read in order; leave "
+                "one of them out"
+            )

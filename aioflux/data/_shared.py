@@ -12,12 +12,11 @@ __all__ = ["Shared"]
 _MAX_WORKERS: Final = 1024
 _EPOCH, _LOADS = 0, 1
 _USED = 2
-_SKIPPED = _USED + _MAX_WORKERS
 _UNSET = -1
 
 
 class Shared:
-    """Epoch, states loaded, and what each worker has begun and skipped, in shared memory.
+    """Epoch, states loaded, and who has begun to read, in shared memory.
 
     Workers that live on over epochs have copies of the dataset: without this, they would not hear
     of `set_epoch`. What each worker writes has a place of its own, so that nothing is locked. A
@@ -25,7 +24,7 @@ class Shared:
     """
 
     def __init__(self) -> None:
-        numbers = torch.zeros(_SKIPPED + _MAX_WORKERS, dtype=torch.int64)
+        numbers = torch.zeros(_USED + _MAX_WORKERS, dtype=torch.int64)
         numbers[_EPOCH] = _UNSET
         self._numbers = _in_shared_memory(numbers)
 
@@ -68,15 +67,6 @@ class Shared:
     def is_used_by_any(self) -> bool:
         """Tell whether any has begun to read since the last load."""
         return bool(self._numbers[_USED : _USED + _MAX_WORKERS].any())
-
-    def count_skipped(self) -> None:
-        """Count a sample that this worker, or the main process, has skipped."""
-        self._numbers[_SKIPPED + _place()] += 1
-
-    @property
-    def num_skipped(self) -> int:
-        """Samples that all have skipped."""
-        return int(self._numbers[_SKIPPED:].sum())
 
 
 def _in_shared_memory(numbers: torch.Tensor) -> torch.Tensor:
