@@ -33,7 +33,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _NONE = -1
 """Stands for None in a column of numbers."""
-_BLOCK = 1024
+_STRIDE = 64
+_BLOCK = 16 * _STRIDE
 _MAX_KNOWN_KINDS = 1024
 """Kinds that are compared with: where each object has a kind of its own, comparing is no use."""
 _MAGIC = b"aioflux listing\n"
@@ -46,87 +47,105 @@ Kind: TypeAlias = tuple[str, str, str, tuple[tuple[str, str], ...]]
 
 
 class KeyColumn:
-    """Strings, end to end in one buffer."""
+    """Strings, end to end in one buffer.
 
-    __slots__ = ("_ends", "_text")
+    Their sizes stand beside it, and where each 64th begins, so that columns are joined by copying
+    buffers.
+    """
+
+    __slots__ = ("_marks", "_sizes", "_text")
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._text = bytearray()
-        self._ends = array("Q", [0])
+        self._sizes = array("I")
+        self._marks = array("Q")
         self.extend(texts)
 
     def append(self, text: str) -> None:
         """Add a string."""
         # Names of local files may hold lone surrogates, which stand for bytes that are no UTF-8.
-        self._text += text.encode("utf-8", "surrogatepass")
-        self._ends.append(len(self._text))
+        data = text.encode("utf-8", "surrogatepass")
+        self._text += data
+        self._sizes.append(len(data))
+        self._mark()
 
     def extend(self, texts: Iterable[str] | KeyColumn) -> None:
         """Add strings."""
-        base = len(self._text)
         if isinstance(texts, KeyColumn):
-            self._text += texts._text  # noqa: SLF001  another of this class
-            self._ends.extend(map(base.__add__, texts._ends[1:]))  # noqa: SLF001
-            return
-        given = texts if isinstance(texts, list) else list(texts)
-        joined = "".join(given)
-        if joined.isascii():
-            self._text += joined.encode()
-            sizes: Iterable[int] = map(len, given)
+            sizes, text = texts.buffers()
+            self._text += text
+            self._sizes.extend(sizes)
         else:
-            encoded = [text.encode("utf-8", "surrogatepass") for text in given]
-            self._text += b"".join(encoded)
-            sizes = map(len, encoded)
-        ends = accumulate(sizes, initial=base)
-        next(ends)
-        self._ends.extend(ends)
+            given = texts if isinstance(texts, list) else list(texts)
+            joined = "".join(given)
+            if joined.isascii():
+                self._text += joined.encode()
+                self._sizes.extend(map(len, given))
+            else:
+                encoded = [text.encode("utf-8", "surrogatepass") for text in given]
+                self._text += b"".join(encoded)
+                self._sizes.extend(map(len, encoded))
+        self._mark()
+
+    def _mark(self) -> None:
+        marks, sizes = self._marks, self._sizes
+        while len(marks) * _STRIDE < len(sizes):
+            end = len(marks) * _STRIDE
+            marks.append(marks[-1] + sum(sizes[end - _STRIDE : end]) if marks else 0)
+
+    def _offset(self, index: int) -> int:
+        """Return where a string begins; behind the last, where that ends."""
+        if index >= len(self._sizes):
+            return len(self._text)
+        block = index // _STRIDE
+        return self._marks[block] + sum(self._sizes[block * _STRIDE : index])
 
     def __len__(self) -> int:
-        return len(self._ends) - 1
+        return len(self._sizes)
 
     def __getitem__(self, index: int) -> str:
-        start, end = self._ends[index], self._ends[index + 1]
-        return self._text[start:end].decode("utf-8", "surrogatepass")
+        at = range(len(self._sizes))[index]  # takes negative ones, and refuses what is beyond
+        start = self._offset(at)
+        return self._text[start : start + self._sizes[at]].decode("utf-8", "surrogatepass")
 
     def __iter__(self) -> Iterator[str]:
         for first in range(0, len(self), _BLOCK):
-            ends = self._ends[first : first + _BLOCK + 1]
-            base = ends[0]
-            block = self._text[base : ends[-1]]
+            sizes = self._sizes[first : first + _BLOCK]
+            start = self._marks[first // _STRIDE]
+            block = self._text[start : start + sum(sizes)]
+            ends = accumulate(sizes, initial=0)
             if block.isascii():
                 text = block.decode("ascii")
-                for start, end in pairwise(ends):
-                    yield text[start - base : end - base]
+                for begin, end in pairwise(ends):
+                    yield text[begin:end]
             else:
-                for start, end in pairwise(ends):
-                    yield block[start - base : end - base].decode("utf-8", "surrogatepass")
+                for begin, end in pairwise(ends):
+                    yield block[begin:end].decode("utf-8", "surrogatepass")
 
     def part(self, start: int, end: int) -> KeyColumn:
         """Return the strings `[start, end)`."""
-        result = KeyColumn()
-        ends = self._ends[start : max(start, end) + 1]
-        base = ends[0]
-        result._text = self._text[base : ends[-1]]
-        result._ends = array("Q", map((-base).__add__, ends))
-        return result
+        end = max(start, end)
+        text = self._text[self._offset(start) : self._offset(end)]
+        return KeyColumn.of_buffers(self._sizes[start:end], text)
 
     def holds(self, text: str) -> bool:
         """Tell whether a text may be in one of the strings: at least end to end it is there."""
         return self._text.find(text.encode()) >= 0
 
     def checksum(self) -> int:
-        """Return a CRC32 of the strings and where they end: the same for the same strings."""
-        return zlib.crc32(self._ends, zlib.crc32(self._text))
+        """Return a CRC32 of the strings and their sizes: the same for the same strings."""
+        return zlib.crc32(self._sizes, zlib.crc32(self._text))
 
     def buffers(self) -> tuple[array[int], bytearray]:
-        """Return where each string ends, with a leading 0, and the strings."""
-        return self._ends, self._text
+        """Return the sizes of the strings in bytes, and the strings."""
+        return self._sizes, self._text
 
     @classmethod
-    def of_buffers(cls, ends: array[int], text: bytearray) -> Self:
+    def of_buffers(cls, sizes: array[int], text: bytearray) -> Self:
         """Return what `buffers` was asked of."""
         column = cls()
-        column._ends, column._text = ends, text
+        column._sizes, column._text = sizes, text
+        column._mark()
         return column
 
 
@@ -435,8 +454,8 @@ class Listing(Sequence[ObjectMeta]):
         listing = cls()
         listing._root, listing.prefixes = header["root"], header["prefixes"]
         for place, name in enumerate(("_key", "_etag", "_generation", "_kinds")):
-            ends = _filled("Q", pieces[2 * place])
-            setattr(listing, name, KeyColumn.of_buffers(ends, bytearray(pieces[2 * place + 1])))
+            sizes = _filled("I", pieces[2 * place])
+            setattr(listing, name, KeyColumn.of_buffers(sizes, bytearray(pieces[2 * place + 1])))
         for name, piece in zip(("_size", "_crc32c", "_updated", "_kind"), pieces[8:], strict=True):
             setattr(listing, name, _filled(getattr(listing, name).typecode, piece))
         for number, text in zip(range(_MAX_KNOWN_KINDS), listing._kinds, strict=False):

@@ -10,7 +10,7 @@ import binascii
 import re
 import struct
 from datetime import UTC, datetime
-from operator import attrgetter, itemgetter, lt
+from operator import attrgetter, lt
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -36,7 +36,6 @@ _LISTING = "storage#objects"
 LIST_FIELDS = f"kind,items({_ITEM}),prefixes,nextPageToken"
 """The `fields=` mask of a listing: what ObjectMeta holds, and the word that it is a listing."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_CRC32C = struct.Struct(">IH")
 _SPECIAL = re.compile(r"[*?\[\]{}\\]")
 
 
@@ -68,7 +67,6 @@ class ListPage(msgspec.Struct, rename="camel"):
 _page_decoder = msgspec.json.Decoder(ListPage, strict=False)
 _names = attrgetter("name")
 _metadata = attrgetter("metadata")
-_SECOND = itemgetter(1)
 
 
 def decode_page(data: bytes | bytearray | memoryview) -> ListPage:
@@ -177,9 +175,9 @@ def _checksums(texts: list[str]) -> Iterable[int]:
         joined = "".join(texts)
         if joined.count("==") == len(texts):
             data = binascii.a2b_base64(joined.replace("==", "AA"), strict_mode=True)
-            pairs = list(_CRC32C.iter_unpack(data))
-            if not any(map(_SECOND, pairs)):
-                return [value for value, _ in pairs]
+            values = struct.unpack(f">{len(texts) * 'IH'}", data)
+            if not any(values[1::2]):
+                return values[::2]
     return [-1 if (value := decode_crc32c(text)) is None else value for text in texts]
 
 

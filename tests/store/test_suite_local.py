@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 LOCAL = SuiteCapabilities(
+    page_size=1000,
     keeps_metadata=False,
     has_checksums=False,
     takes_any_key=False,

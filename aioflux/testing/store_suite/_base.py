@@ -58,7 +58,7 @@ class SuiteCapabilities:
     """Empty segments, dots, trailing slashes and segments of 1024 bytes are names like others."""
     max_compose_sources: int = 32
     """Sources of one compose."""
-    page_size: int = 1000
+    page_size: int = 5000
     """Objects in one page of a listing, at most."""
 
 
