@@ -242,7 +242,8 @@ def test_a_listing_that_keeps_failing_raises_its_own_error(bucket: Bucket, kind:
 @each_kind
 def test_a_listing_is_retried_by_its_own_config(bucket: Bucket, kind: type) -> None:
     bucket.server.faults.add("objects.list", status=503, times=3)
-    opened(kind, list_retry_config=ONCE, download_retry_config=None, max_listing_retries=1)
+    retries = {"list_retry_config": ONCE, "download_retry_config": None, "max_listing_retries": 1}
+    opened(kind, disable_compose=True, **retries)
     assert bucket.server.stats.operation("objects.list").requests == 4
 
 
@@ -357,6 +358,65 @@ def test_a_loop_over_a_subclass_gives_its_own_items(bucket: Bucket) -> None:
     keys = bucket.fill(2)
     dataset = Labelled("project", "bucket")
     assert list(dataset) == [(key, f"data of {key}".encode()) for key in keys]
+
+
+# Composites.
+
+
+@each_way
+def test_composites_are_tried_and_leave_nothing_behind(
+    bucket: Bucket, kind: type, read: Read
+) -> None:
+    keys = bucket.fill(40)
+    data = [f"data of {key}".encode() for key in keys]
+    dataset = opened(kind)
+    for _ in range(4):
+        assert read(dataset) == data
+    is_alone = read is one_by_one
+    assert (bucket.server.stats.operation("objects.compose").requests == 0) == is_alone
+    assert bucket.server.keys("bucket") == keys
+
+
+def test_composites_hold_as_many_bytes_as_allowed(bucket: Bucket) -> None:
+    """Of the four readings that compare, two compose."""
+    for number in range(12):
+        bucket.put(str(number), b"x" * 100)
+    for allowed, expected in ((400, 2 * 3), (1200, 2 * 1)):
+        bucket.server.stats.reset()
+        dataset = opened(DataFluxMapStyleDataset, max_composite_object_size=allowed)
+        for _ in range(4):
+            at_once(dataset)
+        assert bucket.server.stats.operation("objects.compose").requests == expected
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "options",
+    [{"disable_compose": True}, {"max_composite_object_size": 0}],
+    ids=["disabled", "no bytes"],
+)
+def test_nothing_but_a_listing_and_reads_where_composites_are_not_allowed(
+    bucket: Bucket, kind: type, options: dict[str, Any]
+) -> None:
+    keys = bucket.fill(40)
+    dataset = opened(kind, **options)
+    for _ in range(4):
+        assert len(list(dataset)) == len(keys)
+    assert bucket.server.stats.operation("objects.list").requests == 1
+    assert bucket.server.stats.total.requests == 1 + 4 * len(keys)
+
+
+@each_way
+def test_without_the_permissions_objects_are_read_directly(
+    bucket: Bucket, kind: type, read: Read
+) -> None:
+    """The old class refused to open, or handed out empty batches."""
+    keys = bucket.fill(40)
+    bucket.server.app.state.denied_permissions.add("storage.objects.delete")
+    dataset = opened(kind)
+    for _ in range(4):
+        assert read(dataset) == [f"data of {key}".encode() for key in keys]
+    assert bucket.server.stats.operation("objects.compose").requests == 0
 
 
 # `objects` as users change it.

@@ -12,12 +12,14 @@ from aioflux._listing import Listing
 from aioflux._policy import TransferOptions
 from aioflux.compat.dataflux._account import Account
 from aioflux.compat.dataflux._retry import policy_of
+from aioflux.data._composing import prepare, read_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from aioflux._meta import ObjectMeta
     from aioflux._policy import StoreOptions
+    from aioflux.data._composing import Compose
 
 __all__ = ["Entry", "SharedConfig", "Source"]
 
@@ -56,6 +58,8 @@ class Source:
         threads = getattr(config, "threads_per_process", 1)
         in_flight = max(TransferOptions().max_in_flight, threads)
         self._transfer = TransferOptions(max_in_flight=in_flight)
+        self._max_composite_bytes = config.max_composite_object_size
+        self._compose: Compose = "auto" if self._max_composite_bytes > 0 else "off"
         self._listing = self._list(config)
         self._objects: list[Entry] | None = None
         self._store: sync.Store | None = None
@@ -77,6 +81,7 @@ class Source:
                     num_left -= 1
                     if num_left <= 0:
                         raise
+            self._compose = prepare(store, self._compose)
         if all(_is_sample(meta.key, prefix) for meta in listed):
             return listed
         return Listing(meta for meta in listed if _is_sample(meta.key, prefix))
@@ -111,7 +116,13 @@ class Source:
             }
             self._store = sync.open_store(self._uri, **options)
         wanted = (self._at(position) for position in positions)
-        for batch in self._store.fetch_batches(wanted):
+        batches = read_batches(
+            self._store,
+            wanted,
+            compose=self._compose,
+            max_composite_bytes=self._max_composite_bytes,
+        )
+        for batch in batches:
             yield from batch
 
     def _at(self, position: int) -> ObjectMeta | str:

@@ -37,7 +37,7 @@ class Config:
     sort_listing_results: bool = False
     """Without effect: listings are always sorted."""
     max_composite_object_size: int = 100_000_000
-    """Bytes of a composite, at most; 0 reads every object by itself."""
+    """Bytes of a composite, at most, 100 MB by default; 0 makes none."""
     num_processes: int | None = field(default_factory=os.cpu_count)
     """Without effect: one process lists faster than many did."""
     prefix: str | None = None

@@ -38,8 +38,8 @@ class Config:
     an order of its own, and ranks that dealt out indices read some objects twice and others
     never."""
     max_composite_object_size: int = 100_000_000
-    """Bytes of a composite, at most; 0 reads every object by itself. The old library took it for a
-    hint; here it is a limit."""
+    """Bytes of a composite, at most, 100 MB by default; 0 makes none. The old library took it for a
+    hint and exceeded it by whole objects; here it is a limit."""
     num_processes: int | None = field(default_factory=os.cpu_count)
     """Without effect: one process lists faster than many did."""
     prefix: str | None = None
@@ -79,7 +79,10 @@ class DataFluxMapStyleDataset(Dataset[Any]):
       or none.
     * An object stored with `Content-Encoding: gzip` is decompressed, always; the old class handed
       it out compressed where it was part of a composite.
-    * Reads never write to the bucket.
+    * Composites are made where they are allowed, may be created and deleted, and were found to be
+      faster than direct reads, both being measured on the first objects; what is left of them by a
+      process that was killed is removed by the next dataset, a day later. The old class always made
+      them, and left some. Without the permissions objects are read directly; the old class failed.
     * It works with fork, spawn and forkserver, in threads, and where a loop is running. It pickles
       with the endpoint and the credentials of `storage_client`, where the old class came up with
       another client; see `__init__`.
