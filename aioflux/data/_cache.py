@@ -99,7 +99,7 @@ class Cache:
         os.makedirs(self._in("incoming"), mode=0o700, exist_ok=True)
 
     def _start(self) -> None:
-        self._ledger = _Ledger(self._in("ledger"))
+        self._ledger = _Ledger(self._in("ledger"), self._in("incoming"))
         self._is_measured = False
         self._paused_until = 0.0
 
@@ -205,8 +205,7 @@ class Cache:
         return True
 
     def _store(self, path: str, header: bytes, content: bytes) -> None:
-        # The name of each attempt is its own, also in a child that was forked in the middle of one.
-        incoming = self._in("incoming", f"{os.getpid()}-{os.urandom(8).hex()}")
+        incoming = self._in("incoming", _new_name())
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         file = os.open(incoming, flags, 0o600)
         try:
@@ -319,6 +318,11 @@ def _read_entry(file: int, meta: ObjectMeta) -> bytes:
     return data
 
 
+def _new_name() -> str:
+    """Return a name of its own, also in a child that was forked in the middle of a write."""
+    return f"{os.getpid()}-{os.urandom(8).hex()}"
+
+
 def _write_all(file: int, pieces: tuple[bytes, bytes]) -> None:
     header, content = pieces
     written = os.writev(file, pieces)
@@ -366,8 +370,9 @@ class _Ledger:
     telling or told the one that was replaced just then, the next eviction puts that right.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, incoming: str) -> None:
         self._path = path
+        self._incoming = incoming
         self._file: int | None = None
         self._forget()
 
@@ -407,7 +412,7 @@ class _Ledger:
 
     def restart(self, total: int) -> None:
         """Begin anew with a sum that was measured."""
-        fresh = f"{self._path}-{os.getpid()}-{os.urandom(8).hex()}"
+        fresh = os.path.join(self._incoming, _new_name())
         Path(fresh).write_bytes(_CHANGE.pack(total))
         os.replace(fresh, self._path)
         self._forget()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol, TypeAlias, 
 import msgspec
 
 from aioflux.data._records_parquet import parquet
-from aioflux.data._records_source import decompressed, reading, record_error
+from aioflux.data._records_source import TORN, decompressed, record_error, torn_error
 from aioflux.data._records_tar import tar
 from aioflux.data._sample import Sample
 from aioflux.data._stream import open_stream
@@ -102,25 +102,23 @@ class _Jsonl:
     takes_stream: ClassVar[bool] = True
 
     def __call__(self, stream: BinaryIO, meta: ObjectMeta, /) -> Iterator[Any]:
+        decode, max_bytes, number = self.decode, self.max_record_bytes, 0
         with decompressed(stream) as plain:
-            lines = iter(partial(plain.readline, self.max_record_bytes + 1), b"")
-            number = -1
-            while True:
-                with reading(meta, number + 1):
-                    line = next(lines, None)
-                if line is None:
-                    return
-                number += 1
-                if len(line) > self.max_record_bytes:
-                    what = f"it is longer than max_record_bytes={self.max_record_bytes}"
-                    raise record_error(meta, number, what)
-                if line.isspace():
-                    continue
-                try:
-                    record = self.decode(line)
-                except Exception as exc:
-                    raise record_error(meta, number, f"{type(exc).__name__}: {exc}") from exc
-                yield record
+            try:
+                for line in iter(partial(plain.readline, max_bytes + 1), b""):
+                    if len(line) > max_bytes:
+                        what = f"it is longer than max_record_bytes={max_bytes}"
+                        raise record_error(meta, number, what)
+                    if not line.isspace():
+                        try:
+                            record = decode(line)
+                        except Exception as exc:
+                            what = f"{type(exc).__name__}: {exc}"
+                            raise record_error(meta, number, what) from exc
+                        yield record
+                    number += 1
+            except TORN as exc:
+                raise torn_error(meta, number, exc) from exc
 
 
 def jsonl(

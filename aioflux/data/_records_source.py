@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
     from aioflux._meta import ObjectMeta
 
-__all__ = ["decompressed", "reading", "record_error"]
+__all__ = ["TORN", "decompressed", "record_error", "torn_error"]
+
+TORN = (EOFError, zlib.error, gzip.BadGzipFile)
+"""What the reading of a gzip stream that is cut off or damaged raises."""
 
 _GZIP = b"\x1f\x8b"
 
@@ -26,13 +29,9 @@ def record_error(meta: ObjectMeta, number: int, what: str) -> RecordError:
     return RecordError(f"{message}; check the object, or write it again", uri=meta.uri)
 
 
-@contextmanager
-def reading(meta: ObjectMeta, number: int) -> Iterator[None]:
-    """Name the record where the compressed bytes that it comes from are torn."""
-    try:
-        yield
-    except (EOFError, zlib.error, gzip.BadGzipFile) as exc:
-        raise record_error(meta, number, f"its gzip stream is torn: {exc}") from exc
+def torn_error(meta: ObjectMeta, number: int, torn: Exception) -> RecordError:
+    """Return the error that the compressed bytes which a record comes from are torn."""
+    return record_error(meta, number, f"its gzip stream is torn: {torn}")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import tarfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
-from aioflux.data._records_source import decompressed, reading, record_error
+from aioflux.data._records_source import TORN, decompressed, record_error, torn_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -154,7 +154,7 @@ class _Archive:
         return data
 
     def _read(self, size: int, what: str, *, may_end: bool = False) -> bytes:
-        with reading(self._meta, self.num_samples):
+        try:
             data = self._stream.read(min(size, _PIECE_BYTES))
             if len(data) < size:
                 # A size that is a lie takes no more memory than there are bytes.
@@ -163,6 +163,8 @@ class _Archive:
                     pieces.append(piece)
                     left -= len(piece)
                 data = b"".join(pieces)
+        except TORN as exc:
+            raise torn_error(self._meta, self.num_samples, exc) from exc
         if len(data) < size and (data or not may_end):
             raise self.error(f"the archive is cut off in {what!r}, {size - len(data)} bytes early")
         return data

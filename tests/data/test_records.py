@@ -435,3 +435,13 @@ def test_an_empty_object_is_an_empty_stream(bucket: Bucket, store: aioflux.sync.
     bucket.put("a", b"")
     with open_stream(store, store.head("a"), read_ahead_bytes=1000) as stream:
         assert stream.read() == b""
+
+
+def test_ranges_arrive_while_records_are_taken(bucket: Bucket, store: aioflux.sync.Store) -> None:
+    """Double buffering: a range is asked for before the one in front of it is used up."""
+    bucket.put("a", lines_of(["x" * 100] * 20_000))
+    records = records_of_stream(store, store.head("a"), jsonl(), read_ahead_bytes=400_000)
+    bucket.server.stats.reset()
+    next(records)
+    assert bucket.server.stats.operation("objects.get").requests == 2
+    records.close()
