@@ -55,8 +55,8 @@ async def get_into(work: Work) -> int:
 async def list_all(work: Work) -> int:
     """List a set, hold all of it, and return the bytes of its objects."""
     async with _open(work) as store:
-        metas = await store.list_all(work.prefix)
-        return sum(meta.size for meta in metas)
+        listing = await store.list_all(work.prefix)
+        return sum(listing.sizes)
 
 
 async def put_many(work: Work) -> int:
