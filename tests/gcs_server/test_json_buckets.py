@@ -105,6 +105,15 @@ def test_every_permission_that_is_asked_for_is_granted(call):
     assert call("GET", f"{PATH}/iam/testPermissions").status == 400
 
 
+def test_a_permission_that_a_test_denies_is_not_granted(server, call):
+    server.state.denied_permissions.add("storage.objects.get")
+    query = "permissions=storage.objects.get&permissions=storage.objects.list"
+    answer = read(call("GET", f"{PATH}/iam/testPermissions?{query}"))
+    assert answer["permissions"] == ["storage.objects.list"]
+    answer = read(call("GET", f"{PATH}/iam/testPermissions?permissions=storage.objects.get"))
+    assert answer == {"kind": "storage#testIamPermissionsResponse"}
+
+
 @pytest.mark.parametrize("method", ["GET", "PATCH", "DELETE"])
 def test_an_absent_bucket_is_404(call, method):
     answer = call(method, "/storage/v1/b/none")

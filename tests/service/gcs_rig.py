@@ -30,6 +30,7 @@ OPERATIONS: dict[str, Callable[[GCSService], Awaitable[object]]] = {
     "complete": lambda service: service.complete_upload("b", "id", [], precondition=ANY),
     "abort": lambda service: service.abort_upload("b", "id"),
     "list_uploads": lambda service: service.list_uploads(""),
+    "permissions": lambda service: service.granted_permissions(["storage.objects.get"]),
 }
 
 

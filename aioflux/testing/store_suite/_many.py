@@ -1,4 +1,4 @@
-"""The contract of get_many, get_batches, fetch_batches and put_many."""
+"""The contract of get_many, get_batches, fetch_batches, fetch_composed and put_many."""
 
 from __future__ import annotations
 
@@ -54,6 +54,27 @@ class ManyContract(SuiteBase):
         self.write_back_door("n/1", b"new")
         with pytest.raises(NotFoundError, match="n/1"):
             _ = [pair async for pair in store.get_many(metas)]
+
+    async def test_composed_reads_give_what_plain_ones_do(self, store: Store) -> None:
+        """In the same order, with nothing left behind, whether or not the service can compose."""
+        self.write_all(some_objects(70))
+        metas = await store.list_all()
+        expected = [pair async for batch in store.fetch_batches(metas) for pair in batch]
+        for most in (1_000_000, 100 * KIB):
+            batches = store.fetch_composed(metas, max_composite_bytes=most)
+            assert [pair async for batch in batches for pair in batch] == expected
+        assert [meta async for meta in store.list("aioflux-composed-objects/")] == []
+
+    async def test_composed_reads_fail_where_a_listed_object_was_replaced(
+        self, store: Store
+    ) -> None:
+        """They name it."""
+        self.write_all({f"n/{at}": b"old" for at in range(40)})
+        metas = await store.list_all("n/")
+        self.write_back_door("n/7", b"new")
+        with pytest.raises(NotFoundError, match="n/7"):
+            _ = [batch async for batch in store.fetch_composed(metas)]
+        assert [meta async for meta in store.list("aioflux-composed-objects/")] == []
 
     async def test_get_many_of_nothing_yields_nothing(self, store: Store) -> None:
         """No keys, no pairs, no error."""
