@@ -21,8 +21,25 @@ except ModuleNotFoundError as exc:
     ) from exc
 
 from aioflux.data._iterable import IterableDataset
+from aioflux.data._loader import loader
 from aioflux.data._map import MapDataset
+from aioflux.data._meter import LoadStats
+from aioflux.data._records import Records, StreamRecords, jsonl, parquet, tar
 from aioflux.data._resume import merge_states
 from aioflux.data._sample import Sample
+from aioflux.data._sampler import ObjectSampler
 
-__all__ = ["IterableDataset", "MapDataset", "Sample", "merge_states"]
+__all__ = [
+    "IterableDataset",
+    "LoadStats",
+    "MapDataset",
+    "ObjectSampler",
+    "Records",
+    "Sample",
+    "StreamRecords",
+    "jsonl",
+    "loader",
+    "merge_states",
+    "parquet",
+    "tar",
+]

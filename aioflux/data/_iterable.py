@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-import torch
-import torch.distributed as dist
 from torch.utils.data import IterableDataset as TorchIterableDataset
-from torch.utils.data import get_worker_info
 
+from aioflux.data._course import Course
 from aioflux.data._objects import Objects
 from aioflux.data._on_error import Failures
 from aioflux.data._options import IterableSettings, take_store_options
 from aioflux.data._progress import shown
 from aioflux.data._reading import How, Reading
-from aioflux.data._resume import MARK, VERSION, Phase, check_state, take_share
-from aioflux.data._sharding import Reader, rank_from_environment
-from aioflux.data._shared import Shared
-from aioflux.data._shuffle import permutation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from typing import Unpack
 
     from aioflux._meta import ObjectMeta
+    from aioflux.data._course import Begun
     from aioflux.data._meter import LoadStats
     from aioflux.data._options import IterableOptions
     from aioflux.data._records import Records
-    from aioflux.data._resume import Progress
     from aioflux.data._sample import Sample
 
 __all__ = ["IterableDataset"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-
-
-class _Begun(NamedTuple):
-    """An iteration that was begun in this process."""
-
-    epoch: int
-    phases: tuple[Phase, ...]
-    reader: Reader
-    reading: Reading
 
 
 class IterableDataset(TorchIterableDataset[T_co]):
@@ -293,7 +277,7 @@ class IterableDataset(TorchIterableDataset[T_co]):
             )
         self._objects = objects
         self._settings = settings
-        self._shared = Shared()
+        self._course = Course(objects, settings, has_workers=True)
         self._how = How(
             transform,
             records,
@@ -303,15 +287,22 @@ class IterableDataset(TorchIterableDataset[T_co]):
             objects.meter,
             is_streaming=settings.cache is None,
         )
-        if settings.shard_by == "bytes":
-            objects.sizes([])
-        self._inherited: tuple[int, int] | None = None
-        self._resumed: Mapping[str, Any] | None = None
-        self._num_loads = 0
-        self._begun: _Begun | None = None
+        self._now: tuple[Begun, Reading] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_now": None}
 
     def __repr__(self) -> str:
         return f"<IterableDataset of {len(self._objects)} objects below {self._objects.uri}>"
+
+    @property
+    def has_transform(self) -> bool:
+        """Tell whether items are what a transform makes, rather than samples or records."""
+        return self._how.transform is not None
+
+    def rank_and_world_size(self) -> tuple[int, int]:
+        """Return the rank and the number of ranks, as they are known now."""
+        return self._course.rank()
 
     @property
     def num_objects(self) -> int:
@@ -329,80 +320,24 @@ class IterableDataset(TorchIterableDataset[T_co]):
         Args:
             epoch: From 0. All ranks must say the same.
         """
-        if epoch < 0:
-            raise ValueError(f"epoch must be 0 or more, not {epoch}")
-        self._shared.epoch = epoch
+        self._course.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[T_co]:
         """Read the share of this worker, or of the rank where there are no workers."""
-        if get_worker_info() is not None and self._num_loads != self._shared.num_loads:
-            raise RuntimeError(
-                "a state was loaded after this worker had started, which has the one from before; "
-                "load it first, and build the DataLoader then"
-            )
         # Before anything is read: StatefulDataLoader asks for the state then.
-        self._begun = self._begin()
-        self._shared.use()
-        items = self._begun.reading.items()
-        reader = self._begun.reader
-        if self._settings.progress and reader.rank == 0 and reader.worker_id == 0:
-            return self._shown(items, reader)
-        return items
+        begun = self._course.begin()
+        who = f"{self._settings.seed} {begun.epoch} {begun.reader} {begun.progress.num_taken}"
+        reading = Reading(self._objects, begun.share, begun.progress, self._how, seed=who)
+        self._now = begun, reading
+        if self._settings.progress and begun.reader.rank == 0 and begun.reader.worker_id == 0:
+            return self._shown(reading.items(), begun)
+        return reading.items()
 
-    def _shown(self, items: Generator[T_co, None, None], reader: Reader) -> Iterator[T_co]:
-        label = f"{self._objects.uri} epoch {self._shared.epoch or 0}"
-        total = len(self._objects) // reader.world_size
+    def _shown(self, items: Generator[T_co, None, None], begun: Begun) -> Iterator[T_co]:
+        label = f"{self._objects.uri} epoch {begun.epoch}"
+        total = len(begun.share.positions) * begun.reader.num_workers
         with closing(items):
             yield from shown(items, self._how.meter, label=label, total_objects=total)
-
-    def _begin(self) -> _Begun:
-        reader = self._reader()
-        state = None if self._shared.is_used() else self._resumed
-        epoch = self._shared.epoch
-        if state is not None and epoch is None:
-            epoch = self._shared.epoch = state["epoch"]
-        if state is not None and epoch != state["epoch"]:
-            begun = self._reading(reader, state["epoch"], state)
-            if begun.reading.has_left():
-                raise ValueError(
-                    f"a state of epoch {state['epoch']} was loaded, which is not over, and "
-                    f"set_epoch({epoch}) called; call set_epoch({state['epoch']}) to go on with it"
-                )
-            state = None
-        return self._reading(reader, epoch or 0, state)
-
-    def _reading(self, reader: Reader, epoch: int, state: Mapping[str, Any] | None) -> _Begun:
-        settings = self._settings
-        phases = () if state is None else tuple(map(Phase.unpack, state["phases"]))
-        past, share, progress = take_share(
-            self._order(epoch),
-            phases,
-            reader,
-            tail=settings.tail,
-            sizes=self._sizes if settings.shard_by == "bytes" else None,
-        )
-        who = f"{settings.seed} {epoch} {reader} {progress.num_taken}"
-        reading = Reading(self._objects, share, progress, self._how, seed=who)
-        return _Begun(epoch, past, reader, reading)
-
-    def _order(self, epoch: int) -> torch.Tensor:
-        if not self._settings.shuffle:
-            return torch.arange(len(self._objects))
-        return permutation(len(self._objects), seed=self._settings.seed, epoch=epoch)
-
-    def _sizes(self, positions: torch.Tensor) -> list[int]:
-        return self._objects.sizes(positions.tolist())
-
-    def _header(self) -> dict[str, Any]:
-        settings = self._settings
-        return {
-            "num_objects": len(self._objects),
-            "listing": self._objects.checksum(),
-            "shuffle": settings.shuffle,
-            "seed": settings.seed,
-            "tail": settings.tail,
-            "shard_by": settings.shard_by,
-        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return what of the epoch was read, by this worker or by this rank without workers.
@@ -413,20 +348,10 @@ class IterableDataset(TorchIterableDataset[T_co]):
             RuntimeError: Workers read, which only they know of: take the state of torchdata's
                 `StatefulDataLoader`, or of the dataset within a worker.
         """
-        if self._begun is None:
-            if get_worker_info() is None and self._shared.is_used_by_any():
-                raise RuntimeError(
-                    "workers have read, and this process does not know how far; use "
-                    "torchdata.stateful_dataloader.StatefulDataLoader and its state_dict()"
-                )
-            if self._resumed is not None:
-                return dict(self._resumed)
-            return {MARK: VERSION, "epoch": self._shared.epoch or 0, **self._header(), "phases": []}
-        epoch, past, reader, reading = self._begun
-        who: dict[tuple[int, int], Progress] = {(reader.rank, reader.worker_id): reading.progress}
-        now = Phase(reader.world_size, reader.num_workers, who)
-        phases = [phase.pack() for phase in (*past, now)]
-        return {MARK: VERSION, "epoch": epoch, **self._header(), "phases": phases}
+        if self._now is None:
+            return self._course.state(None, None)
+        begun, reading = self._now
+        return self._course.state(begun, reading.progress)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there with the next iteration of this dataset, and of each worker it gets.
@@ -440,34 +365,5 @@ class IterableDataset(TorchIterableDataset[T_co]):
         Raises:
             ValueError: It is of other objects, or of another order.
         """
-        check_state(state, self._header())
-        self._resumed = dict(state)
-        self._begun = None
-        self._shared.count_load()
-        if get_worker_info() is None:
-            self._num_loads = self._shared.num_loads
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A spawned worker has no process group; it is of the rank that pickled the dataset for it.
-        inherited = _group_rank() or self._inherited
-        return {**self.__dict__, "_inherited": inherited, "_begun": None}
-
-    def _reader(self) -> Reader:
-        rank, world_size = self._rank()
-        worker = get_worker_info()
-        if worker is None:
-            return Reader(rank, world_size)
-        return Reader(rank, world_size, worker.id, worker.num_workers)
-
-    def _rank(self) -> tuple[int, int]:
-        rank, world_size = self._settings.rank, self._settings.world_size
-        if rank is not None and world_size is not None:
-            return rank, world_size
-        known = _group_rank() or self._inherited
-        return known or rank_from_environment(os.environ) or (0, 1)
-
-
-def _group_rank() -> tuple[int, int] | None:
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return None
+        self._course.load(state)
+        self._now = None

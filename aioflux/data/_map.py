@@ -203,6 +203,11 @@ class MapDataset(Dataset[T_co]):
         return len(self._objects)
 
     @property
+    def has_transform(self) -> bool:
+        """Tell whether items are what a transform makes, rather than samples."""
+        return self._transform is not None
+
+    @property
     def stats(self) -> LoadStats:
         """What this process and its workers have read, waited for and skipped so far."""
         return self._objects.meter.snapshot()

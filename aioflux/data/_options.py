@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from aioflux.data._composing import Compose
     from aioflux.data._on_error import OnError
 
-__all__ = ["IterableOptions", "IterableSettings", "MapOptions", "MapSettings", "take_store_options"]
+__all__ = [
+    "IterableOptions",
+    "IterableSettings",
+    "MapOptions",
+    "MapSettings",
+    "Sharing",
+    "take_store_options",
+]
 
 
 class MapOptions(TypedDict, total=False):
@@ -90,8 +97,8 @@ class MapSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IterableSettings(MapSettings):
-    """How a stream is ordered, shared and read."""
+class Sharing:
+    """How objects are ordered and shared."""
 
     rank: int | None = None
     world_size: int | None = None
@@ -99,9 +106,6 @@ class IterableSettings(MapSettings):
     seed: int = 0
     tail: Tail = "pad"
     shard_by: ShardBy = "count"
-    ordered: bool = True
-    shuffle_buffer: int = 0
-    progress: bool = False
 
     def __post_init__(self) -> None:
         check_rank(self.rank, self.world_size)
@@ -109,6 +113,18 @@ class IterableSettings(MapSettings):
             value, allowed = getattr(self, name), get_args(kind)
             if value not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterableSettings(Sharing, MapSettings):
+    """How a stream is ordered, shared and read."""
+
+    ordered: bool = True
+    shuffle_buffer: int = 0
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.shuffle_buffer < 0:
             raise ValueError(f"shuffle_buffer must be 0 or more, not {self.shuffle_buffer!r}")
         if not self.ordered and (self.cache is not None or self.compose != "off"):
