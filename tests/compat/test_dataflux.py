@@ -451,7 +451,8 @@ def test_an_object_that_was_not_listed_is_read_by_name(
     bucket.put("zz", b"more")
     dataset = opened(kind, prefix="train/")
     dataset.objects.insert(0, ("zz", 4))
-    assert read(dataset) == [b"more", b"data of train/000", b"data of train/001"]
+    for _ in range(5):
+        assert read(dataset) == [b"more", b"data of train/000", b"data of train/001"]
 
 
 # Shares of workers.

@@ -1,4 +1,4 @@
-"""The datasets with the old names through DataLoader: in the process itself, forked and spawned.
+"""The datasets with the old names through DataLoader: in the process itself and in workers.
 
 The parent has used the dataset before the workers start, so that a forked one inherits a running
 loop, its lock and its sockets.
@@ -42,7 +42,7 @@ def reading(loader: DataLoader[Any]) -> Iterator[Iterator[Any]]:
             batches._shutdown_workers()
 
 
-@pytest.mark.parametrize("start", [None, "fork", "spawn"])
+@pytest.mark.parametrize("start", [None, "fork"])
 @each_kind
 def test_workers_read_each_object_once(server: Bucket, kind: type, start: str | None) -> None:
     """With a client, whose endpoint the workers know from nowhere else."""
@@ -59,16 +59,24 @@ def test_workers_read_each_object_once(server: Bucket, kind: type, start: str | 
     assert next(iter(dataset)) == texts[0]
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
-def test_workers_have_the_credentials_of_the_client(guarded: Bucket, start: str) -> None:
-    """The old class came up with the default ones."""
-    texts = [f"data of {key}" for key in guarded.fill(4)]
+@pytest.mark.parametrize(
+    ("kind", "start"),
+    [
+        (DataFluxMapStyleDataset, "fork"),
+        (DataFluxMapStyleDataset, "spawn"),
+        (DataFluxIterableDataset, "forkserver"),
+    ],
+    ids=["fork", "spawn", "forkserver"],
+)
+def test_workers_have_the_credentials_of_the_client(
+    guarded: Bucket, kind: type, start: str
+) -> None:
+    """The old class came up with the default ones, and with another endpoint."""
+    texts = [f"data of {key}" for key in guarded.fill(8)]
     client = guarded.client(Credentials("secret"))
-    dataset = DataFluxMapStyleDataset(
-        "project", "bucket", data_format_fn=text_of, storage_client=client
-    )
-    loader = DataLoader(dataset, batch_size=4, num_workers=1, multiprocessing_context=start)
-    assert list(loader) == [texts]
+    dataset = kind("project", "bucket", data_format_fn=text_of, storage_client=client)
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context=start)
+    assert list(loader) == [texts[:4], texts[4:]]
 
 
 def test_each_worker_reads_one_run(bucket: Bucket) -> None:

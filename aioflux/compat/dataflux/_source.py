@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflux import sync
 from aioflux._errors import TransientError
-from aioflux._listing import Listing
 from aioflux._policy import TransferOptions
 from aioflux.compat.dataflux._account import Account
 from aioflux.compat.dataflux._retry import policy_of
@@ -17,6 +14,7 @@ from aioflux.data._composing import prepare, read_batches
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from aioflux._listing import Listing
     from aioflux._meta import ObjectMeta
     from aioflux._policy import StoreOptions
     from aioflux.data._composing import Compose
@@ -62,9 +60,10 @@ class Source:
         self._compose: Compose = "auto" if self._max_composite_bytes > 0 else "off"
         self._listing = self._list(config)
         self._objects: list[Entry] | None = None
+        self._places: dict[str, int] | None = None
         self._store: sync.Store | None = None
 
-    def _list(self, config: SharedConfig) -> Sequence[ObjectMeta]:
+    def _list(self, config: SharedConfig) -> Listing:
         prefix = config.prefix or ""
         options: StoreOptions = {
             **self._account.options,
@@ -82,12 +81,11 @@ class Source:
                     if num_left <= 0:
                         raise
             self._compose = prepare(store, self._compose)
-        if all(_is_sample(meta.key, prefix) for meta in listed):
-            return listed
-        return Listing(meta for meta in listed if _is_sample(meta.key, prefix))
+        kept = [at for at, key in enumerate(listed.keys) if _is_sample(key, prefix)]
+        return listed if len(kept) == len(listed) else listed.pick(kept)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_store": None}
+        return {**self.__dict__, "_places": None, "_store": None}
 
     def __repr__(self) -> str:
         return f"{len(self)} objects of {self._uri}"
@@ -99,15 +97,34 @@ class Source:
     def objects(self) -> list[Entry]:
         """Name and size of each; what is changed here is what is read."""
         if self._objects is None:
-            self._objects = [(meta.key, meta.size) for meta in self._listing]
+            self._objects = list(zip(self._listing.keys, self._listing.sizes, strict=True))
         return self._objects
 
     @objects.setter
     def objects(self, entries: Iterable[Entry]) -> None:
         self._objects = list(entries)
 
-    def read(self, positions: Iterable[int]) -> Iterator[tuple[ObjectMeta, bytes]]:
+    def read(self, positions: Sequence[int]) -> Iterator[tuple[ObjectMeta, bytes]]:
         """Yield `(meta, data)` of the objects at these positions, in this order, fetched ahead."""
+        if self._objects is None:
+            wanted: Iterator[ObjectMeta | str] = map(self._listing.__getitem__, positions)
+            is_listed = True
+        else:
+            names = [self._objects[position][0] for position in positions]
+            places = self._listed_places()
+            is_listed = all(name in places for name in names)
+            wanted = (self._listing[places[name]] if name in places else name for name in names)
+        batches = read_batches(
+            self._opened(),
+            wanted,
+            # What is read by its name is not composed.
+            compose=self._compose if is_listed else "off",
+            max_composite_bytes=self._max_composite_bytes,
+        )
+        for batch in batches:
+            yield from batch
+
+    def _opened(self) -> sync.Store:
         if self._store is None:
             options: StoreOptions = {
                 **self._account.options,
@@ -115,27 +132,13 @@ class Source:
                 "retry": self._retry,
             }
             self._store = sync.open_store(self._uri, **options)
-        wanted = (self._at(position) for position in positions)
-        batches = read_batches(
-            self._store,
-            wanted,
-            compose=self._compose,
-            max_composite_bytes=self._max_composite_bytes,
-        )
-        for batch in batches:
-            yield from batch
+        return self._store
 
-    def _at(self, position: int) -> ObjectMeta | str:
-        """Return what was listed of an object; its name alone where a caller has put it there."""
-        if self._objects is None:
-            return self._listing[position]
-        name = self._objects[position][0]
-        if position < len(self._listing) and self._listing[position].key == name:
-            return self._listing[position]
-        found = bisect_left(self._listing, name, key=attrgetter("key"))
-        if found < len(self._listing) and self._listing[found].key == name:
-            return self._listing[found]
-        return name
+    def _listed_places(self) -> dict[str, int]:
+        """Return where in the listing each name is."""
+        if self._places is None:
+            self._places = {key: place for place, key in enumerate(self._listing.keys)}
+        return self._places
 
 
 def _is_sample(key: str, prefix: str) -> bool:

@@ -154,7 +154,7 @@ class DataFluxMapStyleDataset(Dataset[Any]):
             IndexError: There are not so many objects.
             StorageError: The first object that cannot be read, named.
         """
-        return list(self._items(self._position(index) for index in indices))
+        return list(self._items([self._position(index) for index in indices]))
 
     def __iter__(self) -> Iterator[Any]:
         """Read all objects in order, ahead of the consumer."""
@@ -167,7 +167,7 @@ class DataFluxMapStyleDataset(Dataset[Any]):
         # Google's clients refuse to pickle. The source has what is needed of it.
         return {**self.__dict__, "storage_client": None}
 
-    def _items(self, positions: Iterable[int]) -> Iterator[Any]:
+    def _items(self, positions: Sequence[int]) -> Iterator[Any]:
         for meta, data in self._source.read(positions):
             yield formatted(meta, data, self.data_format_fn)
 
