@@ -13,6 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
+from aioflux.data._records import records_of_sample
 from aioflux.data._sample import Sample
 from aioflux.data._transform import transformed
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from aioflux._meta import ObjectMeta
+    from aioflux.data._records import Records
     from aioflux.store import Store
 
     Keys: TypeAlias = Iterable[str | ObjectMeta] | AsyncIterable[str | ObjectMeta]
@@ -48,6 +50,7 @@ def store_batches(
     *,
     batch_size: int,
     transform: None = None,
+    records: None = None,
     num_threads: int = 4,
     ordered: bool = True,
     drop_last: bool = False,
@@ -60,6 +63,33 @@ def store_batches(
     *,
     batch_size: int,
     transform: Callable[[Sample], T],
+    records: None = None,
+    num_threads: int = 4,
+    ordered: bool = True,
+    drop_last: bool = False,
+    max_bytes: int | None = None,
+) -> AsyncGenerator[list[T], None]: ...
+@overload
+def store_batches(
+    store: Store,
+    keys: Keys,
+    *,
+    batch_size: int,
+    transform: None = None,
+    records: Records[T],
+    num_threads: int = 4,
+    ordered: bool = True,
+    drop_last: bool = False,
+    max_bytes: int | None = None,
+) -> AsyncGenerator[list[T], None]: ...
+@overload
+def store_batches(
+    store: Store,
+    keys: Keys,
+    *,
+    batch_size: int,
+    transform: Callable[[Any], T],
+    records: Records[Any],
     num_threads: int = 4,
     ordered: bool = True,
     drop_last: bool = False,
@@ -70,7 +100,8 @@ def store_batches(
     keys: Keys,
     *,
     batch_size: int,
-    transform: Callable[[Sample], Any] | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    records: Records[Any] | None = None,
     num_threads: int = 4,
     ordered: bool = True,
     drop_last: bool = False,
@@ -89,8 +120,10 @@ def store_batches(
         keys: Names, or metadata of a listing, which pins generations; may be a generator,
             synchronous or asynchronous, such as `store.list()`.
         batch_size: Items of a batch; the last one may have fewer.
-        transform: Makes an item of a `Sample`, in one of the threads: it helps where it lets go of
-            the interpreter, as image decoders, numpy and torch do. Without it items are `Sample`.
+        transform: Makes an item of a `Sample`, or of a record where there are `records`, in one of
+            the threads: it helps where it lets go of the interpreter, as image decoders, numpy and
+            torch do. Without it items are what it would be given.
+        records: Makes many records of one object, such as `jsonl()`; objects are read whole.
         num_threads: Threads that transform.
         ordered: In the order of `keys`; otherwise as they complete.
         drop_last: Leave out a last batch that is not full.
@@ -111,6 +144,7 @@ def store_batches(
             raise ValueError(f"{name} must be above 0, not {value!r}")
     line: _Line[Any] = _Line(
         transform,
+        records,
         num_threads=num_threads,
         ordered=ordered,
         max_group=min(batch_size, _MAX_GROUP),
@@ -129,9 +163,10 @@ async def _batches(
     try:
         while ready := await line.take():
             held += ready
-            while len(held) >= batch_size:
-                batch, held = held[:batch_size], held[batch_size:]
-                yield batch
+            whole = len(held) - len(held) % batch_size
+            for start in range(0, whole, batch_size):
+                yield held[start : start + batch_size]
+            del held[:whole]
         if held and not drop_last:
             yield held
     finally:
@@ -155,7 +190,8 @@ class _Line(Generic[T]):
 
     def __init__(
         self,
-        transform: Callable[[Sample], T] | None,
+        transform: Callable[[Any], T] | None,
+        records: Records[Any] | None,
         *,
         num_threads: int,
         ordered: bool,
@@ -164,6 +200,7 @@ class _Line(Generic[T]):
         max_bytes: int,
     ) -> None:
         self._transform = transform
+        self._records = records
         self._num_threads = num_threads
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="aioflux-transform")
         self._ordered = ordered
@@ -205,27 +242,29 @@ class _Line(Generic[T]):
         self._num_samples += len(samples)
         self._num_bytes += num_bytes
         work = None
-        if self._transform is None:
+        if self._transform is None and self._records is None:
             done = asyncio.get_running_loop().create_future()
             done.set_result((samples, None))
         else:
-            work = self._threads.submit(self._work, samples, self._transform)
+            work = self._threads.submit(self._work, samples)
             done = asyncio.wrap_future(work)
         done.add_done_callback(self._finished)
         self._waiting.append(_Group(len(samples), num_bytes, work, done))
 
-    def _work(
-        self, samples: Sequence[Sample], transform: Callable[[Sample], T]
-    ) -> tuple[list[T], Exception | None]:
+    def _work(self, samples: Sequence[Sample]) -> tuple[list[T], Exception | None]:
         """Transform samples, in a thread, up to the first that fails."""
         items: list[T] = []
-        for sample in samples:
-            if self._is_closing:
-                break
-            try:
-                items.append(transformed(sample, transform))
-            except Exception as exc:  # raised by `take`, after the items before it
-                return items, exc
+        try:
+            for sample in samples:
+                values = (
+                    [sample] if self._records is None else records_of_sample(self._records, sample)
+                )
+                for value in values:
+                    if self._is_closing:
+                        return items, None
+                    items.append(transformed(value, self._transform, uri=sample.uri))
+        except Exception as exc:  # raised by `take`, after the items before it
+            return items, exc
         return items, None
 
     def _finished(self, done: asyncio.Future[Any]) -> None:

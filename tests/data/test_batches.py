@@ -13,6 +13,7 @@ import pytest_asyncio
 
 import aioflux
 from aioflux.data._batches import cut, store_batches
+from aioflux.data._records import jsonl
 from tests.data.transforms import key_of, refuse, text_of
 
 if TYPE_CHECKING:
@@ -94,6 +95,26 @@ async def test_keys_may_come_from_a_listing(bucket: Bucket, store: aioflux.Store
 
     (batch,) = [batch async for batch in store_batches(store, listing(), batch_size=5)]
     assert [sample.meta for sample in batch] == metas
+
+
+async def test_objects_may_hold_many_records(bucket: Bucket, store: aioflux.Store) -> None:
+    for key, data in (("a", b"1\n2\n3\n"), ("b", b""), ("c", b"4\n5\n")):
+        bucket.put(key, data)
+    options = {"batch_size": 2, "records": jsonl()}
+    batches = store_batches(store, ["a", "b", "c"], transform=str, **options)
+    assert [batch async for batch in batches] == [["1", "2"], ["3", "4"], ["5"]]
+    assert [batch async for batch in store_batches(store, ["a"], **options)] == [[1, 2], [3]]
+
+
+async def test_a_torn_record_comes_after_those_before_it(
+    bucket: Bucket, store: aioflux.Store
+) -> None:
+    bucket.put("a", b'1\n2\n"3')
+    seen: list[int] = []
+    batches = store_batches(store, ["a"], batch_size=1, records=jsonl())
+    with pytest.raises(aioflux.RecordError, match="record 2, counted from 0, of gs://bucket/tr"):
+        await take_all(batches, seen)
+    assert seen == [1, 2]
 
 
 async def test_a_last_batch_that_is_not_full_may_be_left_out(
