@@ -20,6 +20,7 @@ except ModuleNotFoundError as exc:
         "aioflux.data needs PyTorch: pip install 'aioflux[torch]'", name=exc.name
     ) from exc
 
+from aioflux.data._batches import store_batches
 from aioflux.data._iterable import IterableDataset
 from aioflux.data._loader import loader
 from aioflux.data._map import MapDataset
@@ -41,5 +42,6 @@ __all__ = [
     "loader",
     "merge_states",
     "parquet",
+    "store_batches",
     "tar",
 ]

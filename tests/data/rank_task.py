@@ -1,0 +1,71 @@
+"""One rank of a job: reads an epoch through workers, and can be killed at any batch.
+
+    python -m tests.data.rank_task <settings as JSON>
+
+Each batch is a line of the log before its state is saved, as a training step is done before its
+checkpoint; both of one moment are put in place together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from aioflux.data import IterableDataset, loader, merge_states
+from tests.data.transforms import key_of
+
+
+def main(settings: dict[str, Any]) -> None:
+    out = Path(settings["out"])
+    rank, world_size = settings["rank"], settings["world_size"]
+    meeting = f"file://{settings['meeting']}"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size)
+    dataset = IterableDataset(
+        settings["uri"],
+        transform=key_of,
+        shuffle=True,
+        seed=5,
+        tail="uneven",
+        endpoint_url=settings["endpoint_url"],
+    )
+    first = 0
+    if settings["resume"]:
+        saved = [json.loads(Path(each).read_text()) for each in settings["resume"]]
+        dataset.load_state_dict(merge_states([each["state"] for each in saved]))
+        first = saved[0]["epoch"]
+    batches = loader(
+        dataset,
+        batch_size=settings["batch_size"],
+        num_workers=settings["num_workers"],
+        start_method="fork",
+        resumable=True,
+    )
+    for epoch in range(first, settings["num_epochs"]):
+        dataset.set_epoch(epoch)
+        read: list[str] = []
+        for step, batch in enumerate(batches):
+            read += batch
+            if step + 1 == settings["kill_at_step"] and epoch == settings["kill_in_epoch"]:
+                # torchdata's state holds tuples and None, hence no plain round trip of it.
+                state = merge_states([batches.state_dict()])
+                save(out / f"{rank}.json", {"epoch": epoch, "read": read, "state": state})
+                dist.barrier()
+                os.kill(os.getpid(), signal.SIGKILL)
+        save(out / f"{rank}-{epoch}.json", {"epoch": epoch, "read": read})
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def save(path: Path, what: Any) -> None:
+    path.with_suffix(".new").write_text(json.dumps(what))
+    path.with_suffix(".new").replace(path)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
