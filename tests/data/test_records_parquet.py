@@ -1,0 +1,127 @@
+"""Records of Parquet: every row, only the ranges that are needed, or an error that names it."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import aioflux
+from aioflux.data import Sample
+from aioflux.data._records import parquet, records_of_sample, records_of_stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.data.conftest import Bucket
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+def read(records: Any, data: bytes) -> list[Any]:
+    meta = aioflux.ObjectMeta(key="a", uri="gs://bucket/train/a", size=len(data))
+    return list(records_of_sample(records, Sample("a", data, meta)))
+
+
+@pytest.fixture
+def store(bucket: Bucket) -> Iterator[aioflux.sync.Store]:
+    with aioflux.sync.open_store(bucket.uri) as opened:
+        yield opened
+
+
+def received(bucket: Bucket) -> int:
+    """Bytes of bodies that the server has sent."""
+    return bucket.server.stats.operation("objects.get").bytes_out
+
+
+def parquet_of(num_rows: int, *, rows_per_group: int, wide_bytes: int = 10) -> bytes:
+    buffer = io.BytesIO()
+    table = pa.table(
+        {
+            "number": list(range(num_rows)),
+            "wide": [bytes([n % 251]) * wide_bytes for n in range(num_rows)],
+        }
+    )
+    options = {"compression": "none", "use_dictionary": False}
+    pq.write_table(table, buffer, row_group_size=rows_per_group, **options)
+    return buffer.getvalue()
+
+
+def test_parquet_gives_each_row() -> None:
+    rows = read(parquet(), parquet_of(2500, rows_per_group=2000))
+    assert [row["number"] for row in rows] == list(range(2500))
+    assert rows[2]["wide"] == b"\2" * 10
+
+
+def test_parquet_gives_only_the_wanted_columns() -> None:
+    assert read(parquet(["number"]), parquet_of(2, rows_per_group=1)) == [
+        {"number": 0},
+        {"number": 1},
+    ]
+
+
+def test_parquet_gives_row_groups_as_tables() -> None:
+    tables = read(parquet(items="tables"), parquet_of(5, rows_per_group=2))
+    assert [table.num_rows for table in tables] == [2, 2, 1]
+
+
+def test_a_column_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(ValueError, match="gs://bucket/train/a has no column txt, but number, wide"):
+        read(parquet(["txt"]), parquet_of(2, rows_per_group=1))
+
+
+def test_parquet_refuses_one_string_for_columns() -> None:
+    with pytest.raises(TypeError, match="not the string 'text'"):
+        parquet("text")
+
+
+def test_parquet_refuses_unknown_items() -> None:
+    with pytest.raises(ValueError, match='items must be "rows" or "tables"'):
+        parquet(items="groups")
+
+
+@pytest.mark.parametrize("keep", [0, 3, 100, -1])
+def test_a_parquet_file_that_is_cut_off_is_an_error(keep: int) -> None:
+    with pytest.raises(aioflux.RecordError, match="of gs://bucket/train/a: it is no whole Parq"):
+        read(parquet(), parquet_of(10, rows_per_group=5)[:keep])
+
+
+def test_only_the_ranges_of_the_wanted_columns_are_read(
+    bucket: Bucket, store: aioflux.sync.Store
+) -> None:
+    data = parquet_of(2000, rows_per_group=500, wide_bytes=2000)
+    bucket.put("a", data)
+    options = aioflux.TransferOptions(verify_ranges="never")
+    with aioflux.sync.open_store(bucket.uri, transfer=options) as once:
+        meta = once.head("a")
+        rows = list(records_of_stream(once, meta, parquet(["number"]), read_ahead_bytes=1 << 20))
+    assert [row["number"] for row in rows] == list(range(2000))
+    assert received(bucket) < len(data) / 10
+
+
+def test_rows_left_in_the_middle_read_no_more(bucket: Bucket, store: aioflux.sync.Store) -> None:
+    data = parquet_of(2000, rows_per_group=100, wide_bytes=1000)
+    bucket.put("a", data)
+    records = records_of_stream(store, store.head("a"), parquet(), read_ahead_bytes=1 << 20)
+    assert next(records)["number"] == 0
+    records.close()
+    # Two row groups of twenty, which plain http reads twice, and the footer.
+    assert received(bucket) < len(data) / 3
+
+
+def test_an_object_that_was_replaced_is_an_error(bucket: Bucket, store: aioflux.sync.Store) -> None:
+    bucket.put("a", parquet_of(5, rows_per_group=2))
+    meta = store.head("a")
+    bucket.put("a", parquet_of(5, rows_per_group=2))
+    with pytest.raises(aioflux.NotFoundError, match="gs://bucket/train/a"):
+        list(records_of_stream(store, meta, parquet(), read_ahead_bytes=1 << 20))
+
+
+def test_without_pyarrow_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = parquet_of(1, rows_per_group=1)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'aioflux\[parquet\]'"):
+        read(parquet(), data)
