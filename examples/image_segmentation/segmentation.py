@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 
 import aioflux
 from aioflux.checkpoint import open_reader, open_writer
-from aioflux.data import IterableDataset, MapDataset, Sample, merge_states
+from aioflux.data import IterableDataset, MapDataset, Sample, loader, merge_states
 from aioflux.testing import GCSServer
 
 if TYPE_CHECKING:
@@ -192,7 +192,6 @@ def train(store: aioflux.sync.Store, options: argparse.Namespace, endpoint_url: 
     dataset = IterableDataset(
         f"{store.uri}train", transform=decode, shuffle=True, endpoint_url=endpoint_url
     )
-    batches = DataLoader(dataset, batch_size=BATCH_SIZE)
     first = 0
     state = newest(store, endpoint_url)
     if state is not None:
@@ -200,6 +199,14 @@ def train(store: aioflux.sync.Store, options: argparse.Namespace, endpoint_url: 
         dataset.load_state_dict(state["data"])
         first = state["epoch"]
         print(f"resumed from step {training.step} in epoch {first}", flush=True)
+    # With workers, only a StatefulDataLoader knows how far each of them is.
+    batches = loader(
+        dataset,
+        batch_size=BATCH_SIZE,
+        num_workers=options.workers,
+        resumable=options.workers > 0,
+    )
+    reader = batches if options.workers else dataset
     for epoch in range(first, options.epochs):
         dataset.set_epoch(epoch)  # another order, the same on all ranks
         for images, masks, names in batches:
@@ -207,7 +214,7 @@ def train(store: aioflux.sync.Store, options: argparse.Namespace, endpoint_url: 
             line = f"epoch {epoch} step {training.step} rank {rank} loss {loss:.3f} on"
             print(line, *names, flush=True)
             if training.step % options.save_every == 0:
-                data = merged(dataset.state_dict())
+                data = merged(reader.state_dict())
                 state = {"training": training.state_dict(), "data": data, "epoch": epoch}
                 if rank == 0:
                     save(store, state, endpoint_url)
@@ -249,6 +256,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--uri", help="where the run keeps its objects, such as gs://bucket/run-1")
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=0, help="more than 0 need torchdata")
     parser.add_argument("--save-every", type=int, default=4, metavar="STEPS")
     options = parser.parse_args()
     if options.uri is None:

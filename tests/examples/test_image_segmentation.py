@@ -120,7 +120,9 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(
     assert len(server.keys("bucket", "run-1/checkpoints/")) == 2
 
 
-def test_two_ranks_are_killed_and_one_goes_on(start: Start, server: GCSServer) -> None:
+def test_two_ranks_are_killed_and_one_goes_on_with_two_workers(
+    start: Start, server: GCSServer
+) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -135,6 +137,7 @@ def test_two_ranks_are_killed_and_one_goes_on(start: Start, server: GCSServer) -
     before = [line for each in ranks for line in said_until(each, "epoch 0 step 4 ")]
     before += [line for each in ranks for line in killed(each)]
 
-    after = ended(start("--uri", "gs://bucket/run-2", STORAGE_EMULATOR_HOST=server.url))
+    last = start("--uri", "gs://bucket/run-2", "--workers=2", STORAGE_EMULATOR_HOST=server.url)
+    after = ended(last)
     assert resumed_step(after) >= 3
     assert_each_volume_once(before, after)
