@@ -7,7 +7,7 @@ A range ends where the next one begins, so that a key is in one of them whatever
 objects meanwhile. Where to cut is a guess, and a bad guess costs one request: keys are read as
 numbers whose digits are the characters seen at each place, and the middle of what is left is taken.
 Of the first page nothing is known about what follows but the page itself. So the first cuts gallop:
-behind "train/0004999" they are at "train/001", "train/01", "train/1" and "u".
+behind "train/0004999" they are at "train/001", "train/01", "train/1", "train0" and "u".
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class KeyRange:
     is_in_flight: bool = False
     is_done: bool = False
     is_whole: bool = True
-    """It has never been cut."""
+    """It is all there is: nothing was cut yet."""
     pages: deque[Any] = field(default_factory=deque)
     """What has come and is not given away; the plan does not look at it."""
 
@@ -199,11 +199,11 @@ def gallop(page_first: str, last: str, end: str, prefix: str) -> list[str]:
         prefix: What keys begin with.
     """
     differ = _common(page_first, last)
-    # Of what all keys of the page share, only where a name between slashes begins.
-    shared = [place for place in range(len(prefix), differ) if not place or last[place - 1] == "/"]
-    if len(prefix) < differ:
-        shared.append(len(prefix))
-    near = range(max(len(prefix), differ - 2 * _DEPTH), min(differ + 1, len(last)))
+    # Of what all keys of the page share, where names between slashes begin and end; and its last.
+    shared = [place for place in range(len(prefix), differ) if "/" in last[place - 1 : place + 1]]
+    nearest = max(len(prefix), last.rfind("/", 0, differ) + 1, differ - 2 * _DEPTH)
+    places = (len(prefix), *range(nearest, differ + 1))
+    near = [place for place in places if place < len(last)]
     points: list[str] = []
     for place in sorted({*shared, *near}, reverse=True):
         point = _successor(last[: place + 1])
@@ -357,7 +357,8 @@ class ListingPlan:
         end = each.end
         at = self.ranges.index(each) + 1
         self.ranges[at:at] = [
-            KeyRange(start, stop) for start, stop in zip(points, [*points[1:], end], strict=True)
+            KeyRange(start, stop, is_whole=False)
+            for start, stop in zip(points, [*points[1:], end], strict=True)
         ]
         self._num_ranges += len(points)
         each.end = points[0]
@@ -385,7 +386,7 @@ class ListingPlan:
         for each in sorted(open_ranges, key=_to_come, reverse=True):
             under_way = self._page_size if each.is_in_flight else 0
             left = each.expected - under_way
-            if left < 2 * self._page_size or each.expected == float("inf"):
+            if left < 3 * self._page_size or each.expected == float("inf"):
                 continue
             share = (under_way + left / 2) / each.expected
             point = middle(self._alphabets, each.reached, each.end, self._prefix, share)
@@ -393,7 +394,8 @@ class ListingPlan:
                 each.expected = 0.0  # nothing is known that it could be cut by
                 continue
             self.ranges.insert(
-                self.ranges.index(each) + 1, KeyRange(point, each.end, expected=left / 2)
+                self.ranges.index(each) + 1,
+                KeyRange(point, each.end, expected=left / 2, is_whole=False),
             )
             self._num_ranges += 1
             each.end, each.expected, each.is_whole = point, each.expected - left / 2, False
