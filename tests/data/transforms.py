@@ -28,3 +28,13 @@ def give_token() -> str:
 
 def lines_of(sample: Sample) -> Iterator[str]:
     yield from sample.data.decode().splitlines()
+
+
+def uri_of(sample: Sample) -> str:
+    return sample.uri
+
+
+def refuse_odd(sample: Sample) -> str:
+    if int(sample.key) % 2:
+        raise ArithmeticError("no such number")
+    return sample.key

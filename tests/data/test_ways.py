@@ -1,0 +1,283 @@
+"""Ways into a dataset and ways of reading it: uris, manifests, records, composites, a cache."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+import aioflux
+from aioflux.data import IterableDataset, MapDataset, jsonl
+from tests.data.transforms import key_of, refuse_odd, uri_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from aioflux.testing import GCSServer
+    from tests.data.conftest import Bucket
+
+KINDS = [MapDataset, IterableDataset]
+
+
+def keys_of(dataset: Any) -> list[str]:
+    """All items in order, read as DataLoader reads them, in this process."""
+    return [key for batch in DataLoader(dataset, batch_size=5) for key in batch]
+
+
+def requests(server: GCSServer) -> int:
+    return server.stats.operation("objects.get").requests
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_uris_follow_each_other(bucket: Bucket, kind: type[Any]) -> None:
+    for number in range(3):
+        bucket.server.put("bucket", f"a/{number}", b"x")
+        bucket.server.put("bucket", f"b/{number}", b"y")
+    dataset = kind(["gs://bucket/b", "gs://bucket/a"], transform=uri_of)
+    assert keys_of(dataset) == [f"gs://bucket/{at}/{number}" for at in "ba" for number in range(3)]
+
+
+def test_several_uris_are_shuffled_together(bucket: Bucket) -> None:
+    uris = [f"gs://bucket/{at}" for at in "abc"]
+    expected = [f"{uri}/{number:02d}" for uri in uris for number in range(20)]
+    for uri in expected:
+        bucket.server.put("bucket", uri.removeprefix("gs://bucket/"), b"x")
+    read = list(IterableDataset(uris, transform=uri_of, shuffle=True))
+    assert sorted(read) == expected
+    assert len({uri[12] for uri in read[:20]}) == 3
+
+
+def test_one_uri_without_objects_among_several_is_an_error(bucket: Bucket) -> None:
+    bucket.fill(1)
+    with pytest.raises(aioflux.NotFoundError, match="gs://bucket/trian/"):
+        IterableDataset([bucket.uri, "gs://bucket/trian"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_manifest_takes_the_place_of_a_listing(bucket: Bucket, kind: type[Any]) -> None:
+    keys = bucket.fill(12)
+    with aioflux.sync.open_store("gs://bucket") as store:
+        store.save_manifest("lists/train.manifest", "train/")
+    bucket.server.stats.reset()
+    bucket.put("zzz", b"later")
+    dataset = kind.from_manifest("gs://bucket/lists/train.manifest", transform=uri_of)
+    assert keys_of(dataset) == [f"gs://bucket/train/{key}" for key in keys]
+    assert bucket.server.stats.operation("objects.list").requests == 0
+
+
+def test_something_else_is_no_manifest(bucket: Bucket) -> None:
+    bucket.fill(1)
+    with pytest.raises(ValueError, match="no listing that aioflux saved") as caught:
+        MapDataset.from_manifest(f"{bucket.uri}/000")
+    assert caught.value.__notes__ == ["while opening the manifest gs://bucket/train/000"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_second_epoch_from_the_cache_sends_nothing(
+    bucket: Bucket, tmp_path: Path, kind: type[Any]
+) -> None:
+    keys = bucket.fill(30)
+    dataset = kind(bucket.uri, transform=key_of, cache=tmp_path / "cache")
+    assert keys_of(dataset) == keys
+    bucket.server.stats.reset()
+    assert keys_of(dataset) == keys
+    other = kind(bucket.uri, transform=key_of, cache=tmp_path / "cache")
+    assert keys_of(other) == keys
+    assert requests(bucket.server) == 0
+    assert dataset.stats.num_cache_hits == 30
+    assert dataset.stats.num_objects == 60
+
+
+def test_what_a_cache_holds_of_an_epoch_comes_in_its_turn(bucket: Bucket, tmp_path: Path) -> None:
+    """Some are here and some are not, in runs of any length; others come in while it reads."""
+    keys = bucket.fill(200)
+    part = [key for key in keys if int(key) % 7 in {0, 1, 5} or 60 < int(key) < 120]
+    with aioflux.sync.open_store(bucket.uri) as store:
+        metas = [meta for meta in store.list() if meta.key in part]
+    cache = {"cache": tmp_path / "cache", "transform": key_of}
+    assert keys_of(MapDataset.from_keys(bucket.uri, metas, **cache)) == part
+    bucket.server.stats.reset()
+    dataset = IterableDataset(bucket.uri, **cache)
+    assert list(dataset) == keys
+    assert requests(bucket.server) == len(keys) - len(part)
+
+
+def test_a_replaced_object_is_not_taken_from_the_cache(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.fill(3)
+    options = {"cache": tmp_path / "cache", "transform": data_of}
+    list(IterableDataset(bucket.uri, **options))
+    bucket.put("001", b"new")
+    assert list(IterableDataset(bucket.uri, **options))[1] == b"new"
+
+
+def data_of(sample: Any) -> bytes:
+    return sample.data
+
+
+@pytest.mark.parametrize("option", [{"cache": "/nowhere"}, {"compose": "on"}])
+def test_ordered_false_with_what_reads_in_order_is_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="ordered=False has no effect"):
+        IterableDataset("memory://bucket", ordered=False, **option)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("compose", ["on", "auto"])
+def test_composites_give_the_same_samples(bucket: Bucket, kind: type[Any], compose: str) -> None:
+    keys = bucket.fill(70)
+    assert keys_of(kind(bucket.uri, transform=key_of, compose=compose)) == keys
+    with aioflux.sync.open_store("gs://bucket") as store:
+        assert [meta.key for meta in store.list("aioflux-composed-objects/")] == []
+        assert not list(store.list("train/aioflux-composed-objects/"))
+
+
+def test_as_they_arrive_all_come(bucket: Bucket) -> None:
+    keys = bucket.fill(60)
+    assert sorted(IterableDataset(bucket.uri, transform=key_of, ordered=False)) == keys
+
+
+def test_records_of_large_objects_stream_in(bucket: Bucket) -> None:
+    """Objects beyond what may be read ahead are never whole in memory."""
+    line = b'{"n": %d}' + b" " * 1000 + b"\n"
+    for number in range(3):
+        size = 6000 if number == 1 else 10
+        bucket.put(str(number), b"".join(line % each for each in range(size)))
+    options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=5 << 20)
+    dataset = IterableDataset(bucket.uri, records=jsonl(), transfer=options)
+    read = [record["n"] for record in dataset]
+    assert read == [*range(10), *range(6000), *range(10)]
+    assert dataset.stats.num_objects == 3
+
+
+class TestSkipping:
+    """What cannot be read or transformed is skipped, counted and told, or an error."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_objects_that_are_gone_are_skipped_and_counted(
+        self, bucket: Bucket, kind: type[Any], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        keys = bucket.fill(30)
+        dataset = kind(bucket.uri, transform=key_of, on_error="skip")
+        with aioflux.sync.open_store(bucket.uri) as store:
+            store.delete_many(["003", "004", "029"])
+        bucket.put("011", b"other")
+        gone = {"003", "004", "011", "029"}
+        assert keys_of(dataset) == [key for key in keys if key not in gone]
+        assert dataset.stats.num_skipped == 4
+        told = [record.getMessage() for record in caplog.records if "skipped" in record.message]
+        assert len(told) == 4
+        assert "gs://bucket/train/003" in told[0]
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_transforms_that_fail_are_given_to_a_function(
+        self, bucket: Bucket, kind: type[Any]
+    ) -> None:
+        keys = bucket.fill(10)
+        seen: list[tuple[str, str]] = []
+
+        def note(error: Exception, uri: str) -> None:
+            seen.append((type(error).__name__, uri))
+
+        dataset = kind(bucket.uri, transform=refuse_odd, on_error=note)
+        assert keys_of(dataset) == keys[::2]
+        assert seen == [("ArithmeticError", f"gs://bucket/train/{key}") for key in keys[1::2]]
+
+    def test_a_function_may_raise(self, bucket: Bucket) -> None:
+        bucket.fill(3)
+
+        def end(error: Exception, uri: str) -> None:
+            raise LookupError(uri) from error
+
+        with pytest.raises(LookupError, match="train/001"):
+            list(IterableDataset(bucket.uri, transform=refuse_odd, on_error=end))
+
+    def test_workers_count_what_they_skip(self, bucket: Bucket) -> None:
+        keys = bucket.fill(10)
+        dataset = IterableDataset(bucket.uri, transform=refuse_odd, on_error="skip")
+        loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
+        assert sorted(loader) == keys[::2]
+        assert dataset.stats.num_skipped == 5
+
+    def test_a_batch_of_which_nothing_is_left_is_an_error(self, bucket: Bucket) -> None:
+        bucket.fill(4)
+        dataset = MapDataset(bucket.uri, transform=refuse_odd, on_error="skip")
+        with pytest.raises(ArithmeticError):
+            dataset.__getitems__([1, 3])
+        with pytest.raises(ArithmeticError):
+            dataset[1]
+
+    def test_a_bad_record_ends_its_object_only(self, bucket: Bucket) -> None:
+        bucket.put("a", b"1\n2\n{torn")
+        bucket.put("b", b"3\n")
+        dataset = IterableDataset(bucket.uri, records=jsonl(), on_error="skip")
+        assert list(dataset) == [1, 2, 3]
+        assert dataset.stats.num_skipped == 1
+        with pytest.raises(aioflux.RecordError, match="gs://bucket/train/a"):
+            list(IterableDataset(bucket.uri, records=jsonl()))
+
+    def test_a_skipped_object_is_not_read_again_on_resume(self, bucket: Bucket) -> None:
+        keys = bucket.fill(10)
+        dataset = IterableDataset(bucket.uri, transform=key_of, on_error="skip")
+        bucket.put("001", b"other")
+        stream = iter(dataset)
+        assert [next(stream) for _ in range(3)] == ["000", "002", "003"]
+        stream.close()
+        dataset.load_state_dict(dataset.state_dict())
+        assert list(dataset) == keys[4:]
+        assert dataset.stats.num_skipped == 1
+
+    def test_another_word_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="on_error must be"):
+            MapDataset.from_keys("memory://bucket", ["a"], on_error="ignore")
+
+
+def test_nothing_runs_after_a_stream_is_closed(bucket: Bucket) -> None:
+    """Neither objects read ahead nor a second uri's."""
+    bucket.fill(300)
+    for number in range(300):
+        bucket.server.put("bucket", f"other/{number}", b"x")
+    dataset = IterableDataset(
+        [bucket.uri, "gs://bucket/other"],
+        shuffle=True,
+        transfer=aioflux.TransferOptions(max_in_flight=4),
+    )
+    stream = iter(dataset)
+    next(stream)
+    stream.close()
+    counts = []
+    with aioflux.sync.open_store(bucket.uri) as store:  # on the loop that would go on reading
+        for _ in range(40):
+            store.head("000")
+            counts.append(requests(bucket.server))
+    # A request that had left when the stream was closed may arrive after that.
+    assert counts[-1] <= 40 + 2 * 4 + 2
+    assert counts[-1] - counts[19] == 20
+
+
+def test_a_loader_in_a_thread_reads(bucket: Bucket) -> None:
+    keys = bucket.fill(10)
+    dataset = MapDataset(bucket.uri, transform=key_of)
+    read: list[str] = []
+    thread = threading.Thread(target=lambda: read.extend(keys_of(dataset)))
+    thread.start()
+    thread.join(60)
+    assert read == keys
+
+
+def test_a_running_loop_does_not_mind(bucket: Bucket) -> None:
+    """As in a notebook: cells block the loop that runs them."""
+    keys = bucket.fill(10)
+
+    async def cell() -> tuple[list[str], list[str]]:
+        dataset = IterableDataset(bucket.uri, transform=key_of)
+        return list(dataset), keys_of(MapDataset(bucket.uri, transform=key_of))
+
+    assert asyncio.run(cell()) == (keys, keys)
+
+
+def test_progress_is_shown(bucket: Bucket, capsys: pytest.CaptureFixture[str]) -> None:
+    bucket.fill(10)
+    list(IterableDataset(bucket.uri, progress=True))
+    assert "gs://bucket/train/ epoch 0" in capsys.readouterr().err
