@@ -9,13 +9,18 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from dataflux_core import fast_list  # type: ignore[import-not-found]
-from dataflux_pytorch import (  # type: ignore[import-not-found]
-    dataflux_iterable_dataset,
-    dataflux_mapstyle_dataset,
-)
-
 from perf.peers._loading import Datasets, decode
+
+try:
+    from dataflux_core import fast_list  # type: ignore[import-not-found]
+    from dataflux_pytorch import (  # type: ignore[import-not-found]
+        dataflux_iterable_dataset,
+        dataflux_mapstyle_dataset,
+    )
+except ModuleNotFoundError as exc:
+    raise ModuleNotFoundError(
+        f"{exc.name} is missing (pip install 'aioflux[perf-loading]')", name=exc.name
+    ) from exc
 
 if TYPE_CHECKING:
     from perf.work import Work

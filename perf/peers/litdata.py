@@ -15,10 +15,16 @@ from typing import TYPE_CHECKING, Any
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 import gcsfs  # type: ignore[import-untyped]
-from litdata import StreamingRawDataset  # type: ignore[import-not-found]
-from litdata.raw.indexer import BaseIndexer, FileMetadata  # type: ignore[import-not-found]
 
 from perf.peers._loading import Datasets, decode
+
+try:
+    from litdata import StreamingRawDataset  # type: ignore[import-not-found]
+    from litdata.raw.indexer import BaseIndexer, FileMetadata  # type: ignore[import-not-found]
+except ModuleNotFoundError as exc:
+    raise ModuleNotFoundError(
+        f"{exc.name} is missing (pip install 'aioflux[perf-loading]')", name=exc.name
+    ) from exc
 
 if TYPE_CHECKING:
     from perf.work import Work

@@ -43,6 +43,19 @@ FAILED = Row(
 )
 
 
+def test_row_of_a_figure_tells_it_where_ratios_stand() -> None:
+    row = Row(
+        scenario="list-10",
+        case="requests",
+        peer="-",
+        size_bytes=0,
+        figure="1",
+        goal="<= 1",
+        is_met=True,
+    )
+    assert cells(row)[:7] == ("list-10 (requests)", "-", "-", "-", "1", "<= 1", "met")
+
+
 def test_row_tells_everything_of_both_sides() -> None:
     assert dict(zip(HEADINGS, cells(ROW), strict=True)) == {
         "scenario": "get-1KiB",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -13,11 +14,12 @@ from perf._samples import (
     Sample,
     judge,
     judge_memory,
+    judge_promise,
     median_of,
     ratio_of,
     unplayed,
 )
-from perf.scenarios import Match, MemoryGoal, Turn
+from perf.scenarios import Match, MemoryGoal, Promise, Turn
 from perf.servers import ServerSpec
 from perf.work import Work
 
@@ -170,3 +172,58 @@ def test_memory_goal_without_samples_is_open() -> None:
 def test_match_that_was_not_played_says_why() -> None:
     row = unplayed("s", match(2.0), "OSError: no room")
     assert (row.goal, row.is_met, row.error) == (">= 2x", None, "OSError: no room")
+
+
+def told(rate: float, **figures: float) -> Pair:
+    ours = replace(result(rate), **figures)  # type: ignore[arg-type]
+    return Pair(
+        index=1, is_warm_up=False, ours=sample(ours, "aioflux"), theirs=sample(result(1.0), "peer")
+    )
+
+
+@pytest.mark.parametrize(
+    ("promise", "pairs", "figure", "is_met"),
+    [
+        (Promise(figure="requests", at_most=1), [told(1, num_requests=1)] * 2, "1", True),
+        (
+            Promise(figure="requests", at_most=1),
+            [told(1, num_requests=1), told(1, num_requests=2)],
+            "2",
+            False,
+        ),
+        (
+            Promise(figure="waiting", at_most=0.05),
+            [told(100, waited_seconds=0.01), told(100, waited_seconds=9.0)],
+            "",
+            False,
+        ),
+        (Promise(figure="objects/s", at_least=10), [told(10), told(12), told(4)], "10", True),
+        (Promise(figure="objects/s", at_least=11), [told(10), told(12), told(4)], "10", False),
+        (Promise(figure="objects/s", at_least=11), [], "-", None),
+    ],
+    ids=["most is kept", "most is broken", "share", "least is kept", "least is broken", "none"],
+)
+def test_promise_is_about_ours_alone(
+    promise: Promise, pairs: list[Pair], figure: str, is_met: bool | None
+) -> None:
+    row = judge_promise("list-10", promise, pairs)
+    assert row.is_met is is_met
+    assert not figure or row.figure == figure
+
+
+def test_promise_is_not_kept_where_one_of_ours_failed() -> None:
+    failed = Pair(
+        index=2,
+        is_warm_up=False,
+        ours=sample("broke", "aioflux"),
+        theirs=sample(result(1.0), "peer"),
+    )
+    promise = Promise(figure="requests", at_most=1)
+    row = judge_promise("list-10", promise, [told(1.0, num_requests=1), failed])
+    assert row.is_met is False
+
+
+def test_requests_of_the_pair_that_warms_up_do_not_count() -> None:
+    early = replace(told(1.0, num_requests=5), is_warm_up=True)
+    promise = Promise(figure="requests", at_most=0)
+    assert judge_promise("epoch", promise, [early, told(1.0)]).is_met

@@ -9,7 +9,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from perf.__main__ import chosen_matches, chosen_scenarios, known_peers, listing, main, parser
-from perf.scenarios import SCENARIOS, Rival, Scenario
+from perf._pairs import eased
+from perf.scenarios import GROUPS, SCENARIOS, Promise, Rival, Scenario
 from perf.scenarios.get_many import GetMany
 from perf.scenarios.latency import Latency
 from perf.servers import ServerSpec
@@ -30,6 +31,13 @@ NAMES = (
     "sync",
     "faults",
 )
+"""Those that run where none is named."""
+LONG = (
+    *("list-10", "list-10k", "list-1M", "parse-1M"),
+    *("loader-100KiB", "loader-500KiB", "loader-3MiB", "loader-150MiB"),
+    *("epoch-100KiB", "epoch-500KiB", "epoch-3MiB", "epoch-150MiB", "epoch-cached", "epoch-wait"),
+)
+THREADS = {"dataflux x4": 3, "dataflux x8": 3, "dataflux x16": 3}
 
 
 def chosen(*arguments: str) -> list[Scenario]:
@@ -37,8 +45,15 @@ def chosen(*arguments: str) -> list[Scenario]:
 
 
 def test_every_scenario_is_found_by_its_name() -> None:
-    assert tuple(SCENARIOS) == NAMES
+    assert tuple(SCENARIOS) == NAMES + LONG
     assert [scenario.name for scenario in chosen()] == list(NAMES)
+    assert [scenario.name for scenario in chosen(*LONG)] == list(LONG)
+
+
+def test_a_group_stands_for_its_scenarios() -> None:
+    assert tuple(name for names in GROUPS.values() for name in names) == LONG
+    found = [scenario.name for scenario in chosen("epoch", "get-1KiB", "list")]
+    assert found == [*LONG[8:], "get-1KiB", *LONG[:4]]
 
 
 @pytest.mark.parametrize(
@@ -57,12 +72,48 @@ def test_every_scenario_is_found_by_its_name() -> None:
         ("put-many", {"obstore": 1.5, "gcloud_aio": 3}),
         ("sync", {"async": 0.85}),
         ("faults", {"clean": 0.9}),
+        ("list-10", {}),
+        ("list-10k", {"google": 2, "dataflux": 3}),
+        ("list-1M", {"google": 5}),
+        ("parse-1M", {}),
+        ("loader-100KiB", {"dataflux": 10, "direct": 40, **THREADS}),
+        ("loader-500KiB", {"dataflux": 3, "direct": 10, **THREADS}),
+        ("loader-3MiB", {"dataflux": 3, "direct": 8, **THREADS}),
+        ("loader-150MiB", {"dataflux": 3, "direct": 5, "dataflux x16": 3}),
+        ("epoch-100KiB", {"dataflux": 8, "litdata": 1.5}),
+        ("epoch-500KiB", {"dataflux": 8}),
+        ("epoch-3MiB", {"dataflux": 8}),
+        ("epoch-150MiB", {"dataflux": 8}),
+        ("epoch-cached", {"first": 5}),
+        ("epoch-wait", {"bound": 0.95}),
     ],
 )
 def test_scenario_promises(name: str, goals: dict[str, float]) -> None:
     matches = SCENARIOS[name].matches()
     found = {match.name: match.at_least for match in matches if match.at_least is not None}
     assert found == goals
+
+
+def test_figures_of_ours_alone_are_promised() -> None:
+    found = {name: one.promises() for name, one in SCENARIOS.items() if one.promises()}
+    assert found == {
+        "list-10": (Promise(figure="requests", at_most=1),),
+        "parse-1M": (Promise(figure="objects/s", at_least=500_000),),
+        "epoch-cached": (Promise(figure="requests", at_most=0),),
+        "epoch-wait": (Promise(figure="waiting", at_most=0.05),),
+    }
+
+
+def test_a_step_bounds_the_rate_of_its_epoch() -> None:
+    (match,) = SCENARIOS["epoch-wait"].matches()
+    assert match.cap_per_second * match.ours.work.step_seconds == match.ours.work.batch_size
+    assert match.theirs.work.step_seconds == 0
+
+
+def test_dataflux_meets_us_with_each_number_of_threads() -> None:
+    (scenario,) = chosen("loader-100KiB", "--set", "threads=2,3", "--peers", "dataflux")
+    works = [match.theirs.work for match in chosen_matches(scenario, ["dataflux"])]
+    assert [work.num_threads for work in works] == [0, 2, 3]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=list(SCENARIOS))
@@ -75,8 +126,18 @@ def test_reads_find_their_objects_and_those_of_a_warm_up(scenario: Scenario) -> 
             ready = {
                 f"{size}/{index}" for size, count in turn.server.objects for index in range(count)
             }
-            for work in (turn.work, turn.work.warm_up()):
-                assert set(work.each_key()) <= ready
+            for whole in (turn.work, eased(turn.work)):
+                for work in (whole, whole.warm_up()):
+                    if work.is_set:
+                        assert (work.size_bytes, work.num_objects) in turn.server.sets
+                    else:
+                        assert set(work.each_key()) <= ready
+
+
+def test_a_scenario_of_sets_has_one_server() -> None:
+    matches = SCENARIOS["loader-100KiB"].matches()
+    specs = {turn.server for match in matches for turn in (match.ours, match.theirs)}
+    assert len(specs) == 1
 
 
 def test_bound_of_latency_is_in_flight_by_latency() -> None:
@@ -164,7 +225,7 @@ def test_unknown_peer_ends_with_exit_status_2(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as caught:
         main(["get-1KiB", "--peers", "nosuch"])
     assert caught.value.code == 2
-    assert "there are aioflux, aioflux_sync, aiohttp, " in capsys.readouterr().err
+    assert "there are aioflux, aioflux_data, aioflux_sync, aiohttp, " in capsys.readouterr().err
 
 
 def test_scale_changes_the_number_of_objects() -> None:
@@ -208,7 +269,7 @@ def test_obstore_moves_as_many_objects_as_ours(name: str) -> None:
 
 def test_list_names_scenarios_goals_and_parameters() -> None:
     text = listing()
-    assert all(name in text for name in NAMES)
+    assert all(name in text for name in (*NAMES, *LONG, *GROUPS))
     assert "wrk >= 0.5x" in text
     assert "in_flight=64,256,1024" in text
     assert "size_bytes=100KiB" in text

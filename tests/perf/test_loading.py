@@ -1,0 +1,112 @@
+"""Loaders take the same epoch: every object of a set, decoded alike, whoever loads it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from perf.peers._loading import OneByOne, decode, epoch
+from perf.servers import Server, ServerSpec, open_server
+from perf.work import Work, _checked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIZE, COUNT = 5000, 10
+OPERATIONS = {
+    "aioflux_data": ("load", "stream"),
+    "direct": ("load", "stream"),
+    "gcsfs_data": ("load",),
+    "obstore_data": ("load",),
+}
+DO = """
+import json, sys, warnings
+from perf.work import Work, measure
+for fields in json.loads(sys.argv[1]):
+    told = measure(Work(**{**fields, "server_pids": ()}))
+    print(json.dumps(told), flush=True)
+"""
+WORK = Work(
+    peer="",
+    operation="load",
+    url="",
+    size_bytes=SIZE,
+    num_objects=COUNT,
+    is_set=True,
+    batch_size=4,
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with open_server(ServerSpec(sets=((SIZE, COUNT),))) as server:
+        yield server
+
+
+def test_each_loader_takes_every_object_once(server: Server) -> None:
+    works = [
+        replace(
+            WORK,
+            peer=peer,
+            operation=operation,
+            url=server.url,
+            counter=server.counter,
+            is_whole=is_whole,
+            # It begins a loop for each batch, which none may run around.
+            num_workers=1 if peer == "obstore_data" else 0,
+        )
+        for peer, operations in OPERATIONS.items()
+        for operation in operations
+        for is_whole in ((False, True) if peer == "aioflux_data" else (False,))
+    ]
+    command = [sys.executable, "-c", DO, json.dumps([asdict(work) for work in works])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    told: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(told) == len(works)
+    for work, result in zip(works, told, strict=True):
+        assert result["num_bytes"] == COUNT * SIZE, work
+        assert 0 < result["waited_seconds"] <= result["seconds"], work
+        # What is listed is listed before; google's client asks once about the bucket.
+        assert COUNT <= result["num_requests"] <= COUNT + (work.peer == "direct"), work
+
+
+@pytest.mark.parametrize("name", ["dataflux", "litdata"])
+def test_a_peer_that_is_missing_says_what_to_install(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("dataflux_core", "litdata"):
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, f"perf.peers.{name}", raising=False)
+    with pytest.raises(ModuleNotFoundError, match="perf-loading"):
+        importlib.import_module(f"perf.peers.{name}")
+
+
+def test_a_consumer_that_takes_its_time_waits_for_the_loader_alone() -> None:
+    one = replace(WORK, num_objects=8, batch_size=2, step_seconds=0.05)
+    keys = [f"{index}" for index in range(8)]
+    dataset = OneByOne(keys, lambda: lambda _: bytes(SIZE), decode(one))
+    num_bytes, waited_seconds = epoch(dataset, one)
+    assert num_bytes == 8 * SIZE
+    assert waited_seconds < 4 * one.step_seconds
+
+
+def test_bytes_become_a_tensor_of_their_own() -> None:
+    data = bytearray(b"some bytes")
+    tensor = decode(replace(WORK, is_whole=True))(data)
+    data[:] = bytes(len(data))
+    assert bytes(tensor) == b"some bytes"
+    assert tensor.dtype == torch.uint8
+    assert decode(WORK)(b"12345") == 5
+
+
+def test_a_loader_that_leaves_out_an_object_fails() -> None:
+    with pytest.raises(RuntimeError, match="moved 45000 bytes"):
+        _checked(WORK, (COUNT - 1) * SIZE)
