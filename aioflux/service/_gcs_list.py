@@ -175,9 +175,10 @@ def _checksums(texts: list[str]) -> Iterable[int]:
         joined = "".join(texts)
         if joined.count("==") == len(texts):
             data = binascii.a2b_base64(joined.replace("==", "AA"), strict_mode=True)
-            values = struct.unpack(f">{len(texts) * 'IH'}", data)
-            if not any(values[1::2]):
-                return values[::2]
+            if len(data) == 6 * len(texts):
+                values = struct.unpack(f">{len(texts) * 'IH'}", data)
+                if not any(values[1::2]):
+                    return values[::2]
     return [-1 if (value := decode_crc32c(text)) is None else value for text in texts]
 
 

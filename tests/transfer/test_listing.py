@@ -1,7 +1,8 @@
-"""Listings that go on where a page ended, and those that do not."""
+"""Listings of many ranges at once; those that go on where a page ended, and those that do not."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,12 @@ import pytest
 
 from aioflux import StorageError
 from aioflux.service._base import Page
-from aioflux.transfer._listing import list_pages
+from aioflux.transfer._glob import compile_glob
+from aioflux.transfer._listing import list_all, list_pages
+from tests.transfer.rig import LOSE, REFUSE, refused_for_good
 
 if TYPE_CHECKING:
+    from aioflux.transfer._session import Session
     from tests.transfer.rig import Rig
 
 
@@ -66,3 +70,169 @@ async def test_a_page_that_does_not_go_on_is_an_error(
     with pytest.raises(StorageError, match=rf"could not list memory://.*/p/: .*{message}"):
         await listed(rig)
     assert rig.is_clean()
+
+
+def filled(rig: Rig, num: int = 20_000) -> list[str]:
+    keys = [f"p/{at:06}" for at in range(num)]
+    for key in keys:
+        rig.put(key, b"")
+    return keys
+
+
+class Gauge:
+    """Counts the requests of a service that are under way; `gate` holds them back."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.num_now = self.num_most = self.num_all = 0
+        self.gate, self.held = asyncio.Event(), asyncio.Event()
+        self.gate.set()
+        inner = rig.service.list_page
+
+        async def list_page(*args: Any, **options: Any) -> Page:
+            self.num_now += 1
+            self.num_all += 1
+            self.num_most = max(self.num_most, self.num_now)
+            try:
+                if not self.gate.is_set():
+                    self.held.set()
+                await asyncio.sleep(0)
+                await self.gate.wait()
+                return await inner(*args, **options)
+            finally:
+                self.num_now -= 1
+
+        rig.service.list_page = list_page
+
+
+async def test_a_listing_is_sorted_and_complete_and_asked_for_at_once(rig: Rig) -> None:
+    keys = filled(rig)
+    gauge = Gauge(rig)
+    session = rig.new_session(max_in_flight=8)
+    listing = await list_all(session, "p/")
+    assert list(listing.keys) == keys
+    assert gauge.num_most > 4
+    assert gauge.num_all <= 1.2 * 20 + 2 * 8
+    assert rig.is_clean()
+
+
+async def test_ten_objects_cost_one_request(rig: Rig) -> None:
+    filled(rig, 10)
+    gauge = Gauge(rig)
+    assert len(await list_all(rig.new_session(max_in_flight=64), "")) == 10
+    assert gauge.num_all == 1
+
+
+async def test_who_takes_the_first_page_has_asked_for_no_other(rig: Rig) -> None:
+    filled(rig)
+    gauge = Gauge(rig)
+    pages = list_pages(rig.session, "p/")
+    assert len(await anext(pages)) == 1000
+    await pages.aclose()
+    assert gauge.num_all == 1
+
+
+async def test_failures_of_some_ranges_are_mended(rig: Rig) -> None:
+    keys = filled(rig)
+    rig.service.fail("list_page", None, REFUSE, LOSE, None, REFUSE, LOSE)
+    assert list((await list_all(rig.session, "")).keys) == keys
+    assert rig.is_clean()
+
+
+async def test_a_range_that_fails_fails_the_listing_and_ends_the_others(rig: Rig) -> None:
+    filled(rig)
+    rig.service.fail("list_page", None, None, refused_for_good())
+    gauge = Gauge(rig)
+    with pytest.raises(StorageError, match="no"):
+        await list_all(rig.session, "")
+    assert gauge.num_now == 0
+    assert rig.is_clean()
+
+
+@pytest.mark.parametrize("how", ["closed", "cancelled"])
+async def test_nothing_is_under_way_after_a_listing_was_left(rig: Rig, how: str) -> None:
+    filled(rig)
+    gauge = Gauge(rig)
+    pages = list_pages(rig.session, "p/")
+    await anext(pages)
+    gauge.gate.clear()
+    waiting = asyncio.ensure_future(anext(pages))
+    await gauge.held.wait()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    if how == "closed":
+        await pages.aclose()
+    assert gauge.num_now == 0
+    assert rig.is_clean()
+
+
+async def test_what_is_there_all_along_is_listed_once_while_others_come_and_go(rig: Rig) -> None:
+    keys = filled(rig)
+    stays = set(keys[::2])
+    found: list[str] = []
+    turns = count()
+    async for page in list_pages(rig.session, ""):
+        found += page.keys
+        for at in range(next(turns) % 4, len(keys), 8):
+            if keys[at] in stays:
+                continue
+            if keys[at] in rig.bucket.objects:
+                rig.bucket.remove(keys[at])
+            else:
+                rig.put(keys[at], b"new")
+    assert found == sorted(set(found))
+    assert stays <= set(found)
+
+
+async def test_a_service_that_begins_elsewhere_is_an_error(rig: Rig) -> None:
+    """One that does not know of a first key would give each key as often as there are ranges."""
+    filled(rig)
+    inner = rig.service.list_page
+
+    async def list_page(prefix: str, *, start_offset: str, **options: Any) -> Page:
+        return await inner(prefix, **options)
+
+    rig.service.list_page = list_page
+    with pytest.raises(StorageError, match="does not go on where a page ended"):
+        await list_all(rig.session, "")
+    assert rig.is_clean()
+
+
+@pytest.fixture
+def nested_session(rig: Rig) -> Session:
+    for key in ("a", "b/1", "b/2", "b/c/3", "d/4", "e", ".aioflux-uploads/5", "x[y]/z.jpg"):
+        rig.put(key, b"")
+    return rig.session
+
+
+async def test_one_level_has_keys_and_prefixes(nested_session: Session) -> None:
+    listing = await list_all(nested_session, "", delimiter="/")
+    assert (list(listing.keys), listing.prefixes) == (["a", "e"], ["b/", "d/", "x[y]/"])
+    listing = await list_all(nested_session, "b/", delimiter="/")
+    assert (list(listing.keys), listing.prefixes) == (["b/1", "b/2"], ["b/c/"])
+    listing = await list_all(nested_session, ".aioflux-uploads/", delimiter="/")
+    assert list(listing.keys) == [".aioflux-uploads/5"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("**", "a b/1 b/2 b/c/3 d/4 e x[y]/z.jpg"),
+        ("*", "a e"),
+        ("b/*", "b/1 b/2"),
+        ("b/**", "b/1 b/2 b/c/3"),
+        ("{b,d}/?", "b/1 b/2 d/4"),
+        ("[!a-b]", "e"),
+        (r"x\[y\]/*.jpg", "x[y]/z.jpg"),
+    ],
+)
+async def test_a_pattern_leaves_keys_out(
+    nested_session: Session, pattern: str, expected: str
+) -> None:
+    listing = await list_all(nested_session, "", match_glob=pattern)
+    assert list(listing.keys) == expected.split()
+
+
+@pytest.mark.parametrize("pattern", ["[", "{a", "a}", "[z-a]", "\\"])
+def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match="is no pattern"):
+        compile_glob(pattern)

@@ -1,4 +1,4 @@
-"""Columns give back exactly what was put into them."""
+"""Columns give back exactly what was put into them; manifests, too, or they say why not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pickle
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux import ObjectMeta
@@ -38,16 +38,99 @@ def metas(draw: st.DrawFn, root: str) -> ObjectMeta:
 
 @pytest.mark.parametrize("root", ["gs://bucket/a b%/", "file:///data/50%25/"])
 @given(st.data())
+@settings(max_examples=40)
 def test_a_listing_gives_back_every_field(root: str, data: st.DataObject) -> None:
     given_metas = data.draw(st.lists(metas(root), max_size=8))
     listing = Listing(given_metas)
     assert [listing[index] for index in range(len(listing))] == given_metas
 
 
+@given(st.data())
+@settings(max_examples=40)
+def test_a_listing_is_a_sequence(data: st.DataObject) -> None:
+    given_metas = data.draw(st.lists(metas("gs://b/"), max_size=8))
+    listing = Listing(given_metas)
+    assert list(listing) == given_metas
+    assert listing == given_metas
+    assert given_metas == listing
+    assert listing != [*given_metas, None]
+    assert list(reversed(listing)) == given_metas[::-1]
+    ends = st.none() | st.integers(-9, 9)
+    places = slice(data.draw(ends), data.draw(ends), data.draw(st.sampled_from([None, 1, 2, -1])))
+    assert listing[places] == given_metas[places]
+    assert isinstance(listing[places], Listing)
+    assert list(listing.sizes) == [meta.size for meta in given_metas]
+    index = data.draw(st.integers(-9, 9))
+    if -len(listing) <= index < len(listing):
+        assert listing[index] == given_metas[index]
+    else:
+        with pytest.raises(IndexError):
+            listing[index]
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_listings_are_joined_whatever_their_kinds(data: st.DataObject) -> None:
+    parts = data.draw(st.lists(st.lists(metas("gs://b/"), max_size=4), max_size=4))
+    whole = Listing()
+    for part in parts:
+        whole.extend(Listing(part))
+    assert list(whole) == [meta for part in parts for meta in part]
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_a_manifest_gives_back_every_field(data: st.DataObject) -> None:
+    listing = Listing(data.draw(st.lists(metas("gs://b/"), max_size=8)))
+    listing.prefixes = ["a/", "b/"]
+    again = Listing.from_bytes(listing.to_bytes())
+    assert again == listing
+    assert again.prefixes == listing.prefixes
+    assert pickle.loads(pickle.dumps(listing)) == listing
+    again.extend(listing)  # what is read can be added to
+    assert list(again) == [*listing, *listing]
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_a_damaged_manifest_is_an_error(data: st.DataObject) -> None:
+    saved = bytearray(Listing(data.draw(st.lists(metas("gs://b/"), max_size=3))).to_bytes())
+    at = data.draw(st.integers(0, len(saved) - 1))
+    saved[at] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(ValueError, match=r"damaged|no listing|of version"):
+        Listing.from_bytes(saved)
+    with pytest.raises(ValueError, match=r"damaged|no listing|of version"):
+        Listing.from_bytes(saved[:at])
+
+
+def test_each_object_may_have_metadata_of_its_own() -> None:
+    """Kinds are compared with the first thousand only; none is lost behind them."""
+    given_metas = [
+        ObjectMeta(key=f"{at}", uri=f"gs://b/{at}", size=at, metadata={"mtime": f"{at}"})
+        for at in range(3_000)
+    ]
+    listing = Listing(given_metas)
+    assert list(listing) == given_metas
+    assert Listing.from_bytes(listing.to_bytes()) == given_metas
+
+
 @given(st.lists(TEXTS))
 def test_a_column_of_keys_gives_back_every_key(keys: list[str]) -> None:
     column = KeyColumn(keys)
     assert [column[index] for index in range(len(column))] == keys
+    assert list(column) == keys
+
+
+@given(st.integers(0, 300), st.integers(0, 300), st.sampled_from(["k", "\u00e9"]))
+@settings(max_examples=20)
+def test_parts_of_long_columns(start: int, end: int, letter: str) -> None:
+    keys = [letter * (at % 7) + str(at) for at in range(2_500)]
+    column = KeyColumn(keys[:1_000])
+    column.extend(KeyColumn(keys[1_000:]))
+    assert list(column) == keys
+    start, end = 8 * start, 8 * end
+    assert list(column.part(start, end)) == keys[start:end]
+    assert column[start] == keys[start]
 
 
 def test_a_listing_is_of_one_store() -> None:

@@ -1,0 +1,107 @@
+"""Pages of the JSON API become columns that hold what the page said."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aioflux.service import _gcs_list as listing
+from aioflux.service import _gcs_wire as wire
+
+times = st.datetimes(min_value=datetime(1970, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
+texts = st.text(st.characters(codec="utf-8"), max_size=6)
+
+
+@st.composite
+def resources(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw what a service may tell of an object, all of it or some."""
+    crc32c = draw(st.integers(0, 2**32 - 1))
+    item = {
+        "name": "p/" + draw(texts),
+        "size": str(draw(st.integers(0, 2**60))),
+        "etag": draw(texts),
+        "generation": str(draw(st.integers(1, 2**62))),
+        "crc32c": base64.b64encode(crc32c.to_bytes(4, "big")).decode(),
+        "updated": draw(times).isoformat().replace("+00:00", "Z"),
+        "contentType": draw(st.sampled_from(["image/png", "image/jpeg"])),
+        "contentEncoding": draw(st.sampled_from(["", "gzip"])),
+        "storageClass": draw(st.sampled_from(["STANDARD", "NEARLINE"])),
+        "metadata": draw(st.dictionaries(texts, texts, max_size=2)),
+    }
+    missing = draw(st.sets(st.sampled_from(sorted(item.keys() - {"name"})), max_size=2))
+    return {name: value for name, value in item.items() if name not in missing}
+
+
+def page_of(items: list[dict[str, Any]]) -> listing.ListPage:
+    return listing.decode_page(msgspec.json.encode({"kind": "storage#objects", "items": items}))
+
+
+@given(st.lists(resources(), max_size=6))
+@settings(max_examples=60)
+def test_a_page_says_what_its_resources_say(items: list[dict[str, Any]]) -> None:
+    page = page_of(items)
+    found = listing.listing_of(page.items, prefix="p/", root="gs://bucket/p/")
+    expected = [
+        wire.meta_from_resource(
+            wire.decode_resource(msgspec.json.encode(item)),
+            key=item["name"][2:],
+            uri=f"gs://bucket/{item['name']}",
+        )
+        for item in items
+    ]
+    assert list(found) == expected
+
+
+@pytest.mark.parametrize(
+    "crc32c", ["AAAA", "AAAAAAAA", "AAAAA===", "AAAAAA=A", "!AAAAA==", "AAAAAAA="]
+)
+@pytest.mark.parametrize("others", [[], ["AAAAAA=="]], ids=["alone", "among others"])
+def test_a_damaged_checksum_is_an_error(crc32c: str, others: list[str]) -> None:
+    page = page_of([{"name": f"{at}", "crc32c": text} for at, text in enumerate([crc32c, *others])])
+    with pytest.raises(ValueError, match=r"crc32c|base64|padding|data|Excess"):
+        listing.listing_of(page.items, prefix="", root="gs://bucket/")
+
+
+def test_a_size_below_zero_is_an_error() -> None:
+    with pytest.raises(ValueError, match="a size is -1"):
+        listing.listing_of(page_of([{"name": "a", "size": "-1"}]).items, prefix="", root="gs://b/")
+
+
+def test_objects_of_every_storage_class_are_listed() -> None:
+    classes = ["STANDARD", "NEARLINE", "COLDLINE", "ARCHIVE", "RAPID", ""]
+    page = page_of([{"name": f"{at}", "storageClass": each} for at, each in enumerate(classes)])
+    found = listing.listing_of(page.items, prefix="", root="gs://b/")
+    assert [meta.storage_class for meta in found] == classes
+
+
+def test_a_listed_object_is_held_in_less_than_150_bytes() -> None:
+    page = page_of(
+        [
+            {
+                "name": f"train/{at:07}.jpg",
+                "size": f"{100_000 + at}",
+                "etag": "CJLmx+yz8oUDEAE=",
+                "generation": f"{1_700_000_000_000_000 + at}",
+                "crc32c": "AAAAAA==",
+                "updated": "2024-01-01T00:00:00.123Z",
+                "contentType": "image/jpeg",
+                "storageClass": "STANDARD",
+            }
+            for at in range(5_000)
+        ]
+    )
+    found = listing.listing_of(page.items, prefix="", root="gs://b/")
+    assert len(found.to_bytes()) < 150 * 5_000
+
+
+@given(texts)
+def test_a_prefix_stands_for_itself_in_a_pattern(text: str) -> None:
+    escaped = listing.escape_glob(text)
+    assert escaped.replace("\\", "") == text.replace("\\", "")
+    assert len(escaped) == len(text) + sum(text.count(each) for each in "*?[]{}\\")
