@@ -6,6 +6,10 @@ loop, its lock and its sockets.
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +33,11 @@ pytestmark = pytest.mark.filterwarnings(
 
 KINDS = [DataFluxMapStyleDataset, DataFluxIterableDataset]
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=["map", "iterable"])
+
+
+def kind_config(kind: type) -> Any:
+    """Return a config by which every object is read by itself."""
+    return sys.modules[kind.__module__].Config(disable_compose=True)
 
 
 @contextmanager
@@ -136,3 +145,34 @@ def test_workers_of_a_share_read_that_share(bucket: Bucket) -> None:
     dataset.objects = dataset.objects[1::2]
     loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
     assert sorted(loader) == texts[1::2]
+
+
+@each_kind
+def test_it_reads_in_a_thread_and_where_a_loop_runs(bucket: Bucket, kind: type) -> None:
+    """The old iterable class set a signal handler, which only the main thread may."""
+    texts = [f"data of {key}" for key in bucket.fill(5)]
+    before = signal.getsignal(signal.SIGINT)
+
+    def read() -> list[str]:
+        dataset = kind("project", "bucket", data_format_fn=text_of)
+        return [text for batch in DataLoader(dataset, batch_size=2) for text in batch]
+
+    async def read_in_a_loop() -> list[str]:
+        return read()
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(read).result() == texts
+    assert asyncio.run(read_in_a_loop()) == texts
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@each_kind
+def test_an_iteration_that_is_abandoned_reads_no_more(bucket: Bucket, kind: type) -> None:
+    """Nor does it hold up the next one."""
+    texts = [f"data of {key}" for key in bucket.fill(300)]
+    dataset = kind("project", "bucket", kind_config(kind), text_of)
+    items = iter(dataset)
+    assert next(items) == texts[0]
+    items.close()
+    assert bucket.server.stats.operation("objects.get").requests < 300
+    assert list(dataset) == texts
