@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 import aioflux
-from aioflux.data import IterableDataset, Sample
+from aioflux.data import IterableDataset, jsonl, loader
 from aioflux.testing import GCSServer
 
 if TYPE_CHECKING:
@@ -119,11 +118,6 @@ class Tokeniser:
         return cls(json.loads(store.get("tokeniser.json")))
 
 
-def documents(sample: Sample) -> Iterator[dict[str, str]]:
-    """Yield the documents of a shard; runs in the workers."""
-    return map(json.loads, sample.data.splitlines())
-
-
 def tokenise(tokeniser: Tokeniser, document: dict[str, str]) -> list[int]:
     """Return the tokens of a document, with its end; runs in the workers."""
     return [*tokeniser.encode(document["text"]), END]
@@ -186,19 +180,13 @@ def run(uri: str, endpoint_url: str | None = None) -> None:
 
     dataset = IterableDataset(
         f"{uri}/train",
-        records=documents,
+        records=jsonl(),
         transform=partial(tokenise, tokeniser),
         shuffle=True,
         shuffle_buffer=500,
         endpoint_url=endpoint_url,
     )
-    batches = DataLoader(
-        dataset,
-        batch_size=BATCH_DOCUMENTS,
-        num_workers=NUM_WORKERS,
-        persistent_workers=True,
-        collate_fn=pack,
-    )
+    batches = loader(dataset, batch_size=BATCH_DOCUMENTS, num_workers=NUM_WORKERS, collate_fn=pack)
     for _ in stream("epoch 0, read only", batches):
         pass
 
