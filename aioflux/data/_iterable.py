@@ -6,6 +6,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from torch.utils.data import IterableDataset as TorchIterableDataset
+from torch.utils.data import get_worker_info
 
 from aioflux.data._course import Course
 from aioflux.data._objects import Objects
@@ -325,7 +326,13 @@ class IterableDataset(TorchIterableDataset[T_co]):
     def __iter__(self) -> Iterator[T_co]:
         """Read the share of this worker, or of the rank where there are no workers."""
         # Before anything is read: StatefulDataLoader asks for the state then.
-        begun = self._course.begin()
+        try:
+            begun = self._course.begin()
+        except (RuntimeError, ValueError) as exc:
+            if get_worker_info() is None:
+                raise
+            # A worker that lives on would die of an error here, and tell nobody which.
+            return _raising(exc)
         who = f"{self._settings.seed} {begun.epoch} {begun.reader} {begun.progress.num_taken}"
         reading = Reading(self._objects, begun.share, begun.progress, self._how, seed=who)
         self._now = begun, reading
@@ -367,3 +374,8 @@ class IterableDataset(TorchIterableDataset[T_co]):
         """
         self._course.load(state)
         self._now = None
+
+
+def _raising(error: Exception) -> Iterator[Any]:
+    raise error
+    yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +113,10 @@ def _kind(*, is_resumable: bool) -> type[DataLoader[Any]]:
     if not is_resumable:
         return DataLoader
     try:
-        module = import_module("torchdata.stateful_dataloader")
+        with warnings.catch_warnings():
+            # torchdata 0.11 takes a name from torch that torch 2.13 has deprecated.
+            warnings.filterwarnings("ignore", "'set_vital' is deprecated", UserWarning)
+            module = import_module("torchdata.stateful_dataloader")
     except ModuleNotFoundError as exc:
         raise ModuleNotFoundError(
             "a resumable loader needs torchdata: pip install torchdata", name=exc.name

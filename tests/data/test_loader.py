@@ -1,0 +1,182 @@
+"""loader(), ObjectSampler and torchdata's StatefulDataLoader."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from aioflux.data import IterableDataset, MapDataset, ObjectSampler, Sample, loader, merge_states
+from tests.data.test_workers import reading
+from tests.data.transforms import dice_of, key_of
+
+if TYPE_CHECKING:
+    from tests.data.conftest import Bucket
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    # torchdata 0.11 takes a name from torch that torch 2.13 has deprecated.
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+]
+
+KINDS = [MapDataset, IterableDataset]
+
+
+def build(kind: type[Any], bucket: Bucket, num_workers: int, **options: Any) -> DataLoader[Any]:
+    """A resumable loader of shuffled keys, of either kind of dataset."""
+    start = "fork" if num_workers else None
+    common = {"num_workers": num_workers, "start_method": start, "resumable": True, "batch_size": 4}
+    if kind is MapDataset:
+        dataset = MapDataset(bucket.uri, transform=key_of)
+        return loader(dataset, shuffle=True, seed=3, **common, **options)
+    return loader(
+        IterableDataset(bucket.uri, transform=key_of, shuffle=True, seed=3), **common, **options
+    )
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stateful_loader_goes_on_at_any_batch(
+    bucket: Bucket, kind: type[Any], num_workers: int
+) -> None:
+    pytest.importorskip("torchdata")
+    keys = bucket.fill(42)
+    batches = build(kind, bucket, num_workers)
+    with reading(batches) as stream:
+        read = list(islice(stream, 5))
+        state = batches.state_dict()
+        rest = list(stream)
+    other = build(kind, bucket, num_workers)
+    other.load_state_dict(state)
+    with reading(other) as stream:
+        assert list(stream) == rest
+        assert sorted(key for batch in read + rest for key in batch) == keys
+        assert sorted(key for batch in other for key in batch) == keys, "the next epoch is whole"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_merged_state_goes_on_without_workers(bucket: Bucket, kind: type[Any]) -> None:
+    pytest.importorskip("torchdata")
+    keys = bucket.fill(42)
+    batches = build(kind, bucket, 2)
+    with reading(batches) as stream:
+        read = [key for batch in islice(stream, 5) for key in batch]
+        state = json.loads(json.dumps(merge_states([batches.state_dict()])))
+    other = build(kind, bucket, 0)
+    (other.sampler if kind is MapDataset else other.dataset).load_state_dict(state)
+    read += [key for batch in other for key in batch]
+    assert sorted(read) == keys
+
+
+def test_a_state_between_snapshots_does_not_merge(bucket: Bucket) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    bucket.fill(20)
+    batches = stateful.StatefulDataLoader(
+        IterableDataset(bucket.uri, transform=key_of),
+        num_workers=1,
+        snapshot_every_n_steps=4,
+        multiprocessing_context="fork",
+    )
+    with reading(batches) as stream:
+        list(islice(stream, 6))
+        with pytest.raises(ValueError, match="snapshot_every_n_steps=1"):
+            merge_states([batches.state_dict()])
+
+
+def test_a_plain_loaders_dataset_does_not_know_what_workers_read(bucket: Bucket) -> None:
+    bucket.fill(8)
+    dataset = IterableDataset(bucket.uri, transform=key_of)
+    with reading(DataLoader(dataset, num_workers=1, multiprocessing_context="fork")) as stream:
+        next(stream)
+        with pytest.raises(RuntimeError, match="StatefulDataLoader"):
+            dataset.state_dict()
+
+
+def test_a_state_that_a_worker_cannot_have_is_an_error(bucket: Bucket) -> None:
+    bucket.fill(8)
+    dataset = IterableDataset(bucket.uri, transform=key_of)
+    state = dataset.state_dict()
+    batches = loader(dataset, num_workers=1, start_method="fork")
+    list(batches)
+    dataset.load_state_dict(state)
+    with reading(batches) as stream, pytest.raises(RuntimeError, match="build the DataLoader then"):
+        list(stream)
+
+
+def test_a_loaded_state_is_for_one_iteration_of_each_worker(bucket: Bucket) -> None:
+    keys = bucket.fill(12)
+    dataset = IterableDataset(bucket.uri, transform=key_of)
+    read = list(islice(stream := iter(dataset), 5))
+    stream.close()
+    other = IterableDataset(bucket.uri, transform=key_of)
+    other.load_state_dict(dataset.state_dict())
+    batches = DataLoader(other, batch_size=None, num_workers=2, multiprocessing_context="fork")
+    assert sorted(read + list(batches)) == keys
+    assert sorted(batches) == keys
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_workers_that_live_on_hear_of_the_epoch(bucket: Bucket, start: str) -> None:
+    keys = bucket.fill(30)
+    dataset = IterableDataset(
+        bucket.uri, transform=key_of, shuffle=True, endpoint_url=bucket.server.url
+    )
+    batches = loader(dataset, batch_size=None, num_workers=1, start_method=start)
+    epochs = []
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        epochs.append(list(batches))
+    assert epochs[0] != epochs[1]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == keys
+    dataset.set_epoch(1)
+    assert list(dataset) == epochs[1]
+    assert dataset.stats.num_objects == 90
+
+
+@pytest.mark.parametrize("tail", ["pad", "uneven", "drop"])
+def test_a_sampler_shares_indices_among_ranks(bucket: Bucket, tail: Any) -> None:
+    keys = bucket.fill(11)
+    dataset = MapDataset(bucket.uri, transform=key_of)
+    samplers = [
+        ObjectSampler(dataset, shuffle=True, tail=tail, rank=rank, world_size=3)
+        for rank in range(3)
+    ]
+    shares = [list(sampler) for sampler in samplers]
+    assert [len(share) for share in shares] == [len(sampler) for sampler in samplers]
+    read = sorted(keys[index] for share in shares for index in share)
+    if tail == "uneven":
+        assert read == keys
+    else:
+        assert len({len(share) for share in shares}) == 1
+        assert len(read) == {"pad": 12, "drop": 9}[tail]
+
+
+def test_samples_need_no_collate_function(bucket: Bucket) -> None:
+    bucket.fill(3)
+    (batch,) = loader(MapDataset(bucket.uri), batch_size=3, num_workers=0)
+    assert [type(each) for each in batch] == [Sample] * 3
+
+
+def test_random_numbers_of_workers_repeat_by_seed_and_differ_by_worker(bucket: Bucket) -> None:
+    """Of random, NumPy and torch alike."""
+    bucket.fill(2)
+    rolls = []
+    for seed in (1, 1, 2):
+        dataset = IterableDataset(bucket.uri, transform=dice_of)
+        batches = loader(dataset, batch_size=None, num_workers=2, seed=seed, start_method="fork")
+        rolls.append(sorted(batches))
+    assert rolls[0] == rolls[1] != rolls[2]
+    first, second = rolls[0]
+    assert all(one != other for one, other in zip(first, second, strict=True))
+
+
+def test_settings_without_effect_are_refused(bucket: Bucket) -> None:
+    bucket.fill(1)
+    dataset = IterableDataset(bucket.uri)
+    with pytest.raises(ValueError, match="set where it is built"):
+        loader(dataset, shuffle=True)
+    with pytest.raises(ValueError, match="no effect with num_workers=0"):
+        loader(dataset, num_workers=0, prefetch_factor=3)
