@@ -139,6 +139,25 @@ def test_an_eviction_makes_room_for_several(tmp_path: Path) -> None:
     assert counts[100:109] == list(range(91, 100))
 
 
+def test_room_that_is_taken_ahead_keeps_to_the_bound(tmp_path: Path) -> None:
+    data, max_bytes = b"x", 1 << 16
+    for run in range(3):
+        cache = Cache(tmp_path, max_bytes=max_bytes)
+        for number in range(2000):
+            assert cache.put(meta_of(f"{run}-{number}", data), data)
+    assert max_bytes * 0.85 < stored_bytes(tmp_path) <= max_bytes
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, 1 << 20])
+def test_any_size_is_got_whole_and_seen_to_be_damaged(tmp_path: Path, size: int) -> None:
+    cache, data = Cache(tmp_path, max_bytes=1 << 21), b"x" * size
+    meta = meta_of("a", data)
+    cache.put(meta, data)
+    assert cache.get(meta) == data
+    damage_tail(stored(tmp_path)[0])
+    assert cache.get(meta) is None
+
+
 def test_other_files_in_the_directory_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_bytes(b"x" * 1000)
     cache = Cache(tmp_path, max_bytes=100)
