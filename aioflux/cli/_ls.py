@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -32,14 +31,13 @@ from aioflux.cli._text import (
     one_line,
     prefix_row,
 )
-from aioflux.transfer._staged import is_staged
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import Sequence
 
+    from aioflux._listing import Listing
     from aioflux._meta import ObjectMeta
     from aioflux.cli._place import Place
-    from aioflux.service._base import Page
     from aioflux.store import Store
 
 __all__ = ["ls"]
@@ -59,6 +57,10 @@ def ls(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per line; the fields stand above.")
     ] = False,
+    manifest: Annotated[
+        str,
+        typer.Option(metavar="URI", help="Save what is below the one URI as a listing, here."),
+    ] = "",
     endpoint_url: Endpoint = None,
     anonymous: Anonymous = False,
 ) -> int:
@@ -70,9 +72,18 @@ def ls(
     --json: type ("object" or "prefix") and uri; of an object also size (bytes), updated (RFC 3339,
     UTC), generation, etag, crc32c (base64), content_type, content_encoding, storage_class and
     metadata. What is not known is null or empty.
+
+    --manifest: an object (or file) that datasets open in place of listing, with `from_manifest`;
+    prints how much it lists.
     """
     places = [parse_place(uri) for uri in uris]
     access = Access(endpoint_url, anonymous)
+    if manifest:
+        if len(places) > 1 or long or as_json:
+            raise ValueError("--manifest takes one URI, and neither --long nor --json")
+        target = parse_place(manifest)
+        check_places([*places, target], access)
+        return run(lambda: _save(places[0], target, access))
     check_places(places, access)
     printer = _Printer(long=long, as_json=as_json)
 
@@ -102,16 +113,12 @@ class _Printer:
         self.num_bytes += sum(meta.size for meta in metas)
         await tell("\n".join(map(self._line, metas)))
 
-    async def page(self, store: Store, page: Page) -> None:
+    async def page(self, store: Store, page: Listing) -> None:
         """Print a page of one level: objects and prefixes by key."""
-        rows = [(meta.key, self._line(meta)) for meta in page.objects]
-        prefixes = [
-            (prefix, self._prefix(uri_of(store, prefix)))
-            for prefix in page.prefixes
-            if not is_staged(prefix)
-        ]
+        rows = [(meta.key, self._line(meta)) for meta in page]
+        prefixes = [(prefix, self._prefix(uri_of(store, prefix))) for prefix in page.prefixes]
         self.num_objects += len(rows)
-        self.num_bytes += sum(meta.size for meta in page.objects)
+        self.num_bytes += sum(page.sizes)
         await tell("\n".join(line for _, line in heapq.merge(rows, prefixes)))
 
     async def total(self) -> None:
@@ -150,7 +157,7 @@ async def _list(place: Place, access: Access, printer: _Printer, *, recursive: b
                     await printer.objects(metas)
                     found = True
         else:
-            levels = _level_pages(store, prefix)
+            levels = store.list_pages(prefix, delimiter="/")
             async with aclosing(levels):
                 async for page in levels:
                     await printer.page(store, page)
@@ -160,26 +167,32 @@ async def _list(place: Place, access: Access, printer: _Printer, *, recursive: b
         raise NotFoundError(f"there is no object and no prefix {uri}; check the spelling", uri=uri)
 
 
+async def _save(place: Place, target: Place, access: Access) -> int:
+    """Store a listing of all that is below a place."""
+    root, key = target.split()
+    if not key:
+        raise ValueError(f"{target.text} names no object; a manifest is one")
+    async with open_place(str(place.location), access) as source:
+        listing = await source.list_all()
+        if not listing:
+            raise NotFoundError(
+                f"there is no object below {source.uri}; check the spelling", uri=source.uri
+            )
+    async with open_place(root, access) as store:
+        uri = uri_of(store, key)
+        others = [at for at, each in enumerate(listing.keys) if uri_of(source, each) != uri]
+        if len(others) < len(listing):
+            listing = listing.pick(others)
+        await store.put(key, listing.to_bytes())
+    num_bytes = sum(listing.sizes)
+    count = format_count(len(listing), "object")
+    await tell(f"{one_line(uri)}: {count}, {num_bytes:,} bytes ({format_size(num_bytes)})")
+    return 0
+
+
 async def find(store: Store, key: str) -> ObjectMeta | None:
     """Return the metadata of an object, or None where there is none."""
     try:
         return await store.head(key)
     except NotFoundError:
         return None
-
-
-async def _level_pages(store: Store, prefix: str) -> AsyncGenerator[Page, None]:
-    """Yield pages of the objects and prefixes of one level."""
-    session = store.sessions[asyncio.get_running_loop()]
-    token = ""
-    while True:
-
-        async def attempt(_: int, token: str = token) -> Page:
-            return await session.service.list_page(prefix, delimiter="/", page_token=token)
-
-        page = await session.call(prefix, attempt)
-        if page.objects or page.prefixes:
-            yield page
-        token = page.next_token
-        if not token:
-            return

@@ -9,7 +9,7 @@ is ahead of its turn waits as columns, `_MAX_HELD` pages of it at most.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aioflux._errors import StorageError
 from aioflux._listing import Listing
@@ -147,7 +147,7 @@ class _Run:
     async def _ask(self, request: Request) -> Page:
         service = self._session.service
         # Not given where it is not asked for: services of others need not know of it.
-        glob = {"match_glob": self._match_glob} if self._match_glob else {}
+        glob: dict[str, Any] = {"match_glob": self._match_glob} if self._match_glob else {}
 
         async def attempt(_: int) -> Page:
             return await service.list_page(

@@ -44,6 +44,52 @@ def test_ls_of_a_prefix(aioflux, filled, slash) -> None:
     assert aioflux("ls", f"{filled.uri}/p{slash}").lines == [f"{filled.uri}/{key}" for key in keys]
 
 
+def test_ls_saves_a_manifest_that_datasets_open(aioflux, filled) -> None:
+    from aioflux import Listing
+
+    for _ in range(2):  # the second time it is there itself, and not in the listing
+        ended = aioflux("ls", f"{filled.uri}/p", "--manifest", f"{filled.uri}/p/manifest")
+        assert (ended.status, ended.err) == (0, "")
+        assert ended.lines == [f"{filled.uri}/p/manifest: 3 objects, 13 bytes (13 B)"]
+        listing = Listing.from_bytes(filled.get("p/manifest"))
+        assert [meta.key for meta in listing] == ["b", "c/d", "c/e"]
+        assert listing[0].uri == f"{filled.uri}/p/b"
+
+
+def test_a_manifest_lists_a_directory_too(aioflux, filled, tmp_path) -> None:
+    from aioflux import Listing
+
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a").write_bytes(b"1")
+    target = tmp_path / "m"
+    assert aioflux("ls", str(tmp_path / "data"), "--manifest", str(target)).status == 0
+    [meta] = Listing.from_bytes(target.read_bytes())
+    assert (meta.key, meta.size) == ("a", 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["a", "b"], "takes one URI"),
+        (["a", "-l"], "takes one URI"),
+        (["a", "--json"], "takes one URI"),
+    ],
+)
+def test_a_manifest_is_of_one_uri(aioflux, filled, arguments, says) -> None:
+    uris = [f"{filled.uri}/{each}" if each.isalpha() else each for each in arguments]
+    ended = aioflux("ls", *uris, "--manifest", f"{filled.uri}/m")
+    assert ended.status != 0
+    assert says in ended.err
+
+
+@pytest.mark.parametrize(("key", "target"), [("nothing", "m"), ("p", "")])
+def test_a_manifest_of_nothing_or_without_a_name_is_an_error(aioflux, filled, key, target) -> None:
+    ended = aioflux("ls", f"{filled.uri}/{key}", "--manifest", f"{filled.uri}/{target}")
+    assert ended.status != 0
+    assert ended.err
+    assert "m" not in filled.contents()
+
+
 def test_ls_of_all_below(aioflux, filled) -> None:
     keys = ["p/b", "p/c/d", "p/c/e"]
     assert aioflux("ls", "-r", f"{filled.uri}/p/").lines == [f"{filled.uri}/{key}" for key in keys]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from aioflux._listing import Listing
 from aioflux.testing.store_suite._base import SuiteBase
 
 if TYPE_CHECKING:
@@ -93,3 +94,47 @@ class ListContract(SuiteBase):
             assert meta.key
             break
         assert await store.list_all("nothing") == []
+
+    async def test_one_level_has_keys_and_prefixes(self, store: Store) -> None:
+        """With a delimiter, keys that have it behind the prefix are told by their beginnings."""
+        keys = self._write_keys()
+        listing = await store.list_all(delimiter="/")
+        assert [meta.key for meta in listing] == [key for key in keys if "/" not in key]
+        assert listing.prefixes == ["a/", "z/", "\U0001f600/"]
+        listing = await store.list_all("a/", delimiter="/")
+        assert [meta.key for meta in listing] == ["a/b", "a/b-c", "a/b.c"]
+        assert listing.prefixes == ["a/c/"]
+        assert [meta.key async for meta in store.list("a/c/", delimiter="/")] == ["a/c/d"]
+
+    @pytest.mark.parametrize(
+        ("pattern", "expected"),
+        [
+            ("a/*", ["a/b", "a/b-c", "a/b.c"]),
+            ("a/**", ["a/b", "a/b-c", "a/b.c", "a/c/d"]),
+            ("{a0,b,e}", ["a0", "b"]),
+            ("z/?", ["z/z"]),
+            ("nothing*", []),
+        ],
+    )
+    async def test_a_pattern_leaves_keys_out(
+        self, store: Store, pattern: str, expected: list[str]
+    ) -> None:
+        """It is compared with whole keys, below the store's prefix."""
+        self._write_keys()
+        listing = await store.list_all(match_glob=pattern)
+        assert [meta.key for meta in listing] == expected
+
+    async def test_a_pattern_and_a_delimiter_exclude_each_other(self, store: Store) -> None:
+        """Services differ in what both would mean."""
+        with pytest.raises(ValueError, match="exclude each other"):
+            await store.list_all(delimiter="/", match_glob="*")
+
+    async def test_a_manifest_is_what_was_listed(self, store: Store) -> None:
+        """All fields come back; what was saved is not in it, also the second time."""
+        self._write_keys()
+        listed = await store.list_all("a/")
+        for _ in range(2):
+            meta = await store.save_manifest("a/manifest", "a/")
+            data = await store.get("a/manifest")
+            assert (meta.key, meta.size) == ("a/manifest", len(data))
+            assert Listing.from_bytes(data) == listed
