@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 from aioflux import PermissionDeniedError, sync
 from aioflux.data._composing import Choice, prepare, read_batches
 from aioflux.store import COMPOSITE_PREFIX
+from aioflux.testing.gcs_server._network import Network
+from tests.bridge.scripts import finish, line, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,3 +156,38 @@ def test_auto_goes_on_directly_where_composing_is_refused(
             tried.append(num_composes(bucket))
     assert tried == [0, 2, 2, 2]
     assert "read directly" in caplog.text
+
+
+LOADING = """
+import time
+warnings.simplefilter("default")
+from torch.utils.data import DataLoader
+from aioflux.data import IterableDataset
+transfer = aioflux.TransferOptions(max_in_flight=2)
+dataset = IterableDataset("gs://bucket/train", compose="on", transfer=transfer, **settings)
+loader = DataLoader(dataset, batch_size=50, num_workers=2, collate_fn=list)
+for batch in loader:
+    break
+say("left")
+try:
+    for number, batch in enumerate(loader):
+        if number == 3:
+            say("begun")
+        time.sleep(0.03)
+except KeyboardInterrupt:
+    say("interrupted")
+"""
+
+
+def test_workers_that_end_early_leave_no_composite(bucket: Bucket) -> None:
+    """An iteration that is left, and Ctrl-C, which every process of the terminal gets."""
+    bucket.fill(2000)
+    bucket.server.network = Network(latency_seconds=0.01)
+    with running(LOADING, bucket.server) as process:
+        assert line(process) == "left"
+        before = num_composes(bucket)
+        assert line(process) == "begun"
+        assert num_composes(bucket) > before > 0
+        os.killpg(process.pid, signal.SIGINT)
+        assert finish(process) == ["interrupted"]
+    assert composites(bucket) == []
