@@ -1,7 +1,17 @@
 """How a dataset reads small objects: each by a request of its own, or composed on the service.
 
-Reading directly is the default. A composite is an object that is written and deleted in the bucket
-of the data, takes three requests one after another, and comes over one connection.
+Reading directly is the default: a composite is written and deleted in the bucket of the data, takes
+three requests one after another, and comes over one connection where its objects came over many.
+Objects a second, direct -> composed, from the embedded server with 20 ms to the first byte and
+50 MB/s for each connection, on one machine of two cores:
+
+    size       stream of all      stream, 256 in flight   batches of 100
+    10 kB      2,628 -> 9,004     1,908 -> 4,252          1,627 -> 1,284
+    100 KiB    1,265 -> 1,577     2,775 -> 2,650          1,009 ->   667
+    500 KiB    1,564 ->   695     1,839 ->   663          1,145 ->   241
+
+So it is worth trying, with "auto", where an IterableDataset streams objects of some 10 kB over a
+long way, and nowhere else; a real service, whose compose takes longer than a read, only moves that.
 """
 
 from __future__ import annotations
