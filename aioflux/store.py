@@ -352,8 +352,8 @@ class Store:
         `aioflux-composed-objects/`, where listings do not look; what a killed process leaves there
         `clean` removes. Sources are pinned, and each slice is verified by its own crc32c.
 
-        Faster than `fetch_batches` only where many objects of some 10 kB are far away: 9,004 of them
-        a second against 2,628 at 20 ms and 50 MB/s for each connection; of 500 KiB 695 against
+        Faster than `fetch_batches` only where many objects of some 10 kB are far away: 9,004 of
+        them a second against 2,628 at 20 ms and 50 MB/s for each connection; of 500 KiB 695 against
         1,564, since one connection carries what came over many.
 
         Read directly are objects larger than a composite, of another storage class than STANDARD,
