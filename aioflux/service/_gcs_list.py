@@ -66,7 +66,6 @@ class ListPage(msgspec.Struct, rename="camel"):
 # Not strict, because the service writes sizes as texts.
 _page_decoder = msgspec.json.Decoder(ListPage, strict=False)
 _names = attrgetter("name")
-_metadata = attrgetter("metadata")
 
 
 def decode_page(data: bytes | bytearray | memoryview) -> ListPage:
@@ -147,14 +146,21 @@ def listing_of(items: Sequence[ListedObject], *, prefix: str, root: str) -> List
 
 def _shared_kind(items: Sequence[ListedObject]) -> Kind | None:
     """Return the kind that all objects are of, or None where they are of several."""
-    first, num = items[0], len(items)
-    is_same = (
-        not any(map(_metadata, items))
-        and [item.content_type for item in items].count(first.content_type) == num
-        and [item.content_encoding for item in items].count(first.content_encoding) == num
-        and [item.storage_class for item in items].count(first.storage_class) == num
+    first = items[0]
+    media, encoding, storage_class = (
+        first.content_type,
+        first.content_encoding,
+        first.storage_class,
     )
-    return _kind(first) if is_same else None
+    others = [
+        item
+        for item in items
+        if item.content_type != media
+        or item.storage_class != storage_class
+        or item.content_encoding != encoding
+        or item.metadata
+    ]
+    return None if others else _kind(first)
 
 
 def _kind(item: ListedObject) -> Kind:
