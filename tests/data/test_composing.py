@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import PermissionDeniedError, sync
+from aioflux.data import IterableDataset
 from aioflux.data._composing import Choice, prepare, read_batches
 from aioflux.store import COMPOSITE_PREFIX
 from aioflux.testing.gcs_server._network import Network
@@ -190,4 +191,15 @@ def test_workers_that_end_early_leave_no_composite(bucket: Bucket) -> None:
         assert num_composes(bucket) > before > 0
         os.killpg(process.pid, signal.SIGINT)
         assert finish(process) == ["interrupted"]
+    assert composites(bucket) == []
+
+
+def test_what_is_gone_can_be_skipped_and_is_counted(bucket: Bucket) -> None:
+    """Of a group with one object that is gone, the others are not lost."""
+    keys = bucket.fill(100)
+    dataset = IterableDataset(bucket.uri, compose="on", on_error="skip")
+    with bucket.server.state.lock:
+        bucket.server.state.delete("bucket", "train/017")
+    assert [sample.key for sample in dataset] == [key for key in keys if key != "017"]
+    assert dataset.stats.num_skipped == 1
     assert composites(bucket) == []
