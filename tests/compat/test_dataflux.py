@@ -455,6 +455,21 @@ def test_an_object_that_was_not_listed_is_read_by_name(
         assert read(dataset) == [b"more", b"data of train/000", b"data of train/001"]
 
 
+def test_a_name_may_join_objects_that_are_composed(bucket: Bucket) -> None:
+    """Slow direct reads have composites chosen, which take what was listed and no names."""
+    bucket.fill(8)
+    bucket.put("zz", b"more")
+    dataset = opened(DataFluxMapStyleDataset, prefix="train/")
+    with bucket.server.faults.inject("objects.media", key="train/*", delay_seconds=1.0):
+        for _ in range(4):
+            at_once(dataset)
+        num_direct = bucket.server.stats.operation("objects.get").requests
+        at_once(dataset)
+        assert bucket.server.stats.operation("objects.get").requests == num_direct + 1
+    dataset.objects.append(("zz", 4))
+    assert at_once(dataset)[-2:] == [b"data of train/007", b"more"]
+
+
 # Shares of workers.
 
 
