@@ -67,7 +67,6 @@ class KeyColumn:
         data = text.encode("utf-8", "surrogatepass")
         self._text += data
         self._sizes.append(len(data))
-        self._mark()
 
     def extend(self, texts: Iterable[str] | KeyColumn) -> None:
         """Add strings."""
@@ -85,20 +84,24 @@ class KeyColumn:
                 encoded = [text.encode("utf-8", "surrogatepass") for text in given]
                 self._text += b"".join(encoded)
                 self._sizes.extend(map(len, encoded))
-        self._mark()
 
-    def _mark(self) -> None:
+    def _marked(self) -> array[int]:
+        """Return where each 64th string begins: found as it is asked for, and kept."""
         marks, sizes = self._marks, self._sizes
-        while len(marks) * _STRIDE < len(sizes):
-            end = len(marks) * _STRIDE
+        if len(marks) * _STRIDE >= len(sizes):
+            return marks
+        marks = marks[:]  # another thread may be at it, too
+        while (end := len(marks) * _STRIDE) < len(sizes):
             marks.append(marks[-1] + sum(sizes[end - _STRIDE : end]) if marks else 0)
+        self._marks = marks
+        return marks
 
     def _offset(self, index: int) -> int:
         """Return where a string begins; behind the last, where that ends."""
         if index >= len(self._sizes):
             return len(self._text)
         block = index // _STRIDE
-        return self._marks[block] + sum(self._sizes[block * _STRIDE : index])
+        return self._marked()[block] + sum(self._sizes[block * _STRIDE : index])
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -111,7 +114,7 @@ class KeyColumn:
     def __iter__(self) -> Iterator[str]:
         for first in range(0, len(self), _BLOCK):
             sizes = self._sizes[first : first + _BLOCK]
-            start = self._marks[first // _STRIDE]
+            start = self._marked()[first // _STRIDE]
             block = self._text[start : start + sum(sizes)]
             ends = accumulate(sizes, initial=0)
             if block.isascii():
@@ -145,7 +148,6 @@ class KeyColumn:
         """Return what `buffers` was asked of."""
         column = cls()
         column._sizes, column._text = sizes, text
-        column._mark()
         return column
 
 
