@@ -115,8 +115,8 @@ _TLS = """\
 """
 _PAUSE = "        access_by_lua_block {{ pause() }}\n"
 _PACE = "        limit_rate {rate};\n        sendfile_max_chunk {piece_bytes};\n"
-_PIECE_SECONDS = 0.005
-"""What is sent at once on a paced connection: nginx waits in whole milliseconds."""
+_PIECE_SECONDS = 0.02
+"""What is sent at once on a paced connection: the wait after each piece ends a little late."""
 _OBJECTS = """\
         location /{bucket}/{size}/ {{
             if ($is_file = 0) {{ rewrite ^ /.api last; }}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
@@ -152,3 +153,17 @@ def test_a_server_has_one_file_for_all_sets_of_a_size() -> None:
     spec = ServerSpec(sets=((5, 10), (5, 1000), (6, 2)), objects=((6, 3),), written_bytes=0)
     assert dict(spec.files) == {5: 1, 6: 3}
     assert spec.num_bytes == 5 + 18
+
+
+@needs_nginx
+@pytest.mark.parametrize("size", [200_000, 2_000_000], ids=["one piece", "several"])
+def test_nginx_paces_an_object_of_whatever_size(size: int) -> None:
+    spec = ServerSpec(
+        latency_seconds=0.05, connection_bytes_per_second=5_000_000, sets=((size, 2),)
+    )
+    with open_server(spec) as server:
+        assert server.kind == "nginx"
+        begun = time.monotonic()
+        with urllib.request.urlopen(f"{server.url}/{BUCKET}/{set_key(size, 2, 1)}") as answer:
+            assert answer.read() == contents(size)
+        assert time.monotonic() - begun > 0.05 + 0.9 * size / 5_000_000
