@@ -17,6 +17,9 @@ import pytest
 
 from aioflux.testing import GCSServer
 
+# Each test starts three processes that import torch: ten seconds of two idle cores, more when busy.
+pytestmark = pytest.mark.timeout(300)
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "image_segmentation" / "segmentation.py"
 STEP = re.compile(r"epoch (\d+) step (\d+) rank \d+ loss \S+ on (.*)")
