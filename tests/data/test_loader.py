@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from aioflux.data import IterableDataset, MapDataset, ObjectSampler, Sample, loader, merge_states
 from tests.data.test_workers import reading
-from tests.data.transforms import dice_of, key_of
+from tests.data.transforms import dice_of, key_of, lines_of
 
 if TYPE_CHECKING:
     from tests.data.conftest import Bucket
@@ -69,6 +69,24 @@ def test_a_merged_state_goes_on_without_workers(bucket: Bucket, kind: type[Any])
     (other.sampler if kind is MapDataset else other.dataset).load_state_dict(state)
     read += [key for batch in other for key in batch]
     assert sorted(read) == keys
+
+
+def test_records_are_read_once_over_a_change_of_workers(bucket: Bucket) -> None:
+    """Also those that waited in the shuffle buffers, and in objects that were half read."""
+    pytest.importorskip("torchdata")
+    for number in range(6):
+        bucket.put(f"{number}", b"".join(b"%d-%02d\n" % (number, line) for line in range(15)))
+    options = {"records": lines_of, "shuffle": True, "shuffle_buffer": 8}
+    common = {"batch_size": 4, "start_method": "fork", "resumable": True, "collate_fn": list}
+    batches = loader(IterableDataset(bucket.uri, **options), num_workers=2, **common)
+    with reading(batches) as stream:
+        read = [line for batch in islice(stream, 9) for line in batch]
+        state = json.loads(json.dumps(merge_states([batches.state_dict()])))
+    dataset = IterableDataset(bucket.uri, **options)
+    dataset.load_state_dict(state)
+    with reading(loader(dataset, num_workers=1, **common)) as stream:
+        read += [line for batch in stream for line in batch]
+    assert sorted(read) == [f"{number}-{line:02d}" for number in range(6) for line in range(15)]
 
 
 def test_a_state_between_snapshots_does_not_merge(bucket: Bucket) -> None:

@@ -76,6 +76,28 @@ def test_something_else_is_no_manifest(bucket: Bucket) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_listing_is_taken_as_it_is(bucket: Bucket, kind: type[Any]) -> None:
+    keys = bucket.fill(6)
+    with aioflux.sync.open_store(bucket.uri) as store:
+        listing = store.list_all()
+    bucket.server.stats.reset()
+    assert keys_of(kind.from_keys(bucket.uri, listing[2:], transform=key_of)) == keys[2:]
+    assert bucket.server.stats.operation("objects.list").requests == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [({"shard_by": "bytes"}, "nothing tells the sizes"), ({"cache": "cache"}, "kept in a cache")],
+)
+def test_what_needs_metadata_refuses_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        IterableDataset.from_keys("memory://bucket", ["a"], **option)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_second_epoch_from_the_cache_sends_nothing(
     bucket: Bucket, tmp_path: Path, kind: type[Any]
 ) -> None:
