@@ -284,6 +284,32 @@ async def test_a_delete_that_fails_for_now_is_left_to_clean(
     assert len(composites(rig)) == 1
 
 
+async def test_a_composite_whose_answers_were_all_lost_is_deleted(rig: Rig) -> None:
+    metas = filled(rig, 32)
+    before = asyncio.all_tasks()
+    rig.service.fail("compose", LOSE)
+    rig.service.fail("head", *[REFUSE] * 4)
+    assert await read(rig, metas) == data_of(rig, metas)
+    assert rig.service.count("compose") == 1
+    await reach_quiet(rig, before)
+
+
+async def test_composites_go_as_the_read_goes_on(rig: Rig) -> None:
+    """In number they are bounded by the requests that may be under way."""
+    inner, most = rig.service.compose, 0
+
+    async def compose(*args: Any, **settings: Any) -> ObjectMeta:
+        nonlocal most
+        most = max(most, len(composites(rig)))
+        return await inner(*args, **settings)
+
+    rig.service.compose = compose
+    metas = filled(rig, 1600)
+    assert await read(rig, metas) == data_of(rig, metas)
+    assert rig.service.count("compose") == 50
+    assert most <= 3 * rig.session.options.max_in_flight
+
+
 # --- leaving early ------------------------------------------------------------------------------
 
 
@@ -304,6 +330,34 @@ async def test_a_reader_may_be_cancelled_anywhere(
     hang.released.set()
     with pytest.raises(asyncio.CancelledError):
         await reading
+    await reach_quiet(rig, before)
+
+
+async def test_a_compose_that_is_done_after_its_reader_has_left_leaves_nothing(rig: Rig) -> None:
+    """A service goes on with a request whose client has gone away."""
+    inner = rig.service.compose
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    at_work: set[asyncio.Task[Any]] = set()
+
+    async def work(*args: Any, **settings: Any) -> ObjectMeta:
+        begun.set()
+        await go_on.wait()
+        return await inner(*args, **settings)
+
+    async def compose(*args: Any, **settings: Any) -> ObjectMeta:
+        task = asyncio.create_task(work(*args, **settings))
+        at_work.add(task)
+        return await asyncio.shield(task)
+
+    rig.service.compose = compose
+    before = asyncio.all_tasks()
+    reading = asyncio.create_task(read(rig, filled(rig, 64)))
+    await begun.wait()
+    reading.cancel()
+    asyncio.get_running_loop().call_later(0.05, go_on.set)
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    await asyncio.wait(at_work)
     await reach_quiet(rig, before)
 
 
