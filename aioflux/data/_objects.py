@@ -174,6 +174,11 @@ class Objects:
         """Bytes that are read ahead of a large object."""
         return self._sections[0].store.transfer.max_buffered_bytes
 
+    @property
+    def range_size_bytes(self) -> int:
+        """Bytes that are read by one request at most."""
+        return self._sections[0].store.transfer.range_size_bytes
+
     def read(
         self, positions: Sequence[int], *, is_ordered: bool = True
     ) -> Generator[tuple[int, Sample], None, None]:

@@ -188,7 +188,9 @@ class Reading:
         if not (records and takes_stream(records) and self._how.is_streaming and objects.are_known):
             return set()
         sizes = objects.sizes(self._share.positions[list(self._todo)].tolist())
-        most = objects.read_ahead_bytes
+        # Up to one range, an object costs one request, which is sent ahead.
+        reads_parts = getattr(records, "reads_parts", False)
+        most = objects.range_size_bytes if reads_parts else objects.read_ahead_bytes
         return {index for index, size in zip(self._todo, sizes, strict=True) if size > most}
 
     def _streamed(

@@ -32,6 +32,11 @@ class _Parquet:
     items: Literal["rows", "tables"]
     takes_stream: ClassVar[bool] = True
 
+    @property
+    def reads_parts(self) -> bool:
+        """Tell whether it asks for parts of an object, so that reading it whole is a waste."""
+        return self.columns is not None
+
     def __call__(self, stream: BinaryIO, meta: ObjectMeta, /) -> Iterator[Any]:
         for table in self._tables(stream, meta):
             if self.items == "tables":

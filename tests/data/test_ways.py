@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import aioflux
-from aioflux.data import IterableDataset, MapDataset, jsonl
+from aioflux.data import IterableDataset, MapDataset, jsonl, parquet
 from tests.data.transforms import key_of, refuse_odd, uri_of
 
 if TYPE_CHECKING:
@@ -171,6 +173,21 @@ def test_records_of_large_objects_stream_in(bucket: Bucket) -> None:
     read = [record["n"] for record in dataset]
     assert read == [*range(10), *range(6000), *range(10)]
     assert dataset.stats.num_objects == 3
+
+
+def test_columns_of_large_parquet_objects_are_read_alone(bucket: Bucket) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet_module = pytest.importorskip("pyarrow.parquet")
+    noise = [os.urandom(2000) for _ in range(400)]
+    table = pyarrow.table({"n": list(range(400)), "noise": noise})
+    held = io.BytesIO()
+    parquet_module.write_table(table, held, row_group_size=200)
+    bucket.put("0", held.getvalue())
+    options = aioflux.TransferOptions(range_size_bytes=100_000)
+    dataset = IterableDataset(bucket.uri, records=parquet(columns=["n"]), transfer=options)
+    bucket.server.stats.reset()
+    assert [record["n"] for record in dataset] == list(range(400))
+    assert bucket.server.stats.operation("objects.get").bytes_out < 400_000
 
 
 class TestSkipping:
