@@ -39,6 +39,9 @@ _log = logging.getLogger("aioflux")
 _HEADER = struct.Struct("<8sQI")
 _MAGIC = b"aioflux1"
 _CHANGE = struct.Struct("<q")
+_MEASURED = -(1 << 62)
+"""Stands first in a ledger that begins with a sum that was measured, and not with a directory of
+which nobody knows what it holds."""
 
 _KEPT_SHARE = 0.9
 """What an eviction leaves of the bound: it looks at every entry, which 3 us each would make dear
@@ -105,7 +108,6 @@ class Cache:
 
     def _start(self) -> None:
         self._ledger = _Ledger(self._in("ledger"), self._in("incoming"))
-        self._is_measured = False
         self._room, self._pid = 0, os.getpid()
         self._paused_until = 0.0
 
@@ -242,16 +244,15 @@ class Cache:
 
     def _takes_room(self, size: int) -> bool:
         # Taken before it is looked at, so that of two processes at the last gap not both fill it.
-        self._ledger.add(size)
-        if self._is_measured and self._ledger.total() <= self.max_bytes:
+        total = self._ledger.take(size)
+        if self._ledger.is_measured and total <= self.max_bytes:
             return True
         with self._evicting() as is_mine:
             if is_mine:
                 self._evict(size)
-                self._is_measured = True
                 return True
         # Somebody else is at it, and more must not come in meanwhile than is known to fit.
-        if self._ledger.total() <= self.max_bytes:
+        if total <= self.max_bytes:
             return True
         self._ledger.add(-size)
         return False
@@ -388,14 +389,15 @@ class _Ledger:
     """What the entries take together, as all processes tell it: 8 bytes a change, appended.
 
     To append is atomic, so that no change is lost; an eviction begins it anew with what it has
-    measured. Where it says too much or too little, because a process died between storing and
-    telling or told the one that was replaced just then, the next eviction puts that right.
+    measured. It may say a little too much or too little, by what was under way just then or when a
+    process died; the next eviction puts that right.
     """
 
     def __init__(self, path: str, incoming: str) -> None:
         self._path = path
         self._incoming = incoming
         self._file: int | None = None
+        self._num_opened = 0
         self._forget()
 
     def _forget(self) -> None:
@@ -404,6 +406,7 @@ class _Ledger:
             self._file = None
         self._at = 0
         self._total = 0
+        self.is_measured = False
 
     def __del__(self) -> None:
         self._forget()
@@ -415,26 +418,38 @@ class _Ledger:
         if self._file is None:
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._file = os.open(self._path, flags, 0o600)
+            self._num_opened += 1
         return self._file
+
+    def take(self, num_bytes: int) -> int:
+        """Tell a change, and return the sum of what was told so far."""
+        while True:
+            self.add(num_bytes)
+            number, total = self._num_opened, self._read()
+            if number == self._num_opened:
+                return total
+            # It was begun anew in between, perhaps without this change.
 
     def add(self, num_bytes: int) -> None:
         """Tell a change."""
         os.write(self._opened(), _CHANGE.pack(num_bytes))
 
-    def total(self) -> int:
-        """Return the sum of what was told so far."""
+    def _read(self) -> int:
         file = self._opened()
         while told := os.pread(file, 1 << 16, self._at):
-            whole = len(told) - len(told) % _CHANGE.size
-            if not whole:
+            changes = array("q", told[: len(told) - len(told) % _CHANGE.size])
+            if not changes:
                 break
-            self._total += sum(array("q", told[:whole]))
-            self._at += whole
+            if not self._at and changes[0] == _MEASURED:
+                self.is_measured = True
+                changes[0] = 0
+            self._total += sum(changes)
+            self._at += len(changes) * _CHANGE.size
         return self._total
 
     def restart(self, total: int) -> None:
         """Begin anew with a sum that was measured."""
         fresh = os.path.join(self._incoming, _new_name())
-        Path(fresh).write_bytes(_CHANGE.pack(total))
+        Path(fresh).write_bytes(_CHANGE.pack(_MEASURED) + _CHANGE.pack(total))
         os.replace(fresh, self._path)
         self._forget()
