@@ -236,8 +236,8 @@ class Listing(Sequence[ObjectMeta]):
         sizes: list[int],
         etags: list[str],
         generations: list[str],
-        crc32c: Iterable[int],
-        updated: Iterable[int],
+        crc32c: list[int],
+        updated: list[int],
         kinds: Iterable[Kind] | None = None,
         kind: Kind = ("", "", "", ()),
     ) -> None:
@@ -260,9 +260,9 @@ class Listing(Sequence[ObjectMeta]):
         self._key.extend(keys)
         self._etag.extend(etags)
         self._generation.extend(generations)
-        self._size.extend(sizes)
-        self._crc32c.extend(crc32c)
-        self._updated.extend(updated)
+        self._size.fromlist(sizes)  # twice as fast as `extend`
+        self._crc32c.fromlist(crc32c)
+        self._updated.fromlist(updated)
         if kinds is None:
             self._kind.extend(array("I", [self._number(kind)]) * len(keys))
         else:

@@ -19,7 +19,7 @@ from aioflux._listing import Kind, Listing
 from aioflux.service._gcs_wire import decode_crc32c
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 __all__ = [
     "LIST_FIELDS",
@@ -168,7 +168,7 @@ def _kind(item: ListedObject) -> Kind:
     return item.content_type, item.content_encoding, item.storage_class, user
 
 
-def _checksums(texts: list[str]) -> Iterable[int]:
+def _checksums(texts: list[str]) -> list[int]:
     """Read the crc32c of each object, all at once where each has one; -1 where it has none.
 
     One is base64 of 4 bytes, "xxxxxx==". With "A" for the padding, which stands for zeros, they are
@@ -184,17 +184,18 @@ def _checksums(texts: list[str]) -> Iterable[int]:
             if len(data) == 6 * len(texts):
                 values = struct.unpack(f">{len(texts) * 'IH'}", data)
                 if not any(values[1::2]):
-                    return values[::2]
+                    return list(values[::2])
     return [-1 if (value := decode_crc32c(text)) is None else value for text in texts]
 
 
-def _times(times: list[datetime | None]) -> Iterable[int]:
+def _times(times: list[datetime | None]) -> list[int]:
     """Return microseconds since 1970; -1 where there is no time."""
-    ages = [(time or _EPOCH) - _EPOCH for time in times]
     # Half the cost of dividing by a timedelta of one microsecond.
     return [
-        -1 if time is None else (age.days * 86_400 + age.seconds) * 1_000_000 + age.microseconds
-        for time, age in zip(times, ages, strict=True)
+        -1
+        if time is None
+        else ((age := time - _EPOCH).days * 86_400 + age.seconds) * 1_000_000 + age.microseconds
+        for time in times
     ]
 
 
