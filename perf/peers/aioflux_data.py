@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -61,15 +62,26 @@ async def stream(work: Work) -> tuple[int, float]:
 
 # --- with a cache -------------------------------------------------------------------------------
 
+_PREFIX = "aioflux-perf-cache-"
 _SLACK = 2
 """Times the objects' size that the cache may take."""
 _cached: dict[Work, tuple[MapDataset[Any], Path]] = {}
 """Datasets, each with the directory of its cache."""
 
 
+def _new_directory(num_bytes: int) -> Path:
+    """Make a directory for a cache, and remove those of processes that were killed."""
+    parent = place(num_bytes) or Path(tempfile.gettempdir())
+    for old in parent.glob(f"{_PREFIX}*"):
+        pid = old.name.removeprefix(_PREFIX).partition("-")[0]
+        if not Path("/proc", pid).exists():
+            shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
+
+
 def _prepare_cached(work: Work) -> None:
     num_bytes = _SLACK * work.size_bytes * work.num_objects
-    directory = Path(tempfile.mkdtemp(prefix="aioflux-perf-cache-", dir=place(num_bytes)))
+    directory = _new_directory(num_bytes)
     dataset = MapDataset(_uri(work), cache=str(directory), cache_bytes=num_bytes, **_options(work))
     if work.operation == "load_again":
         epoch(dataset, work)

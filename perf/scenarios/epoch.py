@@ -47,8 +47,8 @@ class Again(Sets):
 
     size_bytes: int = 100 * KIB
     """Size of each object."""
-    num_objects: int = 4_000
-    """Objects of an epoch."""
+    num_objects: int = 10_000
+    """Objects of an epoch: so many that the start of the workers is little of the second one."""
     least_ratio: float = 5.0
     """Ratio to reach of the second epoch's rate by the first one's."""
 

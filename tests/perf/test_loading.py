@@ -18,6 +18,7 @@ from perf.work import Work, _checked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 SIZE, COUNT = 5000, 10
 OPERATIONS = {
@@ -110,3 +111,18 @@ def test_bytes_become_a_tensor_of_their_own() -> None:
 def test_a_loader_that_leaves_out_an_object_fails() -> None:
     with pytest.raises(RuntimeError, match="moved 45000 bytes"):
         _checked(WORK, (COUNT - 1) * SIZE)
+
+
+def test_the_cache_of_a_process_that_was_killed_goes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    aioflux_data = importlib.import_module("perf.peers.aioflux_data")
+    monkeypatch.setattr(aioflux_data, "place", lambda _: tmp_path)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = tmp_path / f"aioflux-perf-cache-{ended.pid}-x"
+    left.mkdir()
+    own = aioflux_data._new_directory(1)
+    assert sorted(tmp_path.iterdir()) == [own]
+    assert aioflux_data._new_directory(1) != own
+    assert own.exists()
