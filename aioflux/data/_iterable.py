@@ -113,7 +113,8 @@ class IterableDataset(TorchIterableDataset[T_co]):
                 first ones twice, so that each is read and no rank waits for another; "drop" leaves
                 out the last ones; "uneven" lets some ranks read one more, as evaluations need it.
 
-                `shard_by="count"`; "bytes" gives ranks and workers alike many bytes, too.
+                `shard_by="count"`; "bytes" gives ranks and workers alike many bytes, too, which
+                takes seconds at the begin of an epoch of a million objects.
 
                 `ordered=True`; False hands objects out as they arrive.
 

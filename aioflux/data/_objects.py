@@ -46,6 +46,7 @@ class Objects:
         self.meter = access.meter
         self._sections: list[Section] = []
         self._num_objects = 0
+        self._checksum: int | None = None
         for uri, items in sections:
             store = sync.open_store(uri, **options)
             way = _prepared(uri, items, options, access)
@@ -114,6 +115,11 @@ class Objects:
 
     def checksum(self) -> int:
         """Return a checksum of the keys in their order."""
+        if self._checksum is None:  # 10 ms for a million objects, and asked for with each batch
+            self._checksum = self._compute_checksum()
+        return self._checksum
+
+    def _compute_checksum(self) -> int:
         value = 0
         for section in self._sections:
             items = section.items

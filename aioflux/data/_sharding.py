@@ -88,6 +88,8 @@ def _total(num_objects: int, world_size: int, tail: Tail) -> int:
 
 def _in_rounds(places: list[int], sizes: list[int], index: int, num_shares: int) -> list[int]:
     """Deal one to each share in every round; the last round may be short."""
+    if num_shares == 1:
+        return places
     held = [0] * num_shares
     mine = []
     for start in range(0, len(places), num_shares):
@@ -106,6 +108,8 @@ def _size(sizes: list[int]) -> Callable[[int], int]:
 
 def _fewest_first(places: list[int], sizes: list[int], index: int, num_shares: int) -> list[int]:
     """Deal each to the share that holds the fewest bytes."""
+    if num_shares == 1:
+        return places
     held = [(0, share) for share in range(num_shares)]
     mine = []
     for place, size in zip(places, sizes, strict=True):
