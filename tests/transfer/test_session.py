@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import aioflux
-from aioflux import NotFoundError, Progress, TransientError
+from aioflux import NotFoundError, Progress, StorageError, TransientError
 from aioflux.service._base import Body
 from aioflux.testing.faults import Fault
 from aioflux.transfer._counters import Tally
@@ -221,5 +221,5 @@ async def test_a_writer_that_cannot_be_aborted_does_not_keep_its_store_open(
     rig.service.fail("abort_upload", refused_for_good())
     await rig.session.aclose()
     assert "a writer was open when its store was closed" in caplog.text
-    with pytest.raises(ValueError, match="closed writer"):
+    with pytest.raises(StorageError, match="its store was closed"):
         await writer.write(b"more")
