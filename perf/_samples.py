@@ -228,11 +228,12 @@ def judge_promise(scenario: str, promise: Promise, pairs: Iterable[Pair]) -> Row
     """
     counted = [pair for pair in pairs if not pair.is_warm_up]
     results = _results(pair.ours for pair in counted)
-    values = {
+    figures: dict[str, list[float]] = {
         "requests": [result.num_requests for result in results],
         "waiting": [result.waited_seconds / result.seconds for result in results],
         "objects/s": [result.rate for result in results],
-    }[promise.figure]
+    }
+    values = figures[promise.figure]
     value = None
     if values:
         value = max(values) if promise.figure == "requests" else statistics.median(values)
