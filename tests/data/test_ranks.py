@@ -44,7 +44,7 @@ def run_ranks(bucket: Bucket, out: Path, *, world_size: int, **settings: Any) ->
         for rank in range(world_size)
     ]
     try:
-        return [rank.wait(100) for rank in ranks]
+        return [rank.wait(140) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -55,6 +55,7 @@ def keys_read(files: list[Path]) -> list[str]:
     return sorted(key for file in files for key in json.loads(file.read_text())["read"])
 
 
+@pytest.mark.timeout(300)  # 26 processes, which take a busy machine of two cores a minute
 def test_each_object_is_read_once_per_epoch_also_after_a_kill(
     bucket: Bucket, tmp_path: Path
 ) -> None:
