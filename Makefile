@@ -23,7 +23,7 @@ PYTEST_ARGS ?= -n 2 --dist loadfile
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint perf clean
+.PHONY: help demo test lint perf perf-loading clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/'
@@ -42,6 +42,9 @@ lint: $(VENV)/.installed-test  ## Check style, format and types.
 
 perf: $(VENV)/.installed-perf  ## Measure; choose with ARGS="<scenario> ...".
 	$(BIN)/python -m perf $(ARGS)
+
+perf-loading: $(VENV)/.installed-perf-loading  ## Measure listings and epochs (about an hour).
+	$(BIN)/python -m perf $(or $(ARGS),list loader epoch)
 
 clean:  ## Remove the environment and everything that was built.
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
@@ -64,4 +67,9 @@ $(VENV)/.installed-test: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.installed-perf: $(VENV)/.created pyproject.toml constraints.txt
 	@echo 'Installing packages into $(VENV); the first time takes a few minutes.'
 	$(PIP_INSTALL) -e '.[perf]'
+	@touch $@
+
+$(VENV)/.installed-perf-loading: $(VENV)/.created pyproject.toml constraints.txt
+	@echo 'Installing packages into $(VENV); the first time takes a few minutes.'
+	$(PIP_INSTALL) -e '.[perf-loading]'
 	@touch $@
