@@ -26,7 +26,7 @@ ARGS ?=
 .PHONY: help demo test lint perf perf-loading clean
 
 help:  ## Show this list.
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/'
 
 demo: $(VENV)/.installed-demo  ## Run the quickstart against a server that it starts itself.
 	$(BIN)/python examples/quickstart/quickstart.py
