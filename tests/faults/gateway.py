@@ -17,6 +17,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
+from tests.http.scripted import turn
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -43,6 +45,7 @@ class Gateway:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -70,22 +73,28 @@ class Gateway:
     async def _close(self) -> None:
         assert self._server is not None
         self._server.close()
+        await turn()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        await turn()
 
     # --- one connection -----------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answers: asyncio.Task[None] | None = None
         upstream: asyncio.StreamWriter | None = None
+        self._writers.add(writer)
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 method, target, _ = head.split(b" ", 2)
                 if upstream is None:
                     from_upstream, upstream = await self._connect(method, target)
+                    self._writers.add(upstream)
                     if method == b"CONNECT":
                         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
                     answers = asyncio.create_task(_pipe(from_upstream, writer))

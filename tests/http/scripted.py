@@ -86,14 +86,20 @@ class ScriptedServer:
             pass
         finally:
             writer.close()
-            self._writers.discard(writer)
             self.num_open -= 1
             if not self.num_open:
                 self.all_closed.set()
 
     def close_connections(self) -> None:
+        """Close them now, also those whose last bytes nobody takes."""
         for writer in tuple(self._writers):
             writer.transport.abort()
+
+
+async def turn() -> None:
+    """Let the loop serve what was accepted, and see the end of what was closed."""
+    for _ in range(4):
+        await asyncio.sleep(0)
 
 
 @asynccontextmanager
@@ -111,10 +117,12 @@ async def serving(
             yield scripted, Origin("https", "localhost", port)
     finally:
         server.close()
+        await turn()
         scripted.close_connections()
         async with asyncio.timeout(5):
             if scripted.num_open:
                 await scripted.all_closed.wait()
+        await turn()
 
 
 def answering(*answers: bytes) -> Script:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from aioflux import (
 )
 from aioflux.service._base import Precondition, Source
 from aioflux.testing import GCSServer
+from tests.http.scripted import Peer, serving
 from tests.service.gcs_rig import ANY, OPERATIONS, Answering, opened
 
 if TYPE_CHECKING:
@@ -103,15 +103,12 @@ async def answering(body: bytes, *head: str) -> AsyncIterator[str]:
     lines = ["HTTP/1.1 200 OK", f"Content-Length: {len(body)}", "Connection: close", *head, "", ""]
     answer = "\r\n".join(lines).encode() + body
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(answer)
-        writer.close()
-        await writer.wait_closed()
+    async def script(peer: Peer) -> None:
+        await peer.read_head()
+        await peer.send(answer)
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as running:
-        port = running.sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
+    async with serving(script) as (_, origin):
+        yield f"http://127.0.0.1:{origin.port}"
 
 
 async def test_a_service_that_ignores_a_range_is_not_believed() -> None:
