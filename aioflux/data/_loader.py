@@ -96,7 +96,7 @@ def loader(
     if collate_fn is None and batch_size is not None and not dataset.has_transform:
         collate_fn = _as_list
     generator = torch.Generator()
-    generator.manual_seed(seed * 1_000_003 + rank)
+    generator.manual_seed((seed * 1_000_003 + rank) % (1 << 63))
     return _kind(is_resumable=resumable)(
         dataset,
         batch_size=batch_size,

@@ -14,7 +14,7 @@ from aioflux.data._options import MapSettings, take_store_options
 from aioflux.data._transform import transformed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import SupportsIndex, Unpack
 
     from aioflux._meta import ObjectMeta
@@ -230,20 +230,36 @@ class MapDataset(Dataset[T_co]):
         positions = [self._position(index) for index in indices]
         failures = self._failures
         failures.last = None
-        items = []
-        meter = self._objects.meter
+        items = list(self._items(positions))
+        if positions and not items and failures.last is not None:
+            raise failures.last
+        return items
+
+    def __iter__(self) -> Iterator[T_co]:
+        """Read all objects in order, ahead of the consumer.
+
+        Without this, Python would ask for one index after the other until an IndexError, which a
+        transform may raise for reasons of its own.
+
+        Raises:
+            StorageError: An object cannot be read, named; with `on_error`, it is left out.
+        """
+        return self._items(range(len(self)))
+
+    def _items(self, positions: Sequence[int]) -> Iterator[T_co]:
+        """Read the objects at these positions and make items of them."""
+        failures, meter = self._failures, self._objects.meter
         samples = fetch(self._objects, positions, is_ordered=True, failures=failures)
         for _, sample in meter.timed(samples):
             if sample is None:
                 continue
             try:
-                items.append(transformed(sample, self._transform))
+                item: T_co = transformed(sample, self._transform)
             except Exception as exc:
                 failures.skip(exc, sample.uri)
+                continue
+            yield item
         meter.follow_retries(self._objects.num_retries)
-        if positions and not items and failures.last is not None:
-            raise failures.last
-        return items
 
     def _position(self, index: SupportsIndex) -> int:
         position = as_index(index)

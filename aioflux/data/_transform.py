@@ -20,8 +20,12 @@ def transformed(sample: Any, transform: Callable[[Any], Any] | None, *, uri: str
     """
     if transform is None:
         return sample
+    where = uri or sample.uri
     try:
         return transform(sample)
+    except (StopIteration, StopAsyncIteration) as exc:
+        # Raised further, it would be taken for the end of the data.
+        raise RuntimeError(f"the transform raised {exc!r} for {where}") from exc
     except Exception as exc:
-        exc.add_note(f"while transforming {uri or sample.uri}")
+        exc.add_note(f"while transforming {where}")
         raise

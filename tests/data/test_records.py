@@ -361,5 +361,6 @@ def test_ranges_arrive_while_records_are_taken(bucket: Bucket, store: aioflux.sy
     records = records_of_stream(store, store.head("a"), jsonl(), read_ahead_bytes=400_000)
     bucket.server.stats.reset()
     next(records)
-    assert bucket.server.stats.operation("objects.get").requests == 2
+    # Eleven in all; a third is under way where the first one was taken over already.
+    assert bucket.server.stats.operation("objects.get").requests in {2, 3}
     records.close()

@@ -320,3 +320,36 @@ def test_progress_is_shown(bucket: Bucket, capsys: pytest.CaptureFixture[str]) -
     bucket.fill(10)
     list(IterableDataset(bucket.uri, progress=True))
     assert "gs://bucket/train/ epoch 0" in capsys.readouterr().err
+
+
+def raises_stop(sample: Any) -> str:
+    return next(iter(())) if sample.key.endswith("3") else sample.key
+
+
+def raises_index(sample: Any) -> str:
+    return sample.key.split("-")[1] if sample.key.endswith("3") else sample.key
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("transform", [raises_stop, raises_index])
+def test_what_a_transform_raises_is_never_taken_for_the_end(
+    bucket: Bucket, kind: type[Any], transform: Any
+) -> None:
+    bucket.fill(6)
+    dataset = kind(bucket.uri, transform=transform)
+    for read in (list, keys_of):
+        with pytest.raises((RuntimeError, IndexError)) as caught:
+            read(dataset)
+        told = [str(caught.value), *getattr(caught.value, "__notes__", ())]
+        assert any(bucket.uri in line for line in told)
+    assert len(list(kind(bucket.uri, transform=transform, on_error="skip"))) == 5
+
+
+def test_a_map_dataset_is_iterated_ahead_and_left_early(bucket: Bucket) -> None:
+    bucket.fill(30)
+    dataset = MapDataset(bucket.uri, transform=key_of)
+    assert list(dataset) == [dataset[index] for index in range(30)]
+    items = iter(dataset)
+    assert next(items) == dataset[0]
+    items.close()
+    assert list(items) == []
