@@ -10,6 +10,7 @@ from aioflux.http._origin import Origin
 from aioflux.http._pool import Pool
 from aioflux.http._request import FixedHeaders
 from aioflux.http._select import RequestPool, open_pool, proxy_for
+from aioflux.http._sockets import Sockets
 from aioflux.http._tls import default_context, distrust
 from aioflux.http._transport_errors import (
     CertificateError,
@@ -33,6 +34,7 @@ __all__ = [
     "RequestPool",
     "Response",
     "ResponseHead",
+    "Sockets",
     "StalledError",
     "TransportError",
     "Waiter",

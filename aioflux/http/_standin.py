@@ -32,6 +32,7 @@ from aioflux.http._request import (
     check_headers,
     head_seconds_of,
 )
+from aioflux.http._sockets import Sockets
 from aioflux.http._tls import default_context, distrust
 from aioflux.http._transport_errors import (
     CertificateError,
@@ -79,6 +80,7 @@ class AiohttpPool:
         self._ssl_context = ssl_context
         self._proxy = proxy
         self._session: aiohttp.ClientSession | None = None
+        self._sockets = Sockets()
         self._is_closed = False
 
     async def request(
@@ -154,7 +156,7 @@ class AiohttpPool:
         """Fail what is under way and close every connection."""
         self._is_closed = True
         if self._session is not None:
-            await self._session.close()
+            await self._sockets.aclose(self._session)
 
     def _open_session(self) -> aiohttp.ClientSession:
         """The session, opened by the first request."""
@@ -170,6 +172,7 @@ class AiohttpPool:
                     keepalive_timeout=self._timeouts.idle_seconds,
                     # Not aiohttp's own default: that one was made when it was imported.
                     ssl=self._ssl_context or default_context(),
+                    socket_factory=self._sockets.make,
                 ),
                 timeout=aiohttp.ClientTimeout(
                     total=None, sock_connect=self._timeouts.connect_seconds

@@ -19,7 +19,7 @@ from aioflux._errors import (
     TransientError,
 )
 from aioflux.auth._google import AnonymousToken
-from aioflux.http import distrust
+from aioflux.http import Sockets, distrust
 from aioflux.service import _gcs_wire as wire
 from aioflux.service._status import error_from_status
 
@@ -73,6 +73,7 @@ class GCSControl:
         self._timeout = aiohttp.ClientTimeout(
             sock_connect=timeouts.connect_seconds, sock_read=timeouts.idle_seconds
         )
+        self._sockets = Sockets()
         self._is_closed = False
 
     @cached_property
@@ -84,6 +85,7 @@ class GCSControl:
             limit=self._max_connections,
             keepalive_timeout=self._timeouts.idle_seconds,
             ssl=True if self._ssl_context is None else self._ssl_context,
+            socket_factory=self._sockets.make,
         )
         # gcloud-aio-storage leaves aiohttp at its default, which follows redirects; these refuse.
         trace = aiohttp.TraceConfig()
@@ -200,7 +202,7 @@ class GCSControl:
         """Close the session; the token belongs to the service."""
         self._is_closed = True
         if "_client" in vars(self):
-            await self._client.close()
+            await self._sockets.aclose(self._client)
 
     async def _call(self, request: Callable[[], Awaitable[T]], *, action: str, uri: str) -> T:
         """Run a request; with another token once more, where the service refuses the first."""

@@ -6,7 +6,6 @@ Through the blocking face and for TLS through a proxy, what differs there: reads
 
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,8 +17,6 @@ from tests.store.places import GCSPlace, tls_place
 from tests.store.suite import OnPlace, PlaceSuite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from aioflux.testing import GCSServer
     from tests.faults.gateway import Gateway
 
@@ -62,17 +59,6 @@ class TestStandinBlocking(OnPlace, ReadContract, WriterContract):
         self.place = GCSPlace(gcs_server)
 
 
-@pytest.fixture(scope="class")
-def collected_at_the_end() -> Iterator[None]:
-    """While a warning is ignored, and not in a test that comes after."""
-    yield
-    gc.collect()
-
-
-# asyncio closes a TLS handshake that is cancelled only when its peer answers, and aiohttp, which
-# opens these connections behind a proxy, does not wait for that: the sockets are the collector's.
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-@pytest.mark.usefixtures("collected_at_the_end")
 class TestStandinTLS(OnPlace, ReadContract, ManyContract, WriterContract, ReaderContract):
     @pytest.fixture(autouse=True)
     def set_place(self, gcs_server_tls: GCSServer, by_proxy: Gateway) -> None:
