@@ -10,7 +10,7 @@ import asyncio
 import weakref
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, overload
 
 from aioflux._arguments import (
     check_listing,
@@ -21,6 +21,7 @@ from aioflux._arguments import (
     parse_prefix,
     refuse_one_key,
 )
+from aioflux._errors import StorageError
 from aioflux._meta import CleanResult, DeleteResult, ObjectMeta
 from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
 from aioflux._uri import Location, parse_uri
@@ -30,7 +31,7 @@ from aioflux.transfer import _clean, _compose, _compose_read, _delete, _download
 from aioflux.transfer._counters import Tally
 from aioflux.transfer._fanout import Items, bounded_map
 from aioflux.transfer._limits import Limits
-from aioflux.transfer._many import fetch_many
+from aioflux.transfer._many import fetch_many, try_many
 from aioflux.transfer._nested import nested
 from aioflux.transfer._reader import ObjectReader
 from aioflux.transfer._session import Session
@@ -53,6 +54,7 @@ WriteMode: TypeAlias = Literal["overwrite", "create"]
 # Named here, because inside the class `list` is a method.
 DataBatch: TypeAlias = list[tuple[str, bytes]]
 MetaBatch: TypeAlias = list[tuple[ObjectMeta, bytes]]
+TriedBatch: TypeAlias = list[tuple[ObjectMeta, bytes] | tuple[None, StorageError]]
 Sessions: TypeAlias = "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session]"
 
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
@@ -333,18 +335,74 @@ class Store:
             async for batch in inner:
                 yield [(name, fetched.data) for name, fetched in batch]
 
+    @overload
+    def fetch_batches(
+        self,
+        keys: Items[str | ObjectMeta],
+        *,
+        ordered: bool = True,
+        return_exceptions: Literal[False] = False,
+    ) -> AsyncGenerator[MetaBatch, None]: ...
+    @overload
+    def fetch_batches(
+        self,
+        keys: Items[str | ObjectMeta],
+        *,
+        ordered: bool = True,
+        return_exceptions: Literal[True],
+    ) -> AsyncGenerator[TriedBatch, None]: ...
     async def fetch_batches(
-        self, keys: Items[str | ObjectMeta], *, ordered: bool = True
-    ) -> AsyncGenerator[MetaBatch, None]:
-        """Yield lists of `(meta, data)`: the metadata that was listed or came with the bytes."""
-        batches = self._fetch_many(keys, ordered=ordered)
-        async with nested(batches) as inner:
-            async for batch in inner:
-                yield [(fetched.meta(), fetched.data) for _, fetched in batch]
+        self,
+        keys: Items[str | ObjectMeta],
+        *,
+        ordered: bool = True,
+        return_exceptions: bool = False,
+    ) -> AsyncGenerator[Any, None]:
+        """Yield lists of `(meta, data)`: the metadata that was listed or came with the bytes.
 
+        Args:
+            keys: As in `get_many`.
+            ordered: In the order of `keys`; otherwise as they arrive.
+            return_exceptions: Yield `(None, error)` in place of an object that cannot be read, and
+                go on with the others; the error names it.
+        """
+        if not return_exceptions:
+            async with nested(self._fetch_many(keys, ordered=ordered)) as batches:
+                async for batch in batches:
+                    yield [(fetched.meta(), fetched.data) for _, fetched in batch]
+            return
+        session = self._session()
+        refuse_one_key(keys)
+        async with nested(try_many(session, keys, ordered=ordered)) as tried:
+            async for results in tried:
+                yield [
+                    (each[1].meta(), each[1].data) if isinstance(each, tuple) else (None, each)
+                    for each in results
+                ]
+
+    @overload
+    def fetch_composed(
+        self,
+        metas: Items[ObjectMeta],
+        *,
+        max_composite_bytes: int = 100_000_000,
+        return_exceptions: Literal[False] = False,
+    ) -> AsyncGenerator[MetaBatch, None]: ...
+    @overload
+    def fetch_composed(
+        self,
+        metas: Items[ObjectMeta],
+        *,
+        max_composite_bytes: int = 100_000_000,
+        return_exceptions: Literal[True],
+    ) -> AsyncGenerator[TriedBatch, None]: ...
     async def fetch_composed(
-        self, metas: Items[ObjectMeta], *, max_composite_bytes: int = 100_000_000
-    ) -> AsyncGenerator[MetaBatch, None]:
+        self,
+        metas: Items[ObjectMeta],
+        *,
+        max_composite_bytes: int = 100_000_000,
+        return_exceptions: bool = False,
+    ) -> AsyncGenerator[Any, None]:
         """Yield what `fetch_batches` yields, in order, with fewer requests for small objects.
 
         Up to 32 neighbours in `metas` are composed on the service into one temporary object, which
@@ -366,6 +424,7 @@ class Store:
         Args:
             metas: Metadata of a listing. May be a generator, as in `get_many`.
             max_composite_bytes: Bytes of one composite, at most; 100 MB by default.
+            return_exceptions: As in `fetch_batches`.
 
         Raises:
             PermissionDeniedError: Composites may not be made or deleted.
@@ -377,11 +436,18 @@ class Store:
         refuse_one_key(metas)
         if max_composite_bytes < 1:
             raise ValueError(f"max_composite_bytes must be above 0, not {max_composite_bytes!r}")
-        batches = (
-            _compose_read.fetch_composed(session, metas, max_composite_bytes=max_composite_bytes)
-            if _compose_read.can_compose(session.service.capabilities)
-            else self.fetch_batches(metas)
-        )
+        batches: AsyncGenerator[Any, None]
+        if _compose_read.can_compose(session.service.capabilities):
+            batches = _compose_read.fetch_composed(
+                session,
+                metas,
+                max_composite_bytes=max_composite_bytes,
+                return_exceptions=return_exceptions,
+            )
+        elif return_exceptions:
+            batches = self.fetch_batches(metas, return_exceptions=True)
+        else:
+            batches = self.fetch_batches(metas)
         async with nested(batches) as inner:
             async for batch in inner:
                 yield batch

@@ -10,7 +10,7 @@ page or batch. What the asynchronous method says of arguments, results and error
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from aioflux import bridge
 from aioflux import store as _store
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aioflux._meta import CleanResult, DeleteResult, ObjectMeta
     from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
     from aioflux._stats import ProgressHook, StoreStats
-    from aioflux.store import Buffer, DataBatch, MetaBatch, WriteMode
+    from aioflux.store import Buffer, DataBatch, MetaBatch, TriedBatch, WriteMode
 
 __all__ = ["ObjectReader", "ObjectWriter", "Store", "open_store"]
 
@@ -180,22 +180,66 @@ class Store:
         fed = bridge.feed(keys, max_ahead=2 * self.transfer.max_in_flight)
         return bridge.iterate(self._store.get_batches(fed, ordered=ordered), feed=fed)
 
+    @overload
     def fetch_batches(
-        self, keys: Iterable[str | ObjectMeta], *, ordered: bool = True
-    ) -> Iterator[MetaBatch]:
-        """Yield lists of `(meta, data)`."""
+        self,
+        keys: Iterable[str | ObjectMeta],
+        *,
+        ordered: bool = True,
+        return_exceptions: Literal[False] = False,
+    ) -> Iterator[MetaBatch]: ...
+    @overload
+    def fetch_batches(
+        self,
+        keys: Iterable[str | ObjectMeta],
+        *,
+        ordered: bool = True,
+        return_exceptions: Literal[True],
+    ) -> Iterator[TriedBatch]: ...
+    def fetch_batches(
+        self,
+        keys: Iterable[str | ObjectMeta],
+        *,
+        ordered: bool = True,
+        return_exceptions: bool = False,
+    ) -> Iterator[Any]:
+        """Yield lists of `(meta, data)`, or of `(None, error)` for what cannot be read."""
         fed = bridge.feed(keys, max_ahead=2 * self.transfer.max_in_flight)
-        return bridge.iterate(self._store.fetch_batches(fed, ordered=ordered), feed=fed)
+        flag: Any = return_exceptions
+        batches = self._store.fetch_batches(fed, ordered=ordered, return_exceptions=flag)
+        return bridge.iterate(batches, feed=fed)
 
+    @overload
     def fetch_composed(
-        self, metas: Iterable[ObjectMeta], *, max_composite_bytes: int = 100_000_000
-    ) -> Iterator[MetaBatch]:
+        self,
+        metas: Iterable[ObjectMeta],
+        *,
+        max_composite_bytes: int = 100_000_000,
+        return_exceptions: Literal[False] = False,
+    ) -> Iterator[MetaBatch]: ...
+    @overload
+    def fetch_composed(
+        self,
+        metas: Iterable[ObjectMeta],
+        *,
+        max_composite_bytes: int = 100_000_000,
+        return_exceptions: Literal[True],
+    ) -> Iterator[TriedBatch]: ...
+    def fetch_composed(
+        self,
+        metas: Iterable[ObjectMeta],
+        *,
+        max_composite_bytes: int = 100_000_000,
+        return_exceptions: bool = False,
+    ) -> Iterator[Any]:
         """Yield lists of `(meta, data)`, with fewer requests for small objects."""
         # Each request in flight may be of a composite of 32 objects.
         fed = bridge.feed(metas, max_ahead=32 * self.transfer.max_in_flight)
-        return bridge.iterate(
-            self._store.fetch_composed(fed, max_composite_bytes=max_composite_bytes), feed=fed
+        flag: Any = return_exceptions
+        batches = self._store.fetch_composed(
+            fed, max_composite_bytes=max_composite_bytes, return_exceptions=flag
         )
+        return bridge.iterate(batches, feed=fed)
 
     def list(
         self, prefix: str = "", *, delimiter: str = "", match_glob: str = ""

@@ -20,7 +20,7 @@ import logging
 import time
 import weakref
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 from aioflux._errors import PermissionDeniedError
 from aioflux._meta import ObjectMeta
@@ -29,7 +29,7 @@ from aioflux.store import COMPOSITE_PREFIX
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from aioflux.store import MetaBatch
+    from aioflux.store import TriedBatch
     from aioflux.sync import Store
 
 __all__ = ["Choice", "Compose", "prepare", "read_batches"]
@@ -104,8 +104,8 @@ def read_batches(
     *,
     compose: Compose,
     max_composite_bytes: int = 100_000_000,
-) -> Iterator[MetaBatch]:
-    """Yield lists of `(meta, data)` in the order of `metas`.
+) -> Iterator[TriedBatch]:
+    """Yield lists of `(meta, data)` in the order of `metas`, or `(None, error)` for what has one.
 
     With "auto" the first objects that are read through a store, in one call or several, are read
     both ways in turn, up to 1024 at a time, and the way that gave more objects a second is kept for
@@ -118,7 +118,7 @@ def read_batches(
         max_composite_bytes: Bytes of one composite, at most; 100 MB by default.
 
     Raises:
-        StorageError: The first object that cannot be read ends the iteration, named.
+        PermissionDeniedError: "on", and composites may not be made or deleted.
     """
     if compose == "auto":
         return _measured(store, metas, max_composite_bytes)
@@ -158,18 +158,19 @@ _choices: weakref.WeakKeyDictionary[Store, Choice] = weakref.WeakKeyDictionary()
 
 def _read(
     store: Store, metas: Iterable[str | ObjectMeta], way: Way, max_composite_bytes: int
-) -> Iterator[MetaBatch]:
+) -> Iterator[TriedBatch]:
     if way == "off":
-        return store.fetch_batches(metas)
+        return store.fetch_batches(metas, return_exceptions=True)
     return store.fetch_composed(
-        metas,  # type: ignore[arg-type]  # names are refused there
+        cast("Iterable[ObjectMeta]", metas),  # names are refused there
         max_composite_bytes=max_composite_bytes,
+        return_exceptions=True,
     )
 
 
 def _measured(
     store: Store, metas: Iterable[str | ObjectMeta], max_composite_bytes: int
-) -> Iterator[MetaBatch]:
+) -> Iterator[TriedBatch]:
     choice = _choices.setdefault(store, Choice())
     rest: Iterator[str | ObjectMeta] = iter(metas)
     while (way := choice.trial()) is not None:

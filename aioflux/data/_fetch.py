@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -23,41 +22,16 @@ def fetch(
 ) -> Generator[tuple[int, Sample | None], None, None]:
     """Read the objects at `positions`, fetched ahead of the consumer.
 
-    An error ends the reading of all that is under way. Where it may be skipped, what was not handed
-    out is begun again.
-
     Yields:
         The index in `positions`, with the sample, or with None where it was skipped.
+
+    Raises:
+        StorageError: An object cannot be read, and is not to be skipped.
     """
-    indices = range(len(positions))
-    todo: Sequence[int] = indices
-    while todo:
-        given: set[int] = set()
-        here = positions if todo is indices else array("q", (positions[index] for index in todo))
-        try:
-            with closing(objects.read(here, is_ordered=is_ordered)) as stream:
-                for number, sample in stream:
-                    if failures.may_skip:
-                        given.add(number)
-                    yield todo[number], sample
-        except StorageError as exc:
-            failed = _failed(objects, exc, here, given) if failures.may_skip else None
-            if failed is None:
-                raise
-            failures.skip(exc, exc.uri)
-            skipped = todo[failed]
-            given.add(failed)
-            todo = array("q", (index for n, index in enumerate(todo) if n not in given))
-            yield skipped, None
-        else:
-            return
-
-
-def _failed(
-    objects: Objects, error: StorageError, positions: Sequence[int], given: set[int]
-) -> int | None:
-    """Find which object an error is of; None where it is of none of them."""
-    for number, position in enumerate(positions):
-        if number not in given and objects.uri_at(position) == error.uri:
-            return number
-    return None
+    with closing(objects.read(positions, is_ordered=is_ordered)) as stream:
+        for number, sample in stream:
+            if isinstance(sample, StorageError):
+                failures.skip(sample, sample.uri)
+                yield number, None
+            else:
+                yield number, sample

@@ -17,12 +17,11 @@ from aioflux.data._composing import prepare
 from aioflux.data._section import Section
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Self
 
     from aioflux._policy import StoreOptions
-    from aioflux.data._sample import Sample
-    from aioflux.data._section import Access
+    from aioflux.data._section import Access, Samples
 
 __all__ = ["Objects"]
 
@@ -147,12 +146,6 @@ class Objects:
         places = ((bisect_right(starts, position) - 1, position) for position in positions)
         return [columns[number][position - starts[number]] for number, position in places]
 
-    def uri_at(self, position: int) -> str:
-        """Return the whole uri of an object."""
-        section = self._sections[self._section_at(position)]
-        item = section.item(position)
-        return item.uri if isinstance(item, ObjectMeta) else section.store.uri + item
-
     def locate(self, position: int) -> tuple[sync.Store, ObjectMeta]:
         """Return where an object is, and what is known of it.
 
@@ -185,9 +178,7 @@ class Objects:
         """Bytes that are read by one request at most."""
         return self._sections[0].store.transfer.range_size_bytes
 
-    def read(
-        self, positions: Sequence[int], *, is_ordered: bool = True
-    ) -> Generator[tuple[int, Sample], None, None]:
+    def read(self, positions: Sequence[int], *, is_ordered: bool = True) -> Samples:
         """Read the objects at `positions` within the limits of `TransferOptions`.
 
         Args:
@@ -195,15 +186,13 @@ class Objects:
             is_ordered: In that order; otherwise as they arrive.
 
         Returns:
-            Samples with their index in `positions`.
+            Samples, or the reasons why there is none, with their index in `positions`.
         """
         if len(self._sections) == 1:
             return self._sections[0].read(enumerate(positions), is_ordered=is_ordered)
         return self._read_in_turn(positions, is_ordered)
 
-    def _read_in_turn(
-        self, positions: Sequence[int], is_ordered: bool
-    ) -> Generator[tuple[int, Sample], None, None]:
+    def _read_in_turn(self, positions: Sequence[int], is_ordered: bool) -> Samples:
         """Read from all stores at once, each ahead of the consumer."""
         with ExitStack() as stack:
             streams = {}

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
+from aioflux._errors import StorageError
 from aioflux._meta import ObjectMeta
+from aioflux._uri import quote_path
 from aioflux.data._composing import read_batches
 from aioflux.data._meter import Meter
 from aioflux.data._sample import Sample
@@ -32,7 +34,8 @@ __all__ = ["Access", "Section"]
 
 T = TypeVar("T")
 Wanted: TypeAlias = Iterator[tuple[int, ObjectMeta | str]]
-Samples: TypeAlias = Generator[tuple[int, Sample], None, None]
+Samples: TypeAlias = Generator[tuple[int, Sample | StorageError], None, None]
+"""Indices, each with the sample, or with the reason why there is none."""
 
 _MAX_LOOKED_AHEAD: Final = 4096
 """Objects that are looked for in the cache ahead of their turn: between two that are not there may
@@ -79,7 +82,7 @@ class Section:
 
     def _batches(
         self, items: Iterable[ObjectMeta | str]
-    ) -> Generator[tuple[ObjectMeta, bytes], None, None]:
+    ) -> Generator[tuple[ObjectMeta | None, bytes | StorageError], None, None]:
         access = self.access
         batches = read_batches(
             self.store,
@@ -102,11 +105,11 @@ class Section:
         meter = self.access.meter
         with closing(self._batches(items())) as stream:
             for meta, data in stream:
-                meter.count(1, len(data))
-                yield asked.popleft(), Sample(meta.key, data, meta)
+                yield asked.popleft(), _sample(meta, data, meter)
 
     def _as_they_arrive(self, wanted: Wanted) -> Samples:
         asked: dict[str, deque[int]] = {}
+        base = self.store.uri
 
         def items() -> Iterator[ObjectMeta | str]:
             for index, item in wanted:
@@ -115,15 +118,16 @@ class Section:
                 yield item
 
         meter = self.access.meter
-        with _closing(self.store.fetch_batches(items(), ordered=False)) as batches:
+        batches = self.store.fetch_batches(items(), ordered=False, return_exceptions=True)
+        with _closing(batches):
             for batch in batches:
                 for meta, data in batch:
-                    meter.count(1, len(data))
-                    indices = asked[meta.key]
+                    key = _failed(data, base, asked) if meta is None else meta.key
+                    indices = asked[key]
                     index = indices.popleft()
                     if not indices:
-                        del asked[meta.key]
-                    yield index, Sample(meta.key, data, meta)
+                        del asked[key]
+                    yield index, _sample(meta, data, meter)
 
     def _cached(self, wanted: Wanted, cache: Cache) -> Samples:
         ahead, meter = _Ahead(wanted, cache, self._in_order), self.access.meter
@@ -137,10 +141,16 @@ class Section:
                         yield index, Sample(meta.key, data, meta)
                         continue
                     # Evicted or damaged since it was looked for.
-                    sample = Sample(meta.key, self.store.get(meta), meta)
-                    meter.count(1, len(sample.data))
-                cache.put(meta, sample.data)
+                    sample = self._read(meta)
+                if isinstance(sample, Sample):
+                    cache.put(meta, sample.data)
                 yield index, sample
+
+    def _read(self, meta: ObjectMeta) -> Sample | StorageError:
+        try:
+            return _sample(meta, self.store.get(meta), self.access.meter)
+        except StorageError as exc:
+            return exc
 
 
 class _Ahead:
@@ -152,14 +162,14 @@ class _Ahead:
         self._fetch = fetch
         self._turns: deque[tuple[int, ObjectMeta, bool]] = deque()
         self._stream: Samples | None = None
-        self._fetched: deque[Sample] = deque()
+        self._fetched: deque[Sample | StorageError] = deque()
 
     def close(self) -> None:
         """End what is under way."""
         if self._stream is not None:
             self._stream.close()
 
-    def next_turn(self) -> tuple[int, ObjectMeta, Sample | None] | None:
+    def next_turn(self) -> tuple[int, ObjectMeta, Sample | StorageError | None] | None:
         """Return the next one, without a sample where it is in the cache; None behind the last."""
         while not self._turns:
             if self._stream is None and not self._look():
@@ -203,6 +213,25 @@ class _Ahead:
                 yield index, item
             elif len(self._turns) > _MAX_LOOKED_AHEAD:
                 return
+
+
+def _sample(
+    meta: ObjectMeta | None, data: bytes | StorageError, meter: Meter
+) -> Sample | StorageError:
+    if isinstance(data, StorageError):
+        return data
+    assert meta is not None
+    meter.count(1, len(data))
+    return Sample(meta.key, data, meta)
+
+
+def _failed(error: bytes | StorageError, base: str, keys: Iterable[str]) -> str:
+    """Return which key an error is of."""
+    assert isinstance(error, StorageError)
+    for key in keys:
+        if error.uri in {base + key, base + quote_path(key)}:
+            return key
+    raise error
 
 
 @contextmanager

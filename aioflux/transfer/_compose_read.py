@@ -55,7 +55,7 @@ __all__ = ["Grouper", "can_compose", "cut", "fetch_composed", "is_composable", "
 _log = logging.getLogger("aioflux")
 
 Group: TypeAlias = "tuple[ObjectMeta, ...]"
-MetaBatch: TypeAlias = "list[tuple[ObjectMeta, bytes]]"
+TriedBatch: TypeAlias = "list[tuple[ObjectMeta, bytes] | tuple[None, StorageError]]"
 
 _CLASSES: Final = frozenset({"", "STANDARD"})
 """Storage classes that are composed: a composite has that of its sources, and an object of another
@@ -346,28 +346,45 @@ def _undeletable(error: StorageError) -> StorageError:
     )
 
 
+def _num_bytes(tried: TriedBatch) -> int:
+    return sum(len(data) for _, data in tried if isinstance(data, bytes))
+
+
 class _Reader:
     """Reads groups, each by a composite where it has several objects."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, return_exceptions: bool) -> None:
         self._session = session
+        self._return_exceptions = return_exceptions
         self._has_warned = False
         self.composites = Composites(session)
         self.ahead = Ahead(session.options.max_in_flight_bytes, ordered=True)
 
-    async def read(self, numbered: tuple[int, Group]) -> MetaBatch:
+    async def read(self, numbered: tuple[int, Group]) -> TriedBatch:
         """Read one group within its share of the budget, which waits until there is room."""
         index, group = numbered
         share = self.ahead.share(index)
         try:
             await share.acquire(sum(meta.size for meta in group))
             if len(group) > 1 and (slices := await self._composed(group)) is not None:
-                return list(zip(group, slices, strict=True))
-            fetched = await gather(fetch(self._session, meta.key, meta) for meta in group)
+                return [*zip(group, slices, strict=True)]
+            tried = await gather(self._direct(meta) for meta in group)
         except BaseException:
             share.set(0)
             raise
-        return [(meta, each.data) for meta, each in zip(group, fetched, strict=True)]
+        share.set(_num_bytes(tried))
+        return tried
+
+    async def _direct(
+        self, meta: ObjectMeta
+    ) -> tuple[ObjectMeta, bytes] | tuple[None, StorageError]:
+        """Read one object by itself."""
+        try:
+            return meta, (await fetch(self._session, meta.key, meta)).data
+        except StorageError as exc:
+            if not self._return_exceptions:
+                raise
+            return None, exc
 
     async def _composed(self, group: Group) -> list[bytes] | None:
         """Read a group by a composite; None where only each object's own read can tell.
@@ -401,20 +418,25 @@ class _Reader:
 
 
 async def fetch_composed(
-    session: Session, metas: Items[ObjectMeta], *, max_composite_bytes: int
-) -> AsyncGenerator[MetaBatch, None]:
+    session: Session,
+    metas: Items[ObjectMeta],
+    *,
+    max_composite_bytes: int,
+    return_exceptions: bool = False,
+) -> AsyncGenerator[TriedBatch, None]:
     """Yield lists of `(meta, data)` in the order of `metas`, each of those that are there at once.
 
     Args:
         session: Where; the service can compose.
         metas: Metadata of a listing.
         max_composite_bytes: Bytes of one composite, at most.
+        return_exceptions: Yield `(None, error)` in place of an object that cannot be read.
     """
     grouper = Grouper(
         max_sources=session.service.capabilities.max_compose_sources,
         max_bytes=max_composite_bytes,
     )
-    reader = _Reader(session)
+    reader = _Reader(session, return_exceptions=return_exceptions)
     batches = bounded_batches(
         reader.read,
         _numbered(metas, grouper),
@@ -424,8 +446,7 @@ async def fetch_composed(
         async with nested(batches) as inner:
             async for groups in inner:
                 yield [pair for group in groups for pair in group]
-                num_bytes = sum(len(data) for group in groups for _, data in group)
-                reader.ahead.given(len(groups), num_bytes)
+                reader.ahead.given(len(groups), sum(map(_num_bytes, groups)))
                 reader.composites.raise_failure()
     except BaseException as exc:
         await reader.composites.finish(exc)

@@ -39,7 +39,8 @@ __all__ = ["Express", "Left"]
 _UNAUTHORIZED: Final = 401
 _UNSURE: Final = Begun(num_reads=1)
 
-Result: TypeAlias = "tuple[str, Fetched]"
+Result: TypeAlias = "tuple[str, Fetched] | StorageError"
+"""The key with the object; or an error that is a result, which the fan-out makes of a failure."""
 
 
 class Left(NamedTuple):

@@ -65,7 +65,14 @@ class Supply(ABC, Generic[T]):
 class Shared(Generic[T, R]):
     """What the workers and the consumer of one fan-out share."""
 
-    def __init__(self, items: Items[T], *, ordered: bool, max_ahead: int) -> None:
+    def __init__(
+        self,
+        items: Items[T],
+        *,
+        ordered: bool,
+        max_ahead: int,
+        recover: Callable[[BaseException], R | None] | None = None,
+    ) -> None:
         self._items: Iterator[T] | None = None
         self._supply = items if isinstance(items, Supply) else None
         self.is_sync = not isinstance(items, AsyncIterable)
@@ -76,6 +83,7 @@ class Shared(Generic[T, R]):
             self._items = iter(items)
         self.ordered = ordered
         self.max_ahead = max_ahead
+        self._recover = recover
         self.taken = 0
         self.given = 0
         self.done: dict[int, tuple[R | None, BaseException | None]] = {}
@@ -135,7 +143,9 @@ class Shared(Generic[T, R]):
                 return ready, None
             result, error = self.done.pop(index)
             if error is not None:
-                return ready, error
+                result = None if self._recover is None else self._recover(error)
+                if result is None:
+                    return ready, error
             ready.append(result)  # type: ignore[arg-type]  # a result without an error is an R
 
     @property
@@ -248,19 +258,22 @@ async def bounded_batches(
     max_in_flight: int,
     ordered: bool = True,
     new_runner: Callable[[Shared[T, R]], Runner[T]] | None = None,
+    recover: Callable[[BaseException], R | None] | None = None,
 ) -> AsyncGenerator[list[R], None]:
     """Yield lists of `await function(item)`, each of what is ready at once.
 
     The first failure is raised where its result would have been (in order) or as soon as it is
-    known, and ends the rest. Results wait for a slow consumer up to twice `max_in_flight`; then no
-    new item is begun. Closing the generator, or cancelling its consumer, cancels what is under way
-    and waits for it.
+    known, and ends the rest, unless `recover` makes a result of it. Results wait for a slow
+    consumer up to twice `max_in_flight`; then no new item is begun. Closing the generator, or
+    cancelling its consumer, cancels what is under way and waits for it.
 
     A fixed set of workers instead of a task for each item saves 15 microseconds an item. They are
     not in a TaskGroup, because a generator that yields inside one would let it cancel the
     consumer's code.
     """
-    shared: Shared[T, R] = Shared(items, ordered=ordered, max_ahead=2 * max_in_flight)
+    shared: Shared[T, R] = Shared(
+        items, ordered=ordered, max_ahead=2 * max_in_flight, recover=recover
+    )
     num_workers = min(max_in_flight, max(1, length_hint(items, max_in_flight)))
     workers = [asyncio.create_task(_work(shared, function, new_runner)) for _ in range(num_workers)]
     pid = os.getpid()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from aioflux._arguments import parse_key
-from aioflux._errors import NotFoundError
+from aioflux._errors import NotFoundError, StorageError
 from aioflux.transfer._ahead import Ahead
 from aioflux.transfer._download import (
     MAX_READS,
@@ -21,7 +21,7 @@ from aioflux.transfer._nested import nested
 from aioflux.transfer._small import NOTHING, Fetched, first_range_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from aioflux._meta import ObjectMeta
     from aioflux.transfer._ahead import Share
@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from aioflux.transfer._session import Session
     from aioflux.transfer._small import Begun
 
-__all__ = ["fetch_many"]
+__all__ = ["fetch_many", "try_many"]
 
 FetchedBatch: TypeAlias = list[tuple[str, Fetched]]
+TriedBatch: TypeAlias = list[tuple[str, Fetched] | StorageError]
 
 
-async def fetch_many(
+def fetch_many(
     session: Session, keys: Items[str | ObjectMeta], *, ordered: bool
 ) -> AsyncGenerator[FetchedBatch, None]:
     """Yield lists of `(key, what was read)`, each of those that are there at once.
@@ -45,11 +46,34 @@ async def fetch_many(
         keys: Names, or metadata that pins a generation.
         ordered: In the order of `keys`; otherwise as they arrive.
     """
+    batches = _batches(session, keys, ordered=ordered, recover=None)
+    return cast("AsyncGenerator[FetchedBatch, None]", batches)
+
+
+def try_many(
+    session: Session, keys: Items[str | ObjectMeta], *, ordered: bool
+) -> AsyncGenerator[TriedBatch, None]:
+    """Yield what `fetch_many` yields, with the error in place of an object that has one."""
+    return _batches(session, keys, ordered=ordered, recover=only_storage_errors)
+
+
+def only_storage_errors(error: BaseException) -> StorageError | None:
+    """Return an error that is of one object, and so need not end the reading of others."""
+    return error if isinstance(error, StorageError) else None
+
+
+async def _batches(
+    session: Session,
+    keys: Items[str | ObjectMeta],
+    *,
+    ordered: bool,
+    recover: Callable[[BaseException], StorageError | None] | None,
+) -> AsyncGenerator[TriedBatch, None]:
     # Finished objects wait here for the consumer. The budget is this iteration's own: unread
     # results must not keep other calls of the same store from going on.
     ahead = Ahead(session.options.max_in_flight_bytes, ordered=ordered)
 
-    async def one(item: Any) -> tuple[str, Fetched]:
+    async def one(item: Any) -> tuple[str, Fetched] | StorageError:
         left: Left = item
         try:
             name, meta = parse_key(left.item)
@@ -66,11 +90,14 @@ async def fetch_many(
         max_in_flight=session.options.max_in_flight,
         ordered=ordered,
         new_runner=lambda shared: Express(session, ahead, shared),
+        recover=recover,
     )
     async with nested(batches) as inner:
         async for batch in inner:
             yield batch
-            ahead.given(len(batch), sum(len(fetched.data) for _, fetched in batch))
+            # A failed one holds nothing any more.
+            held = (each[1].data for each in batch if isinstance(each, tuple))
+            ahead.given(len(batch), sum(map(len, held)))
 
 
 async def _fetch_within(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflux import sync
-from aioflux._errors import TransientError
+from aioflux._errors import StorageError, TransientError
 from aioflux._policy import TransferOptions
 from aioflux.compat.dataflux._account import Account
 from aioflux.compat.dataflux._retry import policy_of
@@ -122,7 +122,11 @@ class Source:
             max_composite_bytes=self._max_composite_bytes,
         )
         for batch in batches:
-            yield from batch
+            for meta, data in batch:
+                if isinstance(data, StorageError):
+                    raise data
+                assert meta is not None
+                yield meta, data
 
     def _opened(self) -> sync.Store:
         if self._store is None:

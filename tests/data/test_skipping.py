@@ -1,0 +1,100 @@
+"""Many objects that are gone: each is skipped by itself, and costs no other one a request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import aioflux
+from aioflux.data import IterableDataset, MapDataset
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.data.conftest import Bucket
+
+NUM_OBJECTS = 300
+WAYS = ["plain", "unordered", "composed", "measured", "cached"]
+
+
+def options_of(way: str, directory: Path) -> dict[str, Any]:
+    return {
+        "plain": {},
+        "unordered": {"ordered": False},
+        "composed": {"compose": "on"},
+        "measured": {"compose": "auto"},
+        "cached": {"cache": directory / "cache"},
+    }[way]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_half_of_all_objects_are_gone(bucket: Bucket, tmp_path: Path, way: str) -> None:
+    keys = bucket.fill(NUM_OBJECTS)
+    dataset = IterableDataset(bucket.uri, on_error="skip", **options_of(way, tmp_path))
+    with aioflux.sync.open_store(bucket.uri) as store:
+        store.delete_many(keys[::2])
+    bucket.server.stats.reset()
+    read = [sample.key for sample in dataset]
+    assert (sorted(read) if way == "unordered" else read) == keys[1::2]
+    assert dataset.stats.num_skipped == NUM_OBJECTS // 2
+    # Composed, each may be a source, and then be asked for by itself, in one trial or the other.
+    most = 1 if way in {"plain", "unordered", "cached"} else 1.2
+    assert bucket.server.stats.operation("objects.get").requests <= most * NUM_OBJECTS
+    if way == "cached":
+        assert [sample.key for sample in dataset] == keys[1::2]
+        assert dataset.stats.num_cache_hits == NUM_OBJECTS // 2
+
+
+@pytest.mark.parametrize("way", ["plain", "composed", "cached"])
+def test_a_batch_without_some_of_its_objects(bucket: Bucket, tmp_path: Path, way: str) -> None:
+    keys = bucket.fill(NUM_OBJECTS)
+    dataset = MapDataset(bucket.uri, on_error="skip", **options_of(way, tmp_path))
+    with aioflux.sync.open_store(bucket.uri) as store:
+        store.delete_many(keys[::3])
+    left = [sample.key for sample in dataset.__getitems__(range(NUM_OBJECTS))]
+    assert left == [key for number, key in enumerate(keys) if number % 3]
+    assert dataset.stats.num_skipped == NUM_OBJECTS // 3
+
+
+def test_names_that_a_uri_quotes(tmp_path: Path) -> None:
+    """As they arrive, an error is told apart by its uri."""
+    keys = ["a b", "ä%", "plain", "c#d", "a b"]
+    (tmp_path / "plain").write_bytes(b"1")
+    (tmp_path / "c#d").write_bytes(b"2")
+    dataset = IterableDataset.from_keys(f"file://{tmp_path}", keys, ordered=False, on_error="skip")
+    assert sorted(sample.key for sample in dataset) == ["c#d", "plain"]
+    assert dataset.stats.num_skipped == 3
+
+
+def test_by_default_the_first_of_them_ends_the_epoch(bucket: Bucket) -> None:
+    keys = bucket.fill(30)
+    dataset = IterableDataset(bucket.uri)
+    with aioflux.sync.open_store(bucket.uri) as store:
+        store.delete_many([keys[7], keys[20]])
+    read = []
+    with pytest.raises(aioflux.NotFoundError, match="train/007"):
+        read.extend(sample.key for sample in dataset)
+    stream = iter(dataset)
+    assert [next(stream).key for _ in range(7)] == keys[:7]
+    with pytest.raises(aioflux.NotFoundError, match="train/007"):
+        next(stream)
+
+
+@pytest.mark.parametrize("composed", [False, True])
+def test_errors_in_place_of_objects(bucket: Bucket, *, composed: bool) -> None:
+    """Of the store itself: in order, the error where its object would have been."""
+    keys = bucket.fill(100)
+    with aioflux.sync.open_store(bucket.uri) as store:
+        metas = store.list_all()
+        store.delete_many(keys[50:60])
+        fetch = store.fetch_composed if composed else store.fetch_batches
+        pairs = [pair for batch in fetch(metas, return_exceptions=True) for pair in batch]
+    assert len(pairs) == 100
+    for number, (meta, data) in enumerate(pairs):
+        if 50 <= number < 60:
+            assert meta is None
+            assert isinstance(data, aioflux.NotFoundError)
+            assert data.uri == f"gs://bucket/train/{keys[number]}"
+        else:
+            assert (meta.key, data) == (keys[number], f"data of {keys[number]}".encode())
