@@ -1,8 +1,7 @@
 """Keys and listings as columns, at a sixth of the memory of a list of ObjectMeta.
 
-A column is one buffer. Reading it changes no reference count, so that forked workers share the
-parent's pages, and it pickles at the speed of a copy for spawned ones. The same bytes are a
-manifest: a listing that is stored as an object.
+Columns pickle at the speed of a copy for spawned workers, and forked ones share them. The same
+bytes are a manifest: a listing that is stored as an object.
 
     magic | version, size of the header | header: JSON | columns | crc32c of all before
 """
@@ -12,29 +11,22 @@ from __future__ import annotations
 import json
 import struct
 import sys
-import zlib
 from array import array
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
 
 import google_crc32c
 
+from aioflux._columns import NONE, KeyColumn, TimeColumn
 from aioflux._meta import ObjectMeta
 from aioflux._uri import quote_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from datetime import datetime
 
 __all__ = ["KeyColumn", "Kind", "Listing"]
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
-_NONE = -1
-"""Stands for None in a column of numbers."""
-_STRIDE = 64
-_BLOCK = 16 * _STRIDE
 _MAX_KNOWN_KINDS = 1024
 """Kinds that are compared with: where each object has a kind of its own, comparing is no use."""
 _MAGIC = b"aioflux listing\n"
@@ -44,111 +36,6 @@ _TAIL = struct.Struct("<I")
 
 Kind: TypeAlias = tuple[str, str, str, tuple[tuple[str, str], ...]]
 """What many objects share: content type, content encoding, storage class, the user's metadata."""
-
-
-class KeyColumn:
-    """Strings, end to end in one buffer.
-
-    Their sizes stand beside it, and where each 64th begins, so that columns are joined by copying
-    buffers.
-    """
-
-    __slots__ = ("_marks", "_sizes", "_text")
-
-    def __init__(self, texts: Iterable[str] = ()) -> None:
-        self._text = bytearray()
-        self._sizes = array("I")
-        self._marks = array("Q")
-        self.extend(texts)
-
-    def append(self, text: str) -> None:
-        """Add a string."""
-        # Names of local files may hold lone surrogates, which stand for bytes that are no UTF-8.
-        data = text.encode("utf-8", "surrogatepass")
-        self._text += data
-        self._sizes.append(len(data))
-
-    def extend(self, texts: Iterable[str] | KeyColumn) -> None:
-        """Add strings."""
-        if isinstance(texts, KeyColumn):
-            sizes, text = texts.buffers()
-            self._text += text
-            self._sizes.extend(sizes)
-        else:
-            given = texts if isinstance(texts, list) else list(texts)
-            joined = "".join(given)
-            if joined.isascii():
-                self._text += joined.encode()
-                self._sizes.extend(map(len, given))
-            else:
-                encoded = [text.encode("utf-8", "surrogatepass") for text in given]
-                self._text += b"".join(encoded)
-                self._sizes.extend(map(len, encoded))
-
-    def _marked(self) -> array[int]:
-        """Return where each 64th string begins: found as it is asked for, and kept."""
-        marks, sizes = self._marks, self._sizes
-        if len(marks) * _STRIDE >= len(sizes):
-            return marks
-        marks = marks[:]  # another thread may be at it, too
-        while (end := len(marks) * _STRIDE) < len(sizes):
-            marks.append(marks[-1] + sum(sizes[end - _STRIDE : end]) if marks else 0)
-        self._marks = marks
-        return marks
-
-    def _offset(self, index: int) -> int:
-        """Return where a string begins; behind the last, where that ends."""
-        if index >= len(self._sizes):
-            return len(self._text)
-        block = index // _STRIDE
-        return self._marked()[block] + sum(self._sizes[block * _STRIDE : index])
-
-    def __len__(self) -> int:
-        return len(self._sizes)
-
-    def __getitem__(self, index: int) -> str:
-        at = range(len(self._sizes))[index]  # takes negative ones, and refuses what is beyond
-        start = self._offset(at)
-        return self._text[start : start + self._sizes[at]].decode("utf-8", "surrogatepass")
-
-    def __iter__(self) -> Iterator[str]:
-        for first in range(0, len(self), _BLOCK):
-            sizes = self._sizes[first : first + _BLOCK]
-            start = self._marked()[first // _STRIDE]
-            block = self._text[start : start + sum(sizes)]
-            ends = accumulate(sizes, initial=0)
-            if block.isascii():
-                text = block.decode("ascii")
-                for begin, end in pairwise(ends):
-                    yield text[begin:end]
-            else:
-                for begin, end in pairwise(ends):
-                    yield block[begin:end].decode("utf-8", "surrogatepass")
-
-    def part(self, start: int, end: int) -> KeyColumn:
-        """Return the strings `[start, end)`."""
-        end = max(start, end)
-        text = self._text[self._offset(start) : self._offset(end)]
-        return KeyColumn.of_buffers(self._sizes[start:end], text)
-
-    def holds(self, text: str) -> bool:
-        """Tell whether a text may be in one of the strings: at least end to end it is there."""
-        return self._text.find(text.encode()) >= 0
-
-    def checksum(self) -> int:
-        """Return a CRC32 of the strings and their sizes: the same for the same strings."""
-        return zlib.crc32(self._sizes, zlib.crc32(self._text))
-
-    def buffers(self) -> tuple[array[int], bytearray]:
-        """Return the sizes of the strings in bytes, and the strings."""
-        return self._sizes, self._text
-
-    @classmethod
-    def of_buffers(cls, sizes: array[int], text: bytearray) -> Self:
-        """Return what `buffers` was asked of."""
-        column = cls()
-        column._sizes, column._text = sizes, text
-        return column
 
 
 class Listing(Sequence[ObjectMeta]):
@@ -181,7 +68,7 @@ class Listing(Sequence[ObjectMeta]):
         self._generation = KeyColumn()
         self._size = array("q")
         self._crc32c = array("q")
-        self._updated = array("q")
+        self._updated = TimeColumn()
         self._kind = array("I")
         self._kinds = KeyColumn()
         self._known: dict[str, int] = {}
@@ -207,9 +94,8 @@ class Listing(Sequence[ObjectMeta]):
         self._etag.append(meta.etag)
         self._generation.append(meta.generation)
         self._size.append(meta.size)
-        self._crc32c.append(_NONE if meta.crc32c is None else meta.crc32c)
-        updated = _NONE if meta.updated is None else (meta.updated - _EPOCH) // _MICROSECOND
-        self._updated.append(updated)
+        self._crc32c.append(NONE if meta.crc32c is None else meta.crc32c)
+        self._updated.append(meta.updated)
         self._kind.append(self._number(_kind(meta)))
 
     def _extend_with(self, other: Listing) -> None:
@@ -236,8 +122,8 @@ class Listing(Sequence[ObjectMeta]):
         sizes: list[int],
         etags: list[str],
         generations: list[str],
-        crc32c: list[int],
-        updated: list[int],
+        crc32c: array[int],
+        updated: TimeColumn,
         kinds: Iterable[Kind] | None = None,
         kind: Kind = ("", "", "", ()),
     ) -> None:
@@ -250,7 +136,7 @@ class Listing(Sequence[ObjectMeta]):
             etags: Entity tags.
             generations: Generations.
             crc32c: Checksums; -1 for none.
-            updated: Microseconds since 1970; -1 for none.
+            updated: Times of the last change.
             kinds: What kind each is of.
             kind: What kind all are of, where `kinds` is not given.
         """
@@ -261,8 +147,8 @@ class Listing(Sequence[ObjectMeta]):
         self._etag.extend(etags)
         self._generation.extend(generations)
         self._size.fromlist(sizes)  # twice as fast as `extend`
-        self._crc32c.fromlist(crc32c)
-        self._updated.fromlist(updated)
+        self._crc32c.extend(crc32c)
+        self._updated.extend(updated)
         if kinds is None:
             self._kind.extend(array("I", [self._number(kind)]) * len(keys))
         else:
@@ -342,7 +228,14 @@ class Listing(Sequence[ObjectMeta]):
         )
 
     def _meta(
-        self, key: str, etag: str, generation: str, size: int, crc32c: int, updated: int, kind: int
+        self,
+        key: str,
+        etag: str,
+        generation: str,
+        size: int,
+        crc32c: int,
+        updated: datetime | None,
+        kind: int,
     ) -> ObjectMeta:
         content_type, content_encoding, storage_class, user = self._kind_of(kind)
         return ObjectMeta(
@@ -351,8 +244,8 @@ class Listing(Sequence[ObjectMeta]):
             size=size,
             etag=etag,
             generation=generation,
-            crc32c=None if crc32c == _NONE else crc32c,
-            updated=None if updated == _NONE else _EPOCH + updated * _MICROSECOND,
+            crc32c=None if crc32c == NONE else crc32c,
+            updated=updated,
             content_type=content_type,
             content_encoding=content_encoding,
             storage_class=storage_class,
@@ -368,7 +261,7 @@ class Listing(Sequence[ObjectMeta]):
         result._generation = self._generation.part(start, end)
         result._size = self._size[start:end]
         result._crc32c = self._crc32c[start:end]
-        result._updated = self._updated[start:end]
+        result._updated = self._updated.part(start, end)
         result._kind = self._kind[start:end]
         result._kinds = self._kinds.part(0, len(self._kinds))
         result._known = dict(self._known)
@@ -379,10 +272,9 @@ class Listing(Sequence[ObjectMeta]):
         places = [range(len(self))[index] for index in indices]
         result = self._part(0, 0)
         if places:
-            for name in ("_key", "_etag", "_generation"):
-                texts = getattr(self, name)
-                setattr(result, name, KeyColumn([texts[at] for at in places]))
-            for name in ("_size", "_crc32c", "_updated", "_kind"):
+            for name in ("_key", "_etag", "_generation", "_updated"):
+                setattr(result, name, getattr(self, name).pick(places))
+            for name in ("_size", "_crc32c", "_kind"):
                 column = getattr(self, name)
                 setattr(result, name, array(column.typecode, map(column.__getitem__, places)))
         return result
@@ -403,7 +295,7 @@ class Listing(Sequence[ObjectMeta]):
         texts = (self._key, self._etag, self._generation, self._kinds)
         return [
             *(buffer for column in texts for buffer in column.buffers()),
-            *(self._size, self._crc32c, self._updated, self._kind),
+            *(self._size, self._crc32c, self._updated.numbers(), self._kind),
         ]
 
     def to_bytes(self) -> bytes:
@@ -458,8 +350,8 @@ class Listing(Sequence[ObjectMeta]):
         for place, name in enumerate(("_key", "_etag", "_generation", "_kinds")):
             sizes = _filled("I", pieces[2 * place])
             setattr(listing, name, KeyColumn.of_buffers(sizes, bytearray(pieces[2 * place + 1])))
-        for name, piece in zip(("_size", "_crc32c", "_updated", "_kind"), pieces[8:], strict=True):
-            setattr(listing, name, _filled(getattr(listing, name).typecode, piece))
+        listing._size, listing._crc32c, updated, listing._kind = map(_filled, "qqqI", pieces[8:])
+        listing._updated = TimeColumn.of_numbers(updated)
         for number, text in zip(range(_MAX_KNOWN_KINDS), listing._kinds, strict=False):
             listing._known[text] = number
         return listing

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping, Sequence
 
+    from aioflux._listing import Kind
     from aioflux._meta import ObjectMeta, OpenUpload
     from aioflux._policy import Timeouts
     from aioflux.http import Response, Waiter
@@ -112,6 +113,7 @@ class GCSService(Service):
         self._begun: dict[str, tuple[str, Mapping[str, str]]] = {}
         self._bucket_path = f"/{quote(bucket, safe='')}".encode()
         self._list_path = f"/storage/v1/b/{quote(bucket, safe='')}/o"
+        self._listed_kind: Kind | None = None
 
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
         uri = self.uri(key)
@@ -334,6 +336,7 @@ class GCSService(Service):
     ) -> Page:
         query = {
             "fields": listing.LIST_FIELDS,
+            "prettyPrint": "false",  # by default a third of an answer is spaces
             "maxResults": str(page_size or self.capabilities.page_size),
             "prefix": self._prefix + prefix,
             "startOffset": start_offset and self._prefix + start_offset,
@@ -347,7 +350,7 @@ class GCSService(Service):
         response = await self._send(b"GET", target, "list", prefix)
         uri = self.uri(prefix)
         try:
-            page = listing.decode_page(response.body)
+            page = listing.decode_page(response.body, expected=self._listed_kind)
         except ValueError as exc:
             raise TransientError(
                 f"could not list {uri}: the answer is not a listing ({exc})", uri=uri
@@ -364,6 +367,7 @@ class GCSService(Service):
             raise StorageError(
                 f"could not list {uri}: the page is not what was asked for, {exc}", uri=uri
             ) from exc
+        self._listed_kind = listing.expected_kind(page)
         cut = len(self._prefix)
         return Page(
             objects=self._told(

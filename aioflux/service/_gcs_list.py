@@ -1,6 +1,9 @@
 """One page of `objects.list` of the JSON API, parsed straight into columns.
 
 A page of 5,000 objects takes 5 to 6 ms: 0.6 us an object in msgspec, as much to fill the columns.
+Objects below a prefix are mostly of one kind (content type, storage class): where those of a page
+were, the next page is parsed by a decoder to which any other kind is an error. It makes no texts of
+what all have, a fifth of the cost; where it fails, the general one reads the page.
 Source: cloud.google.com/storage/docs/json_api/v1/objects/list.
 """
 
@@ -8,13 +11,17 @@ from __future__ import annotations
 
 import binascii
 import re
-import struct
-from datetime import UTC, datetime
+import sys
+from array import array
+from contextlib import suppress
+from datetime import datetime
+from functools import lru_cache
 from operator import attrgetter, lt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
+from aioflux._columns import TimeColumn
 from aioflux._listing import Kind, Listing
 from aioflux.service._gcs_wire import decode_crc32c
 
@@ -28,6 +35,7 @@ __all__ = [
     "check_page",
     "decode_page",
     "escape_glob",
+    "expected_kind",
     "listing_of",
 ]
 
@@ -35,23 +43,33 @@ _ITEM = "name,size,etag,generation,crc32c,updated,contentType,contentEncoding,st
 _LISTING = "storage#objects"
 LIST_FIELDS = f"kind,items({_ITEM}),prefixes,nextPageToken"
 """The `fields=` mask of a listing: what ObjectMeta holds, and the word that it is a listing."""
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MANY = 500
+"""Objects of a page that make it worth while to have a decoder for more of their kind."""
+_Time: TypeAlias = Annotated[datetime, msgspec.Meta(tz=True)]
+_BYTE_OF_EIGHT = (3, 2, 1, 0) if sys.byteorder == "little" else (4, 5, 6, 7)
+"""Where each of 4 bytes, the highest first, is in a number of 8."""
 _SPECIAL = re.compile(r"[*?\[\]{}\\]")
 
 
 class ListedObject(msgspec.Struct, rename="camel", gc=False):
-    """The fields of a JSON object resource that become an ObjectMeta; texts are read later."""
+    """The fields of a JSON object resource that become an ObjectMeta; texts are read later.
+
+    They stand in the order in which the service tells them, in which they are found sooner.
+    """
 
     name: str
-    size: int = 0
-    etag: str = ""
     generation: str = ""
-    crc32c: str = ""
-    updated: datetime | None = None
     content_type: str = ""
-    content_encoding: str = ""
     storage_class: str = ""
+    size: int = 0
+    content_encoding: str = ""
+    crc32c: str = ""
+    etag: str = ""
+    updated: str = ""
     metadata: dict[str, str] | None = None
+
+    kind: ClassVar[Kind | None] = None
+    """What kind all of the class are of, where that is known."""
 
 
 class ListPage(msgspec.Struct, rename="camel"):
@@ -68,13 +86,51 @@ _page_decoder = msgspec.json.Decoder(ListPage, strict=False)
 _names = attrgetter("name")
 
 
-def decode_page(data: bytes | bytearray | memoryview) -> ListPage:
+@lru_cache(maxsize=8)
+def _decoder_of(kind: Kind) -> msgspec.json.Decoder[ListPage]:
+    """Return what parses pages of objects of one kind, and raises ValidationError at another."""
+    shared = dict(zip(("content_type", "content_encoding", "storage_class"), kind, strict=False))
+    literal: Any = Literal
+    listed: Any = list
+    fields: list[Any] = []
+    for each in msgspec.structs.fields(ListedObject):
+        if each.name == "metadata":
+            fields.append((each.name, None, None))
+        elif (text := shared.get(each.name)) is not None:
+            # What is left out by an object is empty: only that can be a default.
+            fields.append((each.name, literal[text], *([""] if not text else [])))
+        else:
+            fields.append((each.name, each.type, *([each.default] if not each.required else [])))
+    item = msgspec.defstruct(
+        "ListedObjectOfKind",
+        fields,
+        rename="camel",
+        gc=False,
+        kw_only=True,
+        namespace={"kind": kind, "__annotations__": {"kind": ClassVar[Any]}},
+    )
+    page = msgspec.defstruct(
+        "ListPageOfKind", [("items", listed[item], [])], bases=(ListPage,), rename="camel"
+    )
+    return msgspec.json.Decoder(page, strict=False)
+
+
+def decode_page(data: bytes | bytearray | memoryview, *, expected: Kind | None = None) -> ListPage:
     """Parse a page of a listing.
+
+    Args:
+        data: The page.
+        expected: The kind that its objects are thought to be of: it is faster then.
 
     Raises:
         ValueError: It is none. An answer that says nothing would end a listing in silence.
     """
-    page = _page_decoder.decode(data)
+    page: ListPage | None = None
+    if expected is not None:
+        with suppress(msgspec.ValidationError):
+            page = _decoder_of(expected).decode(data)
+    if page is None:
+        page = _page_decoder.decode(data)
     if page.kind != _LISTING:
         raise ValueError(f"kind is {page.kind!r}")
     return page
@@ -144,9 +200,16 @@ def listing_of(items: Sequence[ListedObject], *, prefix: str, root: str) -> List
     return listing
 
 
+def expected_kind(page: ListPage) -> Kind | None:
+    """Return the kind that objects of pages to come are thought to be of; None for no thought."""
+    return _shared_kind(page.items) if len(page.items) >= _MANY else None
+
+
 def _shared_kind(items: Sequence[ListedObject]) -> Kind | None:
-    """Return the kind that all objects are of, or None where they are of several."""
+    """Return the kind that all objects of a page are of, or None where they are of several."""
     first = items[0]
+    if first.kind is not None:
+        return first.kind
     media, encoding, storage_class = (
         first.content_type,
         first.content_encoding,
@@ -168,7 +231,7 @@ def _kind(item: ListedObject) -> Kind:
     return item.content_type, item.content_encoding, item.storage_class, user
 
 
-def _checksums(texts: list[str]) -> list[int]:
+def _checksums(texts: list[str]) -> array[int]:
     """Read the crc32c of each object, all at once where each has one; -1 where it has none.
 
     One is base64 of 4 bytes, "xxxxxx==". With "A" for the padding, which stands for zeros, they are
@@ -177,26 +240,32 @@ def _checksums(texts: list[str]) -> list[int]:
     Raises:
         ValueError: One is damaged.
     """
-    if set(map(len, texts)) == {8}:
-        joined = "".join(texts)
-        if joined.count("==") == len(texts):
-            data = binascii.a2b_base64(joined.replace("==", "AA"), strict_mode=True)
-            if len(data) == 6 * len(texts):
-                values = struct.unpack(f">{len(texts) * 'IH'}", data)
-                if not any(values[1::2]):
-                    return list(values[::2])
-    return [-1 if (value := decode_crc32c(text)) is None else value for text in texts]
+    num = len(texts)
+    values = array("q")
+    joined = "".join(texts)
+    if joined[6::8] == joined[7::8] == "=" * num and set(map(len, texts)) == {8}:
+        data = binascii.a2b_base64(joined.replace("==", "AA"), strict_mode=True)
+        if len(data) == 6 * num and not any(data[4::6]) and not any(data[5::6]):
+            lanes = bytearray(8 * num)
+            for place in range(4):
+                lanes[_BYTE_OF_EIGHT[place] :: 8] = data[place::6]
+            values.frombytes(lanes)
+            return values
+    values.extend(-1 if (value := decode_crc32c(text)) is None else value for text in texts)
+    return values
 
 
-def _times(times: list[datetime | None]) -> list[int]:
-    """Return microseconds since 1970; -1 where there is no time."""
-    # Half the cost of dividing by a timedelta of one microsecond.
-    return [
-        -1
-        if time is None
-        else ((age := time - _EPOCH).days * 86_400 + age.seconds) * 1_000_000 + age.microseconds
-        for time in times
-    ]
+def _times(texts: list[str]) -> TimeColumn:
+    """Return the times of objects; none where there is no text.
+
+    Raises:
+        ValueError: One is no time.
+    """
+    column = TimeColumn()
+    if not column.add_texts(texts):
+        told = [text or None for text in texts]
+        column.add_times(msgspec.convert(told, list[_Time | None]))
+    return column
 
 
 def escape_glob(text: str) -> str:

@@ -58,6 +58,51 @@ def test_a_page_says_what_its_resources_say(items: list[dict[str, Any]]) -> None
     assert list(found) == expected
 
 
+@given(st.lists(resources(), min_size=1, max_size=6), st.data())
+@settings(max_examples=60)
+def test_a_page_says_the_same_whatever_kind_was_expected(
+    items: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    text = st.sampled_from(["", "image/png", "STANDARD", "gzip"])
+    first = items[0]
+    told = tuple(first.get(name, "") for name in ("contentType", "contentEncoding", "storageClass"))
+    kind = data.draw(st.just((*told, ())) | st.tuples(text, text, text, st.just(())))
+    body = msgspec.json.encode({"kind": "storage#objects", "items": items, "prefixes": ["q"]})
+    page = listing.decode_page(body, expected=kind)
+    assert page.prefixes == ["q"]
+    found = listing.listing_of(page.items, prefix="p/", root="gs://bucket/p/")
+    assert found == listing.listing_of(page_of(items).items, prefix="p/", root="gs://bucket/p/")
+
+
+def alike(num: int, **others: Any) -> list[dict[str, Any]]:
+    plain = {"contentType": "image/png", "storageClass": "STANDARD"}
+    return [{"name": f"{at:06}", **plain, **others} for at in range(num)]
+
+
+def test_pages_of_one_kind_are_expected_to_go_on() -> None:
+    kind = ("image/png", "", "STANDARD", ())
+    assert listing.expected_kind(page_of(alike(1_000))) == kind
+    for others in (alike(1, metadata={"a": "b"}), alike(1, contentType="x"), [{"name": "z"}]):
+        assert listing.expected_kind(page_of([*alike(1_000), *others])) is None
+    assert listing.expected_kind(page_of(alike(10))) is None
+    assert listing.expected_kind(page_of([])) is None
+
+
+def test_an_expected_kind_is_parsed_without_its_texts() -> None:
+    body = msgspec.json.encode({"kind": "storage#objects", "items": alike(3)})
+    kind = ("image/png", "", "STANDARD", ())
+    first, second, _ = listing.decode_page(body, expected=kind).items
+    assert first.kind == kind
+    assert first.content_type is second.content_type
+
+
+@pytest.mark.parametrize("updated", ["2026-01-01", "2026-01-01T00:00:00.000", "x", "2026-13-01T"])
+def test_a_time_that_is_none_is_an_error(updated: str) -> None:
+    page = page_of([{"name": "a", "updated": updated}])
+    with pytest.raises(ValueError, match=r"RFC3339|timezone"):
+        listing.listing_of(page.items, prefix="", root="gs://b/")
+
+
 @pytest.mark.parametrize(
     "crc32c", ["AAAA", "AAAAAAAA", "AAAAA===", "AAAAAA=A", "!AAAAA==", "AAAAAAA="]
 )

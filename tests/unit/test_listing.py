@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux import ObjectMeta
+from aioflux._columns import TimeColumn
 from aioflux._listing import KeyColumn, Listing
 
 # Names of local files may hold surrogates, hence all of unicode.
@@ -131,6 +132,59 @@ def test_parts_of_long_columns(start: int, end: int, letter: str) -> None:
     start, end = 8 * start, 8 * end
     assert list(column.part(start, end)) == keys[start:end]
     assert column[start] == keys[start]
+
+
+MILLISECONDS = TIMES.map(lambda time: time.replace(microsecond=time.microsecond // 1000 * 1000))
+
+
+def told(time: datetime) -> str:
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["texts", "times"]), st.lists(MILLISECONDS, max_size=4))),
+    st.integers(0, 9),
+    st.integers(0, 9),
+    st.booleans(),
+)
+def test_a_column_of_times_gives_back_every_time(
+    parts: list[tuple[str, list[datetime]]], start: int, end: int, is_read: bool
+) -> None:
+    """However they came, and whether or not they were made numbers in between."""
+    column = TimeColumn()
+    for how, times in parts:
+        part = TimeColumn()
+        if how == "texts":
+            assert part.add_texts([told(time) for time in times])
+        else:
+            part.add_times(times)
+        column.extend(part)
+    whole = [time for _, times in parts for time in times]
+    if is_read:
+        assert len(column.numbers()) == len(whole)
+    start, end = min(start, len(whole)), min(end, len(whole))
+    assert list(column) == whole
+    assert len(column) == len(whole)
+    assert list(column.part(start, end)) == whole[start:end]
+    places = range(start, end)[::-1]
+    assert list(column.pick(places)) == [whole[at] for at in places]
+    assert list(TimeColumn.of_numbers(column.numbers())) == whole
+    column.append(None)
+    assert list(column) == [*whole, None]
+
+
+@pytest.mark.parametrize("text", ["", "2026-01-01T00:00:00Z", "2026-01-01T00:00:00.0000Z"])
+def test_texts_of_another_shape_are_left_to_who_can_read_them(text: str) -> None:
+    column = TimeColumn()
+    assert not column.add_texts(["2026-01-01T00:00:00.000Z", text])
+    assert not len(column)
+
+
+def test_a_time_that_is_none_is_named() -> None:
+    column = TimeColumn()
+    assert column.add_texts(["2026-02-30T00:00:00.000Z"])
+    with pytest.raises(ValueError, match=r"2026-02-30T.* is no time"):
+        column.numbers()
 
 
 def test_a_listing_is_of_one_store() -> None:
