@@ -82,6 +82,7 @@ class _Bridge:
     """The loop thread of one process."""
 
     def __init__(self) -> None:
+        self.pid = os.getpid()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -188,8 +189,19 @@ _iterating: weakref.WeakSet[AsyncGenerator[Any, None]] = weakref.WeakSet()
 """What blocking objects and iterations hold open; ended before the loop is."""
 
 
+def _own_bridge() -> _Bridge:
+    """Return the bridge of this process.
+
+    Ctrl-C just after a fork is raised in a hook, where it is lost and the hook with it: then the
+    child still has the bridge of its parent, whose thread does not run here.
+    """
+    if _bridge.pid != os.getpid():
+        _after_fork_in_child()
+    return _bridge
+
+
 def _at_exit() -> None:
-    _bridge.is_ending = True
+    _own_bridge().is_ending = True
     for held in list(_held):
         held.abandon()
     if iterators := list(_iterating):
@@ -212,7 +224,11 @@ def _park(*inherited: object) -> None:
 
 def _after_fork_in_child() -> None:
     global _bridge
-    _park(_bridge, _bridge.inherited(), *[each.forget_sessions() for each in _store.live_stores()])
+    stores = _store.live_stores()
+    # Parked before they are forgotten, and the new bridge last: Ctrl-C may come in between.
+    _park(_bridge, _bridge.inherited(), [list(each.sessions.items()) for each in stores])
+    for each in stores:
+        each.forget_sessions()
     _held.clear()
     _iterating.clear()
     _bridge = _Bridge()
@@ -259,7 +275,7 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
 
     # Ctrl-C may come anywhere from here on.
     try:
-        if _bridge.is_ending and threading.current_thread().daemon:
+        if _own_bridge().is_ending and threading.current_thread().daemon:
             coroutine.close()
             _stand_still()
         outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -440,7 +456,7 @@ def close_when_dropped(store: _store.Store) -> None:
 
 
 def _close_session(sessions: _store.Sessions) -> None:
-    if _bridge.serves(sessions):
+    if _own_bridge().serves(sessions):
         _end(sessions, lambda: _store.close_session(sessions), os.getpid())
 
 
