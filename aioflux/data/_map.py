@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -249,20 +250,25 @@ class MapDataset(Dataset[T_co]):
     def _items(self, positions: Sequence[int]) -> Iterator[T_co]:
         """Read the objects at these positions and make items of them."""
         failures, meter = self._failures, self._objects.meter
-        samples = fetch(self._objects, positions, is_ordered=True, failures=failures)
-        for _, sample in meter.timed(samples):
-            if sample is None:
-                continue
-            try:
-                item: T_co = transformed(sample, self._transform)
-            except Exception as exc:
-                failures.skip(exc, sample.uri)
-                continue
-            yield item
-        meter.follow_retries(self._objects.num_retries)
+        try:
+            # What is left is ended at once: an error keeps this frame, and so the generator, alive.
+            with closing(
+                fetch(self._objects, positions, is_ordered=True, failures=failures)
+            ) as read:
+                for _, sample in meter.timed(read):
+                    if sample is None:
+                        continue
+                    try:
+                        item: T_co = transformed(sample, self._transform)
+                    except Exception as exc:
+                        failures.skip(exc, sample.uri)
+                        continue
+                    yield item
+        finally:
+            meter.follow_retries(self._objects.num_retries)
 
     def _position(self, index: SupportsIndex) -> int:
-        position = as_index(index)
-        if not -len(self) <= position < len(self):
+        position, length = as_index(index), len(self._objects)
+        if not -length <= position < length:
             raise IndexError(f"index {position} is out of range for {self!r}")
-        return position % len(self)
+        return position % length

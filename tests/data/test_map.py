@@ -124,6 +124,25 @@ def test_a_transform_that_fails_names_the_sample(bucket: Bucket) -> None:
     assert caught.value.__notes__ == ["while transforming gs://bucket/train/000"]
 
 
+def test_an_error_ends_what_is_under_way_while_it_is_kept(bucket: Bucket) -> None:
+    bucket.fill(2)
+    bucket.server.faults.add("objects.media", key="train/001", stall_at=0)
+    dataset = MapDataset(bucket.uri, transform=refuse)
+    with pytest.raises(ArithmeticError) as caught:
+        dataset.__getitems__([0, 1])
+    assert caught.value.__traceback__ is not None  # keeps the frames, with all that they hold
+    assert dataset._objects._sections[0].store.stats.num_in_flight == 0
+
+
+def test_retries_of_a_batch_that_fails_are_counted(bucket: Bucket) -> None:
+    bucket.fill(1)
+    bucket.server.faults.add("objects.media", status=503, times=1)
+    dataset = MapDataset(bucket.uri, transform=refuse)
+    with pytest.raises(ArithmeticError):
+        dataset[0]
+    assert dataset.stats.num_retries == 1
+
+
 def test_a_pickle_keeps_the_settings(bucket: Bucket) -> None:
     bucket.fill(2)
     options = aioflux.TransferOptions(max_in_flight=3)
