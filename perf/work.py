@@ -86,8 +86,8 @@ class Work:
     peer: str
     """Module below `perf.peers`."""
     operation: str
-    """Its function: `get_many`, `get_one`, `get_into`, `put_many` or `put_one`; `list_all`; `load`,
-    `stream`, `load_first` or `load_again`."""
+    """Its function: `get_many`, `get_one`, `get_into`, `put_many` or `put_one`; `list_all` or
+    `parse_all`; `load`, `stream`, `load_first` or `load_again`."""
     url: str
     """Root of the server, `http://` or `https://`."""
     ca_file: str = ""
@@ -166,12 +166,16 @@ def body_of(size_bytes: int) -> bytes:
 
 
 def prepare(work: Work) -> None:
-    """Make what the work starts from, outside the measured part: the bytes of an object to write.
+    """Make what the work starts from, outside the measured part.
+
+    That is the bytes of an object to write, or the pages to parse.
 
     An adapter whose library starts from something else has a `prepare` of its own.
     """
     if work.operation.startswith("put"):
         work.body()
+    elif work.operation == "parse_all":
+        importlib.import_module("perf.pages").pages(work)
 
 
 async def bounded(one: Callable[[str], Awaitable[int]], work: Work) -> int:

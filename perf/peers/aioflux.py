@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 from google.auth.credentials import AnonymousCredentials
 
 import aioflux
+from aioflux._listing import Listing
+from aioflux.service import _gcs_list as gcs_list
+from perf.pages import pages
 from perf.peers._parts import part_size_bytes, ssl_context
 
 if TYPE_CHECKING:
@@ -57,6 +60,17 @@ async def list_all(work: Work) -> int:
     async with _open(work) as store:
         listing = await store.list_all(work.prefix)
         return sum(listing.sizes)
+
+
+async def parse_all(work: Work) -> int:
+    """Do what `list_all` does with the pages of a set, each checked; return the bytes of it all."""
+    whole, kind = Listing(), None
+    for body in pages(work):
+        page = gcs_list.decode_page(body, expected=kind)
+        gcs_list.check_page(page, prefix=work.prefix, start_offset="", end_offset="", page_token="")
+        kind = gcs_list.expected_kind(page)
+        whole.extend(gcs_list.listing_of(page.items, prefix="", root=f"gs://{work.bucket}/"))
+    return sum(whole.sizes)
 
 
 async def put_many(work: Work) -> int:

@@ -1,15 +1,21 @@
-"""Listings of sets: list-10, list-10k, list-1M, and parse-1M from a server that is prompt."""
+"""Listings of sets: list-10, list-10k, list-1M; parse-1M, without a server, and parse-1M-http.
+
+parse-1M is one process, and nothing else runs beside it: the pages were rendered before, and lie in
+its memory. Each is parsed, checked and made columns, which are joined to one listing that is held.
+parse-1M-http is the whole listing of as many objects, from a server that is prompt. That server
+renders pages meanwhile, so that where there are few CPUs its work is a part of the figure.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from perf.scenarios._scenario import OURS, Match, Promise, Rival, Scenario, Turn
+from perf.scenarios._scenario import OURS, Match, Promise, Rival, Scenario, Turn, duels
 from perf.scenarios._sets import on_one_server
 from perf.servers import ServerSpec
 from perf.work import Work
 
-__all__ = ["GROUP", "SCENARIOS", "List"]
+__all__ = ["GROUP", "SCENARIOS", "List", "Parse"]
 
 GROUP = "list"
 
@@ -74,6 +80,46 @@ class List(Scenario):
         return Turn(work=work, server=ServerSpec(latency_seconds=self.latency_seconds))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Parse(Scenario):
+    """Pages that lie in memory, parsed and held by one process."""
+
+    num_objects: int
+    """Objects in the pages; a slower peer parses fewer."""
+    size_bytes: int = 1000
+    """Size that is told of each."""
+    least_per_second: int
+    """Objects that ours must parse in a second."""
+
+    @property
+    def is_by_name_only(self) -> bool:
+        """See base class."""
+        return True
+
+    def matches(self) -> tuple[Match, ...]:
+        """See base class."""
+        return on_one_server(duels(self.rivals, self._turn))
+
+    def promises(self) -> tuple[Promise, ...]:
+        """See base class."""
+        return (Promise(figure="objects/s", at_least=self.least_per_second),)
+
+    def toy(self) -> Parse:
+        """See base class."""
+        return replace(self, num_objects=min(self.num_objects, 1_200), least_per_second=1)
+
+    def _turn(self, rival: Rival) -> Turn:
+        work = Work(
+            peer=rival.peer,
+            operation="parse_all",
+            url="",
+            size_bytes=self.size_bytes,
+            num_objects=rival.num_objects(self.num_objects),
+            is_set=True,
+        )
+        return Turn(work=work, server=ServerSpec())
+
+
 SCENARIOS = (
     List(
         name="list-10",
@@ -106,11 +152,16 @@ SCENARIOS = (
             Rival(peer="gcsfs", share=0.1),
         ),
     ),
-    List(
+    Parse(
         name="parse-1M",
         num_objects=1_000_000,
-        latency_seconds=0.0,
         least_per_second=500_000,
+        rivals=(Rival(peer="google", share=0.1),),
+    ),
+    List(
+        name="parse-1M-http",
+        num_objects=1_000_000,
+        latency_seconds=0.0,
         rivals=(Rival(peer="google", share=0.1), Rival(peer="obstore", share=0.2)),
     ),
 )

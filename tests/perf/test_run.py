@@ -38,6 +38,7 @@ PEERS = {
     "list-10k": ("gcsfs",),
     "list-1M": ("obstore",),
     "parse-1M": ("google",),
+    "parse-1M-http": ("google",),
     "loader-100KiB": ("direct",),
     "epoch-cached": ("aioflux_data",),
     "epoch-wait": ("aioflux_data",),

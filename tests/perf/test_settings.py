@@ -33,7 +33,7 @@ NAMES = (
 )
 """Those that run where none is named."""
 LONG = (
-    *("list-10", "list-10k", "list-1M", "parse-1M"),
+    *("list-10", "list-10k", "list-1M", "parse-1M", "parse-1M-http"),
     *("loader-100KiB", "loader-500KiB", "loader-3MiB", "loader-150MiB"),
     *("epoch-100KiB", "epoch-500KiB", "epoch-3MiB", "epoch-150MiB", "epoch-cached", "epoch-wait"),
 )
@@ -53,7 +53,7 @@ def test_every_scenario_is_found_by_its_name() -> None:
 def test_a_group_stands_for_its_scenarios() -> None:
     assert tuple(name for names in GROUPS.values() for name in names) == LONG
     found = [scenario.name for scenario in chosen("epoch", "get-1KiB", "list")]
-    assert found == [*LONG[8:], "get-1KiB", *LONG[:4]]
+    assert found == [*LONG[9:], "get-1KiB", *LONG[:5]]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,7 @@ def test_a_group_stands_for_its_scenarios() -> None:
         ("list-10k", {"google": 2, "dataflux": 3}),
         ("list-1M", {"google": 5}),
         ("parse-1M", {}),
+        ("parse-1M-http", {}),
         ("loader-100KiB", {"dataflux": 10, "direct": 40, **THREADS}),
         ("loader-500KiB", {"dataflux": 3, "direct": 10, **THREADS}),
         ("loader-3MiB", {"dataflux": 3, "direct": 8, **THREADS}),
