@@ -99,9 +99,11 @@ class Course:
                     f"set_epoch({epoch}) called; call set_epoch({state['epoch']}) to go on with it"
                 )
             state = None
-        begun = self._begun(reader, epoch or 0, state)
+        return self._begun(reader, epoch or 0, state)
+
+    def use(self) -> None:
+        """Note that what was begun is being read: the next iteration is another epoch."""
         self._shared.use()
-        return begun
 
     def share_length(self) -> int:
         """Return how many objects this reader reads in a whole epoch."""

@@ -334,6 +334,7 @@ class IterableDataset(TorchIterableDataset[T_co]):
                 raise
             # A worker that lives on would die of an error here, and tell nobody which.
             return _raising(exc)
+        self._course.use()
         who = f"{self._settings.seed} {begun.epoch} {begun.reader} {begun.progress.num_taken}"
         reading = Reading(self._objects, begun.share, begun.progress, self._how, seed=who)
         self._now = begun, reading

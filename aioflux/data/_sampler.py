@@ -84,6 +84,8 @@ class ObjectSampler(Sampler[int]):
         return self._indices(*self._now)
 
     def _indices(self, begun: Begun, progress: Progress) -> Iterator[int]:
+        # Not before: DataLoader begins twice where it has workers, and asks the second one only.
+        self._course.use()
         for index, _ in list(progress.todo(begun.share)):
             progress.take(index)
             yield int(begun.share.positions[index])

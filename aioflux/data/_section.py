@@ -109,7 +109,7 @@ class Section:
 
     def _as_they_arrive(self, wanted: Wanted) -> Samples:
         asked: dict[str, deque[int]] = {}
-        base = self.store.uri
+        base = self.store.uri.rstrip("/") + "/"
 
         def items() -> Iterator[ObjectMeta | str]:
             for index, item in wanted:

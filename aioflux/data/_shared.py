@@ -10,9 +10,11 @@ from torch.utils.data import get_worker_info
 __all__ = ["Shared"]
 
 _MAX_WORKERS: Final = 1024
-_EPOCH, _LOADS = 0, 1
-_USED = 2
+_EPOCH, _LOADS, _ITERATION = 0, 1, 2
+_USED = 3
 _UNSET = -1
+_MAIN = -2
+"""Stands for the main process where iterations of DataLoader have their seed."""
 
 
 class Shared:
@@ -25,7 +27,7 @@ class Shared:
 
     def __init__(self) -> None:
         numbers = torch.zeros(_USED + _MAX_WORKERS, dtype=torch.int64)
-        numbers[_EPOCH] = _UNSET
+        numbers[_EPOCH] = numbers[_ITERATION] = _UNSET
         self._numbers = _in_shared_memory(numbers)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -50,6 +52,7 @@ class Shared:
 
     def count_load(self) -> None:
         """Note that a state was loaded, for this worker or, in the main process, for all."""
+        self._numbers[_ITERATION] = _UNSET
         if get_worker_info() is not None:
             self._numbers[_USED + _place()] = 0
             return
@@ -58,11 +61,18 @@ class Shared:
 
     def use(self) -> None:
         """Note that this worker, or the main process, has begun to read."""
+        if int(self._numbers[_ITERATION]) == _UNSET:
+            self._numbers[_ITERATION] = _iteration()
         self._numbers[_USED + _place()] = 1
 
     def is_used(self) -> bool:
-        """Tell whether this worker, or the main process, has begun to read since the last load."""
-        return bool(self._numbers[_USED + _place()])
+        """Tell whether the state that was loaded last is used up for this worker, or the main one.
+
+        It is where this one has begun to read, and where any has in another iteration of a
+        DataLoader: that was the epoch of the state, by however many workers it was read.
+        """
+        iteration = int(self._numbers[_ITERATION])
+        return bool(self._numbers[_USED + _place()]) or iteration not in {_UNSET, _iteration()}
 
     def is_used_by_any(self) -> bool:
         """Tell whether any has begun to read since the last load."""
@@ -72,6 +82,12 @@ class Shared:
 def _in_shared_memory(numbers: torch.Tensor) -> torch.Tensor:
     numbers.share_memory_()  # type: ignore[no-untyped-call]
     return numbers
+
+
+def _iteration() -> int:
+    """Return what tells the workers of one iteration of a DataLoader from those of another."""
+    worker = get_worker_info()
+    return _MAIN if worker is None else int(worker.seed) - int(worker.id)
 
 
 def _place() -> int:

@@ -67,6 +67,16 @@ def test_names_that_a_uri_quotes(tmp_path: Path) -> None:
     assert dataset.stats.num_skipped == 3
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_names_in_a_bucket_itself(bucket: Bucket, *, ordered: bool) -> None:
+    bucket.server.put("bucket", "here", b"1")
+    dataset = IterableDataset.from_keys(
+        "gs://bucket", ["gone", "here", "gone"], ordered=ordered, on_error="skip"
+    )
+    assert [sample.key for sample in dataset] == ["here"]
+    assert dataset.stats.num_skipped == 2
+
+
 def test_by_default_the_first_of_them_ends_the_epoch(bucket: Bucket) -> None:
     keys = bucket.fill(30)
     dataset = IterableDataset(bucket.uri)
