@@ -81,7 +81,14 @@ def prepare(store: Store, compose: Compose, *, older_than_seconds: float = 86_40
         if compose == "on":
             raise ValueError(f'{store.uri} cannot compose objects; take compose="off"')
         return "off"
-    if missing := store.missing_permissions(_PERMISSIONS):
+    try:
+        missing = store.missing_permissions(_PERMISSIONS)
+    except PermissionDeniedError:
+        if compose == "on":
+            raise
+        _log.info("objects of %s are read directly: its permissions may not be asked", store.uri)
+        return "off"
+    if missing:
         text = (
             f"objects of {store.uri} cannot be composed: the credentials in use lack "
             f"{' and '.join(missing)} on the bucket"
@@ -92,10 +99,19 @@ def prepare(store: Store, compose: Compose, *, older_than_seconds: float = 86_40
             )
         _log.info("%s; they are read directly", text)
         return "off"
-    swept = store.clean(COMPOSITE_PREFIX, older_than_seconds=older_than_seconds)
+    _sweep(store, older_than_seconds)
+    return compose
+
+
+def _sweep(store: Store, older_than_seconds: float) -> None:
+    """Delete what dead processes left; whose listing is refused reads all the same."""
+    try:
+        swept = store.clean(COMPOSITE_PREFIX, older_than_seconds=older_than_seconds)
+    except PermissionDeniedError as exc:
+        _log.warning("composites that dead processes left are not looked for: %s", exc)
+        return
     for error in swept.errors.values():
         _log.warning("a composite that a dead process left could not be deleted: %s", error)
-    return compose
 
 
 def read_batches(

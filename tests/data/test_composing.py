@@ -55,6 +55,21 @@ def test_missing_permissions_are_named_at_once(
     assert prepare(store, "off") == "off"
 
 
+def test_permissions_that_may_not_be_asked(bucket: Bucket, store: sync.Store) -> None:
+    with bucket.server.faults.inject("storage.buckets.testIamPermissions", status=403):
+        assert prepare(store, "auto") == "off"
+        with pytest.raises(PermissionDeniedError, match="gs://bucket"):
+            prepare(store, "on")
+
+
+def test_a_sweep_that_is_refused_is_told(
+    bucket: Bucket, store: sync.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    with bucket.server.faults.inject("objects.list", status=403):
+        assert prepare(store, "on") == "on"
+    assert "are not looked for" in caplog.text
+
+
 def test_without_composing_nothing_is_asked(bucket: Bucket, store: sync.Store) -> None:
     assert prepare(store, "off") == "off"
     assert not bucket.server.stats.operations
