@@ -20,6 +20,7 @@ except ModuleNotFoundError as exc:
         "aioflux.data needs PyTorch: pip install 'aioflux[torch]'", name=exc.name
     ) from exc
 
+from aioflux.data import _workers as _workers  # ends them with the process
 from aioflux.data._batches import store_batches
 from aioflux.data._iterable import IterableDataset
 from aioflux.data._loader import loader
