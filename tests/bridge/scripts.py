@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,6 +93,12 @@ class Watch(Hook):
 
     def before(self, request: Request) -> None:
         self._arrived.put((request.match.operation, request.target))
+
+    def forget(self) -> None:
+        """Forget what has arrived so far."""
+        with suppress(queue.Empty):
+            while True:
+                self._arrived.get_nowait()
 
     def wait_for(self, pattern: str, word: str = "") -> None:
         """Wait for a request of an operation with a word in its target.

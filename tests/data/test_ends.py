@@ -1,0 +1,191 @@
+"""Epochs that end by a signal, through both datasets, in the process itself and in workers.
+
+SIGKILL leaves composites, which the next start sweeps; Ctrl-C leaves none. AIOFLUX_TEST_ROUNDS sets
+the number of signals for each way to read; the suite sends one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aioflux.store import COMPOSITE_PREFIX
+from aioflux.testing import GCSServer
+from aioflux.testing.gcs_server._network import Network
+from aioflux.testing.gcs_server._state import State
+from tests.bridge.scripts import LIMIT_SECONDS, PRELUDE, ROOT, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+NUM_ROUNDS = int(os.environ.get("AIOFLUX_TEST_ROUNDS", "1"))
+NUM_OBJECTS = 1000
+STEPS = ("*objects.compose", "*objects.get", "*objects.delete")
+WAYS = ["iterable 0", "iterable 2", "map 0", "map 2"]
+
+pytestmark = pytest.mark.timeout(LIMIT_SECONDS + 20)
+
+SCRIPT = f"""{PRELUDE}
+from torch.utils.data import DataLoader
+from aioflux.data import IterableDataset, MapDataset
+
+def read(kind, num_workers, how):
+    make = {{"iterable": IterableDataset, "map": MapDataset}}[kind]
+    transfer = aioflux.TransferOptions(max_in_flight=8)
+    dataset = make("gs://bucket/train", compose="on", transfer=transfer, **settings)
+    loader = DataLoader(dataset, batch_size=50, num_workers=int(num_workers), collate_fn=list)
+    say("built")
+    try:
+        keys = [sample.key for batch in loader for sample in batch]
+    except KeyboardInterrupt:
+        if how == "uncaught":
+            raise
+        say("caught")
+    else:
+        assert len(keys) == len(set(keys)) == {NUM_OBJECTS}
+        say("done")
+
+def serve():
+    for command in sys.stdin:
+        *how, log = command.split()
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            os.setsid()
+            os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+            return how
+        os.close(writing)
+        say(child)
+        _, status = os.waitpid(child, 0)
+        os.read(reading, 1)  # until its workers have ended, too
+        os.close(reading)
+        say(os.waitstatus_to_exitcode(status))
+    sys.exit()
+
+read(*serve())
+"""
+
+
+class Runs:
+    """Epochs one after the other, each in a process group of its own.
+
+    They are forked from a process that has imported everything.
+    """
+
+    def __init__(self, server: GCSServer, process: subprocess.Popen[str], log: Path) -> None:
+        self.server = server
+        self.watch = Watch()
+        server.app.hooks += (self.watch,)
+        self._process = process
+        self._log = log
+
+    def line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def start(self, way: str, how: str = "uncaught") -> int:
+        """Begin an epoch, and return its process group when the dataset is built."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{way} {how} {self._log}\n")
+        self._process.stdin.flush()
+        group = int(self.line())
+        assert self.line() == "built", self._log.read_text()
+        return group
+
+    def finish(self) -> list[str]:
+        """Return what it still says and how it ended, when all of its processes have."""
+        words: list[str] = []
+        while not words or words[-1] in {"done", "caught"}:
+            words.append(self.line())
+        # What the next one waits for is its own.
+        self.watch.forget()
+        return words
+
+    def wait_somewhere(self, rng: random.Random) -> None:
+        """Wait for a random moment of the epoch."""
+        step = rng.choice(STEPS)
+        for _ in range(rng.randrange(1, 20)):
+            self.watch.wait_for(step, "composed")
+        time.sleep(rng.random() * 0.02)
+
+    def composites(self) -> list[str]:
+        return [key for key in self.server.keys("bucket") if COMPOSITE_PREFIX in key]
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+
+@contextmanager
+def runs_on(server: GCSServer, log: Path) -> Iterator[Runs]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, server.url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    with process:
+        yield Runs(server, process, log)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    # Two days behind: what is killed now is swept by the next start, as in two days it would be.
+    state = State(clock=lambda: time.time_ns() // 1000 - 2 * 86_400_000_000)
+    # A little latency, so that composites are there for a while.
+    network = Network(latency_seconds=0.02)
+    with GCSServer(buckets=("bucket",), state=state, network=network) as server:
+        for number in range(NUM_OBJECTS):
+            server.put("bucket", f"train/{number:04}", f"data of {number}".encode())
+        with runs_on(server, tmp_path_factory.mktemp("runs") / "log") as each:
+            yield each
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_next_start_sweeps_what_sigkill_left(runs: Runs, way: str) -> None:
+    rng = random.Random(f"{way} {NUM_ROUNDS}")
+    num_left = []
+    left: set[str] = set()
+    for _ in range(NUM_ROUNDS):
+        group = runs.start(way)
+        assert not left.intersection(runs.composites())
+        runs.wait_somewhere(rng)
+        os.killpg(group, signal.SIGKILL)
+        assert runs.finish() == ["-9"]
+        left = set(runs.composites())
+        num_left.append(len(left))
+    runs.start(way)
+    assert not left.intersection(runs.composites())
+    assert runs.finish() == ["done", "0"], runs.log
+    assert runs.composites() == []
+    _log.info("%s: left by SIGKILL %s", way, num_left)
+    assert sum(num_left) or NUM_ROUNDS < 10
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ctrl_c_leaves_no_composite(runs: Runs, way: str) -> None:
+    """Each process of the group gets it, as from a terminal; the script need not catch it."""
+    rng = random.Random(f"{way} {NUM_ROUNDS}")
+    ended = []
+    for number in range(NUM_ROUNDS):
+        group = runs.start(way, "uncaught" if number % 2 == 0 else "caught")
+        runs.wait_somewhere(rng)
+        os.killpg(group, signal.SIGINT)
+        ended.append(runs.finish())
+        assert runs.composites() == [], (number, ended, runs.log)
+    # One that falls into a hook or finalizer of Python is lost, and the epoch ends as any.
+    assert sum("done" in words for words in ended) <= NUM_ROUNDS // 10
+    _log.info("%s: ended %s", way, ended)
