@@ -29,7 +29,6 @@ def run_ranks(bucket: Bucket, out: Path, *, world_size: int, **settings: Any) ->
         "out": str(out),
         "meeting": str(out / "meeting"),
         "resume": [],
-        "num_epochs": 2,
         "batch_size": 10,
         "kill_at_step": -1,
         "kill_in_epoch": -1,
@@ -59,12 +58,21 @@ def keys_read(files: list[Path]) -> list[str]:
 def test_each_object_is_read_once_per_epoch_also_after_a_kill(
     bucket: Bucket, tmp_path: Path
 ) -> None:
-    """4 ranks x 3 workers are killed in their second epoch; 2 x 4 go on."""
+    """4 ranks x 3 workers read two epochs and are killed in the third; 2 x 4 go on for two."""
     keys = sorted(bucket.fill(NUM_OBJECTS))
     first, second = tmp_path / "first", tmp_path / "second"
-    ended = run_ranks(bucket, first, world_size=4, num_workers=3, kill_at_step=11, kill_in_epoch=1)
+    ended = run_ranks(
+        bucket,
+        first,
+        world_size=4,
+        num_workers=3,
+        num_epochs=3,
+        kill_at_step=11,
+        kill_in_epoch=2,
+    )
     assert ended == [-9] * 4
-    assert keys_read([first / f"{rank}-0.json" for rank in range(4)]) == keys
+    for epoch in (0, 1):
+        assert keys_read([first / f"{rank}-{epoch}.json" for rank in range(4)]) == keys
     saved = [first / f"{rank}.json" for rank in range(4)]
     assert len(keys_read(saved)) == 4 * 11 * 10
 
@@ -74,8 +82,9 @@ def test_each_object_is_read_once_per_epoch_also_after_a_kill(
         world_size=2,
         num_workers=4,
         resume=[str(file) for file in saved],
-        num_epochs=3,
+        num_epochs=5,
     )
     assert ended == [0, 0]
-    assert keys_read([*saved, *(second / f"{rank}-1.json" for rank in range(2))]) == keys
-    assert keys_read([second / f"{rank}-2.json" for rank in range(2)]) == keys
+    assert keys_read([*saved, *(second / f"{rank}-2.json" for rank in range(2))]) == keys
+    for epoch in (3, 4):
+        assert keys_read([second / f"{rank}-{epoch}.json" for rank in range(2)]) == keys
