@@ -59,6 +59,17 @@ def test_a_batch_is_fetched_at_once(bucket: Bucket) -> None:
     assert bucket.server.stats.operation("objects.get").peak_in_flight > 1
 
 
+def test_a_batch_of_a_hundred_is_one_round_unless_told_otherwise(bucket: Bucket) -> None:
+    assert in_flight(MapDataset.from_keys(bucket.uri, ["a"])) == 128
+    assert in_flight(MapDataset.from_keys(bucket.uri, ["a"], transfer=None)) == 128
+    few = aioflux.TransferOptions(max_in_flight=3)
+    assert in_flight(MapDataset.from_keys(bucket.uri, ["a"], transfer=few)) == 3
+
+
+def in_flight(dataset: MapDataset[Sample]) -> int:
+    return dataset._objects._sections[0].store.transfer.max_in_flight
+
+
 def test_an_empty_listing_is_an_error_that_names_the_uri(bucket: Bucket) -> None:
     bucket.fill(1)
     with pytest.raises(aioflux.NotFoundError, match="gs://bucket/trian/") as caught:
