@@ -80,7 +80,7 @@ def ls(
     access = Access(endpoint_url, anonymous)
     if manifest:
         if len(places) > 1 or long or as_json:
-            raise ValueError("--manifest takes one URI, and neither --long nor --json")
+            raise typer.BadParameter("--manifest takes one URI, and neither --long nor --json")
         target = parse_place(manifest)
         check_places([*places, target], access)
         return run(lambda: _save(places[0], target, access))
@@ -171,7 +171,7 @@ async def _save(place: Place, target: Place, access: Access) -> int:
     """Store a listing of all that is below a place."""
     root, key = target.split()
     if not key:
-        raise ValueError(f"{target.text} names no object; a manifest is one")
+        raise typer.BadParameter(f"{target.text} names no object; a manifest is one")
     async with open_place(str(place.location), access) as source:
         listing = await source.list_all()
         if not listing:

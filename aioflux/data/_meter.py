@@ -38,11 +38,11 @@ class LoadStats:
     num_bytes: int = 0
     """Bytes of these, as stored."""
     seconds: float = 0.0
-    """Time in which they were read, from the begin of each iteration to its last object, in
+    """Time in which they were read, from the begin of each iteration to its end, in
     seconds; time between iterations is left out. Of workers, the longest."""
     waited_seconds: float = 0.0
-    """Part of it that the consumer waited for samples, in seconds; summed over workers, who are the
-    consumers of their own reading."""
+    """Part of it that the consumer waited for samples, in seconds; summed over workers and threads,
+    who are the consumers of their own reading."""
     num_cache_hits: int = 0
     """Objects that came from the cache."""
     num_retries: int = 0
@@ -112,15 +112,19 @@ class Meter:
 
     def count(self, num_objects: int, num_bytes: int, *, num_cache_hits: int = 0) -> None:
         """Count objects that were read."""
-        view, place, now = self._view, _place(), time.monotonic()
-        last = view[place + _LAST]
-        if last:
-            view[place + _SECONDS] += now - last
-        view[place + _LAST] = now
+        view, place = self._view, _place()
+        self._run(place, time.monotonic())
         view[place + _OBJECTS] += num_objects
         view[place + _BYTES] += num_bytes
         if num_cache_hits:
             view[place + _HITS] += num_cache_hits
+
+    def _run(self, place: int, now: float) -> None:
+        view = self._view
+        last = view[place + _LAST]
+        if last:
+            view[place + _SECONDS] += now - last
+        view[place + _LAST] = now
 
     def count_wait(self, seconds: float) -> None:
         """Count time that the consumer waited."""
@@ -153,7 +157,9 @@ class Meter:
             except StopIteration:
                 return
             finally:
-                self.count_wait(time.monotonic() - asked)
+                now = time.monotonic()
+                self._run(_place(), now)
+                self.count_wait(now - asked)
             yield item
 
     def snapshot(self) -> LoadStats:

@@ -78,7 +78,7 @@ def test_a_manifest_lists_a_directory_too(aioflux, filled, tmp_path) -> None:
 def test_a_manifest_is_of_one_uri(aioflux, filled, arguments, says) -> None:
     uris = [f"{filled.uri}/{each}" if each.isalpha() else each for each in arguments]
     ended = aioflux("ls", *uris, "--manifest", f"{filled.uri}/m")
-    assert ended.status != 0
+    assert ended.status == 2
     assert says in ended.err
 
 

@@ -98,6 +98,20 @@ def test_timed_counts_what_the_consumer_waits_and_not_what_it_works() -> None:
     assert 0.1 <= meter.snapshot().waited_seconds <= time.monotonic() - started - 0.1
 
 
+def test_waiting_is_a_part_of_the_time() -> None:
+    """Also where nothing comes after the last wait."""
+    meter = Meter()
+
+    def late_to_end() -> object:
+        meter.count(1, 1)
+        yield 0
+        time.sleep(0.05)
+
+    list(meter.timed(late_to_end()))
+    stats = meter.snapshot()
+    assert 0.05 <= stats.waited_seconds <= stats.seconds
+
+
 def test_reset_begins_at_zero() -> None:
     meter = Meter()
     meter.begin().count(1, 1)
