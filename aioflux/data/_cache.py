@@ -192,7 +192,7 @@ class Cache:
         try:
             write_entry(path, content, checksum)
         except BaseException:
-            with self._lock:
+            with self._own_lock():
                 self._room += size
             raise
         return True
@@ -217,11 +217,15 @@ class Cache:
     def _tell(self, what: str, error: OSError) -> None:
         _log.warning("the cache in %s %s: %s", self.directory, what, error)
 
+    def _own_lock(self) -> threading.Lock:
+        """Return the lock of this process; a forked child has neither its parent's nor its room."""
+        if self._pid != os.getpid():
+            self._start()
+        return self._lock
+
     def _has_room(self, size: int) -> bool:
         """Take room for `size` bytes, removing others where there is too little; tell whether."""
-        if self._pid != os.getpid():  # a forked child has none of its parent's room
-            self._start()
-        with self._lock:
+        with self._own_lock():
             if size > self._room:
                 step = max(size, self.max_bytes // _ROOM_STEPS)
                 if not self._takes_room(step):
@@ -264,7 +268,7 @@ class Cache:
 
     def _evict(self, size: int) -> None:
         """Measure what there is, and remove what was used least recently until `size` fits."""
-        oldest_ns = time.time_ns() - _LEFT_OVER_NS
+        oldest_ns, told_before = time.time_ns() - _LEFT_OVER_NS, self._ledger.total()
         total, entries = 0, []
         for entry in entries_below(self._objects):
             mtime_ns, num_bytes, path = entry
@@ -281,15 +285,15 @@ class Cache:
                 with suppress(FileNotFoundError):  # its reader found it damaged
                     os.unlink(path)
                 total -= num_bytes
-        self._ledger.restart(total + size)
+        # What others have taken meanwhile may be in entries that were not there to be measured.
+        told_meanwhile = max(0, self._ledger.total() - told_before)
+        self._ledger.restart(total + size + told_meanwhile)
 
     def _remove(self, path: str) -> None:
         with suppress(OSError):  # gone, or it cannot be removed: it is no hit either way
             num_bytes = os.stat(path).st_size
             os.unlink(path)
-            if self._pid != os.getpid():
-                self._start()
-            with self._lock:
+            with self._own_lock():
                 self._ledger.add(-num_bytes)
 
 

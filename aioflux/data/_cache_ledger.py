@@ -58,16 +58,19 @@ class Ledger:
         """Tell a change, and return the sum of what was told so far."""
         while True:
             self.add(num_bytes)
-            number, total = self._num_opened, self._read()
+            number, total = self._num_opened, self.total()
             if number == self._num_opened:
                 return total
             # It was begun anew in between, perhaps without this change.
 
     def add(self, num_bytes: int) -> None:
         """Tell a change."""
-        os.write(self._opened(), _CHANGE.pack(num_bytes))
+        written = os.write(self._opened(), _CHANGE.pack(num_bytes))
+        if written != _CHANGE.size:  # nothing behind it would be read as what it is
+            os.unlink(self._path)
 
-    def _read(self) -> int:
+    def total(self) -> int:
+        """Return the sum of what was told so far."""
         file = self._opened()
         while told := os.pread(file, 1 << 16, self._at):
             changes = array("q", told[: len(told) - len(told) % _CHANGE.size])

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -274,20 +275,20 @@ def test_unfinished_entries_of_the_dead_are_swept(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_files() -> Iterator[None]:
-    """Let writes beyond 4096 bytes fail, as on a full disk, without a signal."""
+def limited_files() -> Iterator[Callable[[int], None]]:
+    """Let writes beyond some size of a file fail, as on a full disk, without a signal."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    yield
+    yield lambda num_bytes: resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_a_disk_that_takes_no_more_is_told_and_not_fatal(
-    tmp_path: Path, small_files: None, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, limited_files: Callable[[int], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     cache, data = Cache(tmp_path, max_bytes=100_000), b"x" * 5000
+    limited_files(4096)
     cache.put(meta_of("small", b"data"), b"data")
     assert not cache.put(meta_of("a", data), data)
     assert "stores nothing for the next 30 seconds" in caplog.text
@@ -381,6 +382,51 @@ def test_places_that_are_taken_one_and_all_pause_the_cache(
         assert not cache.put(meta_of(str(number), b"data"), b"data")
     assert "stores nothing for the next 30 seconds" in caplog.text
     assert len(caplog.records) < 100
+
+
+def test_a_change_that_is_written_in_part_spoils_no_later_one(
+    tmp_path: Path, limited_files: Callable[[int], None]
+) -> None:
+    cache = Cache(tmp_path, max_bytes=2000)
+    limited_files(20)  # two changes of the ledger and a half; or an entry of nothing
+    for number in range(20):
+        cache.put(meta_of(str(number), b""), b"")
+        assert (tmp_path / "ledger").stat().st_size % 8 == 0
+    assert len(stored(tmp_path)) == 20
+
+
+def test_threads_share_a_cache(tmp_path: Path) -> None:
+    cache, max_bytes = Cache(tmp_path, max_bytes=20_000), 20_000
+
+    def work(seed: int) -> bool:
+        for number in range(seed, seed + 150):
+            data = content_of(number % 60)
+            meta = meta_of(str(number % 60), data)
+            cache.put(meta, data)
+            if cache.get(meta) not in (None, data):
+                return False
+        return True
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(work, range(0, 80, 20)))
+    assert 0 < stored_bytes(tmp_path) <= max_bytes
+
+
+def test_a_child_waits_for_no_lock_that_its_parent_held_as_it_was_forked(tmp_path: Path) -> None:
+    cache, context = Cache(tmp_path, max_bytes=1000), multiprocessing.get_context("fork")
+
+    def work() -> None:
+        os._exit(0 if cache.put(meta_of("a", b"data"), b"data") else 1)
+
+    process = context.Process(target=work)
+    with cache._own_lock():
+        process.start()
+        process.join(30)
+    is_alive = process.is_alive()
+    process.kill()
+    process.join()
+    assert not is_alive
+    assert process.exitcode == 0
 
 
 OBJECTS = {key: key.encode() * (20 + 7 * number) for number, key in enumerate("abcdefgh")}
