@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import io
 import pickle
+import time
+import weakref
 import zipfile
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -139,8 +141,15 @@ def test_a_dropped_reader_leaves_nothing_behind(server: GCSServer) -> None:
     server.put("bucket", KEY, DATA)
     file = open_reader(URI)
     file.read(10)
+    assert server.stats.connections_open
+    dropped = weakref.ref(file.raw)
     del file
     gc.collect()
+    assert dropped() is None
+    until = time.monotonic() + 10
+    while server.stats.connections_open:  # the server hears of it a moment later
+        assert time.monotonic() < until
+        time.sleep(0.005)
 
 
 def test_closing_twice_does_nothing(server: GCSServer) -> None:

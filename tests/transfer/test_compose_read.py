@@ -406,10 +406,13 @@ async def test_an_iteration_that_is_dropped_leaves_nothing(rig: Rig) -> None:
     before = asyncio.all_tasks()
     batches = fetch_composed(rig.session, filled(rig, 900), max_composite_bytes=CAP)
     await anext(batches)
+    assert rig.session.opened
     del batches
     gc.collect()
     await asyncio.sleep(0)
     await reach_quiet(rig, before)
+    num_groups = -(-900 // 32)
+    assert 0 < rig.service.count("delete") <= rig.service.count("compose") < num_groups
 
 
 async def test_an_error_of_the_consumer_leaves_nothing(rig: Rig) -> None:

@@ -168,7 +168,9 @@ async def test_memory_that_waits_in_line_is_let_go_of(
     async with populator.ahead_of(untouched(SIZE)):
         await asyncio.to_thread(begun.wait, 5)
         await asyncio.create_task(read())
-        waiting.clear()
+        waiting.clear()  # a BufferError where anybody holds it
+        assert not waiting
+        assert not may_end.is_set()
         may_end.set()
     populator.close()
 
@@ -255,6 +257,9 @@ def test_a_kernel_that_refuses_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert view == bytes(SIZE)
 
 
-def test_elsewhere_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_nothing_is_done(
+    advised: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_populate, "_libc", None)
-    populate(memoryview(bytearray(SIZE)))
+    populate(untouched(SIZE))
+    assert advised == []
