@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
-from perf.scenarios._scenario import KIB, MIB, Match, Promise, Rival
+from perf.scenarios._epochs import SETS, Epoch
+from perf.scenarios._scenario import KIB, Match, Promise, Rival
 from perf.scenarios._sets import OURS, Sets, on_one_server
+
+if TYPE_CHECKING:
+    from typing import Self
 
 __all__ = ["GROUP", "SCENARIOS", "Again", "Stream", "Wait"]
 
@@ -13,32 +18,10 @@ GROUP = "epoch"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stream(Sets):
+class Stream(Epoch):
     """One epoch of an iterable dataset, beside each peer."""
 
-    def matches(self) -> tuple[Match, ...]:
-        """See base class."""
-        ours = self._turn(self._work(OURS, "stream"))
-        return on_one_server(
-            Match(
-                ours=ours,
-                theirs=self._turn(self._work(rival, "stream")),
-                label=rival.peer.removesuffix("_data"),
-                at_least=rival.at_least,
-            )
-            for rival in self.rivals
-        )
-
-    def toy(self) -> Stream:
-        """See base class."""
-        return replace(
-            self,
-            size_bytes=4 * KIB,
-            num_objects=24,
-            batch_size=4,
-            num_workers=1,
-            latency_seconds=0.001,
-        )
+    operation: ClassVar[str] = "stream"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +58,13 @@ class Again(Sets):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wait(Sets):
+class Wait(Epoch):
     """An epoch whose consumer trains on each batch for a while, beside the same without a pause.
 
     Batches are of so few objects that the link can feed the consumer.
     """
 
+    operation: ClassVar[str] = "stream"
     size_bytes: int = 100 * KIB
     """Size of each object."""
     num_objects: int = 8_000
@@ -94,7 +78,7 @@ class Wait(Sets):
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
-        work = self._work(OURS, "stream")
+        work = self._ours()
         return on_one_server(
             [
                 Match(
@@ -111,24 +95,16 @@ class Wait(Sets):
         """See base class."""
         return (Promise(figure="waiting", at_most=self.most_waiting),)
 
-    def toy(self) -> Wait:
+    def toy(self) -> Self:
         """See base class."""
         # So few steps that the start of the workers is most of it: no wait is too long.
-        return replace(
-            self,
-            size_bytes=4 * KIB,
-            num_objects=24,
-            batch_size=4,
-            num_workers=1,
-            most_waiting=1.0,
-        )
+        return replace(super().toy(), most_waiting=1.0)
 
 
 SCENARIOS = (
     Stream(
         name="epoch-100KiB",
-        size_bytes=100 * KIB,
-        num_objects=20_000,
+        **SETS["100KiB"],
         rivals=(
             Rival(peer="dataflux", at_least=8.0, share=0.15),
             Rival(peer="litdata", at_least=1.5, share=0.5),
@@ -137,8 +113,7 @@ SCENARIOS = (
     ),
     Stream(
         name="epoch-500KiB",
-        size_bytes=500 * KIB,
-        num_objects=4_000,
+        **SETS["500KiB"],
         rivals=(
             Rival(peer="dataflux", at_least=8.0, share=0.25),
             Rival(peer="litdata", share=0.5),
@@ -147,9 +122,7 @@ SCENARIOS = (
     ),
     Stream(
         name="epoch-3MiB",
-        size_bytes=3 * MIB,
-        num_objects=600,
-        batch_size=20,
+        **SETS["3MiB"],
         rivals=(
             Rival(peer="dataflux", at_least=8.0, share=0.2),
             Rival(peer="litdata", share=0.5),
@@ -158,9 +131,7 @@ SCENARIOS = (
     ),
     Stream(
         name="epoch-150MiB",
-        size_bytes=150 * MIB,
-        num_objects=12,
-        batch_size=1,
+        **SETS["150MiB"],
         rivals=(
             Rival(peer="dataflux", at_least=8.0, share=0.34),
             Rival(peer="litdata", share=0.34),

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
-from perf.scenarios._scenario import KIB, MIB, Match, Rival
-from perf.scenarios._sets import OURS, Sets, on_one_server
+from perf.scenarios._epochs import SETS, Epoch
+from perf.scenarios._scenario import Match, Rival
+from perf.scenarios._sets import on_one_server
+
+if TYPE_CHECKING:
+    from typing import Self
 
 __all__ = ["GROUP", "SCENARIOS", "Loader"]
 
@@ -13,9 +18,10 @@ GROUP = "loader"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loader(Sets):
+class Loader(Epoch):
     """One epoch, beside each peer; dataflux also with more threads than its default of one."""
 
+    operation: ClassVar[str] = "load"
     threads: tuple[int, ...] = (4, 8, 16)
     """`threads_per_process` of dataflux, match by match."""
     threads_share: float = 0.4
@@ -27,38 +33,18 @@ class Loader(Sets):
         """See base class."""
         return on_one_server((*self._duels(), *self._threads(), self._composed()))
 
-    def toy(self) -> Loader:
+    def toy(self) -> Self:
         """See base class."""
-        return replace(
-            self,
-            size_bytes=4 * KIB,
-            num_objects=24,
-            batch_size=4,
-            num_workers=1,
-            latency_seconds=0.001,
-            threads=(2,),
-        )
-
-    def _duels(self) -> list[Match]:
-        ours = self._turn(self._work(OURS, "load"))
-        return [
-            Match(
-                ours=ours,
-                theirs=self._turn(self._work(rival, "load")),
-                label=rival.peer.removesuffix("_data"),
-                at_least=rival.at_least,
-            )
-            for rival in self.rivals
-        ]
+        return replace(super().toy(), threads=(2,))
 
     def _threads(self) -> list[Match]:
         if not any(rival.peer == "dataflux" for rival in self.rivals):
             return []
         rival = Rival(peer="dataflux", share=self.threads_share)
-        work = self._work(rival, "load")
+        ours, work = self._turn(self._ours()), self._work(rival, self.operation)
         return [
             Match(
-                ours=self._turn(self._work(OURS, "load")),
+                ours=ours,
                 theirs=self._turn(replace(work, num_threads=number)),
                 label=f"dataflux x{number}",
                 at_least=self.least_to_best,
@@ -68,7 +54,7 @@ class Loader(Sets):
 
     def _composed(self) -> Match:
         """Return what shows the default to be right: reads of objects, and of composites."""
-        work = self._work(OURS, "load")
+        work = self._ours()
         return Match(
             ours=self._turn(replace(work, compose="off")),
             theirs=self._turn(replace(work, compose="on")),
@@ -79,8 +65,7 @@ class Loader(Sets):
 SCENARIOS = (
     Loader(
         name="loader-100KiB",
-        size_bytes=100 * KIB,
-        num_objects=20_000,
+        **SETS["100KiB"],
         rivals=(
             Rival(peer="dataflux", at_least=10.0, share=0.15),
             Rival(peer="direct", at_least=40.0, share=0.03),
@@ -91,8 +76,7 @@ SCENARIOS = (
     ),
     Loader(
         name="loader-500KiB",
-        size_bytes=500 * KIB,
-        num_objects=4_000,
+        **SETS["500KiB"],
         rivals=(
             Rival(peer="dataflux", at_least=3.0, share=0.25),
             Rival(peer="direct", at_least=10.0, share=0.1),
@@ -103,9 +87,7 @@ SCENARIOS = (
     ),
     Loader(
         name="loader-3MiB",
-        size_bytes=3 * MIB,
-        num_objects=600,
-        batch_size=20,
+        **SETS["3MiB"],
         rivals=(
             Rival(peer="dataflux", at_least=3.0, share=0.2),
             Rival(peer="direct", at_least=8.0, share=0.2),
@@ -116,9 +98,7 @@ SCENARIOS = (
     ),
     Loader(
         name="loader-150MiB",
-        size_bytes=150 * MIB,
-        num_objects=12,
-        batch_size=1,
+        **SETS["150MiB"],
         # A batch is one object: nothing is left for more threads.
         threads=(16,),
         rivals=(
