@@ -1,4 +1,7 @@
-"""loader: a DataLoader that is set up for these datasets."""
+"""loader: a DataLoader that is set up for these datasets.
+
+It has as many parameters as of DataLoader's own are left to choose, under DataLoader's names.
+"""
 
 from __future__ import annotations
 
@@ -70,6 +73,28 @@ def loader(
         ModuleNotFoundError: `resumable`, and torchdata is not installed.
         ValueError: A setting has no effect with this dataset.
     """
+    options = _share(dataset, shuffle=shuffle, seed=seed, tail=tail)
+    options |= _workers(num_workers, prefetch_factor=prefetch_factor, start_method=start_method)
+    if collate_fn is None and batch_size is not None and not dataset.has_transform:
+        collate_fn = _as_list
+    return _kind(is_resumable=resumable)(
+        dataset,
+        batch_size=batch_size,
+        drop_last=drop_last,
+        collate_fn=collate_fn,
+        pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
+        **options,
+    )
+
+
+def _share(
+    dataset: MapDataset[Any] | IterableDataset[Any],
+    *,
+    shuffle: bool | None,
+    seed: int,
+    tail: Tail | None,
+) -> dict[str, Any]:
+    """Return what orders a dataset, shares it among ranks, and seeds its workers."""
     options: dict[str, Any] = {}
     if isinstance(dataset, MapDataset):
         options["sampler"] = sampler = ObjectSampler(
@@ -83,30 +108,27 @@ def loader(
         )
     else:
         rank, _ = dataset.rank_and_world_size()
+    options["generator"] = generator = torch.Generator()
+    generator.manual_seed((seed * 1_000_003 + rank) % (1 << 63))
+    return options
+
+
+def _workers(
+    num_workers: int | None, *, prefetch_factor: int | None, start_method: str | None
+) -> dict[str, Any]:
+    """Return how many workers there are, how they start and how far they go ahead."""
     if num_workers is None:
         num_workers = _default_num_workers()
     if num_workers:
-        options |= {
+        return {
+            "num_workers": num_workers,
             "persistent_workers": True,
             "prefetch_factor": prefetch_factor or 2,
             "multiprocessing_context": start_method,
         }
-    elif prefetch_factor is not None or start_method is not None:
+    if prefetch_factor is not None or start_method is not None:
         raise ValueError("prefetch_factor and start_method have no effect with num_workers=0")
-    if collate_fn is None and batch_size is not None and not dataset.has_transform:
-        collate_fn = _as_list
-    generator = torch.Generator()
-    generator.manual_seed((seed * 1_000_003 + rank) % (1 << 63))
-    return _kind(is_resumable=resumable)(
-        dataset,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        drop_last=drop_last,
-        collate_fn=collate_fn,
-        pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
-        generator=generator,
-        **options,
-    )
+    return {"num_workers": 0}
 
 
 def _kind(*, is_resumable: bool) -> type[DataLoader[Any]]:
