@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["compile_glob"]
+__all__ = ["compile_glob", "literal_prefix"]
 
 _TOKEN = re.compile(
     r"(?P<escape>\\.)|(?P<any>\*\*+)|(?P<star>\*)|(?P<one>\?)"
@@ -18,6 +18,14 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _FIXED = {"any": ".*", "star": "[^/]*", "one": "[^/]", "open": "(?:", "close": ")"}
+
+
+_SPECIAL = re.compile(r"[*?\[{\\]")
+
+
+def literal_prefix(pattern: str) -> str:
+    """Return what all keys that fit begin with, as far as no character stands for others."""
+    return _SPECIAL.split(pattern, maxsplit=1)[0]
 
 
 def compile_glob(pattern: str) -> re.Pattern[str]:

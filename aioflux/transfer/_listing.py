@@ -9,17 +9,18 @@ is ahead of its turn waits as columns, `_MAX_HELD` pages of it at most.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any
 
 from aioflux._errors import StorageError
 from aioflux._listing import Listing
-from aioflux.transfer._glob import compile_glob
+from aioflux.transfer._glob import compile_glob, literal_prefix
 from aioflux.transfer._listing_plan import ListingPlan
 from aioflux.transfer._nested import nested
 from aioflux.transfer._staged import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_staged
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from aioflux.service._base import Page
     from aioflux.transfer._listing_plan import Request
@@ -102,15 +103,21 @@ class _Run:
 
     def __init__(self, session: Session, prefix: str, delimiter: str, match_glob: str) -> None:
         self._session = session
-        self._prefix = prefix
+        literal = literal_prefix(match_glob)
+        # Both are asked for: what fits begins with the longer one.
+        self._prefix = prefix = literal if literal.startswith(prefix) else prefix
         self._delimiter = delimiter
         capabilities = session.service.capabilities
         self._match_glob = match_glob if capabilities.match_glob else ""
         is_ours = match_glob and not capabilities.match_glob
         self._filter = compile_glob(match_glob) if is_ours else None
-        is_parallel = capabilities.list_ranges and not delimiter and not match_glob
-        most = min(session.options.max_in_flight, _MAX_IN_FLIGHT) if is_parallel else 1
-        self._plan = ListingPlan(prefix, max_in_flight=most, page_size=capabilities.page_size)
+        most = session.options.max_in_flight if capabilities.list_ranges else 1
+        self._plan = ListingPlan(
+            prefix,
+            max_in_flight=min(most, _MAX_IN_FLIGHT),
+            page_size=capabilities.page_size,
+            delimiter=delimiter,
+        )
         self._tasks: dict[asyncio.Task[Page], Request] = {}
         self._num_held = 0
 
@@ -163,10 +170,17 @@ class _Run:
 
     def _take(self, request: Request, page: Page) -> None:
         """Take in a page: what of it belongs to its range."""
-        objects = page.objects
+        objects, prefixes = page.objects, list(page.prefixes)
         keys = objects.keys if isinstance(objects, Listing) else [meta.key for meta in objects]
+        if prefixes and prefixes[0] == request.range.last:
+            # Something new may be below what the page before ended with.
+            del prefixes[0]
+        # What stands for many keys is a key like the others.
+        names = sorted([*keys, *prefixes]) if prefixes else keys
         try:
-            start, end = self._plan.received(request, len(keys), keys.__getitem__, page.next_token)
+            start, end = self._plan.received(
+                request, len(names), names.__getitem__, page.next_token
+            )
         except ValueError as exc:
             uri = self._session.service.uri(self._prefix)
             raise StorageError(
@@ -174,6 +188,11 @@ class _Run:
                 "where a page ended",
                 uri=uri,
             ) from exc
+        if isinstance(names, list) and prefixes:
+            mine = names[start:end]
+            start, end = _within(list(keys), mine)
+            first, behind = _within(prefixes, mine)
+            prefixes = prefixes[first:behind]
         if not isinstance(objects, Listing):
             objects = Listing(objects[start:end])
         elif (start, end) != (0, len(objects)):
@@ -181,7 +200,7 @@ class _Run:
         if self._filter is not None:
             fits = self._filter.fullmatch
             objects = objects.pick(at for at, key in enumerate(objects.keys) if fits(key))
-        objects.prefixes = list(page.prefixes)
+        objects.prefixes = prefixes
         if objects or objects.prefixes:
             request.range.pages.append(objects)
             self._num_held += 1
@@ -196,3 +215,10 @@ class _Run:
             if not task.cancelled():
                 task.exception()  # the first failure was raised
         self._tasks.clear()
+
+
+def _within(texts: Sequence[str], among: Sequence[str]) -> tuple[int, int]:
+    """Return which of some texts `[first, end)` are among others that hold them, all sorted."""
+    if not among:
+        return 0, 0
+    return bisect_left(texts, among[0]), bisect_right(texts, among[-1])

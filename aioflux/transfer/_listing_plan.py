@@ -8,6 +8,9 @@ objects meanwhile. Where to cut is a guess, and a bad guess costs one request: k
 numbers whose digits are the characters seen at each place, and the middle of what is left is taken.
 Of the first page nothing is known about what follows but the page itself. So the first cuts gallop:
 behind "train/0004999" they are at "train/001", "train/01", "train/1", "train0" and "u".
+
+Where one level is listed, what stands for many keys ("train/") is a key like the others, and no
+range begins behind a delimiter: all that it stands for is in one range, which alone tells of it.
 """
 
 from __future__ import annotations
@@ -223,11 +226,15 @@ class ListingPlan:
         prefix: What keys begin with.
         max_in_flight: Requests at once, at most.
         page_size: Objects in a page that is not the last.
+        delimiter: What ends a level, where one is listed.
     """
 
-    def __init__(self, prefix: str, *, max_in_flight: int, page_size: int) -> None:
+    def __init__(
+        self, prefix: str, *, max_in_flight: int, page_size: int, delimiter: str = ""
+    ) -> None:
         self.ranges = [KeyRange("", "", expected=float("inf"))]
         self._prefix = prefix
+        self._delimiter = delimiter
         self._max_in_flight = max_in_flight
         self._asked_size = self._page_size = page_size
         self._longest = 0
@@ -389,8 +396,10 @@ class ListingPlan:
             if left < 3 * self._page_size or each.expected == float("inf"):
                 continue
             share = (under_way + left / 2) / each.expected
-            point = middle(self._alphabets, each.reached, each.end, self._prefix, share)
-            if not point or (not each.end and point <= each.reached):
+            point = self._in_level(
+                middle(self._alphabets, each.reached, each.end, self._prefix, share)
+            )
+            if point <= each.reached:
                 each.expected = 0.0  # nothing is known that it could be cut by
                 continue
             self.ranges.insert(
@@ -401,6 +410,11 @@ class ListingPlan:
             each.end, each.expected, each.is_whole = point, each.expected - left / 2, False
             return 1
         return 0
+
+    def _in_level(self, point: str) -> str:
+        """Return what of a key stands before a delimiter, or all of it."""
+        at = point.find(self._delimiter, len(self._prefix)) if self._delimiter else -1
+        return point if at < 0 else point[:at]
 
     def forget(self, num_ranges: int) -> None:
         """Drop the first ranges, which are done and given away."""

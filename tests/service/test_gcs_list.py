@@ -88,6 +88,28 @@ def test_pages_of_one_kind_are_expected_to_go_on() -> None:
     assert listing.expected_kind(page_of([])) is None
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"contentType": "image/png"},
+        {"storageClass": "STANDARD"},
+        {"contentType": "x", "storageClass": "STANDARD"},
+        {"contentType": "image/png", "storageClass": "NEARLINE"},
+        {"contentType": "image/png", "storageClass": "STANDARD", "contentEncoding": "gzip"},
+        {"contentType": "image/png", "storageClass": "STANDARD", "metadata": {"a": "b"}},
+    ],
+)
+def test_one_of_another_kind_than_expected_is_told_as_it_is(other: dict[str, Any]) -> None:
+    items = [*alike(3), {"name": "z", **other}]
+    body = msgspec.json.encode({"kind": "storage#objects", "items": items})
+    page = listing.decode_page(body, expected=("image/png", "", "STANDARD", ()))
+    *_, found = listing.listing_of(page.items, prefix="", root="gs://b/")
+    assert found.content_type == other.get("contentType", "")
+    assert found.storage_class == other.get("storageClass", "")
+    assert found.content_encoding == other.get("contentEncoding", "")
+    assert found.metadata == other.get("metadata", {})
+
+
 def test_an_expected_kind_is_parsed_without_its_texts() -> None:
     body = msgspec.json.encode({"kind": "storage#objects", "items": alike(3)})
     kind = ("image/png", "", "STANDARD", ())

@@ -8,10 +8,12 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aioflux import StorageError
 from aioflux.service._base import Page
-from aioflux.transfer._glob import compile_glob
+from aioflux.transfer._glob import compile_glob, literal_prefix
 from aioflux.transfer._listing import list_all, list_pages
 from tests.transfer.rig import LOSE, REFUSE, refused_for_good
 
@@ -84,11 +86,13 @@ class Gauge:
 
     def __init__(self, rig: Rig) -> None:
         self.num_now = self.num_most = self.num_all = 0
+        self.prefixes: set[str] = set()
         self.gate, self.held = asyncio.Event(), asyncio.Event()
         self.gate.set()
         inner = rig.service.list_page
 
         async def list_page(*args: Any, **options: Any) -> Page:
+            self.prefixes.update(args)
             self.num_now += 1
             self.num_all += 1
             self.num_most = max(self.num_most, self.num_now)
@@ -211,6 +215,119 @@ async def test_one_level_has_keys_and_prefixes(nested_session: Session) -> None:
     assert (list(listing.keys), listing.prefixes) == (["b/1", "b/2"], ["b/c/"])
     listing = await list_all(nested_session, ".aioflux-uploads/", delimiter="/")
     assert list(listing.keys) == [".aioflux-uploads/5"]
+
+
+def level_of(rig: Rig, delimiter: str, prefix: str) -> tuple[list[str], list[str]]:
+    """Return what one level has, by looking at every key."""
+    keys: list[str] = []
+    prefixes: set[str] = set()
+    for key in rig.bucket.objects:
+        if key.startswith(prefix):
+            at = key.find(delimiter, len(prefix))
+            if at < 0:
+                keys.append(key)
+            else:
+                prefixes.add(key[: at + len(delimiter)])
+    return sorted(keys), sorted(prefixes)
+
+
+@pytest.mark.parametrize("name", ["both", "prefixes", "one giant prefix", "neighbours", "objects"])
+async def test_one_level_is_listed_by_ranges(rig: Rig, name: str) -> None:
+    """What stands for many keys is told once, whichever ranges they are in."""
+    keys = {
+        "both": [f"p/{at:05}{'/x' * (at % 3 == 0)}" for at in range(9_000)],
+        "prefixes": [f"p/{at:05}/{each}" for at in range(9_000) for each in "ab"],
+        "one giant prefix": [*(f"p/a/{at:05}" for at in range(9_000)), "p/a0", "p/a.", "p/z"],
+        "neighbours": [f"p/{at:04}{end}" for at in range(3_000) for end in ("-", "/1", "0")],
+        "objects": [f"p/{at:05}" for at in range(9_000)],
+    }[name]
+    for key in keys:
+        rig.put(key, b"")
+    gauge = Gauge(rig)
+    listing = await list_all(rig.new_session(max_in_flight=8), "p/", delimiter="/")
+    expected = level_of(rig, "/", "p/")
+    assert (list(listing.keys), listing.prefixes) == expected
+    num_entries = len(expected[0]) + len(expected[1])
+    assert gauge.num_all <= 1.2 * num_entries / 1000 + 2 * 8
+    assert (gauge.num_most > 3) == (num_entries > 1000)
+    assert rig.is_clean()
+
+
+async def test_of_a_page_of_one_level_a_range_takes_what_is_its_own(rig: Rig) -> None:
+    """A range may be cut while its page is under way, and the page then goes on beyond it."""
+    for at in range(9_000):
+        rig.put(f"p/{at:05}{'/x' * (at % 3 == 0)}", b"")
+    inner = rig.service.list_page
+
+    async def list_page(prefix: str, *, end_offset: str, **options: Any) -> Page:
+        page = await inner(prefix, **options)
+        last = max([*(meta.key for meta in page.objects), *page.prefixes], default="")
+        return replace(page, next_token="") if end_offset and last >= end_offset else page
+
+    rig.service.list_page = list_page
+    listing = await list_all(rig.new_session(max_in_flight=8), "p/", delimiter="/")
+    assert (list(listing.keys), listing.prefixes) == level_of(rig, "/", "p/")
+
+
+async def test_one_level_is_whole_while_others_come_and_go(rig: Rig) -> None:
+    keys = [f"p/{at:05}{'/x' * (at % 2)}" for at in range(9_000)]
+    for key in keys:
+        rig.put(key, b"")
+    stays = {key for at, key in enumerate(keys) if at % 4 < 2}
+    found: list[str] = []
+    turns = count()
+    async for page in list_pages(rig.session, "p/", delimiter="/"):
+        found += sorted([*page.keys, *page.prefixes])
+        for at in range(next(turns) % 8, len(keys), 8):
+            if keys[at] in stays:
+                rig.put(f"{keys[at]}/more", b"")  # for a key without it, one more beginning
+            elif keys[at] in rig.bucket.objects:
+                rig.bucket.remove(keys[at])
+    assert found == sorted(set(found))
+    assert {key.removesuffix("x") for key in stays} <= set(found)
+
+
+async def test_a_beginning_that_comes_again_with_the_next_page_is_told_once(rig: Rig) -> None:
+    meta = rig.put("x", b"")
+    pages = iter(
+        [
+            Page([replace(meta, key="p/a")], ["p/b/"], "1"),
+            Page([replace(meta, key="p/c")], ["p/b/", "p/d/"], ""),
+        ]
+    )
+
+    async def list_page(prefix: str, **_: Any) -> Page:
+        return next(pages)
+
+    rig.service.list_page = list_page
+    listing = await list_all(rig.new_session(max_in_flight=1), "p/", delimiter="/")
+    assert (list(listing.keys), listing.prefixes) == (["p/a", "p/c"], ["p/b/", "p/d/"])
+
+
+async def test_a_pattern_is_listed_by_ranges_of_what_it_begins_with(rig: Rig) -> None:
+    keys = filled(rig)
+    for at in range(3_000):
+        rig.put(f"a/{at}.7", b"")
+    gauge = Gauge(rig)
+    listing = await list_all(rig.new_session(max_in_flight=8), "", match_glob="p/*7")
+    assert list(listing.keys) == [key for key in keys if key.endswith("7")]
+    assert gauge.num_most > 4
+    assert gauge.num_all <= 1.2 * 20 + 2 * 8
+    assert gauge.prefixes == {"p/"}
+    assert len(await list_all(rig.session, "p/01", match_glob="p/*7")) == 1_000
+    assert gauge.prefixes == {"p/", "p/01"}
+
+
+@given(st.text(st.sampled_from("ab/*?[]{},\\"), max_size=8), st.text("ab/*?[]{},\\", max_size=8))
+def test_what_fits_a_pattern_begins_with_what_it_begins_with(pattern: str, key: str) -> None:
+    try:
+        fits = compile_glob(pattern).fullmatch(key)
+    except ValueError:
+        return
+    literal = literal_prefix(pattern)
+    assert not fits or key.startswith(literal)
+    # What stands for itself is all there is before the first character that does not.
+    assert compile_glob(literal + "**").fullmatch(literal + key)
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,10 @@ class Source:
 
 
 def listed(
-    source: Source,
+    source: Source | Level,
     *,
     prefix: str = "",
+    delimiter: str = "",
     max_in_flight: int = 8,
     choose: Callable[[int], int] = lambda num: num - 1,
     meanwhile: Callable[[], None] = lambda: None,
@@ -48,7 +49,9 @@ def listed(
     Returns:
         The keys, and the pages that a consumer would have waited for: rounds.
     """
-    plan = ListingPlan(prefix, max_in_flight=max_in_flight, page_size=source.page_size)
+    plan = ListingPlan(
+        prefix, max_in_flight=max_in_flight, page_size=source.page_size, delimiter=delimiter
+    )
     under_way: list[Request] = []
     num_answered = num_most = 0
     while True:
@@ -68,7 +71,7 @@ def listed(
     return [key for each in plan.ranges for page in each.pages for key in page], num_most
 
 
-def bound(source: Source, max_in_flight: int) -> float:
+def bound(source: Source | Level, max_in_flight: int) -> float:
     return 1.2 * len(source.keys) / source.page_size + 2 * max_in_flight
 
 
@@ -126,6 +129,81 @@ def test_any_keys_in_any_order_of_answers(
     found, _ = listed(source, max_in_flight=max_in_flight, choose=rng.randrange)
     assert found == source.keys
     assert source.num_requests <= bound(source, max_in_flight)
+
+
+class Level:
+    """One level of keys in memory: of those with a delimiter behind it, how they begin."""
+
+    def __init__(self, keys: set[str], prefix: str, delimiter: str, page_size: int) -> None:
+        self.all = sorted(key for key in keys if key.startswith(prefix))
+        self.page_size = page_size
+        self.num_requests = 0
+        self.entry_of = {}
+        for key in self.all:
+            at = key.find(delimiter, len(prefix))
+            self.entry_of[key] = key if at < 0 else key[: at + len(delimiter)]
+        self.keys = sorted(set(self.entry_of.values()))
+
+    def page(self, request: Request) -> tuple[list[str], str]:
+        """Of what stands for many keys, those count that are in the range."""
+        self.num_requests += 1
+        low = max(request.start, request.token)
+        inside = [key for key in self.all if key >= low and (not request.end or key < request.end)]
+        entries = sorted({self.entry_of[key] for key in inside})
+        taken, rest = entries[: self.page_size], entries[self.page_size :]
+        token = next(key for key in inside if self.entry_of[key] == rest[0]) if rest else ""
+        return taken, token
+
+
+@given(
+    st.sets(st.text(st.sampled_from("ab/.0\U0010ffff"), max_size=7), max_size=80),
+    st.sampled_from(["", "a", "a/"]),
+    st.sampled_from(["/", "ab", "b/"]),
+    st.integers(1, 9),
+    st.integers(1, 6),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=200, deadline=None)
+def test_any_level_in_any_order_of_answers(
+    keys: set[str],
+    prefix: str,
+    delimiter: str,
+    page_size: int,
+    max_in_flight: int,
+    rng: random.Random,
+) -> None:
+    """Each key and each beginning is told once, without a look at what was told before."""
+    source = Level(keys - {""}, prefix, delimiter, page_size)
+    found, _ = listed(
+        source,
+        prefix=prefix,
+        delimiter=delimiter,
+        max_in_flight=max_in_flight,
+        choose=rng.randrange,
+    )
+    assert found == source.keys
+    assert source.num_requests <= bound(source, max_in_flight)
+
+
+@pytest.mark.parametrize("width", [0, 5])
+@pytest.mark.parametrize("below", [1, 20])
+def test_a_large_level_is_asked_for_at_once(width: int, below: int) -> None:
+    """No range begins behind a delimiter: of what it stands for, another range would tell again."""
+    keys = {f"a/{at:0{width}}/{each}" for at in range(5_000) for each in range(below)}
+    source = Level(keys, "a/", "/", 100)
+    plan = ListingPlan("a/", max_in_flight=16, page_size=100, delimiter="/")
+    found: list[str] = []
+    num_most = 0
+    while requests := plan.next_requests():
+        num_most = max(num_most, len(requests))
+        for request in requests:
+            assert "/" not in request.start[2:-1]
+            names, token = source.page(request)
+            start, end = plan.received(request, len(names), names.__getitem__, token)
+            found += names[start:end]
+    assert sorted(found) == source.keys
+    assert num_most >= 12
+    assert source.num_requests <= bound(source, 16)
 
 
 @given(st.integers(0, 3), st.randoms(use_true_random=False))
