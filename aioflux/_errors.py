@@ -15,13 +15,13 @@
         └── CheckpointCorruptError
 
 Each can be built from one message, because PyTorch re-raises a worker's error as
-`type(error)(text)`, and each pickles with its fields, because torch.distributed.checkpoint gathers
-errors by pickle.
+`type(error)(traceback)`; a StorageError that was told to `carry_fields` has its fields then, too.
+Each pickles with its fields, because torch.distributed.checkpoint gathers errors by pickle.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 __all__ = [
     "AiofluxError",
@@ -38,6 +38,9 @@ __all__ = [
     "StorageError",
     "TransientError",
 ]
+
+_MARK: Final = "aioflux: uri and status "
+"""Begins the line of a traceback that holds the fields of its error."""
 
 
 class AiofluxError(Exception):
@@ -67,8 +70,27 @@ class StorageError(AiofluxError):
 
     def __init__(self, message: str = "", *, uri: str = "", status: int | None = None) -> None:
         super().__init__(message)
+        if not uri and _MARK in message:
+            uri, status = _carried(message)
         self.uri = uri
         self.status = status
+
+    def carry_fields(self) -> None:
+        """Note uri and status below the traceback, of whose text another process builds it."""
+        import json  # `import aioflux` does without it
+
+        note = _MARK + json.dumps([self.uri, self.status])
+        if note not in getattr(self, "__notes__", ()):
+            self.add_note(note)
+
+
+def _carried(text: str) -> tuple[str, int | None]:
+    """Return uri and status of the last error in a traceback that carries them."""
+    import json
+
+    notes = [line for line in text.splitlines() if line.startswith(_MARK)]
+    uri, status = json.loads(notes[-1].removeprefix(_MARK)) if notes else ("", None)
+    return uri, status
 
 
 class NotFoundError(StorageError, FileNotFoundError):

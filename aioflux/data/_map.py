@@ -6,8 +6,9 @@ from contextlib import closing
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
+from aioflux._errors import StorageError
 from aioflux.data._fetch import fetch
 from aioflux.data._objects import Objects
 from aioflux.data._on_error import Failures
@@ -232,9 +233,14 @@ class MapDataset(Dataset[T_co]):
         positions = [self._position(index) for index in indices]
         failures = self._failures
         failures.last = None
-        items = list(self._items(positions))
-        if positions and not items and failures.last is not None:
-            raise failures.last
+        try:
+            items = list(self._items(positions))
+            if positions and not items and failures.last is not None:
+                raise failures.last
+        except StorageError as exc:
+            if get_worker_info() is not None:
+                exc.carry_fields()
+            raise
         return items
 
     def __iter__(self) -> Iterator[T_co]:

@@ -14,6 +14,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from torch.utils.data import get_worker_info
+
+from aioflux._errors import StorageError
 from aioflux.data._fetch import fetch
 from aioflux.data._records import records_of_sample, records_of_stream, takes_stream
 from aioflux.data._resume import WHOLE, Left, Progress
@@ -109,6 +112,10 @@ class Reading:
         """Hand out what is left."""
         try:
             yield from self._whole() if self._how.records is None else self._mixed()
+        except StorageError as exc:
+            if get_worker_info() is not None:
+                exc.carry_fields()
+            raise
         finally:
             self._how.meter.follow_retries(self._objects.num_retries)
 

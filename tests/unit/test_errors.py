@@ -6,6 +6,7 @@ import builtins
 import copy
 import pickle
 import re
+import traceback
 
 import pytest
 
@@ -50,6 +51,26 @@ def test_one_message_builds_it(error: type[_errors.AiofluxError]) -> None:
     built = error("the text")
     assert str(built) == "the text"
     assert built.message == "the text"
+
+
+@pytest.mark.parametrize("uri", ["gs://b/k", 'gs://b/a "b"\u2028c: d, \n'], ids=["plain", "odd"])
+@pytest.mark.parametrize("status", [404, None])
+def test_a_traceback_carries_fields_where_it_is_told_to(uri: str, status: int | None) -> None:
+    """Of several errors the last one, which is the one that was raised."""
+    error = _errors.NotFoundError("gone", uri=uri, status=status)
+    error.carry_fields()
+    error.carry_fields()
+    assert len(error.__notes__) == 1
+    error.__cause__ = _errors.ChecksumError("before", uri="gs://b/other")
+    error.__cause__.carry_fields()
+    text = "Caught it in a worker.\n" + "".join(traceback.format_exception(error))
+    built = _errors.NotFoundError(text)
+    assert (built.uri, built.status, str(built)) == (uri, status, text)
+
+
+def test_a_text_that_only_speaks_of_fields_carries_none() -> None:
+    built = _errors.StorageError('no line with aioflux: uri and status ["gs://b/k", 404]')
+    assert (built.uri, built.status) == ("", None)
 
 
 @by_name
