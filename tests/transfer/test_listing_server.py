@@ -46,6 +46,21 @@ async def test_a_large_prefix_is_listed_by_ranges_within_the_bound(
     assert num_requests <= 1.2 * 24_000 / 5_000 + 2 * 32
 
 
+async def test_one_level_and_a_pattern_are_listed_by_ranges_within_the_bound(
+    server: GCSServer, bucket: str
+) -> None:
+    level = [f"t/{at:05}{'/x' * (at % 2)}" for at in range(12_000)]
+    filled(server, bucket, [*level, "s", "u/v"])
+    async with aioflux.open_store(f"gs://{bucket}", endpoint_url=server.url) as store:
+        listing = await store.list_all("t/", delimiter="/")
+        num_requests = store.stats.num_requests
+        assert list(listing.keys) == level[::2]
+        assert listing.prefixes == [key[:-1] for key in level[1::2]]
+        assert num_requests <= 1.2 * 12_000 / 5_000 + 2 * 32
+        assert list((await store.list_all(match_glob="t/*")).keys) == level[::2]
+        assert store.stats.num_requests - num_requests <= 1.2 * 6_000 / 5_000 + 2 * 32
+
+
 @pytest.mark.parametrize("num", [0, 10, 5_000])
 async def test_a_small_prefix_costs_one_request(server: GCSServer, bucket: str, num: int) -> None:
     filled(server, bucket, [f"k{at}" for at in range(num)])
