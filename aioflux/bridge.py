@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     )
     from contextlib import AbstractAsyncContextManager
 
-__all__ = ["Feed", "Held", "close_when_dropped", "entered", "feed", "iterate", "run"]
+__all__ = ["Feed", "Held", "OwnLock", "close_when_dropped", "entered", "feed", "iterate", "run"]
 
 T = TypeVar("T")
 
@@ -325,6 +325,21 @@ async def _step(iterator: AsyncIterator[T]) -> tuple[bool, T | None]:
         return True, await anext(iterator)
     except StopAsyncIteration:
         return False, None
+
+
+class OwnLock:
+    """A lock among threads of a process; free in a forked child, whoever held it at the fork."""
+
+    def __init__(self) -> None:
+        self._lock, self._pid = threading.Lock(), os.getpid()
+
+    def __enter__(self) -> None:
+        if self._pid != os.getpid():
+            self._lock, self._pid = threading.Lock(), os.getpid()
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
 
 
 class Feed(Supply[T]):

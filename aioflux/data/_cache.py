@@ -8,7 +8,7 @@
 
 An entry is there whole or not at all, because it is renamed into place, and is read only where its
 checksum holds: no moment of a SIGKILL leaves one that lies. What is lost with the machine's power
-is found by the checksum. Nobody waits for a lock: who finds it held does without.
+is found by the checksum. No process waits for another: who finds the lock held does without.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import fcntl
 import hashlib
 import logging
 import os
-import threading
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 from aioflux._errors import ChecksumError
+from aioflux.bridge import OwnLock
 from aioflux.data._cache_entries import (
     FOOTER_BYTES,
     DamagedError,
@@ -90,6 +90,7 @@ class Cache:
         self.directory = os.path.abspath(os.fspath(directory))
         self.max_bytes = max_bytes
         self._objects = self._in("objects")
+        self._lock = OwnLock()  # of the ledger and of the room that was taken there
         self._prepare()
         self._start()
 
@@ -106,11 +107,9 @@ class Cache:
     def _start(self) -> None:
         """Begin as a process does that has just opened it, or that was forked just now."""
         self._ledger = Ledger(self._in("ledger"), self._in("objects", "00"))
-        self._lock = threading.Lock()  # of the ledger and of the room that was taken there
-        self._room = 0
+        self._room, self._pid = 0, os.getpid()
         self._paused_until = self._told_until = 0.0
         self._obstructed: set[str] = set()
-        self._pid = os.getpid()  # last: another thread goes by it
 
     def _in(self, *names: str) -> str:
         return os.path.join(self.directory, *names)
@@ -192,7 +191,7 @@ class Cache:
         try:
             write_entry(path, content, checksum)
         except BaseException:
-            with self._own_lock():
+            with self._own_ledger():
                 self._room += size
             raise
         return True
@@ -217,15 +216,17 @@ class Cache:
     def _tell(self, what: str, error: OSError) -> None:
         _log.warning("the cache in %s %s: %s", self.directory, what, error)
 
-    def _own_lock(self) -> threading.Lock:
-        """Return the lock of this process; a forked child has neither its parent's nor its room."""
-        if self._pid != os.getpid():
-            self._start()
-        return self._lock
+    @contextmanager
+    def _own_ledger(self) -> Iterator[None]:
+        """Hold the ledger; a forked child has none of its parent's room."""
+        with self._lock:
+            if self._pid != os.getpid():
+                self._start()
+            yield
 
     def _has_room(self, size: int) -> bool:
         """Take room for `size` bytes, removing others where there is too little; tell whether."""
-        with self._own_lock():
+        with self._own_ledger():
             if size > self._room:
                 step = max(size, self.max_bytes // _ROOM_STEPS)
                 if not self._takes_room(step):
@@ -293,7 +294,7 @@ class Cache:
         with suppress(OSError):  # gone, or it cannot be removed: it is no hit either way
             num_bytes = os.stat(path).st_size
             os.unlink(path)
-            with self._own_lock():
+            with self._own_ledger():
                 self._ledger.add(-num_bytes)
 
 

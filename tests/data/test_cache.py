@@ -429,7 +429,7 @@ def test_a_child_waits_for_no_lock_that_its_parent_held_as_it_was_forked(tmp_pat
         os._exit(0 if cache.put(meta_of("a", b"data"), b"data") else 1)
 
     process = context.Process(target=work)
-    with cache._own_lock():
+    with cache._own_ledger():
         process.start()
         process.join(30)
     is_alive = process.is_alive()
