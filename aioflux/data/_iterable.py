@@ -132,14 +132,13 @@ class IterableDataset(TorchIterableDataset[T_co]):
                 `progress=False`; True shows a line on stderr, of rank 0.
 
                 `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context` as
-                `aioflux.open_store`, but for 128 requests under way by default. Limits hold for
-                each DataLoader worker by itself.
+                `aioflux.open_store`. Limits hold for each DataLoader worker by itself.
 
         Raises:
             NotFoundError: There is no object below `uri`.
             ValueError: Options do not go together, such as `rank` without `world_size`.
         """
-        store_options = take_store_options(options)
+        store_options = take_store_options(options, is_stream=True)
         settings = IterableSettings.take(type(self), options)
         uris = [uri] if isinstance(uri, str) else list(uri)
         objects = Objects.listed(uris, store_options, settings.access())
@@ -198,7 +197,7 @@ class IterableDataset(TorchIterableDataset[T_co]):
             records: As for the class.
             options: As for the class.
         """
-        store_options = take_store_options(options)
+        store_options = take_store_options(options, is_stream=True)
         settings = IterableSettings.take(cls, options)
         dataset: IterableDataset[Any] = cls.__new__(cls)
         objects = Objects.named(uri, keys, store_options, settings.access())
@@ -258,7 +257,7 @@ class IterableDataset(TorchIterableDataset[T_co]):
             NotFoundError: There is no such object, or it lists none.
             ValueError: It is no manifest, or a damaged one.
         """
-        store_options = take_store_options(options)
+        store_options = take_store_options(options, is_stream=True)
         settings = IterableSettings.take(cls, options)
         dataset: IterableDataset[Any] = cls.__new__(cls)
         uris = [uri] if isinstance(uri, str) else list(uri)

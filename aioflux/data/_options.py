@@ -63,10 +63,16 @@ _TRANSFER = TransferOptions(max_in_flight=128)
 With 20 ms to the first byte, 100 x 100 KiB at once take 37 ms at best, and 73 ms 64 at a time."""
 
 
-def take_store_options(options: dict[str, Any]) -> StoreOptions:
-    """Take out of `options` what a store is opened with."""
+def take_store_options(options: dict[str, Any], *, is_stream: bool = False) -> StoreOptions:
+    """Take out of `options` what a store is opened with.
+
+    Args:
+        options: What the user gave.
+        is_stream: Objects are read ahead across batches: what a store has under way by default is
+            enough, and of objects of 3 MiB twice as many were a quarter slower.
+    """
     taken = {name: options.pop(name) for name in list(options) if name in _STORE}
-    if taken.get("transfer") is None:
+    if taken.get("transfer") is None and not is_stream:
         taken["transfer"] = _TRANSFER
     return cast("StoreOptions", taken)
 
