@@ -131,7 +131,13 @@ class KeyColumn:
 
     @classmethod
     def of_buffers(cls, sizes: array[int], text: bytearray) -> Self:
-        """Return what `buffers` was asked of."""
+        """Return what `buffers` was asked of.
+
+        Raises:
+            ValueError: The sizes are not those of the text.
+        """
+        if sum(sizes) != len(text):
+            raise ValueError(f"{sum(sizes)} bytes of keys do not fit {len(text)} bytes of text")
         column = cls()
         column._sizes, column._text = sizes, text
         return column

@@ -13,7 +13,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, overload
 
 import google_crc32c
 
@@ -336,8 +336,13 @@ class Listing(Sequence[ObjectMeta]):
             raise ValueError(
                 "this listing is damaged: its bytes do not match its crc32c; save it again"
             )
-        header = json.loads(whole[start : start + header_size])
-        return cls._restored(header, memoryview(whole)[start + header_size : body_size])
+        try:
+            header = json.loads(whole[start : start + header_size])
+            return cls._restored(header, memoryview(whole)[start + header_size : body_size])
+        except (LookupError, TypeError, ValueError) as exc:
+            raise ValueError(
+                f"this is no listing that aioflux saved, although its crc32c holds: {exc!r}"
+            ) from exc
 
     @classmethod
     def _restored(cls, header: dict[str, Any], body: memoryview) -> Self:
@@ -352,9 +357,18 @@ class Listing(Sequence[ObjectMeta]):
             setattr(listing, name, KeyColumn.of_buffers(sizes, bytearray(pieces[2 * place + 1])))
         listing._size, listing._crc32c, updated, listing._kind = map(_filled, "qqqI", pieces[8:])
         listing._updated = TimeColumn.of_numbers(updated)
+        lengths = {len(getattr(listing, name)) for name in _ONE_EACH}
+        if lengths != {len(listing)} or body or len(pieces) != 12:
+            raise ValueError(f"its columns have lengths {sorted(lengths)}")
+        if listing._kind and max(listing._kind) >= len(listing._kinds):
+            raise ValueError("it has fewer kinds of objects than it names")
         for number, text in zip(range(_MAX_KNOWN_KINDS), listing._kinds, strict=False):
             listing._known[text] = number
         return listing
+
+
+_ONE_EACH: Final = ("_key", "_etag", "_generation", "_size", "_crc32c", "_updated", "_kind")
+"""Columns with one entry for each object."""
 
 
 def _little_endian(column: array[int] | bytearray) -> array[int] | bytearray:

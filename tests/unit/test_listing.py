@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
+import google_crc32c
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +15,9 @@ from hypothesis import strategies as st
 from aioflux import ObjectMeta
 from aioflux._columns import TimeColumn
 from aioflux._listing import KeyColumn, Listing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Names of local files may hold surrogates, hence all of unicode.
 TEXTS = st.text(st.characters(), max_size=8)
@@ -102,6 +108,40 @@ def test_a_damaged_manifest_is_an_error(data: st.DataObject) -> None:
         Listing.from_bytes(saved)
     with pytest.raises(ValueError, match=r"damaged|no listing|of version"):
         Listing.from_bytes(saved[:at])
+
+
+def resealed(saved: bytes, change: Callable[[Any, bytes], tuple[Any, bytes]]) -> bytes:
+    """Return a manifest with another header and body, and a crc32c that holds."""
+    size = int.from_bytes(saved[20:24], "little")
+    header, body = change(json.loads(saved[24 : 24 + size]), saved[24 + size : -4])
+    text = json.dumps(header).encode()
+    whole = saved[:20] + len(text).to_bytes(4, "little") + text + body
+    return whole + google_crc32c.value(whole).to_bytes(4, "little")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header, body: ([], body),
+        lambda header, body: ({**header, "columns": []}, body),
+        lambda header, body: ({"columns": header["columns"]}, body),
+        lambda header, body: ({**header, "columns": [*header["columns"], 0]}, body),
+        lambda header, body: ({**header, "columns": [*header["columns"][:-1], 3]}, body),
+        lambda header, body: (header, body[:-4]),
+        lambda header, body: (header, body + b"more"),
+        lambda header, body: (header, bytes([body[0] ^ 1]) + body[1:]),
+        lambda header, body: (header, body[:-4] + b"\xff\0\0\0"),
+    ],
+)
+def test_a_manifest_that_another_writer_sealed_is_an_error(
+    change: Callable[[Any, bytes], tuple[Any, bytes]],
+) -> None:
+    saved = Listing(
+        ObjectMeta(key=key, uri=f"gs://b/{key}", size=1) for key in ("a", "bc")
+    ).to_bytes()
+    assert resealed(saved, lambda header, body: (header, body)) == saved
+    with pytest.raises(ValueError, match="although its crc32c holds"):
+        Listing.from_bytes(resealed(saved, change))
 
 
 def test_each_object_may_have_metadata_of_its_own() -> None:
