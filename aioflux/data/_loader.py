@@ -119,6 +119,8 @@ def _workers(
     """Return how many workers there are, how they start and how far they go ahead."""
     if num_workers is None:
         num_workers = _default_num_workers()
+    if prefetch_factor is not None and prefetch_factor < 1:
+        raise ValueError(f"prefetch_factor must be above 0, not {prefetch_factor!r}")
     if num_workers:
         return {
             "num_workers": num_workers,

@@ -115,6 +115,12 @@ def test_a_second_epoch_from_the_cache_sends_nothing(
     assert dataset.stats.num_objects == 60
 
 
+def test_an_empty_name_is_no_directory_of_a_cache(bucket: Bucket) -> None:
+    bucket.fill(1)
+    with pytest.raises(ValueError, match='cache="" names no directory'):
+        MapDataset(bucket.uri, cache="")
+
+
 def test_what_a_cache_holds_of_an_epoch_comes_in_its_turn(bucket: Bucket, tmp_path: Path) -> None:
     """Some are here and some are not, in runs of any length; others come in while it reads."""
     keys = bucket.fill(200)
