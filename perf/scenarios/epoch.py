@@ -61,6 +61,8 @@ class Again(Sets):
 class Wait(Epoch):
     """An epoch whose consumer trains on each batch for a while, beside the same without a pause.
 
+    And beside one that has all objects in memory: what that waits for is torch's own.
+
     What can be fed is bound by CPUs here, not by the link: workers, consumer and server share two
     of them, and whatever its size each batch costs 2 to 3 ms of CPU in DataLoader's queues. With 4
     objects a batch (0.3 ms for each, and 0.07 of the server's) a step of 5 ms takes about 4 ms of
@@ -83,15 +85,22 @@ class Wait(Epoch):
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
         work = self._ours()
+        trained = replace(work, step_seconds=self.step_seconds)
+        ours = self._turn(trained)
         return on_one_server(
             [
                 Match(
-                    ours=self._turn(replace(work, step_seconds=self.step_seconds)),
+                    ours=ours,
                     theirs=self._turn(work),
                     label="bound",
                     at_least=1 - self.most_waiting,
                     cap_per_second=self.batch_size / self.step_seconds,
-                )
+                ),
+                Match(
+                    ours=ours,
+                    theirs=self._turn(replace(trained, peer="memory_data")),
+                    label="memory",
+                ),
             ]
         )
 
@@ -102,7 +111,7 @@ class Wait(Epoch):
     def toy(self) -> Self:
         """See base class."""
         # So few steps that the start of the workers is most of it: no wait is too long.
-        return replace(super().toy(), most_waiting=1.0)
+        return replace(super().toy(), num_workers=self.num_workers, most_waiting=1.0)
 
 
 SCENARIOS = (
@@ -144,4 +153,5 @@ SCENARIOS = (
     ),
     Again(name="epoch-cached"),
     Wait(name="epoch-wait"),
+    Wait(name="epoch-wait-inline", num_workers=0),
 )

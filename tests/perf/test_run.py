@@ -41,7 +41,8 @@ PEERS = {
     "parse-1M-http": ("google",),
     "loader-100KiB": ("direct",),
     "epoch-cached": ("aioflux_data",),
-    "epoch-wait": ("aioflux_data",),
+    "epoch-wait": ("aioflux_data", "memory_data"),
+    "epoch-wait-inline": ("aioflux_data", "memory_data"),
 }
 """Against whom; each peer somewhere, and few in all. The other epochs differ in their objects."""
 ON_NGINX = {
