@@ -8,6 +8,7 @@ import pytest
 
 import aioflux
 from aioflux._arguments import (
+    check_listing,
     check_metadata,
     check_mode,
     parse_key,
@@ -45,6 +46,19 @@ def test_a_prefix_is_a_string() -> None:
     assert parse_prefix("") == ""
     with pytest.raises(TypeError, match="a prefix is a string, not NoneType"):
         parse_prefix(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["delimiter", "match_glob"])
+def test_a_listing_is_narrowed_by_strings(name: str) -> None:
+    given: dict[str, Any] = {"delimiter": "", "match_glob": ""}
+    check_listing(**given)
+    with pytest.raises(TypeError, match=f"{name} is a string, not bytes"):
+        check_listing(**(given | {name: b"/"}))
+
+
+def test_a_listing_is_narrowed_in_one_way() -> None:
+    with pytest.raises(ValueError, match="exclude each other"):
+        check_listing("/", "*.bin")
 
 
 @pytest.mark.parametrize(
