@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from torch.utils.data import Dataset, get_worker_info
 
 from aioflux._errors import StorageError
+from aioflux.data._ahead import ReadAhead
 from aioflux.data._fetch import fetch
 from aioflux.data._objects import Objects
 from aioflux.data._on_error import Failures
@@ -16,7 +17,7 @@ from aioflux.data._options import MapSettings, take_store_options
 from aioflux.data._transform import transformed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from typing import SupportsIndex, Unpack
 
     from aioflux._meta import ObjectMeta
@@ -35,7 +36,9 @@ class MapDataset(Dataset[T_co]):
 
     Lists once, when it is built. Reads are pinned to the generations that were listed: an object
     that was deleted or replaced since is a NotFoundError that names it, also through DataLoader.
-    DataLoader reads the objects of a batch at once.
+    DataLoader reads the objects of a batch at once. Its workers read ahead of the batch that they
+    are asked for, within the limits of `TransferOptions`, where the batches before tell which comes
+    next: where they are not shuffled.
 
     Objects of size 0 whose key ends with "/" are left out: consoles put them in place of empty
     directories.
@@ -198,6 +201,8 @@ class MapDataset(Dataset[T_co]):
         self._objects = objects
         self._transform = transform
         self._failures = Failures(settings.on_error, objects.meter)
+        # Taken out by whoever reads: a transform may ask for others meanwhile, and threads may.
+        self._ahead = [ReadAhead()]
 
     def __repr__(self) -> str:
         return f"<MapDataset of {len(self)} objects below {self._objects.uri}>"
@@ -259,10 +264,8 @@ class MapDataset(Dataset[T_co]):
         failures, meter = self._failures, self._objects.meter
         try:
             # What is left is ended at once: an error keeps this frame, and so the generator, alive.
-            with closing(
-                fetch(self._objects, positions, is_ordered=True, failures=failures)
-            ) as read:
-                for _, sample in meter.timed(read):
+            with closing(self._samples(positions)) as read:
+                for sample in meter.timed(read):
                     if sample is None:
                         continue
                     try:
@@ -273,6 +276,25 @@ class MapDataset(Dataset[T_co]):
                     yield item
         finally:
             meter.follow_retries(self._objects.num_retries)
+
+    def _samples(self, positions: Sequence[int]) -> Generator[Sample | None, None, None]:
+        ahead = None
+        # Elsewhere nobody would drop what is read ahead of a caller that does not come again.
+        if get_worker_info() is not None:
+            with suppress(IndexError):
+                ahead = self._ahead.pop()
+        if ahead is None:
+            with closing(self._stream(positions)) as stream:
+                for _, sample in stream:
+                    yield sample
+            return
+        try:
+            yield from ahead.read(list(positions), len(self._objects), self._stream)
+        finally:
+            self._ahead.append(ahead)
+
+    def _stream(self, positions: Sequence[int]) -> Generator[tuple[int, Sample | None], None, None]:
+        return fetch(self._objects, positions, is_ordered=True, failures=self._failures)
 
     def _position(self, index: SupportsIndex) -> int:
         position, length = as_index(index), len(self._objects)

@@ -1,0 +1,217 @@
+"""A worker reads ahead where its batches tell what comes next, and nothing else changes."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import aioflux
+from aioflux.data import MapDataset, Sample, _map
+from aioflux.data._ahead import ReadAhead, continued
+from aioflux.testing.gcs_server import Network
+from tests.data.transforms import key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from tests.data.conftest import Bucket
+
+NUM_OBJECTS = 60
+
+
+@given(
+    num_objects=st.integers(1, 60),
+    batch_size=st.integers(1, 7),
+    num_workers=st.integers(1, 4),
+    worker=st.integers(0, 3),
+)
+def test_batches_in_order_tell_the_rest(
+    num_objects: int, batch_size: int, num_workers: int, worker: int
+) -> None:
+    starts = range(worker * batch_size, num_objects, num_workers * batch_size)
+    batches = [list(range(at, min(at + batch_size, num_objects))) for at in starts]
+    known = 2 if batch_size == 1 else 1
+    for number, batch in enumerate(batches):
+        found = continued(batches[:number], batch, num_objects)
+        if found is None:
+            assert number < known or len(batch) != batch_size
+        else:
+            assert found.tolist() == list(chain.from_iterable(batches[number:]))
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [[0, 1], [2, 4]],
+        [[0, 1], [0, 1]],
+        [[4, 5], [2, 3]],
+        [[0, 1, 2], [3, 4]],
+        [[0], [1]],
+        [[0], [1], [3]],
+        [[7]],
+        [[], []],
+    ],
+)
+def test_what_tells_nothing(batches: list[list[int]]) -> None:
+    assert continued(batches[:-1], batches[-1], 100) is None
+
+
+class Source:
+    """Stands for a store: knows what was begun, what was taken and what was closed."""
+
+    def __init__(self) -> None:
+        self.begun: list[list[int]] = []
+        self.num_open = 0
+
+    def open(self, positions: Sequence[int]) -> Generator[tuple[int, Sample | None], None, None]:
+        self.begun.append(list(positions))
+        self.num_open += 1
+        try:
+            for number, position in enumerate(positions):
+                yield number, Sample(f"{position}", b"", None)  # type: ignore[arg-type]
+        finally:
+            self.num_open -= 1
+
+
+@given(st.lists(st.lists(st.integers(0, 29), min_size=1, max_size=3), max_size=12))
+def test_each_batch_is_what_was_asked_for(batches: list[list[int]]) -> None:
+    """Whatever is asked for, in order or not, and mixed with what is."""
+    source, ahead = Source(), ReadAhead()
+    runs = [[at, at + 1] for at in range(0, 12, 2)]
+    for batch in [*runs, *batches, *runs, *batches]:
+        read = [sample and sample.key for sample in ahead.read(batch, 30, source.open)]
+        assert read == [f"{position}" for position in batch]
+    ahead.close()
+    assert source.num_open == 0
+
+
+def test_a_run_is_one_stream() -> None:
+    source, ahead = Source(), ReadAhead()
+    for at in range(0, 10, 2):
+        list(
+            ahead.read([at, at + 1], 9, source.open) if at < 8 else ahead.read([8], 9, source.open)
+        )
+    assert source.begun == [[0, 1], [2, 3, 4, 5, 6, 7, 8]]
+
+
+def test_a_batch_that_is_left_ends_the_stream() -> None:
+    source, ahead = Source(), ReadAhead()
+    for batch in ([0, 1], [2, 3]):
+        list(ahead.read(batch, 30, source.open))
+    assert source.num_open == 1
+    begun = ahead.read([4, 5], 30, source.open)
+    next(begun)
+    begun.close()
+    assert source.num_open == 0
+    assert [sample and sample.key for sample in ahead.read([5, 6], 30, source.open)] == ["5", "6"]
+    assert isinstance(pickle.loads(pickle.dumps(ahead)), ReadAhead)
+    ahead.close()
+
+
+@pytest.fixture
+def as_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_map, "get_worker_info", lambda: "a worker")
+
+
+def end(dataset: MapDataset[Any]) -> None:
+    for ahead in dataset._ahead:
+        ahead.close()
+
+
+def batches_of(size: int, num_objects: int = NUM_OBJECTS) -> list[list[int]]:
+    return [list(range(at, min(at + size, num_objects))) for at in range(0, num_objects, size)]
+
+
+@pytest.mark.usefixtures("as_a_worker")
+@pytest.mark.parametrize("size", [1, 7, 100])
+def test_an_epoch_in_order_reads_each_object_once(bucket: Bucket, size: int) -> None:
+    keys = bucket.fill(NUM_OBJECTS)
+    dataset = MapDataset(bucket.uri, transform=key_of)
+    bucket.server.stats.reset()
+    for _ in range(2):
+        read = [key for batch in batches_of(size) for key in dataset.__getitems__(batch)]
+        assert read == keys
+    end(dataset)
+    assert bucket.server.stats.operation("objects.get").requests == 2 * NUM_OBJECTS
+    assert dataset.stats.num_objects == 2 * NUM_OBJECTS
+
+
+@pytest.mark.usefixtures("as_a_worker")
+def test_the_next_batch_is_under_way_before_it_is_asked_for(bucket: Bucket) -> None:
+    bucket.fill(NUM_OBJECTS)
+    dataset = MapDataset(bucket.uri, transform=key_of)
+    bucket.server.stats.reset()
+    for batch in batches_of(5)[:2]:
+        dataset.__getitems__(batch)
+    assert bucket.server.stats.operation("objects.get").requests > 10
+    end(dataset)
+
+
+def test_elsewhere_nothing_is_read_that_is_not_asked_for(bucket: Bucket) -> None:
+    bucket.fill(NUM_OBJECTS)
+    dataset = MapDataset(bucket.uri, transform=key_of)
+    bucket.server.stats.reset()
+    for batch in batches_of(5)[:4]:
+        dataset.__getitems__(batch)
+    assert bucket.server.stats.operation("objects.get").requests == 20
+
+
+@pytest.mark.usefixtures("as_a_worker")
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_what_is_gone_is_of_its_own_batch(bucket: Bucket, on_error: Any) -> None:
+    keys = bucket.fill(NUM_OBJECTS)
+    dataset = MapDataset(bucket.uri, transform=key_of, on_error=on_error)
+    with aioflux.sync.open_store(bucket.uri) as store:
+        store.delete_many(["021", "022"])
+    read: list[str] = []
+    for batch in batches_of(5):
+        if on_error == "raise" and 21 in batch:
+            with pytest.raises(aioflux.NotFoundError) as caught:
+                dataset.__getitems__(batch)
+            assert caught.value.uri == "gs://bucket/train/021"
+        else:
+            read += dataset.__getitems__(batch)
+    lost = keys[20:25] if on_error == "raise" else keys[21:23]
+    assert read == [key for key in keys if key not in lost]
+    end(dataset)
+
+
+@pytest.mark.usefixtures("as_a_worker")
+def test_a_transform_may_ask_for_others(bucket: Bucket) -> None:
+    keys = bucket.fill(NUM_OBJECTS)
+
+    def with_the_next(sample: Sample) -> tuple[str, str]:
+        return sample.key, plain[(int(sample.key) + 1) % NUM_OBJECTS]
+
+    plain: MapDataset[Any] = MapDataset(bucket.uri, transform=key_of)
+    dataset: MapDataset[Any] = MapDataset(bucket.uri, transform=with_the_next)
+    dataset._ahead = plain._ahead  # as where both are one dataset
+    read = [pair for batch in batches_of(5) for pair in dataset.__getitems__(batch)]
+    assert read == list(zip(keys, [*keys[1:], keys[0]], strict=True))
+    end(dataset)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_through_workers(bucket: Bucket, *, shuffle: bool) -> None:
+    keys = bucket.fill(NUM_OBJECTS)
+    bucket.server.network = Network(latency_seconds=0.005)
+    dataset = MapDataset(bucket.uri, transform=key_of)
+    batches = DataLoader(
+        dataset,
+        batch_size=4,
+        shuffle=shuffle,
+        num_workers=2,
+        persistent_workers=True,
+        multiprocessing_context="fork",
+    )
+    for _ in range(2):
+        read = [key for batch in batches for key in batch]
+        assert (sorted(read) if shuffle else read) == keys
+    assert dataset.stats.num_objects == 2 * NUM_OBJECTS
+    assert bucket.server.stats.operation("objects.get").requests == 2 * NUM_OBJECTS
