@@ -6,7 +6,7 @@
 DataLoader hands a worker one batch of indices at a time. Read by itself, each begins with a round
 of latency in which nothing is worked on, and ends with work during which nothing is under way.
 Where batches follow each other at one distance, as they do without a shuffle, the next ones are
-known.
+known; and so they are where they do in the order of a sampler of ours.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from array import array
 from contextlib import closing
 from itertools import pairwise
 from typing import TYPE_CHECKING
+
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -57,6 +59,23 @@ def continued(
     return following
 
 
+class _Order:
+    """The order of one epoch, and where in it each position is."""
+
+    def __init__(self, epoch: int, positions: torch.Tensor, num_objects: int) -> None:
+        self.epoch = epoch
+        self._positions = positions
+        self._places = torch.full((num_objects,), -1)
+        self._places[positions] = torch.arange(len(positions))
+
+    def continued(self, past: Sequence[Sequence[int]], batch: Sequence[int]) -> array[int] | None:
+        """Return the positions of a batch and of all that follow it in this order."""
+        before = [self._places[list(each)].tolist() for each in past]
+        now = self._places[list(batch)].tolist()
+        following = continued(before, now, len(self._positions))
+        return following and array("q", self._positions[following.tolist()].tolist())
+
+
 class ReadAhead:
     """Reads the batches of one worker, and ahead of them where it knows the next ones.
 
@@ -69,12 +88,17 @@ class ReadAhead:
         self._stream: Stream | None = None
         self._following = array("q")
         self._at = 0
+        self._order: _Order | None = None
 
     def __reduce__(self) -> tuple[type[ReadAhead], tuple[()]]:
         return ReadAhead, ()
 
     def read(
-        self, positions: list[int], num_objects: int, open_stream: Callable[[Sequence[int]], Stream]
+        self,
+        positions: list[int],
+        num_objects: int,
+        open_stream: Callable[[Sequence[int]], Stream],
+        order: Callable[[], tuple[int, torch.Tensor]] | None = None,
     ) -> Generator[Sample | None, None, None]:
         """Yield the samples at `positions`, or None for what was skipped.
 
@@ -82,10 +106,14 @@ class ReadAhead:
             positions: Which ones.
             num_objects: Behind all positions.
             open_stream: Begins to read some positions, in order and ahead of whoever takes them.
+            order: Returns the number of the epoch, and all positions in an order that they may have
+                in it; always the same for one number.
         """
         if not self._goes_on_with(positions):
             self.close()
             following = continued(self._past, positions, num_objects)
+            if following is None and order is not None:
+                following = self._along(*order(), num_objects, positions)
             if following is None:
                 self._past = [*self._past[-1:], positions]
                 with closing(open_stream(positions)) as samples:
@@ -110,6 +138,13 @@ class ReadAhead:
         """Tell whether the stream has these positions next."""
         wanted = self._following[self._at : self._at + len(positions)]
         return self._stream is not None and wanted == array("q", positions)
+
+    def _along(
+        self, epoch: int, order: torch.Tensor, num_objects: int, positions: list[int]
+    ) -> array[int] | None:
+        if self._order is None or self._order.epoch != epoch:
+            self._order = _Order(epoch, order, num_objects)
+        return self._order.continued(self._past, positions)
 
     def close(self) -> None:
         """End what is under way."""

@@ -64,10 +64,12 @@ class Course:
         self._inherited: tuple[int, int] | None = None
         self._resumed: Mapping[str, Any] | None = None
         self._num_loads = 0
+        self._ordered: tuple[tuple[int, Reader], torch.Tensor] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker has no process group; it is of the rank that pickled this for it.
-        return {**self.__dict__, "_inherited": _group_rank() or self._inherited}
+        inherited = _group_rank() or self._inherited
+        return {**self.__dict__, "_inherited": inherited, "_ordered": None}
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch begins with the next iteration."""
@@ -104,6 +106,13 @@ class Course:
     def use(self) -> None:
         """Note that what was begun is being read: the next iteration is another epoch."""
         self._shared.use()
+
+    def order(self) -> tuple[int, torch.Tensor]:
+        """Return which epoch was set, and the positions of this reader in the whole of it."""
+        key = self._shared.epoch or 0, self._reader()
+        if self._ordered is None or self._ordered[0] != key:
+            self._ordered = key, self._begun(key[1], key[0], None).share.positions
+        return key[0], self._ordered[1]
 
     def share_length(self) -> int:
         """Return how many objects this reader reads in a whole epoch."""

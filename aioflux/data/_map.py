@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import SupportsIndex, Unpack
 
     from aioflux._meta import ObjectMeta
+    from aioflux.data._course import Course
     from aioflux.data._meter import LoadStats
     from aioflux.data._options import MapOptions
     from aioflux.data._sample import Sample
@@ -37,8 +38,8 @@ class MapDataset(Dataset[T_co]):
     Lists once, when it is built. Reads are pinned to the generations that were listed: an object
     that was deleted or replaced since is a NotFoundError that names it, also through DataLoader.
     DataLoader reads the objects of a batch at once. Its workers read ahead of the batch that they
-    are asked for, within the limits of `TransferOptions`, where the batches before tell which comes
-    next: where they are not shuffled.
+    are asked for, within the limits of `TransferOptions`, where it is known what comes next: where
+    batches are not shuffled, and where an `ObjectSampler` shuffles them, as `loader` takes one.
 
     Objects of size 0 whose key ends with "/" are left out: consoles put them in place of empty
     directories.
@@ -201,6 +202,8 @@ class MapDataset(Dataset[T_co]):
         self._objects = objects
         self._transform = transform
         self._failures = Failures(settings.on_error, objects.meter)
+        self._course: Course | None = None
+        """Of the sampler that was built for it last."""
         # Taken out by whoever reads: a transform may ask for others meanwhile, and threads may.
         self._ahead = [ReadAhead()]
 
@@ -289,7 +292,8 @@ class MapDataset(Dataset[T_co]):
                     yield sample
             return
         try:
-            yield from ahead.read(list(positions), len(self._objects), self._stream)
+            order = None if self._course is None else self._course.order
+            yield from ahead.read(list(positions), len(self._objects), self._stream, order)
         finally:
             self._ahead.append(ahead)
 

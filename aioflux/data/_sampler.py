@@ -63,6 +63,7 @@ class ObjectSampler(Sampler[int]):
             world_size=world_size,
         )
         self._course = Course(dataset._objects, sharing, has_workers=False)  # noqa: SLF001  its own house
+        dataset._course = self._course  # noqa: SLF001  its workers know then what comes next
         self._now: tuple[Begun, Progress] | None = None
 
     def set_epoch(self, epoch: int) -> None:

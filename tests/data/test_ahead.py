@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pickle
+import time
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import aioflux
-from aioflux.data import MapDataset, Sample, _map
+from aioflux.data import MapDataset, ObjectSampler, Sample, _map, loader
 from aioflux.data._ahead import ReadAhead, continued
 from aioflux.testing.gcs_server import Network
 from tests.data.transforms import key_of
@@ -124,6 +126,13 @@ def end(dataset: MapDataset[Any]) -> None:
         ahead.close()
 
 
+def wait_for_requests(bucket: Bucket, num_requests: int) -> None:
+    deadline = time.monotonic() + 30
+    while bucket.server.stats.operation("objects.get").requests < num_requests:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def batches_of(size: int, num_objects: int = NUM_OBJECTS) -> list[list[int]]:
     return [list(range(at, min(at + size, num_objects))) for at in range(0, num_objects, size)]
 
@@ -143,13 +152,69 @@ def test_an_epoch_in_order_reads_each_object_once(bucket: Bucket, size: int) -> 
 
 
 @pytest.mark.usefixtures("as_a_worker")
+@pytest.mark.parametrize("size", [1, 7, 100])
+def test_a_shuffled_epoch_is_read_ahead_along_its_sampler(bucket: Bucket, size: int) -> None:
+    """Each epoch in its own order, each object once; a resumed one, which is another, as well."""
+    keys = bucket.fill(NUM_OBJECTS)
+    dataset = MapDataset(bucket.uri, transform=key_of)
+    sampler = ObjectSampler(dataset, shuffle=True, seed=3)
+    bucket.server.stats.reset()
+    seen = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        indices = list(sampler)
+        read: list[str] = []
+        for at in range(0, NUM_OBJECTS, size):
+            read += dataset.__getitems__(indices[at : at + size])
+        assert read == [keys[index] for index in indices]
+        seen.append(read)
+    assert seen[0] != seen[1]
+    assert bucket.server.stats.operation("objects.get").requests == 2 * NUM_OBJECTS
+    taken = iter(sampler)
+    begun = [next(taken) for _ in range(11)]
+    sampler.load_state_dict(sampler.state_dict())
+    rest = list(sampler)
+    assert sorted(begun + rest) == list(range(NUM_OBJECTS))
+    read = []
+    for at in range(0, len(rest), 7):
+        read += dataset.__getitems__(rest[at : at + 7])
+    assert read == [keys[index] for index in rest]
+    end(dataset)
+
+
+@pytest.mark.usefixtures("as_a_worker")
+def test_a_shuffled_batch_is_under_way_before_it_is_asked_for(bucket: Bucket) -> None:
+    bucket.fill(NUM_OBJECTS)
+    dataset = MapDataset(bucket.uri, transform=key_of)
+    indices = list(ObjectSampler(dataset, shuffle=True))
+    bucket.server.stats.reset()
+    for at in (0, 5):
+        dataset.__getitems__(indices[at : at + 5])
+    wait_for_requests(bucket, NUM_OBJECTS)
+    end(dataset)
+
+
+@pytest.mark.usefixtures("as_a_worker")
+def test_a_sampler_that_is_not_used_changes_nothing(bucket: Bucket) -> None:
+    keys = bucket.fill(NUM_OBJECTS)
+    dataset = MapDataset(bucket.uri, transform=key_of)
+    ObjectSampler(dataset, shuffle=True, rank=1, world_size=4)
+    bucket.server.stats.reset()
+    indices = torch.randperm(NUM_OBJECTS, generator=torch.Generator().manual_seed(1)).tolist()
+    for at in range(0, NUM_OBJECTS, 4):
+        batch = indices[at : at + 4]
+        assert dataset.__getitems__(batch) == [keys[index] for index in batch]
+    assert bucket.server.stats.operation("objects.get").requests == NUM_OBJECTS
+
+
+@pytest.mark.usefixtures("as_a_worker")
 def test_the_next_batch_is_under_way_before_it_is_asked_for(bucket: Bucket) -> None:
     bucket.fill(NUM_OBJECTS)
     dataset = MapDataset(bucket.uri, transform=key_of)
     bucket.server.stats.reset()
     for batch in batches_of(5)[:2]:
         dataset.__getitems__(batch)
-    assert bucket.server.stats.operation("objects.get").requests > 10
+    wait_for_requests(bucket, NUM_OBJECTS)
     end(dataset)
 
 
@@ -195,6 +260,20 @@ def test_a_transform_may_ask_for_others(bucket: Bucket) -> None:
     read = [pair for batch in batches_of(5) for pair in dataset.__getitems__(batch)]
     assert read == list(zip(keys, [*keys[1:], keys[0]], strict=True))
     end(dataset)
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_through_a_loader_that_shuffles(bucket: Bucket, start_method: str) -> None:
+    keys = bucket.fill(NUM_OBJECTS)
+    dataset = MapDataset(bucket.uri, transform=key_of)
+    batches = loader(dataset, batch_size=4, num_workers=2, shuffle=True, start_method=start_method)
+    orders = []
+    for epoch in range(2):
+        batches.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        orders.append([key for batch in batches for key in batch])
+        assert sorted(orders[-1]) == keys
+    assert orders[0] != orders[1]
+    assert bucket.server.stats.operation("objects.get").requests == 2 * NUM_OBJECTS
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
