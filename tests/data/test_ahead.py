@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 import aioflux
 from aioflux.data import MapDataset, ObjectSampler, Sample, _map, loader
 from aioflux.data._ahead import ReadAhead, continued
+from aioflux.store import COMPOSITE_PREFIX
 from aioflux.testing.gcs_server import Network
 from tests.data.transforms import key_of
 
@@ -274,6 +275,21 @@ def test_through_a_loader_that_shuffles(bucket: Bucket, start_method: str) -> No
         assert sorted(orders[-1]) == keys
     assert orders[0] != orders[1]
     assert bucket.server.stats.operation("objects.get").requests == 2 * NUM_OBJECTS
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_workers_that_are_ended_leave_no_composite(bucket: Bucket, start_method: str) -> None:
+    bucket.fill(900)
+    bucket.server.network = Network(latency_seconds=0.02)
+    transfer = aioflux.TransferOptions(max_in_flight=8)
+    dataset = MapDataset(bucket.uri, transform=key_of, compose="on", transfer=transfer)
+    batches = iter(loader(dataset, batch_size=10, num_workers=2, start_method=start_method))
+    for _ in range(8):
+        next(batches)
+    composed = bucket.server.stats.operation("objects.compose").requests
+    assert composed > 0
+    del batches
+    assert bucket.server.keys("bucket", f"train/{COMPOSITE_PREFIX}") == []
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
