@@ -188,10 +188,12 @@ def test_a_shuffled_batch_is_under_way_before_it_is_asked_for(bucket: Bucket) ->
     bucket.fill(NUM_OBJECTS)
     dataset = MapDataset(bucket.uri, transform=key_of)
     indices = list(ObjectSampler(dataset, shuffle=True))
+    # So that the second batch does not come before more is asked for.
+    bucket.server.network = Network(latency_seconds=0.2)
     bucket.server.stats.reset()
     for at in (0, 5):
         dataset.__getitems__(indices[at : at + 5])
-    wait_for_requests(bucket, NUM_OBJECTS)
+    wait_for_requests(bucket, 11)
     end(dataset)
 
 
@@ -212,10 +214,11 @@ def test_a_sampler_that_is_not_used_changes_nothing(bucket: Bucket) -> None:
 def test_the_next_batch_is_under_way_before_it_is_asked_for(bucket: Bucket) -> None:
     bucket.fill(NUM_OBJECTS)
     dataset = MapDataset(bucket.uri, transform=key_of)
+    bucket.server.network = Network(latency_seconds=0.2)
     bucket.server.stats.reset()
     for batch in batches_of(5)[:2]:
         dataset.__getitems__(batch)
-    wait_for_requests(bucket, NUM_OBJECTS)
+    wait_for_requests(bucket, 11)
     end(dataset)
 
 
