@@ -40,6 +40,7 @@ class MapDataset(Dataset[T_co]):
     DataLoader reads the objects of a batch at once. Its workers read ahead of the batch that they
     are asked for, within the limits of `TransferOptions`, where it is known what comes next: where
     batches are not shuffled, and where an `ObjectSampler` shuffles them, as `loader` takes one.
+    Objects that are known by name only are not read ahead.
 
     Objects of size 0 whose key ends with "/" are left out: consoles put them in place of empty
     directories.
@@ -282,8 +283,9 @@ class MapDataset(Dataset[T_co]):
 
     def _samples(self, positions: Sequence[int]) -> Generator[Sample | None, None, None]:
         ahead = None
-        # Elsewhere nobody would drop what is read ahead of a caller that does not come again.
-        if get_worker_info() is not None:
+        # Elsewhere nobody would drop what is read ahead of a caller that does not come again; and
+        # of names, which nothing pins, a later epoch could be handed what was read long before.
+        if get_worker_info() is not None and self._objects.are_known:
             with suppress(IndexError):
                 ahead = self._ahead.pop()
         if ahead is None:
