@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["fetch_many", "try_many"]
 
 FetchedBatch: TypeAlias = list[tuple[str, Fetched]]
-TriedBatch: TypeAlias = list[tuple[str, Fetched] | StorageError]
+TriedMany: TypeAlias = list[tuple[str, Fetched] | StorageError]
 
 
 def fetch_many(
@@ -52,7 +52,7 @@ def fetch_many(
 
 def try_many(
     session: Session, keys: Items[str | ObjectMeta], *, ordered: bool
-) -> AsyncGenerator[TriedBatch, None]:
+) -> AsyncGenerator[TriedMany, None]:
     """Yield what `fetch_many` yields, with the error in place of an object that has one."""
     return _batches(session, keys, ordered=ordered, recover=only_storage_errors)
 
@@ -68,7 +68,7 @@ async def _batches(
     *,
     ordered: bool,
     recover: Callable[[BaseException], StorageError | None] | None,
-) -> AsyncGenerator[TriedBatch, None]:
+) -> AsyncGenerator[TriedMany, None]:
     # Finished objects wait here for the consumer. The budget is this iteration's own: unread
     # results must not keep other calls of the same store from going on.
     ahead = Ahead(session.options.max_in_flight_bytes, ordered=ordered)
