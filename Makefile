@@ -13,10 +13,10 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 # What decides without I/O is covered whole, branches included.
 comma := ,
 empty :=
-PURE := $(addprefix aioflux/,_arguments.py _errors.py _meta.py _policy.py _stats.py _uri.py \
+PURE := $(addprefix aioflux/,_arguments.py _checksums.py _errors.py _meta.py _policy.py _stats.py _uri.py \
 	http/_codec.py http/_origin.py http/_request.py \
 	service/_gcs_read.py service/_gcs_wire.py service/_status.py \
-	transfer/_checksums.py transfer/_counters.py transfer/_limits.py transfer/_retry.py \
+	transfer/_counters.py transfer/_limits.py transfer/_retry.py \
 	transfer/_staged.py cli/_copy_plan.py)
 
 PYTEST_ARGS ?= -n 2 --dist loadfile

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aioflux._checksums import combine_crc32c
 from aioflux._errors import NotFoundError, PreconditionFailedError
 from aioflux.service._base import Source
-from aioflux.transfer._checksums import combine_crc32c
 from aioflux.transfer._fanout import gather
 from aioflux.transfer._lost import Fate, call_or_find, is_as_asked
 from aioflux.transfer._write import WriteRequest, unmet

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from operator import length_hint
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
+from aioflux._checksums import crc32c
 from aioflux._errors import (
     AiofluxError,
     ChecksumError,
@@ -33,7 +34,6 @@ from aioflux._errors import (
 from aioflux._meta import ObjectMeta
 from aioflux.service._base import Precondition, Source
 from aioflux.transfer._ahead import Ahead
-from aioflux.transfer._checksums import crc32c
 from aioflux.transfer._compose import compose
 from aioflux.transfer._delete import delete
 from aioflux.transfer._download import fetch

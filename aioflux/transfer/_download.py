@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from aioflux._checksums import combine_crc32c, crc32c
 from aioflux._errors import ChecksumError, NotFoundError, PreconditionFailedError, StorageError
 from aioflux.http._memory import BytesBuffer
-from aioflux.transfer._checksums import combine_crc32c, crc32c
 from aioflux.transfer._fanout import pair
 from aioflux.transfer._ranges import (
     Pin,

@@ -14,9 +14,9 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Self
 
+from aioflux._checksums import combine_crc32c
 from aioflux._errors import ChecksumError, StorageError
 from aioflux.http._memory import BytesBuffer
-from aioflux.transfer._checksums import combine_crc32c
 from aioflux.transfer._fanout import gather
 from aioflux.transfer._ranges import Pin, plan_ranges, read_checksum, read_sure, reads_twice
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from aioflux.transfer._checksums import crc32c
+from aioflux._checksums import crc32c
 from aioflux.transfer._ranges import First
 
 if TYPE_CHECKING:

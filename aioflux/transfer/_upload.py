@@ -14,6 +14,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Self
 
+from aioflux._checksums import combine_crc32c, crc32c
 from aioflux._errors import (
     AiofluxError,
     ChecksumError,
@@ -22,7 +23,6 @@ from aioflux._errors import (
     StorageError,
 )
 from aioflux.service._base import Precondition
-from aioflux.transfer._checksums import combine_crc32c, crc32c
 from aioflux.transfer._initiate import Initiation
 from aioflux.transfer._limits import ByteBudget
 from aioflux.transfer._lost import Fate, call_or_find, find_written

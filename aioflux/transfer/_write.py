@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from aioflux._checksums import crc32c
 from aioflux._errors import (
     AlreadyExistsError,
     ChecksumError,
@@ -14,7 +15,6 @@ from aioflux._errors import (
     TransientError,
 )
 from aioflux.service._base import Precondition
-from aioflux.transfer._checksums import crc32c
 from aioflux.transfer._delete import delete
 from aioflux.transfer._lost import Fate, call_or_find, find_written
 from aioflux.transfer._staged import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_staged

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aioflux import Timeouts, TransientError
+from aioflux._checksums import crc32c
 from aioflux.service._base import Precondition, Source
 from aioflux.service._gcs import GCSService
 from aioflux.testing import GCSServer
-from aioflux.transfer._checksums import crc32c
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

@@ -21,7 +21,17 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parents[2] / "aioflux"
 
-GROUND = {"_arguments", "_columns", "_errors", "_listing", "_meta", "_policy", "_stats", "_uri"}
+GROUND = {
+    "_arguments",
+    "_checksums",
+    "_columns",
+    "_errors",
+    "_listing",
+    "_meta",
+    "_policy",
+    "_stats",
+    "_uri",
+}
 CORE = ("ground", "http", "auth", "service", "transfer", "store", "bridge", "sync")
 FACE = {"ground", "store", "bridge", "sync"}
 
