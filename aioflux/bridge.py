@@ -46,7 +46,17 @@ if TYPE_CHECKING:
     )
     from contextlib import AbstractAsyncContextManager
 
-__all__ = ["Feed", "Held", "OwnLock", "close_when_dropped", "entered", "feed", "iterate", "run"]
+__all__ = [
+    "Feed",
+    "Held",
+    "OwnLock",
+    "begin",
+    "close_when_dropped",
+    "entered",
+    "feed",
+    "iterate",
+    "run",
+]
 
 T = TypeVar("T")
 
@@ -88,6 +98,7 @@ class _Bridge:
         self._thread: threading.Thread | None = None
         self._ending: set[asyncio.Task[Any]] = set()
         self._left_alone: set[concurrent.futures.Future[Any]] = set()
+        self._begun: set[concurrent.futures.Future[Any]] = set()
         self.is_ending = False
         self.is_over = False
 
@@ -137,6 +148,15 @@ class _Bridge:
         """Remember cancelled work that its caller may not wait for to the end."""
         self._left_alone.add(outcome)
         outcome.add_done_callback(self._left_alone.discard)
+
+    def await_at_exit(self, outcome: concurrent.futures.Future[Any]) -> None:
+        """Remember work that the end of the process waits for."""
+        self._begun.add(outcome)
+        outcome.add_done_callback(self._begun.discard)
+
+    def wait_for_begun(self) -> None:
+        """Wait for what was begun."""
+        concurrent.futures.wait(list(self._begun))
 
     def wait_for_cleanup(self) -> None:
         """Wait a little for cancelled work that nobody waits for."""
@@ -201,7 +221,8 @@ def _own_bridge() -> _Bridge:
 
 
 def _at_exit() -> None:
-    _own_bridge().is_ending = True
+    _own_bridge().wait_for_begun()
+    _bridge.is_ending = True
     for held in list(_held):
         held.abandon()
     if iterators := list(_iterating):
@@ -294,6 +315,25 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
         if _bridge.is_ending and threading.current_thread().daemon:
             _stand_still()
         raise
+
+
+def begin(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    """Start a coroutine on the background loop, and return without waiting for it.
+
+    The end of the process waits for it. `cancel` of the future cancels it, and its clean-up goes
+    on. After a fork the child has no part in it.
+
+    Raises:
+        RuntimeError: Called on the background loop's own thread.
+    """
+    try:
+        loop = _own_bridge().loop()
+    except BaseException:
+        coroutine.close()
+        raise
+    outcome = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    _bridge.await_at_exit(outcome)
+    return outcome
 
 
 def _stand_still() -> NoReturn:

@@ -28,6 +28,7 @@ from aioflux._uri import Location, parse_uri
 from aioflux.service._base import Precondition, Source
 from aioflux.service._open import ServiceConfig, open_service
 from aioflux.transfer import _clean, _compose, _compose_read, _delete, _download, _listing, _upload
+from aioflux.transfer._borrowing import BorrowingWriter
 from aioflux.transfer._counters import Tally
 from aioflux.transfer._fanout import Items, bounded_map
 from aioflux.transfer._limits import Limits
@@ -591,15 +592,26 @@ class Store:
         if_generation_match: str | None = None,
         content_type: str = "",
         metadata: Mapping[str, str] | None = None,
+        borrow: bool = False,
     ) -> AsyncIterator[ObjectWriter]:
         """Write an object piece by piece: `async with store.open_writer(key) as writer: ...`.
 
         The object becomes visible, whole, when the body ends without an exception; otherwise
         nothing does and nothing stays. Memory is bounded by `TransferOptions.max_buffered_bytes`.
         Arguments and errors as `put`.
+
+        Args:
+            key: Name of the object.
+            mode: As `put`.
+            if_generation_match: As `put`.
+            content_type: As `put`.
+            metadata: As `put`.
+            borrow: What is written stays as it is until the writer is closed: it is sent from where
+                it is, without a copy, and `write` returns before it was sent.
         """
         request = self._request(key, mode, if_generation_match, content_type, metadata)
-        async with ObjectWriter(self._session(), request) as writer:
+        kind = BorrowingWriter if borrow else ObjectWriter
+        async with kind(self._session(), request) as writer:
             yield writer
 
     @asynccontextmanager

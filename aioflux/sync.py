@@ -302,6 +302,7 @@ class Store:
         if_generation_match: str | None = None,
         content_type: str = "",
         metadata: Mapping[str, str] | None = None,
+        borrow: bool = False,
     ) -> Iterator[ObjectWriter]:
         """Write an object piece by piece; it becomes visible when the body ends well."""
         writer = self._store.open_writer(
@@ -310,6 +311,7 @@ class Store:
             if_generation_match=if_generation_match,
             content_type=content_type,
             metadata=metadata,
+            borrow=borrow,
         )
         with bridge.entered(writer) as held:
             yield ObjectWriter(held)

@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 
 import aioflux
 from aioflux import Timeouts
+from aioflux._checksums import crc32c
 from aioflux.http import FixedHeaders, Origin, Pool
 from aioflux.http._codec import encode_head, parse_head
-from aioflux.transfer._checksums import crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

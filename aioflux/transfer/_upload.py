@@ -174,6 +174,7 @@ class ObjectWriter:
         try:
             self._session.refuse_in_child(self._request.key)
             self._raise_failure()
+            await self._flush()
             if self._begun is None:
                 self.meta = await put_once(self._session, self._request, memoryview(self._buffer))
             else:
@@ -307,13 +308,19 @@ class ObjectWriter:
         capacity, self._capacity = self._capacity, 0
         part, self._buffer = self._buffer, bytearray()
         task = self._start(memoryview(part))
+        task.add_done_callback(lambda task: self._done(task, self._held, capacity))
 
-        def done(task: asyncio.Task[tuple[UploadedPart, int]]) -> None:
-            self._held.release(capacity)
-            if not task.cancelled() and (error := task.exception()) is not None:
-                self._failure = self._failure or error
+    def _done(
+        self, task: asyncio.Task[tuple[UploadedPart, int]], budget: ByteBudget, size: int
+    ) -> None:
+        budget.release(size)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = self._failure or error
 
-        task.add_done_callback(done)
+    async def _flush(self) -> None:
+        """Send what is left; what one request takes stays in the buffer."""
+        if self._begun is not None and self._buffer:
+            await self._send_buffer()
 
     async def _write_from_caller(self, view: memoryview, *, is_rest: bool) -> memoryview:
         """Send parts out of the caller's memory, wait for them, and return what is left.
@@ -341,9 +348,9 @@ class ObjectWriter:
             raise
         return view
 
-    def _start(self, view: memoryview) -> asyncio.Task[tuple[UploadedPart, int]]:
-        task = asyncio.create_task(self._send_part(len(self._parts) + 1, view, self._offset))
-        self._offset += view.nbytes
+    def _start(self, *views: memoryview) -> asyncio.Task[tuple[UploadedPart, int]]:
+        task = asyncio.create_task(self._send_part(len(self._parts) + 1, views, self._offset))
+        self._offset += sum(view.nbytes for view in views)
         self._parts.append(task)
         return task
 
@@ -366,7 +373,7 @@ class ObjectWriter:
             raise self._failure
 
     async def _send_part(
-        self, number: int, view: memoryview, offset: int
+        self, number: int, views: tuple[memoryview, ...], offset: int
     ) -> tuple[UploadedPart, int]:
         session = self._session
         sends = Sends()
@@ -377,15 +384,17 @@ class ObjectWriter:
             # once would keep the loop from everything else.
             nonlocal checksum
             if checksum is None:
-                populate(view)
-                checksum = crc32c(view)
+                checksum = 0
+                for view in views:
+                    populate(view)
+                    checksum = crc32c(view, checksum)
             sent = checksum if session.options.verify else None
             try:
                 part = await session.service.put_part(
                     self._key,
                     self._initiation.upload_id,
                     number,
-                    (view,),
+                    views,
                     offset=offset,
                     crc32c=sent,
                 )
@@ -401,13 +410,12 @@ class ObjectWriter:
                 )
             return part
 
-        part = await session.call(self._key, attempt, num_bytes=view.nbytes)
+        num_bytes = sum(view.nbytes for view in views)
+        part = await session.call(self._key, attempt, num_bytes=num_bytes)
         assert checksum is not None
         return part, checksum
 
     async def _complete(self) -> ObjectMeta:
-        if self._buffer:
-            await self._send_buffer()
         stored = await asyncio.gather(*self._parts)
         checksum = 0
         for part, part_checksum in stored:

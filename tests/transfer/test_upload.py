@@ -20,10 +20,10 @@ from aioflux import (
     TransferOptions,
     TransientError,
 )
+from aioflux._checksums import crc32c
 from aioflux.service._base import Precondition, UploadedPart
 from aioflux.service._memory import MemoryService
 from aioflux.testing.faults import Fault
-from aioflux.transfer._checksums import crc32c
 from aioflux.transfer._listing import list_pages
 from aioflux.transfer._upload import (
     TEMPORARY_PREFIX,
