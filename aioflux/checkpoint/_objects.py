@@ -13,7 +13,7 @@ import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from aioflux._checksums import combine_crc32c, crc32c
+from aioflux._checksums import combine_crc32c, crc32c, crc32c_blocks
 from aioflux._errors import (
     AlreadyExistsError,
     CheckpointCorruptError,
@@ -69,16 +69,20 @@ class BlockDigest:
 
     def update(self, view: memoryview) -> None:
         """Go on with the bytes of `view`."""
-        at = 0
-        while at < view.nbytes:
-            room = self.block_size - self.size % self.block_size
-            piece = view[at : at + room]
-            self._current = crc32c(piece, self._current)
-            self.size += piece.nbytes
-            at += piece.nbytes
+        if begun := self.size % self.block_size:
+            head = view[: self.block_size - begun]
+            self._current = crc32c(head, self._current)
+            self.size += head.nbytes
+            view = view[head.nbytes :]
             if self.size % self.block_size == 0:
                 self._crcs.append(self._current)
                 self._current = 0
+        if not view.nbytes:
+            return
+        self._crcs += crc32c_blocks(view, self.block_size)
+        self.size += view.nbytes
+        if view.nbytes % self.block_size:
+            self._current = self._crcs.pop()
 
     def finish(self) -> tuple[int, bytes]:
         """Return the crc32c of all bytes, and those of the blocks as `StoredObject` holds them."""
@@ -168,11 +172,11 @@ def verify_blocks(stored: StoredObject, start: int, view: memoryview) -> int | N
         view: Whole blocks, but for the last of the object.
     """
     first = start // stored.block_size
-    for number in range(-(-view.nbytes // stored.block_size)):
-        at = number * stored.block_size
-        told = struct.unpack_from(">I", stored.block_crcs, 4 * (first + number))[0]
-        if crc32c(view[at : at + stored.block_size]) != told:
-            return first + number
+    found = crc32c_blocks(view, stored.block_size)
+    told = struct.unpack_from(f">{len(found)}I", stored.block_crcs, 4 * first)
+    for number, (one, other) in enumerate(zip(found, told, strict=True), first):
+        if one != other:
+            return number
     return None
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux._checksums import combine_crc32c, crc32c
+from aioflux._checksums import combine_crc32c, crc32c, crc32c_blocks
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,10 @@ def test_combining_is_associative_for_any_length(data: bytes, second: int, third
     left = combine_crc32c(combine_crc32c(value, value, second), value, third)
     right = combine_crc32c(value, combine_crc32c(value, value, third), second + third)
     assert left == right
+
+
+@given(st.binary(max_size=400), st.integers(1, 100), st.booleans())
+def test_blocks_are_those_of_the_pieces(data: bytes, block_size: int, is_writable: bool) -> None:
+    view = memoryview(bytearray(data) if is_writable else data)
+    pieces = [data[at : at + block_size] for at in range(0, len(data), block_size)]
+    assert crc32c_blocks(view, block_size) == [crc32c(piece) for piece in pieces]
