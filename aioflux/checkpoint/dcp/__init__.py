@@ -1,0 +1,35 @@
+"""Checkpoints of `torch.distributed.checkpoint` in object storage.
+
+    dcp.save(state, storage_writer=StorageWriter("gs://bucket/run-7/step-00000100"))
+    dcp.load(state, storage_reader=StorageReader("gs://bucket/run-7/step-00000100"))
+
+Both ways compatible with what comes with PyTorch: copied to a directory, `FileSystemReader` loads
+what was saved here, and what `FileSystemWriter` or `FsspecWriter` saved loads here.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aioflux.checkpoint.dcp._reader import StorageReader
+    from aioflux.checkpoint.dcp._state import load_state
+
+__all__ = ["StorageReader", "load_state"]
+
+_WHERE = {"StorageReader": "_reader", "load_state": "_state"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = import_module(f"{__name__}.{_WHERE[name]}")
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "torch":
+            raise
+        raise ModuleNotFoundError(
+            f"{__name__} needs PyTorch: pip install 'aioflux[torch]'", name=exc.name
+        ) from exc
+    return getattr(module, name)
