@@ -31,11 +31,31 @@ class BorrowingWriter(ObjectWriter):
         super().__init__(session, request)
         self._pieces: list[memoryview] = []
         self._num_gathered = 0
-        self._unsent = ByteBudget(session.options.max_in_flight_bytes)
+        self._num_copied = 0
+        options = session.options
+        self._unsent = ByteBudget(options.max_in_flight_bytes)
+        # Beside those in the part that is gathered.
+        self._copies = ByteBudget(max(1, options.max_buffered_bytes - options.part_size_bytes))
 
     def tell(self) -> int:
         """Return how many bytes were written."""
         return self._offset + self._num_gathered
+
+    async def write_copy(self, data: bytes | bytearray | memoryview) -> int:
+        """Take a copy of the bytes of `data`, whose memory may be used again when this returns.
+
+        Waits while more than `max_buffered_bytes` of copies are on their way or in line.
+        """
+        view = memoryview(data).cast("B")
+        size = view.nbytes
+        while view.nbytes:
+            # What is copied lies in one part, so that it is known when it was sent.
+            room = (self._part_size() - self._num_gathered) or self._part_size()
+            piece = bytes(view[:room])
+            await self.write(piece)
+            self._num_copied += len(piece)
+            view = view[room:]
+        return size
 
     async def _take(self, view: memoryview) -> None:
         while view.nbytes:
@@ -51,9 +71,15 @@ class BorrowingWriter(ObjectWriter):
         await self._begin()
         size, self._num_gathered = self._num_gathered, 0
         pieces, self._pieces = self._pieces, []
+        num_copied, self._num_copied = self._num_copied, 0
         await self._unsent.acquire(size)
+        if num_copied:
+            await self._copies.acquire(num_copied)
         self._raise_failure()
-        self._start(*pieces).add_done_callback(lambda task: self._done(task, self._unsent, size))
+        task = self._start(*pieces)
+        task.add_done_callback(lambda task: self._done(task, self._unsent, size))
+        if num_copied:
+            task.add_done_callback(lambda _: self._copies.release(num_copied))
 
     async def _flush(self) -> None:
         if self._begun is None:

@@ -160,6 +160,10 @@ class ObjectWriter:
             raise
         return size
 
+    async def write_copy(self, data: bytes | bytearray | memoryview) -> int:
+        """As `write`; a writer that borrows what is written takes a copy of this."""
+        return await self.write(data)
+
     async def aclose(self) -> None:
         """Send what is left and make the object visible. Closing twice does nothing.
 
