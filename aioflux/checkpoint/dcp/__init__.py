@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aioflux.checkpoint.dcp._reader import StorageReader
     from aioflux.checkpoint.dcp._state import load_state
+    from aioflux.checkpoint.dcp._writer import StorageWriter
 
-__all__ = ["StorageReader", "load_state"]
+__all__ = ["StorageReader", "StorageWriter", "load_state"]
 
-_WHERE = {"StorageReader": "_reader", "load_state": "_state"}
+_WHERE = {"StorageReader": "_reader", "StorageWriter": "_writer", "load_state": "_state"}
 
 
 def __getattr__(name: str) -> Any:
