@@ -17,18 +17,21 @@ from aioflux._errors import (
     CheckpointNotFoundError,
     NotFoundError,
     PreconditionFailedError,
+    StorageError,
 )
 from aioflux.checkpoint._commit import step_prefix
 from aioflux.checkpoint._orphans import save_of
-from aioflux.checkpoint._steps import CommitObject, decode, read_commits
+from aioflux.checkpoint._steps import CommitObject, decode, read_commits, uri_below
+from aioflux.checkpoint._verify import verify_steps
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from aioflux._errors import AiofluxError
     from aioflux._meta import DeleteResult, ObjectMeta
     from aioflux.store import Store
 
-__all__ = ["Retention", "StepRecord", "plan_prune", "remove_step"]
+__all__ = ["Pruned", "Retention", "StepRecord", "plan_prune", "prune", "remove_step"]
 
 Best: TypeAlias = tuple[str, str] | tuple[str, str, int]
 
@@ -219,3 +222,61 @@ async def _made(store: Store, prefix: str, newest: str) -> list[ObjectMeta]:
         for meta in await store.list_all(prefix)
         if (save := save_of(meta.key)) is not None and save[0] == prefix and save[1] <= newest
     ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pruned:
+    """What a `prune` did; in a dry run, what it would do."""
+
+    removed: tuple[int, ...]
+    """Steps that were removed, ascending."""
+    kept: tuple[int, ...]
+    """Steps that stay, ascending."""
+    errors: Mapping[str, AiofluxError] = field(default_factory=dict)
+    """Uris of steps that could not be removed, and of objects of removed steps that could not be
+    deleted, with the reason."""
+
+
+async def prune(
+    store: Store,
+    retention: Retention,
+    *,
+    now: float,
+    protected: Collection[int] = (),
+    dry_run: bool = False,
+) -> Pruned:
+    """Remove the steps that no rule keeps, oldest first, each only as it was looked at.
+
+    All steps are verified first, not deep; what something else than aioflux wrote is left alone.
+
+    Args:
+        store: The root of the checkpoints.
+        retention: The rules.
+        now: The time, in seconds since 1970, UTC.
+        protected: Steps that stay in any case, such as the one that was loaded from.
+        dry_run: Tell, and remove nothing.
+    """
+    looked = {
+        each.step: each
+        for each in await verify_steps(store)
+        if each.step is not None and all(problem.kind != "foreign" for problem in each.problems)
+    }
+    records = [
+        StepRecord(step=step, created=each.created, metrics=each.metrics, is_valid=each.is_valid)
+        for step, each in looked.items()
+    ]
+    errors: dict[str, AiofluxError] = {}
+    removed = []
+    for step in plan_prune(records, retention, now=now, protected=protected):
+        try:
+            if not dry_run:
+                result = await remove_step(store, step, generation=looked[step].generation)
+                errors |= {uri_below(store, key): exc for key, exc in result.errors.items()}
+        except (CheckpointCorruptError, StorageError) as exc:
+            errors[looked[step].uri] = exc
+        except CheckpointNotFoundError:
+            continue  # somebody else removed it
+        else:
+            removed.append(step)
+    kept = tuple(step for step in looked if step not in removed)
+    return Pruned(removed=tuple(removed), kept=kept, errors=errors)

@@ -1,0 +1,107 @@
+"""Checkpoints written by hand: objects of random bytes, and a commit object as a save writes it."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from aioflux.checkpoint._commit import (
+    COMMIT_KEY,
+    INDEX_KEY,
+    Commit,
+    data_key,
+    encode_commit,
+    encode_index,
+    new_save_id,
+    step_prefix,
+)
+from aioflux.checkpoint._objects import publish, write_object
+
+if TYPE_CHECKING:
+    from aioflux._meta import ObjectMeta
+    from aioflux.store import Store
+
+METADATA = pickle.dumps({"what": "stands for the metadata of DCP"})
+
+
+def save_id(number: int) -> str:
+    """Names of saves, of which a higher number is newer."""
+    moment = datetime.fromtimestamp(1_700_000_000 + number, UTC)
+    return new_save_id(moment, f"{number:08x}")
+
+
+@dataclass
+class Saved:
+    prefix: str
+    commit: Commit
+    meta: ObjectMeta
+    contents: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> list[str]:
+        return [self.prefix + each.key for each in self.commit.objects]
+
+
+async def save(
+    store: Store,
+    prefix: str,
+    *,
+    number: int = 0,
+    num_objects: int = 2,
+    size: int = 100_000,
+    step: int | None = None,
+    created: float = 0.0,
+    metrics: dict[str, float] | None = None,
+    layout: str = "dcp",
+) -> Saved:
+    """Write a checkpoint, replacing the one that is there."""
+    name = save_id(number)
+    rng = random.Random(number)
+    stored, contents = [], {}
+    for at in range(num_objects):
+        key = data_key(name, at, 0)
+        if layout == "safetensors":
+            key = f"model-{name}-{at + 1:05d}-of-{num_objects:05d}.safetensors"
+        data = rng.randbytes(size)
+        written = await write_object(store, prefix + key, [data], rank=at)
+        stored.append(_below(written, key))
+        contents[prefix + key] = data
+    commit = Commit(
+        save_id=name,
+        uri=store.uri + prefix,
+        created=created,
+        world_size=num_objects,
+        step=step,
+        layout=layout,
+        objects=tuple(stored),
+        metrics=metrics or {},
+    )
+    commit_key = prefix + (INDEX_KEY if layout == "safetensors" else COMMIT_KEY)
+    old = [meta async for meta in store.list(commit_key) if meta.key == commit_key]
+    meta = await publish(store, commit_key, encode(commit), replaces=old[0] if old else None)
+    return Saved(prefix, commit, meta, contents)
+
+
+def encode(commit: Commit) -> bytes:
+    if commit.layout == "safetensors":
+        return encode_index({"metadata": {}, "weight_map": {}}, commit)
+    return encode_commit(METADATA, commit)
+
+
+async def save_step(store: Store, step: int, *, number: int | None = None, **options) -> Saved:
+    return await save(
+        store,
+        step_prefix(step),
+        number=step if number is None else number,
+        step=step,
+        **options,
+    )
+
+
+def _below(written, key: str):
+    import msgspec
+
+    return msgspec.structs.replace(written, key=key)

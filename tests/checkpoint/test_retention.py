@@ -1,0 +1,277 @@
+"""Which steps are kept, and that a removal which is interrupted leaves only loadable steps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux import open_store
+from aioflux._errors import (
+    CheckpointCorruptError,
+    CheckpointNotFoundError,
+    PreconditionFailedError,
+    TransientError,
+)
+from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
+from aioflux.checkpoint._commit import step_prefix
+from aioflux.checkpoint._orphans import clean_store
+from aioflux.checkpoint._retention import Retention, StepRecord, plan_prune, prune, remove_step
+from aioflux.checkpoint._verify import latest, verify_steps
+from aioflux.testing.faults import Fault, FlakyStore
+from tests.checkpoint.saves import METADATA, save_id, save_step
+
+NOW = 1000.0
+
+
+def records(steps, *, broken=(), losses=None):
+    return [
+        StepRecord(
+            step=step,
+            created=NOW - 100 + step,
+            metrics={} if losses is None else {"loss": losses[step]},
+            is_valid=step not in broken,
+        )
+        for step in steps
+    ]
+
+
+def kept(steps, retention, **options):
+    removed = plan_prune(steps, retention, now=NOW, **options)
+    assert removed == sorted(removed)
+    return [each.step for each in steps if each.step not in removed]
+
+
+STEPS = [10, 20, 25, 30, 40]
+
+
+@pytest.mark.parametrize(
+    ("rules", "stay"),
+    [
+        ({}, STEPS),
+        ({"keep_last": 1}, [40]),
+        ({"keep_last": 2}, [30, 40]),
+        ({"keep_last": 9}, STEPS),
+        ({"keep_every": 20}, [20, 40]),
+        ({"keep_last": 1, "keep_every": 25}, [25, 40]),
+        ({"ttl_seconds": 75.0}, [30, 40]),
+        ({"ttl_seconds": 0.5}, [40]),
+        ({"keep_best": ("loss", "min")}, [20, 40]),
+        ({"keep_best": ("loss", "max")}, [30, 40]),
+        ({"keep_best": ("loss", "max", 2)}, [10, 30, 40]),
+        ({"keep_best": ("accuracy", "max")}, [40]),
+    ],
+)
+def test_a_step_stays_that_one_rule_keeps(rules, stay) -> None:
+    losses = {10: 5.0, 20: 1.0, 25: math.nan, 30: 9.0, 40: 2.0}
+    assert kept(records(STEPS, losses=losses), Retention(**rules)) == stay
+
+
+def test_of_equal_metrics_the_newest_stays() -> None:
+    steps = records(STEPS, losses=dict.fromkeys(STEPS, 1.0) | {40: 2.0})
+    assert kept(steps, Retention(keep_best=("loss", "min"))) == [30, 40]
+
+
+def test_what_does_not_verify_takes_the_place_of_none() -> None:
+    assert kept(records(STEPS, broken={30}), Retention(keep_last=2)) == [25, 40]
+
+
+def test_steps_newer_than_the_newest_valid_one_stay() -> None:
+    assert kept(records(STEPS, broken={30, 40}), Retention(keep_last=1)) == [25, 30, 40]
+
+
+def test_where_nothing_verifies_nothing_is_removed() -> None:
+    assert kept(records(STEPS, broken=set(STEPS)), Retention(keep_last=1)) == STEPS
+
+
+def test_protected_steps_stay() -> None:
+    assert kept(records(STEPS), Retention(keep_last=1), protected={10, 99}) == [10, 40]
+
+
+@given(
+    steps=st.lists(
+        st.builds(
+            StepRecord,
+            step=st.integers(0, 50),
+            created=st.floats(0, 2000),
+            metrics=st.dictionaries(st.just("loss"), st.floats(), max_size=1),
+            is_valid=st.booleans(),
+        ),
+        max_size=12,
+        unique_by=lambda each: each.step,
+    ),
+    retention=st.builds(
+        Retention,
+        keep_last=st.none() | st.integers(1, 5),
+        keep_every=st.none() | st.integers(1, 20),
+        keep_best=st.none() | st.sampled_from([("loss", "min"), ("loss", "max", 3)]),
+        ttl_seconds=st.none() | st.floats(0.1, 2000),
+    ),
+    protected=st.sets(st.integers(0, 50), max_size=3),
+)
+def test_a_valid_step_always_stays_the_newest_and_the_protected_too(
+    steps, retention, protected
+) -> None:
+    removed = plan_prune(steps, retention, now=NOW, protected=protected)
+    assert removed == sorted(set(removed))
+    assert not protected & set(removed)
+    valid = [each.step for each in steps if each.is_valid]
+    left = sorted(set(valid) - set(removed))
+    if not valid:
+        assert removed == []
+        return
+    assert max(valid) in left
+    if retention.has_rules:
+        assert len(left) >= min(retention.keep_last or 1, len(valid))
+    again = [each for each in steps if each.step not in removed]
+    assert plan_prune(again, retention, now=NOW, protected=protected) == []
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"keep_last": 0},
+        {"keep_last": 1.5},
+        {"keep_last": True},
+        {"keep_every": -1},
+        {"ttl_seconds": 0},
+        {"ttl_seconds": math.nan},
+        {"keep_best": "loss"},
+        {"keep_best": ("loss", "least")},
+        {"keep_best": ("loss", "min", 0)},
+    ],
+    ids=str,
+)
+def test_a_rule_that_makes_no_sense_is_refused(rules) -> None:
+    with pytest.raises(ValueError, match=next(iter(rules))):
+        Retention(**rules)
+
+
+@pytest.fixture
+async def store(server):
+    async with open_store("gs://bucket/run") as store:
+        yield store
+
+
+FOREIGN = (
+    "step-00000001/notes.txt",
+    "step-00000001/logs/__0_0.distcp",
+    f"step-00000001/inner/{save_id(0)}/__0_0.distcp",
+    "step-00000010/.metadata",
+)
+
+
+async def test_a_removed_step_is_gone_with_all_that_its_saves_left(store) -> None:
+    for key in FOREIGN:
+        await store.put(key, b".")
+    await store.put(f"step-00000001/{save_id(1)}/__3_0.distcp", b"killed before")
+    await save_step(store, 1, number=2)  # an overwrite leaves what it replaced
+    await save_step(store, 1, number=3)
+    await store.put(f"step-00000001/{save_id(3)}/rank-00000.json", b"manifest")
+    under_way = f"step-00000001/{save_id(4)}/__0_0.distcp"
+    await store.put(under_way, b"a newer save")
+    other = await save_step(store, 2)
+    result = await remove_step(store, 1)
+    assert result.errors == {}
+    left = {meta.key for meta in await store.list_all()}
+    assert left == {*FOREIGN, under_way, *other.keys, other.meta.key}
+
+
+async def test_the_commit_object_goes_first(store) -> None:
+    saved = await save_step(store, 1)
+    result = await remove_step(store, 1)
+    assert result.deleted[0] == saved.meta.key
+    with pytest.raises(CheckpointNotFoundError):
+        await remove_step(store, 1)
+
+
+async def test_a_step_that_was_saved_again_is_not_removed(store) -> None:
+    old = await save_step(store, 1, number=1)
+    new = await save_step(store, 1, number=2)
+    with pytest.raises(PreconditionFailedError):
+        await remove_step(store, 1, generation=old.meta.generation)
+    assert await latest(store) == 1
+    assert (await remove_step(store, 1, generation=new.meta.generation)).errors == {}
+
+
+async def test_what_others_wrote_is_not_removed(store) -> None:
+    await store.put(step_prefix(1) + ".metadata", METADATA)
+    await store.put(step_prefix(1) + "__0_0.distcp", b"stock")
+    with pytest.raises(CheckpointCorruptError, match="something else"):
+        await remove_step(store, 1)
+    assert len(await store.list_all()) == 2
+
+
+async def test_of_a_damaged_commit_object_the_rest_is_left_to_clean(store) -> None:
+    saved = await save_step(store, 1)
+    data = bytearray(await store.get(saved.meta.key))
+    data[-30] ^= 1
+    await store.put(saved.meta.key, data)
+    await remove_step(store, 1)
+    assert [meta.key for meta in await store.list_all()] == saved.keys
+    assert (await clean_store(store, older_than_seconds=0)).removed == tuple(saved.keys)
+
+
+async def test_prune_removes_by_the_rules_oldest_first(store) -> None:
+    for step in (1, 2, 3, 4):
+        await save_step(store, step, created=NOW)
+    await store.put(step_prefix(0) + ".metadata", METADATA)
+    rules = Retention(keep_last=1)
+    told = await prune(store, rules, now=NOW, protected={2}, dry_run=True)
+    assert (told.removed, told.kept, told.errors) == ((1, 3), (2, 4), {})
+    assert len(await verify_steps(store)) == 5
+    done = await prune(store, rules, now=NOW, protected={2})
+    assert done == told
+    assert [each.step for each in await verify_steps(store)] == [0, 2, 4]
+    assert (await clean_store(store, older_than_seconds=0)).removed == ()
+
+
+@pytest.mark.parametrize("layout", ["dcp", "safetensors", "both"])
+async def test_a_removal_killed_at_any_request_leaves_only_loadable_steps(layout) -> None:
+    """And all that it leaves is found by `clean`."""
+    for at in range(50):
+        budget = [10**9]
+
+        def draw(operation, budget=budget):
+            budget[0] -= 1
+            if budget[0] < 0:
+                return Fault(kind="refuse")
+            return None
+
+        async with FlakyStore(
+            f"memory://killed/{layout}-{at}",
+            draw=draw,
+            transfer=TransferOptions(),
+            retry=RetryPolicy(max_attempts=1),
+            timeouts=Timeouts(),
+        ) as store:
+            if layout == "both":
+                await save_step(store, 1, number=1)
+                # As an overwrite that cleans up: the older layout cannot be loaded any more.
+                for meta in await store.list_all(f"{step_prefix(1)}{save_id(1)}"):
+                    await store.delete(meta)
+                await save_step(store, 1, number=2, layout="safetensors")
+            else:
+                await save_step(store, 1, layout=layout)
+            await save_step(store, 2)
+            budget[0] = at
+            is_done = True
+            try:
+                result = await remove_step(store, 1)
+                is_done = not result.errors
+            except TransientError:
+                is_done = False
+            budget[0] = 10**9
+            found = await verify_steps(store)
+            assert all(each.is_valid for each in found), at
+            assert await latest(store) == 2
+            if len(found) == 1:
+                await clean_store(store, older_than_seconds=0)
+                left = {meta.key for meta in await store.list_all()}
+                assert all(key.startswith(step_prefix(2)) for key in left)
+        if is_done:
+            assert at > 3
+            return
+    pytest.fail("a removal never ended")

@@ -1,0 +1,84 @@
+"""Listing and reading steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from aioflux import open_store
+from aioflux._errors import CheckpointCorruptError, CheckpointNotFoundError
+from aioflux.checkpoint._commit import COMMIT_KEY, step_prefix
+from aioflux.checkpoint._steps import is_home, list_steps, read_step, summarize
+from tests.checkpoint.saves import METADATA, save_step
+
+ROOTS = ["gs://bucket/run", "memory://steps/run", "file"]
+
+
+@pytest.fixture(params=ROOTS, ids=["gs", "memory", "file"])
+async def store(request, server, tmp_path):
+    uri = tmp_path.as_uri() if request.param == "file" else request.param
+    async with open_store(uri) as store:
+        yield store
+        await store.delete_many(await store.list_all())
+
+
+async def test_steps_are_those_with_a_commit_object(store) -> None:
+    for step in (100, 2, 30):
+        await save_step(store, step)
+    await save_step(store, 7, layout="safetensors")
+    await store.put("step-00000050/20261122T031500.123Z-3f9a12cd/__0_0.distcp", b"under way")
+    await store.put("other/.metadata", b"")
+    await store.put("step-x/.metadata", b"")
+    assert await list_steps(store) == [2, 7, 30, 100]
+
+
+async def test_no_root_has_no_steps(store) -> None:
+    assert await list_steps(store) == []
+    assert await summarize(store) == []
+
+
+async def test_a_step_reads_as_it_was_saved(store) -> None:
+    saved = await save_step(store, 100, metrics={"loss": 0.5}, created=12.0)
+    meta, data, commit = await read_step(store, 100)
+    assert commit == saved.commit
+    assert meta.generation == saved.meta.generation
+    assert data.startswith(METADATA)
+    assert is_home(store, step_prefix(100), commit)
+    assert not is_home(store, step_prefix(101), commit)
+
+
+async def test_a_step_that_is_not_there_or_not_ours_is_a_typed_error(store) -> None:
+    await store.put("step-00000001/" + COMMIT_KEY, METADATA)
+    with pytest.raises(CheckpointNotFoundError, match="step-00000002"):
+        await read_step(store, 2)
+    with pytest.raises(CheckpointCorruptError, match="something else"):
+        await read_step(store, 1)
+
+
+async def test_of_two_layouts_the_newer_counts(store) -> None:
+    await save_step(store, 1, number=1)
+    newer = await save_step(store, 1, number=2, layout="safetensors")
+    assert (await read_step(store, 1))[2] == newer.commit
+
+
+async def test_a_summary_tells_of_broken_steps_too(store) -> None:
+    saved = await save_step(store, 1, metrics={"loss": 2.0}, created=5.0)
+    broken = await save_step(store, 2)
+    data = bytearray(await store.get(broken.meta.key))
+    data[-30] ^= 1
+    await store.put(broken.meta.key, data)
+    first, second = await summarize(store)
+    assert (first.step, first.num_bytes, first.num_objects) == (1, 200_000, 2)
+    assert (first.metrics, first.created, first.problem) == ({"loss": 2.0}, 5.0, "")
+    assert first.save_id == saved.commit.save_id
+    assert second.step == 2
+    assert "crc32c" in second.problem
+
+
+async def test_hundreds_of_steps_take_a_request_each_and_one_listing(server) -> None:
+    for step in range(300):
+        server.put("bucket", f"run/{step_prefix(step)}{COMMIT_KEY}", b".")
+        for rank in range(3):
+            server.put("bucket", f"run/{step_prefix(step)}objects/{rank}", b"")
+    async with open_store("gs://bucket/run") as store:
+        assert await list_steps(store) == list(range(300))
+        assert store.stats.num_requests == 301
