@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aioflux.checkpoint._tensor_memory import TensorMemory
     from aioflux.store import ObjectWriter, WriteMode
 
-__all__ = ["save"]
+__all__ = ["leave_out_crc32", "save"]
 
 _LEAST_BORROWED_BYTES = 16 * 1024
 """Less is copied: to send a piece by itself costs as much as a copy of some 16 KiB."""
@@ -75,7 +75,7 @@ def save(
     memory = TensorMemory()
 
     def run() -> None:
-        _leave_out_crc32()
+        leave_out_crc32()
         torch.save(state, file, pickle_module=memory.pickle_module())
 
     with _StateFile(bridge.Held(_borrowing(root, key, settings, options)), uri, memory) as file:
@@ -139,7 +139,7 @@ async def _write_all(writer: ObjectWriter, batch: list[tuple[memoryview, bool]])
         await (writer.write(view) if is_borrowed else writer.write_copy(view))
 
 
-def _leave_out_crc32() -> None:
+def leave_out_crc32() -> None:
     """Have torch.save leave the crc32 of zip entries out, in this context and no other.
 
     Before torch kept its settings by context, this one was that of all threads, and stays as it is.

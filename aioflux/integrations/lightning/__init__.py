@@ -1,0 +1,15 @@
+"""Checkpoints of Lightning in a bucket, written whole, removed late and resumed from.
+
+    Trainer(
+        plugins=[AiofluxCheckpointIO(background=True)],
+        callbacks=[ModelCheckpoint("gs://bucket/run-7", save_last=True)],
+    ).fit(model, ckpt_path="last")
+
+It needs `lightning`: `pip install "aioflux[lightning]"`.
+"""
+
+from __future__ import annotations
+
+from aioflux.integrations.lightning._checkpoint_io import AiofluxCheckpointIO
+
+__all__ = ["AiofluxCheckpointIO"]

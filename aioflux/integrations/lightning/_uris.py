@@ -1,0 +1,52 @@
+"""What Lightning calls a path, as a uri: pure."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from aioflux._uri import SCHEMES, parse_uri, quote_path
+
+__all__ = ["is_below", "is_same", "to_uri"]
+
+_TAKEN_APART = re.compile(rf"^(?:{'|'.join([*SCHEMES, 'gcs'])}):/(?!/)", re.IGNORECASE)
+
+
+def to_uri(path: str | os.PathLike[str]) -> str:
+    """Return the uri that a path of Lightning means.
+
+    Args:
+        path: A uri, or a path of the local disk, relative or absolute.
+
+    Raises:
+        ValueError: It was a uri before `pathlib.Path` took it apart.
+    """
+    text = os.fspath(path)
+    if "://" in text:
+        return text
+    if _TAKEN_APART.match(text):
+        raise ValueError(
+            f"{text!r} was a uri before pathlib took a slash out of it; pass uris as strings. "
+            "Lightning's own FSDPStrategy and ModelParallelStrategy do this to every path: use "
+            "those of aioflux.integrations.lightning"
+        )
+    return f"file://{quote_path(os.path.abspath(text))}"
+
+
+def is_same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Tell whether two paths mean one checkpoint."""
+    return _normal(one) == _normal(other)
+
+
+def is_below(path: str | os.PathLike[str], directory: str | os.PathLike[str]) -> bool:
+    """Tell whether a checkpoint is somewhere below a directory or prefix."""
+    return _normal(path).startswith(f"{_normal(directory)}/")
+
+
+def _normal(path: str | os.PathLike[str]) -> str:
+    uri = to_uri(path)
+    if uri.partition("://")[0].lower() in {*SCHEMES, "gcs"}:
+        uri = str(parse_uri(uri))
+    if uri.startswith("file://"):
+        uri = f"file://{os.path.realpath(uri.removeprefix('file://'))}"
+    return uri.rstrip("/")

@@ -1,0 +1,27 @@
+"""Which objects a bucket held, behind every request that changed something."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aioflux.testing.gcs_server._app import Hook
+
+if TYPE_CHECKING:
+    from aioflux.testing import GCSServer
+    from aioflux.testing.gcs_server._messages import Request, Response
+
+
+class Watch(Hook):
+    """Sees each state of a bucket: requests are handled one at a time."""
+
+    def __init__(self, server: GCSServer, bucket: str = "bucket") -> None:
+        self._server = server
+        self._bucket = bucket
+        self.seen = [frozenset(server.keys(bucket))]
+        server.app.hooks = (self, *server.app.hooks)
+
+    def after(self, request: Request, response: Response) -> Response:
+        keys = frozenset(self._server.keys(self._bucket))
+        if keys != self.seen[-1]:
+            self.seen.append(keys)
+        return response
