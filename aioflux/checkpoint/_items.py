@@ -88,6 +88,8 @@ class EncodedItem:
     """Where the bytes of the tensor begin in the item; 0 where they cannot be told apart."""
     data_size: int
     """How many they are; 0 where they cannot be told apart."""
+    element_size: int = 1
+    """Bytes of one element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,8 @@ def encode_tensor(tensor: torch.Tensor) -> EncodedItem:
     envelope = _envelope(tensor.dtype, tensor.shape)
     before, after, size = envelope.before, envelope.after, tensor.nbytes
     segments = (before, _memory(tensor), after) if size else (before, after)
-    return EncodedItem(segments, len(before) + size + len(after), len(before), size)
+    length = len(before) + size + len(after)
+    return EncodedItem(segments, length, len(before), size, tensor.itemsize)
 
 
 def encode_object(obj: Any) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -25,17 +26,21 @@ from aioflux.checkpoint._objects import write_object
 from aioflux.checkpoint.dcp._plan_writes import item_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 
     from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
+    from aioflux.checkpoint._codec import Codec
     from aioflux.store import Store
 
-__all__ = ["Written", "describe", "plain", "remove", "resolve", "upload_objects"]
+__all__ = ["Upload", "Written", "describe", "plain", "remove", "resolve", "upload_objects"]
 
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 _BATCH_ITEMS: Final = 256
 """What is resolved in one turn of a thread, which costs about 100 us: this many bytes or items."""
+
+_MIN_COMPRESSED_BYTES: Final = 4096
+"""Smaller tensors are stored as they are: frames would cost more than they save."""
 
 _ITEM_BYTES: Final = 2048
 """About what a zip adds to a tensor."""
@@ -94,37 +99,72 @@ def resolve(planner: SavePlanner, item: WriteItem) -> memoryview | torch.Tensor:
     return data.getbuffer()
 
 
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """What one rank does to its objects in one save."""
+
+    store: Store
+    planner: SavePlanner
+    rank: int
+    save_id: str
+    codec: Codec | None = None
+    """Compresses the tensors."""
+    descriptor: str = ""
+    """How the metadata calls what it compressed."""
+
+
 class _Packing:
-    """Encodes the items of one object, one behind the other, and notes where they lie."""
+    """The bytes of one object: items one behind the other, and where they lie."""
 
-    def __init__(self, planner: SavePlanner) -> None:
-        self._planner = planner
+    def __init__(self, upload: Upload, items: Sequence[WriteItem]) -> None:
+        self._upload = upload
+        self._items = items
         self._size = 0
-        self.items: list[StoredItem] = []
+        self.stored: list[StoredItem] = []
+        """Where the items lie, as far as they were taken."""
 
-    def pack(self, items: Iterable[WriteItem]) -> list[bytes | memoryview]:
-        """Return the bytes of some items, with what aligns them."""
-        pieces = list[bytes | memoryview]()
+    async def pieces(self) -> AsyncGenerator[bytes | memoryview]:
+        """Yield the bytes; a few items are resolved ahead."""
+        for batch in _batches(self._items):
+            for encoded in await asyncio.to_thread(self._encode, batch):
+                if padding := -self._size % ALIGNMENT_BYTES:
+                    self._size += padding
+                    yield bytes(padding)
+                if self._upload.codec is not None and encoded.data_size >= _MIN_COMPRESSED_BYTES:
+                    async for piece in self._compressed(encoded, self._upload.codec):
+                        yield piece
+                else:
+                    for piece in encoded.segments:
+                        yield piece
+                    self._note(_as_it_is(encoded, self._size))
+
+    async def _compressed(
+        self, encoded: EncodedItem, codec: Codec
+    ) -> AsyncGenerator[bytes | memoryview]:
+        before, memory, after = encoded.segments
+        frames = codec.encode_item(before, memory, after, element_size=encoded.element_size)
+        async for piece in frames:
+            yield memoryview(piece)
+        self._note(frames.stored(self._size))
+
+    def _note(self, stored: StoredItem) -> None:
+        self.stored.append(stored)
+        self._size = stored.offset + stored.length
+
+    def _encode(self, items: Iterable[WriteItem]) -> list[EncodedItem]:
+        encoded = list[EncodedItem]()
         for item in items:
-            data = resolve(self._planner, item)
+            data = resolve(self._upload.planner, item)
             if isinstance(data, torch.Tensor):
-                encoded = encode_tensor(data)
+                encoded.append(encode_tensor(data))
             else:
-                encoded = EncodedItem((data,) if data.nbytes else (), data.nbytes, 0, 0)
-            if padding := -self._size % ALIGNMENT_BYTES:
-                pieces.append(bytes(padding))
-            pieces += encoded.segments
-            start = self._size + padding
-            self.items.append(
-                StoredItem(
-                    offset=start,
-                    length=encoded.length,
-                    data_start=start + encoded.data_start if encoded.data_start else 0,
-                    data_size=encoded.data_size,
-                )
-            )
-            self._size = start + encoded.length
-        return pieces
+                encoded.append(EncodedItem((data,), data.nbytes, 0, 0))
+        return encoded
+
+
+def _as_it_is(encoded: EncodedItem, offset: int) -> StoredItem:
+    start = offset + encoded.data_start if encoded.data_start else 0
+    return StoredItem(offset, encoded.length, start, encoded.data_size)
 
 
 def _batches(items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
@@ -140,54 +180,36 @@ def _batches(items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
         yield batch
 
 
-async def _pieces(
-    items: Sequence[WriteItem], pack: Callable[[Iterable[WriteItem]], list[bytes | memoryview]]
-) -> AsyncIterator[bytes | memoryview]:
-    for batch in _batches(items):
-        for piece in await asyncio.to_thread(pack, batch):
-            yield piece
-
-
-async def _upload_object(
-    store: Store,
-    key: str,
-    items: Sequence[WriteItem],
-    planner: SavePlanner,
-    *,
-    rank: int,
-    save_id: str,
-) -> list[WriteResult]:
+async def _upload_object(upload: Upload, key: str, items: Sequence[WriteItem]) -> list[WriteResult]:
     """Write one object, and return what became of each of its items."""
-    packing = _Packing(planner)
+    packing = _Packing(upload, items)
     hint = sum(item_bytes(item) + _ITEM_BYTES for item in items)
     try:
-        stored = await write_object(
-            store, key, _pieces(items, packing.pack), rank=rank, size_hint=hint
-        )
+        async with aclosing(packing.pieces()) as pieces:
+            stored = await write_object(upload.store, key, pieces, rank=upload.rank, size_hint=hint)
     except Exception as exc:
         raise CheckpointError(
-            f"rank {rank} could not save {store.uri}{key}: {describe(exc)}"
+            f"rank {upload.rank} could not save {upload.store.uri}{key}: {describe(exc)}"
         ) from exc
-    stored = msgspec.structs.replace(stored, items=tuple(packing.items))
+    stored = msgspec.structs.replace(stored, items=tuple(packing.stored))
     return [
         WriteResult(
             index=item.index,
             size_in_bytes=at.length,
             storage_data=Written(
-                _StorageInfo(key, at.offset, at.length), save_id, stored if number == 0 else None
+                _StorageInfo(
+                    key, at.offset, at.length, [upload.descriptor] if at.frame_size else None
+                ),
+                upload.save_id,
+                stored if number == 0 else None,
             ),
         )
-        for number, (item, at) in enumerate(zip(items, packing.items, strict=True))
+        for number, (item, at) in enumerate(zip(items, packing.stored, strict=True))
     ]
 
 
 async def upload_objects(
-    store: Store,
-    objects: Mapping[str, Sequence[WriteItem]],
-    planner: SavePlanner,
-    *,
-    rank: int,
-    save_id: str,
+    upload: Upload, objects: Mapping[str, Sequence[WriteItem]]
 ) -> list[WriteResult]:
     """Write the data objects of one rank, all at once: all of them, or none stays.
 
@@ -197,14 +219,12 @@ async def upload_objects(
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(
-                    _upload_object(store, key, items, planner, rank=rank, save_id=save_id)
-                )
+                group.create_task(_upload_object(upload, key, items))
                 for key, items in objects.items()
             ]
     except BaseException as exc:
         error = exc.exceptions[0] if isinstance(exc, BaseExceptionGroup) else exc
-        if note := await asyncio.shield(remove(store, objects)):
+        if note := await asyncio.shield(remove(upload.store, objects)):
             error.add_note(note)
         if error is exc:
             raise

@@ -13,7 +13,7 @@ import dataclasses
 import logging
 import pickle
 import secrets
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,7 +42,7 @@ from aioflux.checkpoint._commit import (
 from aioflux.checkpoint._objects import publish
 from aioflux.checkpoint._steps import COMMIT_KEYS, decode, is_home
 from aioflux.checkpoint.dcp._plan_writes import Placement, plan_objects
-from aioflux.checkpoint.dcp._upload import Written, describe, remove, upload_objects
+from aioflux.checkpoint.dcp._upload import Upload, Written, describe, remove, upload_objects
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
     from aioflux._meta import ObjectMeta
     from aioflux._policy import StoreOptions
+    from aioflux.checkpoint.compression import ZStandard
     from aioflux.store import Store, WriteMode
 
 __all__ = ["StorageWriter"]
@@ -101,6 +102,7 @@ class StorageWriter(dcp_storage.StorageWriter):
         uri: str,
         *,
         objects_per_rank: int = 1,
+        compression: ZStandard | None = None,
         mode: WriteMode = "overwrite",
         step: int | None = None,
         metrics: Mapping[str, float] | None = None,
@@ -112,6 +114,8 @@ class StorageWriter(dcp_storage.StorageWriter):
             uri: Prefix of the checkpoint, such as `gs://bucket/run-7/step-100`.
             objects_per_rank: Data objects that each rank spreads its tensors over at most. Each is
                 uploaded in parallel parts anyway; more are for readers that read objects whole.
+            compression: Compress tensors, in frames that are still read by ranges. Stock readers
+                need the class in their registry of extensions.
             mode: "overwrite" replaces the checkpoint of this uri once the new one is whole,
                 "create" fails where there is one.
             step: Training step, for the commit object.
@@ -127,6 +131,7 @@ class StorageWriter(dcp_storage.StorageWriter):
         if mode not in {"overwrite", "create"}:
             raise ValueError(f'mode must be "overwrite" or "create", not {mode!r}')
         self.objects_per_rank = objects_per_rank
+        self.compression = compression
         self.mode = mode
         self.step = step
         self.metrics = dict(metrics or {})
@@ -248,10 +253,14 @@ class StorageWriter(dcp_storage.StorageWriter):
             self._unfinished = _Unfinished(self._store, self._commit_keys(), save_id)
         planned = plan_objects(plan.items, self.objects_per_rank)
         objects = {data_key(save_id, rank, at): items for at, items in enumerate(planned)}
-        with self._telling("save"):
-            written = bridge.run(
-                upload_objects(self._store, objects, planner, rank=rank, save_id=save_id)
-            )
+        upload = Upload(self._store, planner, rank, save_id)
+        with self._telling("save"), ExitStack() as stack:
+            if self.compression is not None:
+                codec = stack.enter_context(self.compression.open_codec())
+                upload = dataclasses.replace(
+                    upload, codec=codec, descriptor=self.compression.get_descriptor()
+                )
+            written = bridge.run(upload_objects(upload, objects))
         future: Future[list[WriteResult]] = Future()
         future.set_result(written)
         return future
