@@ -12,17 +12,37 @@ file: pickle, zipfile, numpy, safetensors. They need no PyTorch themselves.
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from aioflux.checkpoint._handle import SaveHandle
 from aioflux.checkpoint._load import load
 from aioflux.checkpoint._reader import CheckpointReader, MappedReader, open_reader
 from aioflux.checkpoint._save import save
+from aioflux.checkpoint._uploader_job import SaveResult
 from aioflux.checkpoint._writer import CheckpointWriter, open_writer
+
+if TYPE_CHECKING:
+    from aioflux.checkpoint._checkpointer import Checkpointer
 
 __all__ = [
     "CheckpointReader",
     "CheckpointWriter",
+    "Checkpointer",
     "MappedReader",
+    "SaveHandle",
+    "SaveResult",
     "load",
     "open_reader",
     "open_writer",
     "save",
 ]
+
+_WITH_TORCH = {"Checkpointer": "aioflux.checkpoint._checkpointer"}
+"""Names whose modules import torch, which the others do without until they need it."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_WITH_TORCH[name]), name)

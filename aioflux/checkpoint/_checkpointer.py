@@ -1,0 +1,315 @@
+"""Checkpointer: the checkpoints of one training run, below one uri.
+
+    save_async:  state -> plan (kept) -> staged (one copy) -> handle          training goes on
+                 staged -> data object -> commit -> old steps away            beside it
+    load:        newest step that verifies -> state, else the step before
+
+Each step is a checkpoint of `torch.distributed.checkpoint` of its own: stock DCP loads it, too.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import secrets
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from aioflux import bridge
+from aioflux._errors import (
+    AiofluxError,
+    CheckpointError,
+)
+from aioflux.checkpoint import _verify
+from aioflux.checkpoint._commit import new_save_id, step_prefix
+from aioflux.checkpoint._handle import SaveHandle
+from aioflux.checkpoint._planning import Planner, Survey, survey
+from aioflux.checkpoint._ranks import open_ranks
+from aioflux.checkpoint._retention import Retention
+from aioflux.checkpoint._staging import Staged, Stager
+from aioflux.checkpoint._steps import list_steps
+from aioflux.checkpoint._uploader_client import LoopUploader, Uploader
+from aioflux.checkpoint._uploader_job import Job, SaveResult, UploadSettings
+from aioflux.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+    from typing import Unpack
+
+    from aioflux._policy import StoreOptions
+    from aioflux.checkpoint._verify import Verification
+
+__all__ = ["Checkpointer"]
+
+_log = logging.getLogger("aioflux")
+
+_LOOK_UP_SECONDS = 0.5
+"""Time between two looks of a waiting caller at signals."""
+
+
+class Checkpointer:
+    """Saves and loads the checkpoints of one training run.
+
+    With a process group every rank builds one with the same arguments and makes the same calls.
+    One thread at a time is served; others wait.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        keep_best: tuple[str, str] | tuple[str, str, int] | None = None,
+        ttl_seconds: float | None = None,
+        staging: Literal["thread", "process"] = "thread",
+        max_staged_bytes: int = 4 * 1024**3,
+        commit_seconds: float = 600.0,
+        process_group: Any = None,
+        **options: Unpack[StoreOptions],
+    ) -> None:
+        if staging not in {"thread", "process"}:
+            raise ValueError(f'staging must be "thread" or "process", not {staging!r}')
+        if max_staged_bytes < 1 or not commit_seconds > 0:
+            raise ValueError("max_staged_bytes and commit_seconds must be above 0")
+        retention = Retention(
+            keep_last=keep_last,
+            keep_every=keep_every,
+            keep_best=keep_best,
+            ttl_seconds=ttl_seconds,
+        )
+        self._options = options
+        self._store = open_store(uri, **options)
+        bridge.close_when_dropped(self._store)
+        self._settings = UploadSettings(commit_seconds=commit_seconds, retention=retention)
+        self._uploader: Uploader = LoopUploader(self._store, self._settings)
+        self._ranks = open_ranks(process_group, commit_seconds)
+        self._planner = Planner(self._ranks)
+        self._stager = Stager(max_staged_bytes, is_shared=staging == "process")
+        self._lock = bridge.OwnLock()
+        self._in_flight: list[tuple[SaveHandle, Staged]] = []
+        self._ended: list[SaveHandle] = []
+        self._protected: set[int] = set()
+        self._is_closed = False
+
+    @property
+    def uri(self) -> str:
+        """Uri that the steps are below."""
+        return self._store.uri
+
+    def __repr__(self) -> str:
+        return f"<Checkpointer {self.uri}, rank {self._ranks.rank} of {self._ranks.world_size}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except AiofluxError as exc:
+            if error is None:
+                raise
+            error.add_note(f"and a save failed: {exc}")
+
+    def save(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> SaveResult:
+        """Save a state and wait until it is committed; see `save_async`."""
+        return self.save_async(step, state, metrics).result()
+
+    def save_async(
+        self, step: int, state: Any, metrics: Mapping[str, float] | None = None
+    ) -> SaveHandle:
+        """Save a state: copy it, and return while it is uploaded.
+
+        Waits while more than `max_staged_bytes` would be staged. A step that exists is replaced
+        when the new one is committed, not before.
+
+        Args:
+            step: The training step, which names the checkpoint.
+            state: A dictionary such as a state_dict, nested as you like, or what has `state_dict`.
+            metrics: What `keep_best` chooses by, such as `{"loss": 0.3}`.
+
+        Returns:
+            A handle. The state may be changed as soon as it is there.
+
+        Raises:
+            AiofluxError: An earlier save failed and nobody asked its handle. This one is not begun.
+            CheckpointError: The state cannot be planned, or a rank does not answer.
+        """
+        with self._lock:
+            return self._save(step, state, metrics or {})
+
+    def _save(self, step: int, state: Any, metrics: Mapping[str, float]) -> SaveHandle:
+        if self._is_closed:
+            raise ValueError(f"{self!r} is closed; open another")
+        begun, clock = time.time(), time.perf_counter()
+        step_prefix(step)
+        self._reap()
+        seen, save_id, is_known = self._agree(step, state)
+        plan = self._planner.resolve(seen, is_known=is_known)
+        layout = self._stager.lay_out(plan)
+        while not self._stager.has_room(layout):
+            self._wait_for_one()
+        failure: Exception | None = None
+        staged = Staged(None, 0, (), ())
+        try:
+            numbers = {name: float(value) for name, value in metrics.items()}
+            staged = self._stager.stage(plan, layout)
+        except Exception as exc:  # the other ranks wait for what becomes of this one
+            failure, numbers = exc, {}
+        job = Job(
+            step=step,
+            save_id=save_id,
+            rank=self._ranks.rank,
+            world_size=self._ranks.world_size,
+            arena=staged.arena.number if staged.arena is not None else 0,
+            size=staged.size,
+            tail=staged.tail,
+            items=staged.items,
+            whole=plan.whole,
+            metrics=numbers,
+            protected=tuple(self._protected),
+            begun=begun,
+            staged_seconds=time.perf_counter() - clock,
+            failure=f"{type(failure).__name__}: {failure}" if failure is not None else "",
+        )
+        handle = SaveHandle(step, staged.num_bytes)
+        self._uploader.submit(job, staged.arena, handle)
+        if failure is not None:
+            handle.exception()
+            raise failure
+        self._in_flight.append((handle, staged))
+        return handle
+
+    def _agree(self, step: int, state: Any) -> tuple[Survey, str, bool]:
+        """Look at the state, and agree with the other ranks on what this save is.
+
+        Returns:
+            The state seen, the name of the save, and whether all ranks know a plan for it.
+        """
+        seen: Survey | None = None
+        failure: BaseException | None = self._unseen_error()
+        try:
+            if failure is None:
+                seen = survey(state.state_dict() if hasattr(state, "state_dict") else state)
+        except Exception as exc:  # told to the other ranks, who come to the same point
+            failure = exc
+        is_known = seen is not None and self._planner.is_known(seen)
+        now, token = (time.time_ns() // 1_000_000, secrets.randbits(32))
+        if not self._ranks.is_coordinator:
+            now = token = 0
+        told = self._ranks.largest([failure is not None, not is_known, step, -step, now, token])
+        if failure is not None:
+            raise failure
+        if told[0]:
+            raise CheckpointError(
+                f"step {step} of {self.uri} was not saved: another rank met an error before"
+            )
+        if told[2] != -told[3]:
+            raise ValueError(
+                f"the ranks save different steps: rank {self._ranks.rank} has {step}, and there "
+                f"are {-told[3]} to {told[2]}"
+            )
+        assert seen is not None
+        save_id = new_save_id(datetime.fromtimestamp(told[4] / 1000, UTC), f"{told[5]:08x}")
+        return seen, save_id, not told[1]
+
+    def _reap(self) -> None:
+        """Take back the memory of saves that have ended."""
+        for handle, staged in [each for each in self._in_flight if each[0].done()]:
+            self._in_flight.remove((handle, staged))
+            self._ended.append(handle)
+            if staged.arena is not None:
+                self._stager.give_back(staged.arena)
+
+    def _wait_for_one(self) -> None:
+        """Wait until a save ends."""
+        futures = [handle.future for handle, _ in self._in_flight]
+        concurrent.futures.wait(
+            futures, timeout=_LOOK_UP_SECONDS, return_when=concurrent.futures.FIRST_COMPLETED
+        )
+        self._reap()
+
+    def _unseen_error(self) -> BaseException | None:
+        """Return the first error of an earlier save that nobody has seen."""
+        self._reap()
+        ended, self._ended = self._ended, []
+        errors = [error for handle in ended if (error := handle.take_error()) is not None]
+        for error in errors[1:]:
+            _log.error("a save to %s failed: %s", self.uri, error)
+        return errors[0] if errors else None
+
+    def load(
+        self,
+        step: int | None = None,
+        into: Any = None,
+        *,
+        map_location: Any = None,
+        weights_only: bool = True,
+    ) -> Any:
+        """Load a state, by default of the newest step that verifies.
+
+        Where that cannot be read the one before is taken, with a warning; so on.
+
+        Args:
+            step: Load this one and no other.
+            into: A state whose tensors are filled where they are, or what has `state_dict` and
+                `load_state_dict`. Needed where tensors are cut across ranks.
+            map_location: Where tensors go, as in `torch.load`; without `into` only.
+            weights_only: Refuse values that could run code.
+
+        Returns:
+            The state: nested as it was saved, or `into`.
+
+        Raises:
+            CheckpointNotFoundError: There is no such step, or none at all.
+            CheckpointCorruptError: The step does not verify; without `step`, no step does.
+        """
+        raise NotImplementedError
+
+    def steps(self) -> list[int]:
+        """Return the committed steps, ascending; whether they verify is not looked at."""
+        return bridge.run(list_steps(self._store))
+
+    def latest(self, *, deep: bool = False) -> int | None:
+        """Return the newest step that verifies, or None.
+
+        Args:
+            deep: Read all of its bytes and compare their checksums.
+        """
+        return bridge.run(_verify.latest(self._store, deep=deep))
+
+    def verify(self, step: int, *, deep: bool = False) -> Verification:
+        """Look whether all of a step is there, and tell what is not.
+
+        Args:
+            step: The step.
+            deep: Read all of its bytes and compare their checksums.
+        """
+        return bridge.run(_verify.verify(self._store, step_prefix(step), deep=deep))
+
+    def close(self) -> None:
+        """Wait for all saves, and give memory and connections back. Closing twice does nothing.
+
+        Raises:
+            AiofluxError: A save failed, and nobody has asked its handle.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            while self._in_flight:
+                self._wait_for_one()
+            self._is_closed = True
+            failure = self._unseen_error()
+            self._uploader.close()
+            self._stager.close()
+            self._ranks.close()
+            bridge.run(self._store.aclose())
+            if failure is not None:
+                raise failure

@@ -1,0 +1,129 @@
+"""What the ranks of a training run say to each other, over a gloo group that only we use.
+
+A rank that met an error takes part all the same and says so: nobody waits for one that is gone for
+longer than the group's timeout, and nobody waits for one that only failed.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from aioflux._errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Ranks", "open_ranks"]
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """The ranks that save together; one alone where there is no process group.
+
+    Attributes:
+        rank: This process, counted from 0.
+        world_size: How many there are.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self._group = group
+        self.rank: int = dist.get_rank(group) if group is not None else 0
+        self.world_size: int = dist.get_world_size(group) if group is not None else 1
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether this is the rank that plans and commits."""
+        return self.rank == 0
+
+    @property
+    def group(self) -> Any:
+        """The process group, or None."""
+        return self._group
+
+    def largest(self, values: Sequence[int]) -> list[int]:
+        """Return, of each number, the largest that any rank has; one small all-reduce."""
+        if self.world_size == 1:
+            return list(values)
+        told = torch.tensor(values, dtype=torch.int64)
+        self._together(lambda: dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._group))
+        return [int(value) for value in told.tolist()]
+
+    def gather(self, value: T) -> list[T]:
+        """Return what each rank has, on the coordinator; elsewhere nothing."""
+        if self.world_size == 1:
+            return [value]
+        told: list[Any] | None = [None] * self.world_size if self.is_coordinator else None
+        self._together(lambda: dist.gather_object(value, told, group=self._group, group_dst=0))
+        return told or []
+
+    def scatter(self, values: Sequence[T]) -> T:
+        """Return what the coordinator has for this rank.
+
+        Args:
+            values: One for each rank, on the coordinator; elsewhere it is not looked at.
+        """
+        if self.world_size == 1:
+            return values[0]
+        told: list[Any] = [None]
+        given = list(values) if self.is_coordinator else None
+        self._together(
+            lambda: dist.scatter_object_list(told, given, group=self._group, group_src=0)
+        )
+        value: T = told[0]
+        return value
+
+    def broadcast(self, value: T) -> T:
+        """Return what the coordinator has."""
+        if self.world_size == 1:
+            return value
+        told: list[Any] = [value]
+        self._together(lambda: dist.broadcast_object_list(told, group=self._group, group_src=0))
+        return told[0]  # type: ignore[no-any-return]
+
+    def _together(self, collective: Callable[[], object]) -> None:
+        try:
+            collective()
+        except RuntimeError as exc:
+            raise CheckpointError(
+                f"rank {self.rank} of {self.world_size} did not hear of the others: one of them "
+                f"died or did not come to the same call of the Checkpointer ({exc})"
+            ) from exc
+
+    def close(self) -> None:
+        """Give the group up."""
+        group, self._group = self._group, None
+        if group is not None and dist.is_initialized():
+            dist.destroy_process_group(group)
+
+
+def open_ranks(process_group: Any, timeout_seconds: float) -> Ranks:
+    """Return the ranks of a process group, by default of the one that is initialised.
+
+    Every rank of the group has to call this. The group that it makes is on the CPU and belongs to
+    the caller, so that its messages never meet those of the training.
+
+    Args:
+        process_group: Whose ranks save together; None for all, or for this process alone where
+            torch.distributed is not initialised.
+        timeout_seconds: How long one rank waits for another, in seconds.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        if process_group is not None:
+            raise ValueError("a process_group was given, but torch.distributed is not initialised")
+        return Ranks()
+    ranks = dist.get_process_group_ranks(process_group) if process_group is not None else None
+    if dist.get_world_size(process_group) == 1:
+        return Ranks()
+    return Ranks(
+        dist.new_group(
+            ranks,
+            backend="gloo",
+            timeout=timedelta(seconds=timeout_seconds),
+            use_local_synchronization=ranks is not None,
+        )
+    )

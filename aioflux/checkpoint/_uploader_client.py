@@ -1,0 +1,81 @@
+"""Who uploads what is staged: a task on the background loop, or another process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from aioflux import bridge
+from aioflux.checkpoint._uploader_work import Uploads
+
+if TYPE_CHECKING:
+    from aioflux.checkpoint._handle import SaveHandle
+    from aioflux.checkpoint._staging import Arena
+    from aioflux.checkpoint._uploader_job import Job, UploadSettings
+    from aioflux.store import Store
+
+__all__ = ["LoopUploader", "Uploader"]
+
+
+class Uploader(Protocol):
+    """What carries saves out."""
+
+    def submit(self, job: Job, arena: Arena | None, handle: SaveHandle) -> None:
+        """Begin a save; the handle hears of it. The arena stays as it is until the handle ends."""
+
+    def forget(self, arena: Arena) -> None:
+        """Know that an arena is about to be given up."""
+
+    def close(self) -> None:
+        """End when all saves have."""
+
+
+class LoopUploader:
+    """Uploads on the background loop of this process."""
+
+    def __init__(self, store: Store, settings: UploadSettings) -> None:
+        self._uploads = Uploads(store, settings)
+
+    def submit(self, job: Job, arena: Arena | None, handle: SaveHandle) -> None:
+        """See base class."""
+        running = _Running(self._uploads, job, arena, handle)
+        handle.attach(running)
+        bridge.begin(running.run())
+
+    def forget(self, arena: Arena) -> None:
+        """See base class."""
+
+    def close(self) -> None:
+        """See base class."""
+
+
+class _Running:
+    """One save on the background loop."""
+
+    def __init__(self, uploads: Uploads, job: Job, arena: Arena | None, handle: SaveHandle) -> None:
+        self._uploads = uploads
+        self._job = job
+        self._arena = arena
+        self._handle = handle
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._is_cancelled = False
+
+    async def run(self) -> None:
+        """Carry it out; how it ends, the handle tells."""
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        memory = self._arena.view if self._arena is not None else memoryview(b"")
+        try:
+            if self._is_cancelled:
+                raise asyncio.CancelledError  # noqa: TRY301  before it could be a task's
+            self._handle.end(await self._uploads.run(self._job, memory, self._handle.advance))
+        except BaseException as exc:
+            self._handle.end(exc)
+            if not isinstance(exc, Exception):
+                raise
+
+    def cancel(self) -> None:
+        """Ask it to stop; from any thread."""
+        self._is_cancelled = True
+        if self._loop is not None and self._task is not None:
+            self._loop.call_soon_threadsafe(self._task.cancel)

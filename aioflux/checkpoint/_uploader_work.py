@@ -1,0 +1,472 @@
+"""From staged bytes to a checkpoint: the part of a save that training does not wait for.
+
+    every rank:   data object -> manifest in the bucket -> wait for the outcome
+    coordinator:  data object -> all manifests -> commit object -> manifests away, old steps away
+
+The ranks meet in the bucket and in no collective: it runs beside training, in another process where
+it has to outlive the trainer, and a rank that is gone is missed after a time that is known before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from aioflux._errors import (
+    AiofluxError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    NotFoundError,
+    TransientError,
+)
+from aioflux.checkpoint._commit import (
+    COMMIT_KEY,
+    Commit,
+    StoredObject,
+    data_key,
+    encode_commit,
+    step_prefix,
+)
+from aioflux.checkpoint._objects import publish, write_object
+from aioflux.checkpoint._steps import read_commit
+from aioflux.checkpoint._uploader_job import Manifest, SaveResult, manifest_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from aioflux._meta import ObjectMeta
+    from aioflux.checkpoint._uploader_job import Job, UploadSettings
+    from aioflux.store import Store
+
+__all__ = ["Uploads"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger("aioflux")
+
+_FIRST_POLL_SECONDS = 0.05
+_LAST_POLL_SECONDS = 1.0
+
+_CLEANUP_SECONDS = 10.0
+"""Time for the removal of what a failed save wrote."""
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Manifest)
+
+
+class Uploads:
+    """The saves of one rank on one event loop: one after another, so that commits are in order."""
+
+    def __init__(self, store: Store, settings: UploadSettings) -> None:
+        self._store = store
+        self._settings = settings
+        self._turn = asyncio.Lock()
+
+    async def run(
+        self, job: Job, memory: memoryview, progress: Callable[[int], None]
+    ) -> SaveResult:
+        """Upload and commit one save.
+
+        Args:
+            job: The save.
+            memory: What is in its arena.
+            progress: Called with the number of bytes of each piece that goes to the upload.
+
+        Raises:
+            AiofluxError: It is not committed, on any rank; what it wrote is removed as far as the
+                service lets us.
+        """
+        save = _Save(self._store, self._settings, job, memory, progress)
+        if job.is_urgent:
+            return await save.run()
+        async with self._turn:
+            return await save.run()
+
+
+class _Save:
+    """One save of one rank."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: UploadSettings,
+        job: Job,
+        memory: memoryview,
+        progress: Callable[[int], None],
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._job = job
+        self._memory = memory
+        self._progress = progress
+        self._prefix = step_prefix(job.step)
+        self._uri = store.uri + self._prefix
+        self._is_alone = job.world_size == 1
+        self._is_coordinator = job.rank == 0
+        self._upload_seconds = 0.0
+        self._is_told = False
+        self._heard: set[int] = set()
+
+    async def run(self) -> SaveResult:
+        job = self._job
+        if job.attempt and await self._is_committed():
+            return self._result()
+        try:
+            if job.failure:
+                raise _StagingError(job.failure)  # noqa: TRY301  one way for all failures
+            replaces = await self._previous() if self._is_coordinator else None
+            objects = await self._upload()
+            if self._is_coordinator:
+                others = [] if self._is_alone else await self._collect()
+                committing = self._commit([objects, *others], replaces)
+                await _to_its_end(committing)
+            else:
+                # From here on the coordinator may commit what this rank wrote, so that it stays.
+                self._is_told = True
+                await _to_its_end(self._tell(Manifest(rank=job.rank, objects=objects)))
+                await self._await_outcome()
+            await self._forget_attempts(objects)
+        except BaseException as exc:
+            await self._undo(exc)
+            raise
+        return self._result()
+
+    def _result(self) -> SaveResult:
+        job = self._job
+        return SaveResult(
+            step=job.step,
+            uri=self._uri,
+            save_id=job.save_id,
+            num_bytes=job.num_bytes,
+            staged_seconds=job.staged_seconds,
+            upload_seconds=self._upload_seconds,
+            seconds=time.time() - job.begun,
+        )
+
+    async def _previous(self) -> tuple[ObjectMeta, Commit | None] | None:
+        """Return the commit object that this save replaces, and what it says."""
+        try:
+            found = await read_commit(self._store, self._prefix)
+        except CheckpointNotFoundError:
+            return None
+        except CheckpointError:  # damaged: it is replaced, and what it named is found by `clean`
+            return await self._store.head(self._prefix + COMMIT_KEY), None
+        return found.meta, found.commit
+
+    async def _is_committed(self) -> bool:
+        """Tell whether an upload of this save that died had come to its end."""
+        try:
+            found = await read_commit(self._store, self._prefix)
+        except CheckpointError:
+            return False
+        return found.commit is not None and found.commit.save_id >= self._job.save_id
+
+    async def _upload(self) -> tuple[StoredObject, ...]:
+        job = self._job
+        if not job.items:
+            return ()
+        if job.attempt and not self._is_coordinator:
+            # What was told once is what the coordinator may commit.
+            with suppress(NotFoundError):
+                told = await self._read_manifest(job.rank)
+                if not told.error:
+                    return told.objects
+        begun = time.monotonic()
+        segments: list[bytes | memoryview] = [self._memory[: job.size], *job.tail]
+        key = data_key(job.save_id, job.rank, job.attempt)
+        stored = await write_object(
+            self._store,
+            self._prefix + key,
+            segments,
+            rank=job.rank,
+            size_hint=job.num_bytes,
+            progress=self._progress,
+        )
+        self._upload_seconds = time.monotonic() - begun
+        return (replace(stored, key=key, items=job.items),)
+
+    async def _forget_attempts(self, objects: Sequence[StoredObject]) -> None:
+        """Remove what uploads that died had written, now that the save is committed without it."""
+        named = {self._prefix + stored.key for stored in objects}
+        if self._job.attempt:
+            with suppress(AiofluxError):  # `aioflux clean` finds it, too
+                await self._store.delete_many([k for k in self._own_keys() if k not in named])
+
+    def _own_keys(self) -> list[str]:
+        """Return the keys that this rank may have written, in the order of attempts."""
+        job = self._job
+        return [
+            self._prefix + data_key(job.save_id, job.rank, number)
+            for number in range(job.attempt + 1)
+        ]
+
+    async def _tell(self, manifest: Manifest) -> None:
+        key = self._prefix + manifest_key(self._job.save_id, manifest.rank)
+        await self._store.put(key, _encoder.encode(manifest), content_type="application/json")
+
+    async def _read_manifest(self, rank: int) -> Manifest:
+        key = self._prefix + manifest_key(self._job.save_id, rank)
+        return _decoder.decode(await self._store.get(key))
+
+    async def _collect(self) -> list[tuple[StoredObject, ...]]:
+        """Wait for the manifests of the other ranks, and return what each uploaded.
+
+        Raises:
+            CheckpointError: A rank failed, or did not tell anything in time.
+        """
+        job = self._job
+        told: dict[int, Manifest] = {}
+        async for seconds_left in _polls(self._settings.commit_seconds):
+            there = await self._told_ranks()
+            for rank in there - told.keys() - {0}:
+                told[rank] = await self._read_manifest(rank)
+                self._heard.add(rank)
+                if told[rank].error:
+                    raise CheckpointError(
+                        f"{self._uri} was not saved: rank {rank}: {told[rank].error}"
+                    )
+            missing = set(range(1, job.world_size)) - told.keys()
+            if not missing:
+                return [told[rank].objects for rank in sorted(told)]
+            if seconds_left <= 0:
+                raise CheckpointError(
+                    f"{self._uri} was not saved: {_ranks(missing)} of {job.world_size} did not "
+                    f"upload within {self._settings.commit_seconds:g} s after the coordinator, for "
+                    f"example {self._prefix}{manifest_key(job.save_id, min(missing))}; the step "
+                    "that was saved before is still there"
+                )
+        raise AssertionError("polls end by what is done in them")
+
+    async def _told_ranks(self) -> set[int]:
+        listing = await self._store.list_all(f"{self._prefix}{self._job.save_id}/rank-")
+        return {int(key[-10:-5]) for key in listing.keys}
+
+    async def _await_outcome(self) -> None:
+        """Wait until the coordinator has committed, or says why it has not.
+
+        Raises:
+            CheckpointError: It has not.
+        """
+        job = self._job
+        async for seconds_left in _polls(self._settings.commit_seconds):
+            there = await self._told_ranks()
+            if 0 in there:
+                note = await self._read_manifest(0)
+                raise (_UnknownOutcomeError if note.is_unknown else _FailedElsewhereError)(
+                    note.error
+                )
+            # The coordinator takes manifests away when the commit is there.
+            if job.rank not in there:
+                await self._confirm()
+                return
+            if seconds_left <= 0:
+                raise _UnknownOutcomeError(
+                    f"{self._uri}: rank {job.rank} is done, and within "
+                    f"{self._settings.commit_seconds:g} s the coordinator (rank 0) told neither of "
+                    "a commit nor of a failure; load the latest step to see which it was"
+                )
+
+    async def _confirm(self) -> None:
+        try:
+            found = await read_commit(self._store, self._prefix)
+        except CheckpointNotFoundError:
+            return  # retention has removed the step
+        if found.commit is None or found.commit.save_id < self._job.save_id:
+            raise _UnknownOutcomeError(
+                f"{self._uri}: the manifest of rank {self._job.rank} was removed, and the step was "
+                "not committed; something else deletes objects there"
+            )
+
+    async def _commit(
+        self,
+        told: Sequence[tuple[StoredObject, ...]],
+        replaces: tuple[ObjectMeta, Commit | None] | None,
+    ) -> None:
+        """Publish the commit object, and clear away what it made useless."""
+        job = self._job
+        assert job.whole is not None
+        commit = Commit(
+            save_id=job.save_id,
+            uri=self._uri,
+            created=time.time(),
+            world_size=job.world_size,
+            step=job.step,
+            objects=tuple(stored for objects in told for stored in objects),
+            metrics=dict(job.metrics),
+        )
+        # Seconds for a large model, and torch may have to be imported.
+        metadata = await asyncio.to_thread(_metadata, job.whole, told, job.save_id)
+        data = encode_commit(metadata, commit)
+        before = replaces[0] if replaces is not None else None
+        try:
+            await publish(self._store, self._prefix + COMMIT_KEY, data, replaces=before)
+        except (AiofluxError, OSError) as exc:
+            await self._look_again(exc)
+        await self._afterwards(replaces[1] if replaces is not None else None)
+
+    async def _look_again(self, error: Exception) -> None:
+        """Return if a commit that failed is there all the same.
+
+        Raises:
+            CheckpointError: It is not, or nobody can tell.
+        """
+        is_unknown = isinstance(error, TransientError)
+        try:
+            found = await read_commit(self._store, self._prefix)
+        except CheckpointNotFoundError:
+            pass
+        except AiofluxError:
+            is_unknown = True
+        else:
+            if found.commit is not None and found.commit.save_id == self._job.save_id:
+                return
+        if is_unknown:
+            raise _UnknownOutcomeError(
+                f"{self._uri}: the commit was sent and not answered; whether it is there, the next "
+                f"load tells ({error})"
+            ) from error
+        raise error
+
+    async def _afterwards(self, replaced: Commit | None) -> None:
+        """Remove what the commit made useless. The step is there, whatever comes of this."""
+        job = self._job
+        try:
+            keys = [
+                self._prefix + manifest_key(job.save_id, rank) for rank in range(1, job.world_size)
+            ]
+            if replaced is not None:
+                keys += [self._prefix + stored.key for stored in replaced.objects]
+            if keys:
+                await self._store.delete_many(keys)
+        except AiofluxError as exc:
+            _log.warning("%s is saved, and what it replaced could not be removed: %s", self, exc)
+
+    def __str__(self) -> str:
+        return self._uri
+
+    async def _undo(self, error: BaseException) -> None:
+        """Tell the others, and remove what was written; a failure of that is noted on the error."""
+        error.add_note(f"while saving {self._uri} on rank {self._job.rank}")
+        try:
+            await _to_its_end(asyncio.wait_for(self._withdraw(error), _CLEANUP_SECONDS))
+        except TimeoutError:
+            error.add_note("what it wrote could not be removed in time, `aioflux clean` does")
+        except AiofluxError as exc:
+            error.add_note(f"what it wrote could not be removed, `aioflux clean` does: {exc}")
+
+    async def _withdraw(self, error: BaseException) -> None:
+        job = self._job
+        is_unknown = isinstance(error, _UnknownOutcomeError)
+        text = "the save was cancelled" if _is_cancel(error) else str(error) or repr(error)
+        if self._is_coordinator and not self._is_alone:
+            if self._uri not in text:
+                text = f"{self._uri} was not saved: rank 0: {text}"
+            await self._tell(Manifest(rank=0, error=text, is_unknown=is_unknown))
+        if is_unknown:
+            return  # what it is made of must stay
+        mine = self._prefix + manifest_key(job.save_id, job.rank)
+        if self._is_alone:
+            await self._store.delete_many(self._own_keys())
+        elif self._is_coordinator:
+            await self._store.delete_many(self._own_keys())
+            await self._take_back(mine)
+        elif isinstance(error, _FailedElsewhereError):
+            await self._store.delete_many([*self._own_keys(), mine])
+        elif not self._is_told:
+            await self._tell(Manifest(rank=job.rank, error=text))
+            await self._store.delete_many(self._own_keys())
+
+    async def _take_back(self, note: str) -> None:
+        """Remove the note of a failure once every rank has seen it, and what failed ranks told."""
+        everyone = set(range(1, self._job.world_size))
+        async for seconds_left in _polls(_CLEANUP_SECONDS / 2):
+            there = await self._told_ranks() - {0}
+            self._heard |= there
+            for rank in sorted(there):
+                with suppress(NotFoundError):
+                    if (await self._read_manifest(rank)).error:
+                        key = self._prefix + manifest_key(self._job.save_id, rank)
+                        await self._store.delete_many([key])
+                        there.discard(rank)
+            if not there and self._heard >= everyone:
+                await self._store.delete_many([note])
+                return
+            if seconds_left <= 0:
+                return  # a rank that comes late still finds it
+
+
+def _is_cancel(error: BaseException) -> bool:
+    return isinstance(error, asyncio.CancelledError)
+
+
+class _StagingError(AiofluxError):
+    """A state could not be copied."""
+
+
+class _FailedElsewhereError(CheckpointError):
+    """The coordinator told that a save failed."""
+
+
+class _UnknownOutcomeError(CheckpointError):
+    """Nobody told whether a step was committed."""
+
+
+async def _polls(seconds: float) -> Any:
+    """Yield the seconds that are left, at growing distances; the last time none are."""
+    end = time.monotonic() + seconds
+    pause = _FIRST_POLL_SECONDS
+    while (left := end - time.monotonic()) > 0:
+        yield left
+        await asyncio.sleep(min(pause, max(left, 0)))
+        pause = min(2 * pause, _LAST_POLL_SECONDS)
+    yield 0.0
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await what must not stop half-way: a cancellation from here on comes too late."""
+    task = asyncio.ensure_future(work)
+    while True:
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise
+            if task.done():
+                return task.result()
+
+
+def _ranks(ranks: set[int]) -> str:
+    first = ", ".join(map(str, sorted(ranks)[:8]))
+    return f"rank{'s' if len(ranks) > 1 else ''} {first}{', ...' if len(ranks) > 8 else ''}"
+
+
+def _metadata(whole: bytes, told: Sequence[tuple[StoredObject, ...]], save_id: str) -> bytes:
+    """Return the pickle of DCP's metadata, with where everything is stored.
+
+    Raises:
+        CheckpointError: A rank uploaded other things than it was to.
+    """
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import StorageMeta
+
+    metadata, orders = pickle.loads(whole)  # noqa: S301  of this rank's own planner
+    places: dict[Any, Any] = {}
+    for rank, (order, objects) in enumerate(zip(orders, told, strict=True)):
+        items = [(stored.key, item) for stored in objects for item in stored.items]
+        if len(items) != len(order):
+            raise CheckpointError(
+                f"rank {rank} uploaded {len(items)} items where its plan has {len(order)}"
+            )
+        for index, (key, item) in zip(order, items, strict=True):
+            places[index] = _StorageInfo(key, item.offset, item.length)
+    metadata.storage_data = places
+    metadata.storage_meta = StorageMeta(save_id=save_id)
+    metadata.version = "1.0.0"
+    return pickle.dumps(metadata, protocol=4)
