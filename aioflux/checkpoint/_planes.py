@@ -1,0 +1,85 @@
+"""Byte planes: byte k of every element, one behind the other. Pure.
+
+The bytes of a float differ in kind: sign and exponent take few values, the mantissa nearly all. Put
+together by kind, the former shrink to a third and the latter are seen at once to shrink not at all;
+as they stand, zstd finds little in either. The idea is that of ZipNN (arXiv 2411.05239).
+
+Planes are counted from the least significant byte, whatever the order of bytes in this machine is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["PLANE_SIZES", "Bytes", "join_planes", "plan_plane_size", "split_planes"]
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+PLANE_SIZES: Final = (1, 2, 4, 8)
+"""Bytes of an element that are split apart; 1 means that they are left as they stand."""
+
+_WORDS: Final[dict[int, np.dtype[Any]]] = {
+    size: np.dtype(f"<u{size}") for size in PLANE_SIZES if size > 1
+}
+
+
+def plan_plane_size(element_size: int) -> int:
+    """Return into how many planes elements of so many bytes are split; 1 is none.
+
+    A complex number is two floats.
+    """
+    if element_size in PLANE_SIZES:
+        return element_size
+    return PLANE_SIZES[-1] if element_size and element_size % PLANE_SIZES[-1] == 0 else 1
+
+
+def split_planes(raw: Bytes, planes: Bytes) -> None:
+    """Write the planes of `raw` into `planes`.
+
+    Args:
+        raw: `plane_size * n` bytes, contiguous.
+        planes: Of shape (plane_size, n).
+    """
+    plane_size = len(planes)
+    if plane_size == 1:
+        planes[0] = raw
+        return
+    # 10, 6 and 3 GB/s for 2, 4 and 8 planes; with strides it is 3 for each.
+    word = _WORDS[plane_size]
+    words = raw.view(word)
+    np.copyto(planes[0], words, casting="unsafe")
+    for index in range(1, plane_size):
+        np.right_shift(words, 8 * index, out=planes[index], casting="unsafe", dtype=word)
+
+
+def join_planes(planes: Sequence[Bytes], out: Bytes) -> None:
+    """Write the elements whose planes these are into `out`: what `split_planes` undoes.
+
+    Args:
+        planes: As many as an element has bytes, each of n bytes.
+        out: `len(planes) * n` bytes, contiguous.
+    """
+    match len(planes):
+        case 1:
+            out[:] = planes[0]
+        case 2:
+            _join(planes[0], planes[1], out.view(_WORDS[2]), 8)
+        case 4:
+            halves = np.empty((2, len(planes[0])), _WORDS[2])
+            for index, half in enumerate(halves):
+                _join(planes[2 * index], planes[2 * index + 1], half, 8)
+            _join(halves[0], halves[1], out.view(_WORDS[4]), 16)
+        case num_planes:
+            for index, plane in enumerate(planes):
+                out[index::num_planes] = plane
+
+
+def _join(low: npt.NDArray[Any], high: npt.NDArray[Any], out: npt.NDArray[Any], bits: int) -> None:
+    np.left_shift(high, bits, out=out, casting="unsafe", dtype=out.dtype)
+    np.bitwise_or(out, low, out=out)
