@@ -1,0 +1,178 @@
+"""One record for each save, which no other writer and no kill loses."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux import open_store
+from aioflux._errors import CheckpointCorruptError, TransientError
+from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
+from aioflux.checkpoint._history import (
+    COLUMNS,
+    HISTORY_PREFIX,
+    SaveRecord,
+    append,
+    gather,
+    merge,
+    read_history,
+    to_csv,
+    to_json,
+)
+from aioflux.checkpoint._steps import list_steps
+from aioflux.testing.faults import Fault, FlakyStore
+from tests.checkpoint.saves import save_id
+
+START = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+def record(number: int, **changes) -> SaveRecord:
+    values = {
+        "record_id": save_id(number),
+        "time": START + timedelta(seconds=number),
+        "step": number * 100,
+        "outcome": "committed",
+        "num_bytes": 1000,
+        "staged_seconds": 0.25,
+        "upload_seconds": 2.0,
+        "num_retries": 1,
+        "world_size": 4,
+    }
+    return SaveRecord(**values | changes)
+
+
+@pytest.fixture(params=["gs", "file"])
+async def store(request, server, tmp_path):
+    async with open_store(
+        "gs://bucket/run" if request.param == "gs" else tmp_path.as_uri()
+    ) as store:
+        yield store
+
+
+async def test_what_is_appended_is_read_back_oldest_first(store) -> None:
+    assert await read_history(store) == []
+    records = [record(number) for number in range(5)]
+    for each in (records[2], records[0], records[4], records[3], records[1]):
+        await append(store, each)
+    assert await read_history(store) == records
+    assert await list_steps(store) == []
+
+
+async def test_a_record_of_the_same_id_is_left_as_it_is(store) -> None:
+    await store.put(
+        f"{HISTORY_PREFIX}record-{save_id(1)}.json",
+        json.dumps(json.loads(to_json([record(1)]))[0]).encode(),
+    )
+    await append(store, record(1, outcome="failed"))
+    assert await read_history(store) == [record(1)]
+
+
+async def test_json_and_csv_lie_beside_the_steps(store) -> None:
+    await append(store, record(1))
+    await append(store, record(2, outcome="failed", error='it said: "no"\nand ended'))
+    rows = json.loads(await store.get(f"{HISTORY_PREFIX}history.json"))
+    assert [list(row) for row in rows] == [list(COLUMNS)] * 2
+    assert rows[0]["time"] == "2026-01-31T12:00:01Z"
+    assert rows[0]["bytes_per_second"] == 500.0
+    text = (await store.get(f"{HISTORY_PREFIX}history.csv")).decode()
+    first, second = csv.DictReader(io.StringIO(text, newline=""))
+    assert (first["step"], first["outcome"], first["time"]) == (
+        "100",
+        "committed",
+        "2026-01-31T12:00:01.000Z",
+    )
+    assert second["error"] == 'it said: "no"\nand ended'
+    left = [meta.key.removeprefix(HISTORY_PREFIX) for meta in await store.list_all(HISTORY_PREFIX)]
+    assert left == ["history.csv", "history.json"]
+
+
+async def test_a_long_history_is_not_written_again_for_each_record(server) -> None:
+    async with open_store("gs://bucket/run") as store:
+        many = to_json([record(number) for number in range(1000)])
+        await store.put(f"{HISTORY_PREFIX}history.json", many)
+        before = store.stats.num_requests
+        await append(store, record(1000))
+        assert store.stats.num_requests - before <= 2
+        assert (await read_history(store))[-1] == record(1000)
+
+
+async def test_writers_at_the_same_time_lose_nothing(server) -> None:
+    records = [record(number) for number in range(24)]
+    async with open_store("gs://bucket/run") as store:
+        await asyncio.gather(*(append(store, each) for each in records))
+        assert await read_history(store) == records
+        await append(store, record(24))
+        text = (await store.get(f"{HISTORY_PREFIX}history.csv")).decode()
+        assert text == to_csv(await read_history(store))
+        assert text.count("\n") == 26
+
+
+async def test_a_writer_killed_at_any_request_loses_nothing_that_was_durable() -> None:
+    for at in range(50):
+        budget = [10**9]
+
+        def draw(operation, budget=budget):
+            budget[0] -= 1
+            return Fault(kind="refuse") if budget[0] < 0 else None
+
+        async with FlakyStore(
+            f"memory://history/{at}",
+            draw=draw,
+            transfer=TransferOptions(),
+            retry=RetryPolicy(max_attempts=1),
+            timeouts=Timeouts(),
+        ) as store:
+            before = [record(1), record(2)]
+            for each in before:
+                await append(store, each)
+            budget[0] = at
+            try:
+                await append(store, record(3))
+                is_done = True
+            except TransientError:
+                is_done = False
+            budget[0] = 10**9
+            found = await read_history(store)
+            assert found in (before, [*before, record(3)])
+            assert not is_done or len(found) == 3
+            await append(store, record(4))
+            assert await read_history(store) == [*found, record(4)]
+            if is_done and not await store.list_all(f"{HISTORY_PREFIX}record-"):
+                assert at > 5
+                return
+    pytest.fail("a record was never appended")
+
+
+async def test_a_damaged_history_is_a_typed_error_that_names_it(store) -> None:
+    await append(store, record(1))
+    await store.put(f"{HISTORY_PREFIX}history.json", b"[{")
+    with pytest.raises(CheckpointCorruptError, match=r"history\.json is no history"):
+        await read_history(store)
+
+
+async def test_gathering_nothing_writes_nothing(store) -> None:
+    await gather(store)
+    assert not await store.list_all()
+
+
+async def test_a_history_of_a_later_version_can_be_read(store) -> None:
+    row = json.loads(to_json([record(1)]))[0] | {"colour": "green"}
+    await store.put(f"{HISTORY_PREFIX}history.json", json.dumps([row]).encode())
+    assert await read_history(store) == [record(1)]
+
+
+@given(st.lists(st.lists(st.integers(0, 9))))
+def test_merged_histories_hold_each_record_once_by_time(numbers) -> None:
+    merged = merge(*([record(number) for number in part] for part in numbers))
+    assert merged == [record(number) for number in sorted({n for part in numbers for n in part})]
+
+
+def test_no_upload_has_no_throughput() -> None:
+    assert record(1, upload_seconds=0.0).bytes_per_second == 0.0
