@@ -24,6 +24,7 @@ from aioflux._errors import (
     NotFoundError,
     PreconditionFailedError,
 )
+from aioflux.checkpoint._history_plot import plot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,6 +38,7 @@ __all__ = [
     "append",
     "gather",
     "merge",
+    "plot",
     "read_history",
     "record_key",
     "to_csv",

@@ -22,6 +22,7 @@ from aioflux.checkpoint._history import (
     append,
     gather,
     merge,
+    plot,
     read_history,
     to_csv,
     to_json,
@@ -176,3 +177,23 @@ def test_merged_histories_hold_each_record_once_by_time(numbers) -> None:
 
 def test_no_upload_has_no_throughput() -> None:
     assert record(1, upload_seconds=0.0).bytes_per_second == 0.0
+
+
+def test_a_picture_of_all_outcomes_is_drawn(tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    records = [record(1), record(2, outcome="failed"), record(3, outcome="cancelled")]
+    target = io.BytesIO()
+    plot(records, target, title="gs://bucket/run")
+    assert target.getvalue().startswith(b"\x89PNG")
+    plot(records, tmp_path / "history.svg")
+    assert b"<svg" in (tmp_path / "history.svg").read_bytes()
+
+
+def test_a_picture_of_nothing_or_without_matplotlib_says_why(monkeypatch) -> None:
+    import sys
+
+    with pytest.raises(ValueError, match="no records"):
+        plot([], io.BytesIO())
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        plot([record(1)], io.BytesIO())
