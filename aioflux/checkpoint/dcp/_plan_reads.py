@@ -1,0 +1,245 @@
+"""Which bytes of an object a load needs, and where they go. Pure.
+
+    item: a box of a stored tensor     -> boxes: each one run of bytes, or runs with small gaps
+    boxes of all items in one object   -> reads: bytes straight into memory, or into a scratch
+                                          buffer, out of which each box takes its part
+
+A stored tensor is contiguous, so that rows of its first dimension are one run, and a box that is
+narrower in an inner dimension is many runs with gaps. A gap is read along where that costs less
+than a request would: up to `MAX_GAP_BYTES`, or up to 4 % of what is read. Reads begin and end at
+blocks, which are verified whole; a block that two boxes share is read once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = [
+    "MAX_GAP_BYTES",
+    "MAX_READ_BYTES",
+    "Box",
+    "Part",
+    "Piece",
+    "Read",
+    "cut_box",
+    "dense_strides",
+    "is_dense",
+    "plan_boxes",
+    "plan_reads",
+]
+
+MAX_GAP_BYTES: Final = 16 * 1024
+"""A gap that is always read along: a fifth of a millisecond at 100 MB/s, and a request takes
+longer."""
+
+MAX_READ_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of one request, about, and of one scratch buffer."""
+
+_MIN_DIRECT_BYTES: Final = 256 * 1024
+"""What goes straight into memory; less is read together with its neighbours and copied."""
+
+_GAP_SHARE: Final = 25
+"""One byte of larger gaps for so many that are needed."""
+
+
+class Box(NamedTuple):
+    """A part of an item, and the bytes of the object that hold it."""
+
+    offsets: tuple[int, ...]
+    """Its first element, counted from that of the item."""
+    lengths: tuple[int, ...]
+    """Its size in each dimension, at least 1."""
+    start: int
+    """First byte in the object."""
+    end: int
+    """One past its last byte. What lies between its rows is in here, too."""
+
+
+class Piece(NamedTuple):
+    """Bytes `[start, end)` of an object that are needed."""
+
+    start: int
+    end: int
+    is_direct: bool
+    """They go to one place in memory as they are; otherwise they are needed in one buffer."""
+
+
+class Part(NamedTuple):
+    """Bytes `[start, end)` of an object, for the piece of this number."""
+
+    piece: int
+    start: int
+    end: int
+
+
+class Read(NamedTuple):
+    """Bytes `[start, end)` of an object to read at once."""
+
+    start: int
+    end: int
+    is_direct: bool
+    """Straight into the memory of its only part; otherwise into a scratch buffer."""
+    parts: tuple[Part, ...]
+    """What is needed of it."""
+
+
+def dense_strides(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides, in elements, of a contiguous tensor."""
+    strides, step = list[int](), 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def is_dense(lengths: Sequence[int], strides: Sequence[int]) -> bool:
+    """Tell whether elements lie one behind the other."""
+    expected = 1
+    for length, stride in zip(reversed(lengths), reversed(strides), strict=True):
+        if length != 1 and stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+def plan_boxes(
+    sizes: Sequence[int],
+    offsets: Sequence[int],
+    lengths: Sequence[int],
+    *,
+    item_size: int,
+    data_start: int,
+    max_gap_bytes: int = MAX_GAP_BYTES,
+) -> Iterator[Box]:
+    """Yield the boxes of an item, in the order of their bytes: none has a larger gap.
+
+    Args:
+        sizes: Sizes of the stored tensor, which is contiguous.
+        offsets: First element needed of it.
+        lengths: Elements needed in each dimension.
+        item_size: Bytes of an element.
+        data_start: First byte of the tensor in the object.
+        max_gap_bytes: The largest gap to read along.
+    """
+    if 0 in lengths:
+        return
+    strides = dense_strides(sizes)
+    first = sum(at * step for at, step in zip(offsets, strides, strict=True))
+    start = data_start + item_size * first
+    # Gaps grow towards the outer dimensions: those before `depth` are walked index by index.
+    depth = 0
+    while depth < len(sizes) and (
+        lengths[depth] == 1
+        or item_size * (strides[depth] - _span(lengths[depth + 1 :], strides[depth + 1 :]))
+        > max_gap_bytes
+    ):
+        depth += 1
+    inner = (0,) * (len(sizes) - depth)
+    box_lengths = (*((1,) * depth), *lengths[depth:])
+    size = item_size * _span(lengths[depth:], strides[depth:])
+    for index in _indices(lengths[:depth]):
+        at = start + item_size * sum(i * step for i, step in zip(index, strides, strict=False))
+        yield Box((*index, *inner), box_lengths, at, at + size)
+
+
+def cut_box(
+    box: Box, sizes: Sequence[int], *, item_size: int, max_span_bytes: int = MAX_READ_BYTES
+) -> Iterator[Box]:
+    """Yield a box in slices whose bytes fit a buffer, as far as there is a dimension to cut."""
+    strides = dense_strides(sizes)
+    axis = next((at for at, length in enumerate(box.lengths) if length > 1), None)
+    if axis is None or box.end - box.start <= max_span_bytes:
+        yield box
+        return
+    inner_bytes = item_size * _span(box.lengths[axis + 1 :], strides[axis + 1 :])
+    step_bytes = item_size * strides[axis]
+    num_rows = max(1, 1 + (max_span_bytes - inner_bytes) // step_bytes)
+    for at in range(0, box.lengths[axis], num_rows):
+        rows = min(num_rows, box.lengths[axis] - at)
+        start = box.start + at * step_bytes
+        offsets = (*box.offsets[:axis], box.offsets[axis] + at, *box.offsets[axis + 1 :])
+        lengths = (*box.lengths[:axis], rows, *box.lengths[axis + 1 :])
+        piece = Box(offsets, lengths, start, start + (rows - 1) * step_bytes + inner_bytes)
+        yield from cut_box(piece, sizes, item_size=item_size, max_span_bytes=max_span_bytes)
+
+
+def _span(lengths: Sequence[int], strides: Sequence[int]) -> int:
+    """Return how many elements lie from the first to the last of a box, both counted."""
+    return 1 + sum((n - 1) * step for n, step in zip(lengths, strides, strict=True))
+
+
+def _indices(lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    for number in range(math.prod(lengths)):
+        index, rest = list[int](), number
+        for length in reversed(lengths):
+            rest, at = divmod(rest, length)
+            index.append(at)
+        yield tuple(reversed(index))
+
+
+def plan_reads(
+    pieces: Sequence[Piece],
+    *,
+    size: int,
+    block_size: int = 1,
+    max_gap_bytes: int = MAX_GAP_BYTES,
+    max_read_bytes: int = MAX_READ_BYTES,
+) -> list[Read]:
+    """Return the reads that bring all pieces of one object, in the order of their bytes.
+
+    Args:
+        pieces: What is needed; may overlap.
+        size: Size of the object in bytes.
+        block_size: Reads begin and end at multiples of this, or at the end of the object.
+        max_gap_bytes: The largest gap that is always read along.
+        max_read_bytes: Bytes of one read, at most, where a piece does not need more.
+    """
+    directs, parts = list[Read](), list[Part]()
+    for number, piece in enumerate(pieces):
+        inner = -(-piece.start // block_size) * block_size
+        outer = piece.end if piece.end == size else piece.end // block_size * block_size
+        if not piece.is_direct or outer - inner < _MIN_DIRECT_BYTES:
+            parts.append(Part(number, piece.start, piece.end))
+            continue
+        step = max(1, max_read_bytes // block_size) * block_size
+        for at in range(inner, outer, step):
+            end = min(at + step, outer)
+            directs.append(Read(at, end, True, (Part(number, at, end),)))
+        for start, end in ((piece.start, inner), (outer, piece.end)):
+            if start < end:
+                parts.append(Part(number, start, end))
+    parts.sort(key=lambda part: (part.start, part.end))
+    groups = _group(parts, size, block_size, max_gap_bytes, max_read_bytes)
+    return sorted([*directs, *(_as_direct(read, pieces) for read in groups)])
+
+
+def _group(
+    parts: Sequence[Part], size: int, block_size: int, max_gap_bytes: int, max_read_bytes: int
+) -> Iterator[Read]:
+    """Yield scratch reads of parts that lie near each other."""
+    group, start, end, num_needed = list[Part](), 0, 0, 0
+    for part in parts:
+        first = part.start // block_size * block_size
+        last = min(size, -(-part.end // block_size) * block_size)
+        gap = first - end
+        is_near = gap <= max_gap_bytes or gap * _GAP_SHARE <= num_needed
+        if group and is_near and max(end, last) - start <= max_read_bytes:
+            num_needed += max(0, last - max(end, first))
+            end = max(end, last)
+        else:
+            if group:
+                yield Read(start, end, False, tuple(group))
+            group, start, end, num_needed = [], first, last, last - first
+        group.append(part)
+    if group:
+        yield Read(start, end, False, tuple(group))
+
+
+def _as_direct(read: Read, pieces: Sequence[Piece]) -> Read:
+    only = read.parts[0]
+    is_exact = len(read.parts) == 1 and read[:2] == only[1:]
+    return read._replace(is_direct=is_exact and pieces[only.piece].is_direct)

@@ -1,0 +1,192 @@
+"""Any part of any stored tensor is read by exact ranges: as narrow() of the whole would be."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aioflux.checkpoint.dcp._plan_reads import (
+    Box,
+    Piece,
+    Read,
+    cut_box,
+    dense_strides,
+    is_dense,
+    plan_boxes,
+    plan_reads,
+)
+
+MIB = 1024 * 1024
+
+
+@st.composite
+def selections(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
+    sizes = draw(st.lists(st.integers(1, 6), max_size=4))
+    offsets = [draw(st.integers(0, size - 1)) for size in sizes]
+    lengths = [draw(st.integers(0, size - at)) for size, at in zip(sizes, offsets, strict=True)]
+    return sizes, offsets, lengths
+
+
+def narrow(tensor: torch.Tensor, offsets: list[int], lengths: list[int]) -> torch.Tensor:
+    for axis, (at, length) in enumerate(zip(offsets, lengths, strict=True)):
+        tensor = tensor.narrow(axis, at, length)
+    return tensor
+
+
+def execute(data: bytes, reads: list[Read], pieces: list[Piece]) -> list[bytes]:
+    """Return the bytes of each piece, as an executor of the plan would bring them."""
+    found = [bytearray(b"?" * (piece.end - piece.start)) for piece in pieces]
+    missing = [[1] * (piece.end - piece.start) for piece in pieces]
+    for read in reads:
+        buffer = data[read.start : read.end]
+        assert len(buffer) == read.end - read.start
+        if read.is_direct:
+            (part,) = read.parts
+            assert (part.start, part.end) == (read.start, read.end)
+            assert pieces[part.piece].is_direct
+        for part in read.parts:
+            at = pieces[part.piece].start
+            span = slice(part.start - at, part.end - at)
+            found[part.piece][span] = buffer[part.start - read.start : part.end - read.start]
+            missing[part.piece][span] = [each - 1 for each in missing[part.piece][span]]
+            if not pieces[part.piece].is_direct:
+                assert (part.start, part.end) == pieces[part.piece][:2]
+    assert all(each == 0 for piece in missing for each in piece)  # each byte once
+    return [bytes(each) for each in found]
+
+
+@settings(max_examples=400)
+@given(
+    selection=selections(),
+    item_size=st.sampled_from([1, 2, 8]),
+    data_start=st.integers(0, 100),
+    max_gap=st.integers(0, 40),
+    max_span=st.integers(1, 60),
+    block_size=st.sampled_from([1, 4, 16, 64]),
+)
+def test_boxes_and_reads_give_what_narrow_gives(
+    selection: tuple[list[int], list[int], list[int]],
+    item_size: int,
+    data_start: int,
+    max_gap: int,
+    max_span: int,
+    block_size: int,
+) -> None:
+    sizes, offsets, lengths = selection
+    stored = torch.randint(0, 255, (math.prod(sizes), item_size), dtype=torch.uint8)
+    data = bytes(range(data_start)) + stored.numpy().tobytes() + b"end"
+    boxes = [
+        box
+        for whole in plan_boxes(
+            sizes,
+            offsets,
+            lengths,
+            item_size=item_size,
+            data_start=data_start,
+            max_gap_bytes=max_gap,
+        )
+        for box in cut_box(whole, sizes, item_size=item_size, max_span_bytes=max_span)
+    ]
+    pieces = [Piece(box.start, box.end, is_run(box, item_size)) for box in boxes]
+    reads = plan_reads(pieces, size=len(data), block_size=block_size, max_gap_bytes=max_gap)
+    for read in reads:
+        assert read.start % block_size == 0
+        assert read.end % block_size == 0 or read.end == len(data)
+    wanted = narrow(stored.reshape(*sizes, item_size), [*offsets, 0], [*lengths, item_size])
+    made = torch.full(wanted.shape, 77, dtype=torch.uint8)
+    steps = (*(item_size * step for step in dense_strides(sizes)), 1)
+    for box, part in zip(boxes, execute(data, reads, pieces), strict=True):
+        view = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+        view = view.as_strided((*box.lengths, item_size), steps)
+        narrow(made, [*box.offsets, 0], [*box.lengths, item_size]).copy_(view)
+    assert torch.equal(made, wanted)
+
+
+def is_run(box: Box, item_size: int) -> bool:
+    return math.prod(box.lengths) * item_size == box.end - box.start
+
+
+@settings(max_examples=400)
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 900), st.integers(1, 300), st.booleans()), max_size=12),
+    block_size=st.sampled_from([1, 7, 64]),
+    max_gap=st.integers(0, 100),
+    max_read=st.integers(1, 400),
+)
+def test_reads_bring_all_pieces_wherever_they_lie(
+    spans: list[tuple[int, int, bool]], block_size: int, max_gap: int, max_read: int
+) -> None:
+    data = bytes(at % 251 for at in range(1200))
+    pieces = [Piece(at, at + size, direct) for at, size, direct in spans]
+    reads = plan_reads(
+        pieces,
+        size=len(data),
+        block_size=block_size,
+        max_gap_bytes=max_gap,
+        max_read_bytes=max_read,
+    )
+    for piece, found in zip(pieces, execute(data, reads, pieces), strict=True):
+        assert found == data[piece.start : piece.end]
+
+
+def test_rows_are_one_run_and_columns_far_apart_one_each() -> None:
+    def box(offsets: tuple[int, int], lengths: tuple[int, int]) -> list[Box]:
+        return list(plan_boxes((4, 100_000), offsets, lengths, item_size=4, data_start=704))
+
+    assert box((1, 0), (2, 100_000)) == [Box((0, 0), (2, 100_000), 400_704, 1_200_704)]
+    assert [each.start for each in box((1, 5), (3, 10))] == [400_724, 800_724, 1_200_724]
+
+
+def test_columns_near_each_other_are_read_with_what_is_between() -> None:
+    boxes = list(plan_boxes((512, 1024), (0, 0), (512, 341), item_size=4, data_start=0))
+    assert boxes == [Box((0, 0), (512, 341), 0, 511 * 4096 + 4 * 341)]
+
+
+def test_large_pieces_go_straight_to_memory_and_share_blocks_at_their_ends() -> None:
+    cut = 3 * MIB + 700
+    pieces = [Piece(1000, cut, True), Piece(cut, 8 * MIB, True)]
+    reads = plan_reads(pieces, size=9 * MIB, block_size=65_536)
+    assert [(read.start, read.end, read.is_direct) for read in reads] == [
+        (0, 65_536, False),
+        (65_536, 3 * MIB, True),
+        (3 * MIB, 3 * MIB + 65_536, False),
+        (3 * MIB + 65_536, 8 * MIB, True),
+    ]
+    assert [part.piece for part in reads[2].parts] == [0, 1]
+
+
+def test_a_large_piece_is_read_in_parallel() -> None:
+    reads = plan_reads([Piece(10, 50 * MIB, True)], size=50 * MIB, max_read_bytes=16 * MIB)
+    assert [read.end - read.start for read in reads] == [16 * MIB] * 3 + [2 * MIB - 10]
+    assert all(read.is_direct for read in reads)
+
+
+def test_many_small_neighbours_are_one_read() -> None:
+    pieces = [Piece(at * 17_000 + 704, at * 17_000 + 704 + 16_000, True) for at in range(200)]
+    (read,) = plan_reads(pieces, size=200 * 17_000)
+    assert len(read.parts) == 200
+
+
+@pytest.mark.parametrize("block_size", [1, 65_536])
+def test_a_third_of_large_rows_costs_at_most_a_twentieth_more(block_size: int) -> None:
+    size, pieces = 64 * MIB, []
+    for item in range(8):
+        start = item * 8 * MIB + 704
+        pieces.append(Piece(start, start + 8 * MIB // 3, True))
+    reads = plan_reads(pieces, size=size, block_size=block_size)
+    needed = sum(piece.end - piece.start for piece in pieces)
+    assert sum(read.end - read.start for read in reads) <= 1.05 * needed
+
+
+@given(selections())
+def test_dense_is_what_torch_calls_contiguous(
+    selection: tuple[list[int], list[int], list[int]],
+) -> None:
+    sizes, offsets, lengths = selection
+    part = narrow(torch.zeros(sizes), offsets, lengths)
+    if part.numel():
+        assert is_dense(lengths, dense_strides(sizes)) == part.is_contiguous()
