@@ -50,6 +50,7 @@ __all__ = [
     "Feed",
     "Held",
     "OwnLock",
+    "background_loop",
     "begin",
     "close_when_dropped",
     "entered",
@@ -315,6 +316,15 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
         if _bridge.is_ending and threading.current_thread().daemon:
             _stand_still()
         raise
+
+
+def background_loop() -> asyncio.AbstractEventLoop:
+    """Return the background loop, started on first use, for libraries that ask for a loop.
+
+    Raises:
+        RuntimeError: Called on the background loop's own thread.
+    """
+    return _own_bridge().loop()
 
 
 def begin(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:

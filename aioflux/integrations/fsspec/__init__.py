@@ -1,0 +1,26 @@
+"""aioflux as filesystems of fsspec.
+
+fsspec.open("aioflux+gs://bucket/key")                  # an installed aioflux is known to fsspec
+
+from aioflux.integrations.fsspec import register
+register(replace=("gs",))                               # now gs:// is aioflux's, for all of
+pandas.read_parquet("gs://bucket/table.parquet")        # fsspec's users in this process
+"""
+
+from __future__ import annotations
+
+from aioflux.integrations.fsspec._system import (
+    AiofluxFileSystem,
+    GSFileSystem,
+    LocalFileSystem,
+    MemoryFileSystem,
+    register,
+)
+
+__all__ = [
+    "AiofluxFileSystem",
+    "GSFileSystem",
+    "LocalFileSystem",
+    "MemoryFileSystem",
+    "register",
+]

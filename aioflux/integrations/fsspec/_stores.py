@@ -1,0 +1,160 @@
+"""Stores: the stores that one fsspec filesystem reads and writes, and the loops that it runs on."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from fsspec.asyn import AsyncFileSystem  # type: ignore[import-untyped]
+from fsspec.registry import registry  # type: ignore[import-untyped]
+from fsspec.utils import stringify_path  # type: ignore[import-untyped]
+
+from aioflux import bridge
+from aioflux.integrations.fsspec._names import place_of, strip
+from aioflux.integrations.fsspec._options import store_options
+from aioflux.store import close_session, open_store
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    from aioflux.integrations.fsspec._disk import Gates
+    from aioflux.integrations.fsspec._names import Place
+    from aioflux.store import Store
+
+__all__ = ["Stores"]
+
+_MAX_DIRECTORIES = 256
+"""Local directories whose stores are remembered."""
+
+
+class Stores(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """What an `AiofluxFileSystem` is made of: places, stores and loops."""
+
+    scheme: ClassVar[str]
+    """Scheme of the uris that `aioflux.open_store` is given."""
+
+    # The class has its blocking methods (see `_mirror`), so that fsspec adds none to an instance.
+    mirror_sync_methods = False
+
+    def __init__(
+        self,
+        *,
+        asynchronous: bool = False,
+        loop: asyncio.AbstractEventLoop | None = None,
+        batch_size: int | None = None,
+        **storage_options: Any,
+    ) -> None:
+        if self._cached:
+            return  # fsspec initialises what it found in its cache once more
+        # Told to be asynchronous, fsspec starts no thread of its own.
+        super().__init__(asynchronous=True, batch_size=batch_size)
+        self.asynchronous = asynchronous
+        self.own_loop = loop
+        self.options = store_options(storage_options)
+        # Refuses what cannot be opened here and now, and knows what does not pickle.
+        self._model = open_store(self._any_store(), **self.options)
+        self._stores: dict[str, Store] = {}
+        self._gates: Gates = weakref.WeakKeyDictionary()
+
+    @classmethod
+    def _any_store(cls) -> str:
+        return "file:///" if cls.scheme == "file" else f"{cls.scheme}://bucket"
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that blocking calls run on."""
+        return self.own_loop or bridge.background_loop()
+
+    @property
+    def fsid(self) -> str:
+        """What is the same for filesystems that show the same objects."""
+        endpoint = self.options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST", "")
+        return f"aioflux+{self.scheme}({endpoint if self.scheme == 'gs' else ''})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._model.__reduce__()  # raises where credentials would be carried along
+        reduced: tuple[Any, ...] = super().__reduce__()
+        return reduced
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(each) for each in path]
+        return strip(stringify_path(path), cls.protocol, cls.root_marker)
+
+    def unstrip_protocol(self, name: str) -> str:
+        """Return a path with its protocol: the plain one where that is registered for aioflux."""
+        path = self._strip_protocol(name)
+        plain = registry.get(self.scheme) is type(self)
+        return f"{self.scheme if plain else f'aioflux+{self.scheme}'}://{path}"
+
+    def place(self, path: Any) -> Place:
+        """Return the store and key that a path means.
+
+        Raises:
+            ValueError: It names no bucket, or is not absolute where it has to be.
+        """
+        return place_of(self.scheme, self._strip_protocol(path))
+
+    def object_place(self, path: Any) -> Place:
+        """Return the store and key of what is to be read or written.
+
+        Raises:
+            ValueError: The path names no object.
+        """
+        place = self.place(path)
+        if not place.key:
+            raise ValueError(f"{path!r} names no object; write {place.base}key")
+        return place
+
+    def store(self, place: Place) -> Store:
+        """Return the store of a place, opened on first use."""
+        store = self._stores.get(place.store)
+        if store is None:
+            if self.scheme == "file" and len(self._stores) >= _MAX_DIRECTORIES:
+                self._stores.clear()  # those in use are held by who uses them
+            store = self._stores.setdefault(place.store, open_store(place.store, **self.options))
+            bridge.close_when_dropped(store)
+        return store
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop; the next call makes others.
+
+        Only who awaits coroutines on a loop of their own has to, before that loop ends.
+        """
+        for store in list(self._stores.values()):
+            await close_session(store.sessions)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        """Do nothing: no listing is remembered."""
+        super().invalidate_cache(path)
+
+    def sign(self, path: str, expiration: int = 100, **kwargs: Any) -> str:
+        """Refuse: aioflux signs no urls.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            f"aioflux signs no urls, and so none for {path!r}; google-cloud-storage's "
+            "Blob.generate_signed_url does"
+        )
+
+    def as_list(self, path: Any) -> list[str]:
+        """Return paths without protocol, of one or several."""
+        several: Iterable[Any] = path if isinstance(path, (list, tuple, set)) else [path]
+        return [self._strip_protocol(each) for each in several]
