@@ -220,7 +220,7 @@ class _Run:
         if self._element_size:
             plane_size = self._codec.plane_size_of(self._element_size)
         else:
-            plane_size = self._codec.plane_size_of(plan_planes(self._memory))
+            plane_size = self._codec.plane_size_of(plan_planes(self._memory, compressor))
         return plan_methods(self._memory, plane_size, compressor)
 
 

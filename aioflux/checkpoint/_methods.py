@@ -100,8 +100,11 @@ def plan_methods(raw: _Buffer, plane_size: int, compressor: Compressor) -> tuple
     return tuple(_plan_method(plane, compressor) for plane in planes)
 
 
-def plan_planes(raw: _Buffer) -> int:
-    """Return the plane size that suits memory best whose elements are unknown."""
+def plan_planes(raw: _Buffer, compressor: Compressor) -> int:
+    """Return the plane size that suits memory best whose elements are unknown.
+
+    What repeats itself is left as it stands, so that the repetitions are found.
+    """
     most = PLANE_SIZES[-1]
     planes = _sample_planes(raw, most, most * _GUESS_PLANE_BYTES)
     if planes.shape[1] < MIN_PLANE_BYTES:
@@ -114,7 +117,10 @@ def plan_planes(raw: _Buffer) -> int:
         size: _entropy_share(counts.reshape(most // size, size, 256).sum(axis=0)) * 1.01**doublings
         for doublings, size in enumerate(PLANE_SIZES)
     }
-    return min(shares, key=shares.__getitem__)
+    best = min(shares, key=shares.__getitem__)
+    (plain,) = _sample_planes(raw, 1, planes.size)
+    is_repeating = len(compressor.compress(plain, Method.LEVEL)) < shares[best] * len(plain)
+    return 1 if is_repeating else best
 
 
 def _entropy_share(counts: npt.NDArray[np.int64]) -> float:
