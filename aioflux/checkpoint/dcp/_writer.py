@@ -134,7 +134,7 @@ class StorageWriter(dcp_storage.StorageWriter):
         self.compression = compression
         self.mode = mode
         self.step = step
-        self.metrics = dict(metrics or {})
+        self.metrics = {name: float(value) for name, value in (metrics or {}).items()}
         self._options = options
         self._store = self._open(uri)
         self._rank: int | None = None
