@@ -26,6 +26,7 @@ from aioflux.checkpoint._items import (
     encode_tensor,
     has_plain_memory,
 )
+from aioflux.checkpoint._staging_copy import Copy, address_of, copy_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,6 +134,7 @@ class Arena:
     def fill(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy tensors to where the layout has them; done when this returns."""
         devices = set()
+        copies: list[Copy] = []
         with torch.no_grad():
             for view, tensor in zip(self._views, tensors, strict=True):
                 if view is None:
@@ -141,8 +143,11 @@ class Arena:
                     devices.add(tensor.device)
                     self._pin()
                     view.copy_(tensor, non_blocking=True)
+                elif source := address_of(tensor):
+                    copies.append(Copy(view.data_ptr(), source, view.nbytes))
                 else:
                     view.copy_(tensor)
+        copy_all(copies)
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
 
