@@ -49,6 +49,7 @@ class StreamWriter(io.RawIOBase):
         self._num_written = 0
         self._failure: BaseException | None = None
         self._is_begun = False
+        self._is_ended = False
 
     def writable(self) -> bool:
         """Return True."""
@@ -79,9 +80,9 @@ class StreamWriter(io.RawIOBase):
 
     def flush(self) -> None:
         """Hand everything that was written to the other file, and flush that."""
-        # A file flushes itself when it is closed, also after an error.
-        if self.closed or self._failure is not None:
-            return
+        if self._is_ended:
+            return  # a file flushes itself when it is closed
+        self._require_usable()
         with _Noted(self):
             self._send_gathered()
             self._output.flush()
@@ -100,6 +101,7 @@ class StreamWriter(io.RawIOBase):
                 self._send_gathered()
                 self._put(END_OF_STREAM)
         finally:
+            self._is_ended = True
             self._codec.close()
             super().close()
             self._output.close()
