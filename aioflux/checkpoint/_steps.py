@@ -135,10 +135,16 @@ async def each_bounded(
     return [results[at] for at in range(len(items))]
 
 
-async def list_prefixes(store: Store) -> list[int]:
-    """Return the steps that something lies below, committed or not, ascending; one listing."""
-    listing = await store.list_all("", delimiter="/")
-    steps = (parse_step(prefix) for prefix in listing.prefixes)
+async def list_prefixes(store: Store, root: str = "") -> list[int]:
+    """Return the steps that something lies below, committed or not, ascending; one listing.
+
+    Args:
+        store: Where.
+        root: Prefix of the root of the checkpoints there; empty for the store's own.
+    """
+    within = as_prefix(root)
+    listing = await store.list_all(within, delimiter="/")
+    steps = (parse_step(prefix[len(within) :]) for prefix in listing.prefixes)
     return sorted(step for step in steps if step is not None)
 
 
