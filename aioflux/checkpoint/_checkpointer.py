@@ -24,13 +24,15 @@ from aioflux._errors import (
 from aioflux.checkpoint import _verify
 from aioflux.checkpoint._commit import new_save_id, step_prefix
 from aioflux.checkpoint._handle import SaveHandle
+from aioflux.checkpoint._history import SaveRecord, read_history
 from aioflux.checkpoint._planning import Planner, Survey, survey
 from aioflux.checkpoint._ranks import open_ranks
-from aioflux.checkpoint._retention import Retention
+from aioflux.checkpoint._retention import Pruned, Retention, prune
 from aioflux.checkpoint._staging import Staged, Stager
 from aioflux.checkpoint._steps import list_steps
 from aioflux.checkpoint._uploader_client import LoopUploader, Uploader
 from aioflux.checkpoint._uploader_job import Job, SaveResult, UploadSettings
+from aioflux.checkpoint._uploader_process import ProcessUploader
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
@@ -84,10 +86,13 @@ class Checkpointer:
         self._store = open_store(uri, **options)
         bridge.close_when_dropped(self._store)
         self._settings = UploadSettings(commit_seconds=commit_seconds, retention=retention)
-        self._uploader: Uploader = LoopUploader(self._store, self._settings)
+        kind = ProcessUploader if staging == "process" else LoopUploader
+        self._uploader: Uploader = kind(self._store, self._settings)
         self._ranks = open_ranks(process_group, commit_seconds)
         self._planner = Planner(self._ranks)
-        self._stager = Stager(max_staged_bytes, is_shared=staging == "process")
+        self._stager = Stager(
+            max_staged_bytes, is_shared=staging == "process", on_drop=self._uploader.forget
+        )
         self._lock = bridge.OwnLock()
         self._in_flight: list[tuple[SaveHandle, Staged]] = []
         self._ended: list[SaveHandle] = []
@@ -294,6 +299,28 @@ class Checkpointer:
         """
         return bridge.run(_verify.verify(self._store, step_prefix(step), deep=deep))
 
+    def history(self) -> list[SaveRecord]:
+        """Return one record of each save, also of those that failed, by time."""
+        return bridge.run(read_history(self._store))
+
+    def prune(self, *, dry_run: bool = False) -> Pruned:
+        """Remove the steps that no rule keeps, as each save does after its commit.
+
+        Call it on one rank.
+
+        Args:
+            dry_run: Tell, and remove nothing.
+        """
+        return bridge.run(
+            prune(
+                self._store,
+                self._settings.retention,
+                now=time.time(),
+                protected=self._protected,
+                dry_run=dry_run,
+            )
+        )
+
     def close(self) -> None:
         """Wait for all saves, and give memory and connections back. Closing twice does nothing.
 
@@ -307,8 +334,8 @@ class Checkpointer:
                 self._wait_for_one()
             self._is_closed = True
             failure = self._unseen_error()
-            self._uploader.close()
             self._stager.close()
+            self._uploader.close()
             self._ranks.close()
             bridge.run(self._store.aclose())
             if failure is not None:

@@ -29,7 +29,7 @@ from aioflux.checkpoint._items import (
 from aioflux.checkpoint._staging_copy import Copy, address_of, copy_all
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from aioflux.checkpoint._planning import Resolved
 
@@ -218,6 +218,8 @@ class Stager:
     """Most bytes that are staged at once; one state alone may be larger."""
     is_shared: bool = False
     """Whether another process reads the arenas."""
+    on_drop: Callable[[Arena], None] = lambda _: None
+    """Called with an arena before it is given up."""
     _free: list[Arena] = field(default_factory=list)
     _used: dict[int, Arena] = field(default_factory=dict)
     _num_arenas: int = 0
@@ -293,6 +295,7 @@ class Stager:
 
     def _drop(self, arena: Arena) -> None:
         self._free.remove(arena)
+        self.on_drop(arena)
         arena.close()
 
     def _with_tail(self, plan: Resolved, layout: Layout, arena: Arena | None) -> Staged:

@@ -14,6 +14,7 @@ import logging
 import pickle
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -26,6 +27,7 @@ from aioflux._errors import (
     NotFoundError,
     TransientError,
 )
+from aioflux.checkpoint import _history as history
 from aioflux.checkpoint._commit import (
     COMMIT_KEY,
     Commit,
@@ -34,7 +36,9 @@ from aioflux.checkpoint._commit import (
     encode_commit,
     step_prefix,
 )
+from aioflux.checkpoint._history import SaveRecord
 from aioflux.checkpoint._objects import publish, write_object
+from aioflux.checkpoint._retention import prune
 from aioflux.checkpoint._steps import read_commit
 from aioflux.checkpoint._uploader_job import Manifest, SaveResult, manifest_key
 
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from aioflux._meta import ObjectMeta
+    from aioflux.checkpoint._history import Outcome
     from aioflux.checkpoint._uploader_job import Job, UploadSettings
     from aioflux.store import Store
 
@@ -111,6 +116,7 @@ class _Save:
         self._is_alone = job.world_size == 1
         self._is_coordinator = job.rank == 0
         self._upload_seconds = 0.0
+        self._num_retries = store.stats.num_retries
         self._is_told = False
         self._heard: set[int] = set()
 
@@ -301,15 +307,14 @@ class _Save:
             objects=tuple(stored for objects in told for stored in objects),
             metrics=dict(job.metrics),
         )
-        # Seconds for a large model, and torch may have to be imported.
-        metadata = await asyncio.to_thread(_metadata, job.whole, told, job.save_id)
+        metadata = await _beside(_metadata, job.whole, told, job.save_id)
         data = encode_commit(metadata, commit)
         before = replaces[0] if replaces is not None else None
         try:
             await publish(self._store, self._prefix + COMMIT_KEY, data, replaces=before)
         except (AiofluxError, OSError) as exc:
             await self._look_again(exc)
-        await self._afterwards(replaces[1] if replaces is not None else None)
+        await self._afterwards(commit, replaces[1] if replaces is not None else None)
 
     async def _look_again(self, error: Exception) -> None:
         """Return if a commit that failed is there all the same.
@@ -334,22 +339,49 @@ class _Save:
             ) from error
         raise error
 
-    async def _afterwards(self, replaced: Commit | None) -> None:
-        """Remove what the commit made useless. The step is there, whatever comes of this."""
+    async def _afterwards(self, commit: Commit, replaced: Commit | None) -> None:
+        """Remove what the commit made useless, and note the save. The step is there in any case."""
         job = self._job
+        keys = [self._prefix + manifest_key(job.save_id, rank) for rank in range(1, job.world_size)]
+        if replaced is not None:
+            keys += [self._prefix + stored.key for stored in replaced.objects]
         try:
-            keys = [
-                self._prefix + manifest_key(job.save_id, rank) for rank in range(1, job.world_size)
-            ]
-            if replaced is not None:
-                keys += [self._prefix + stored.key for stored in replaced.objects]
             if keys:
                 await self._store.delete_many(keys)
+            if self._settings.retention.has_rules:
+                pruned = await prune(
+                    self._store,
+                    self._settings.retention,
+                    now=time.time(),
+                    protected={*job.protected, job.step},
+                )
+                for uri, error in pruned.errors.items():
+                    _log.warning("%s could not be removed: %s", uri, error)
         except AiofluxError as exc:
-            _log.warning("%s is saved, and what it replaced could not be removed: %s", self, exc)
+            _log.warning(
+                "%s is saved, and what it made useless could not be removed: %s", self._uri, exc
+            )
+        await self._note("committed", num_bytes=commit.num_bytes)
 
-    def __str__(self) -> str:
-        return self._uri
+    async def _note(self, outcome: Outcome, *, num_bytes: int = 0, error: str = "") -> None:
+        """Add the save to the history; only that is lost where it cannot be."""
+        job = self._job
+        record = SaveRecord(
+            record_id=job.save_id,
+            time=datetime.now(UTC),
+            step=job.step,
+            outcome=outcome,
+            num_bytes=num_bytes,
+            staged_seconds=job.staged_seconds,
+            upload_seconds=max(0.0, time.time() - job.begun - job.staged_seconds),
+            num_retries=self._store.stats.num_retries - self._num_retries,
+            world_size=job.world_size,
+            error=error,
+        )
+        try:
+            await history.append(self._store, record)
+        except AiofluxError as exc:
+            _log.warning("the history of %s misses step %d: %s", self._store.uri, job.step, exc)
 
     async def _undo(self, error: BaseException) -> None:
         """Tell the others, and remove what was written; a failure of that is noted on the error."""
@@ -369,6 +401,8 @@ class _Save:
             if self._uri not in text:
                 text = f"{self._uri} was not saved: rank 0: {text}"
             await self._tell(Manifest(rank=0, error=text, is_unknown=is_unknown))
+        if self._is_coordinator:
+            await self._note("cancelled" if _is_cancel(error) else "failed", error=text)
         if is_unknown:
             return  # what it is made of must stay
         mine = self._prefix + manifest_key(job.save_id, job.rank)
@@ -440,6 +474,17 @@ async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
                 raise
             if task.done():
                 return task.result()
+
+
+async def _beside(work: Callable[..., T], *arguments: Any) -> T:
+    """Work in a thread, while the loop goes on: seconds for a large model, and torch is imported.
+
+    An interpreter that ends starts no thread for it any more, and then nothing else is to be done.
+    """
+    try:
+        return await asyncio.to_thread(work, *arguments)
+    except RuntimeError:
+        return work(*arguments)
 
 
 def _ranks(ranks: set[int]) -> str:

@@ -1,0 +1,235 @@
+"""ProcessUploader: hands what is staged to a process that outlives this one.
+
+The arenas are memory that both share, so that a job is a short message. A process that dies is
+started again, and what it had not finished is handed to the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from aioflux import bridge
+from aioflux._errors import CheckpointError
+from aioflux.checkpoint._uploader_wire import MAX_READ_BYTES, Inbox, send
+
+if TYPE_CHECKING:
+    from aioflux.checkpoint._handle import SaveHandle
+    from aioflux.checkpoint._staging import Arena
+    from aioflux.checkpoint._uploader_job import Job, UploadSettings
+    from aioflux.store import Store
+
+__all__ = ["ProcessUploader"]
+
+_log = logging.getLogger("aioflux")
+
+_MAX_ATTEMPTS: Final = 4
+"""Uploads of one save that may be begun: a save that kills its uploader is given up."""
+
+_SEND_SECONDS: Final = 60.0
+"""Time in which an uploader has to take a message."""
+
+_END_SECONDS: Final = 30.0
+"""Time in which it ends when it is asked to."""
+
+
+@dataclass(slots=True)
+class _Child:
+    """One uploader process."""
+
+    process: subprocess.Popen[bytes]
+    jobs: socket.socket
+    told: socket.socket
+    arenas: set[int] = field(default_factory=set)
+    """Those that it knows."""
+
+    def close(self) -> None:
+        self.jobs.close()
+        self.told.close()
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A job that has not ended."""
+
+    job: Job
+    arena: Arena | None
+    handle: SaveHandle
+
+
+class ProcessUploader:
+    """Uploads in another process."""
+
+    def __init__(self, store: Store, settings: UploadSettings) -> None:
+        if store.uri.startswith("memory://"):
+            raise ValueError(
+                f'staging="process" cannot save to {store.uri}: another process has another '
+                'memory; use staging="thread"'
+            )
+        # Pickled here, so that a store that does not pickle is told of at once.
+        self._opening = pickle.dumps((store, settings))
+        self._lock = bridge.OwnLock()
+        self._pending: dict[int, _Pending] = {}
+        self._num_jobs = 0
+        self._is_closed = False
+        self._pid = os.getpid()
+        self._child: _Child | None = self._start()
+
+    def submit(self, job: Job, arena: Arena | None, handle: SaveHandle) -> None:
+        """See base class."""
+        with self._lock:
+            self._num_jobs += 1
+            number = self._num_jobs
+            self._pending[number] = _Pending(job, arena, handle)
+            handle.attach(_Cancel(self, number))
+            if self._child is None:
+                self._child = self._start()
+            self._hand_over(self._child, number)
+
+    def forget(self, arena: Arena) -> None:
+        """See base class."""
+        with self._lock:
+            child = self._child
+            if child is not None and arena.number in child.arenas:
+                child.arenas.discard(arena.number)
+                self._send(child, ("forget", arena.number))
+
+    def cancel(self, number: int) -> None:
+        """Ask the process to stop one job."""
+        with self._lock:
+            if self._child is not None and number in self._pending:
+                self._send(self._child, ("cancel", number))
+
+    def close(self) -> None:
+        """See base class."""
+        with self._lock:
+            self._is_closed = True
+            child, self._child = self._child, None
+        if child is None or self._pid != os.getpid():
+            return
+        child.jobs.close()
+        try:
+            child.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            child.process.wait()
+
+    def _start(self) -> _Child:
+        """Start a process and say what it serves."""
+        jobs, its_jobs = socket.socketpair()
+        told, its_told = socket.socketpair()
+        with its_jobs, its_told:
+            process = subprocess.Popen(  # noqa: S603  ourselves
+                [
+                    sys.executable,
+                    "-m",
+                    "aioflux.checkpoint._uploader",
+                    str(its_jobs.fileno()),
+                    str(its_told.fileno()),
+                ],
+                # A function that returns tokens is found where this process finds it.
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                pass_fds=(its_jobs.fileno(), its_told.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        jobs.settimeout(_SEND_SECONDS)
+        told.setblocking(False)
+        child = _Child(process, jobs, told)
+        store, settings = pickle.loads(self._opening)  # noqa: S301  our own
+        self._send(child, ("open", store, settings))
+        # Nobody waits for the listening: the process works on when this one ends.
+        listening = self._listen(child)
+        asyncio.run_coroutine_threadsafe(listening, bridge.background_loop())
+        return child
+
+    def _hand_over(self, child: _Child, number: int) -> None:
+        pending = self._pending[number]
+        arena = pending.arena
+        if arena is not None and arena.number not in child.arenas:
+            child.arenas.add(arena.number)
+            self._send(child, ("arena", arena.number, arena.size), arena.fd)
+        self._send(child, ("job", number, pending.job))
+
+    def _send(self, child: _Child, message: object, *fds: int) -> None:
+        """Send what a process that dies meanwhile is sent again when it is found dead."""
+        try:
+            send(child.jobs, message, fds)
+        except OSError:
+            child.process.kill()
+
+    async def _listen(self, child: _Child) -> None:
+        """Hear what a process tells, until it ends."""
+        loop = asyncio.get_running_loop()
+        inbox = Inbox()
+        try:
+            while data := await loop.sock_recv(child.told, MAX_READ_BYTES):
+                for message in inbox.feed(data):
+                    self._take(*message)
+        except OSError:
+            pass  # it died with something unsaid
+        finally:
+            child.told.close()
+        await asyncio.to_thread(self._restart, child)
+
+    def _take(self, kind: str, number: int, what: Any) -> None:
+        pending = self._pending.get(number)
+        if pending is None:
+            return
+        if kind == "sent":
+            pending.handle.advance(what)
+        else:
+            del self._pending[number]
+            pending.handle.end(what)
+
+    def _restart(self, child: _Child) -> None:
+        """Start another process where one died, for what it had not finished."""
+        with self._lock:
+            with suppress(subprocess.TimeoutExpired):
+                child.process.wait(_END_SECONDS)
+            child.jobs.close()
+            if child is self._child:
+                self._child = None
+            if not self._pending or self._is_closed:
+                return
+            _log.warning(
+                "the uploader process ended with status %s; %d saves are begun anew",
+                child.process.returncode,
+                len(self._pending),
+            )
+            self._child = self._start()
+            for number, pending in list(self._pending.items()):
+                job = pending.job
+                pending.job = replace(job, attempt=job.attempt + 1)
+                pending.handle.advance(0)
+                if pending.job.attempt >= _MAX_ATTEMPTS:
+                    del self._pending[number]
+                    pending.handle.end(
+                        CheckpointError(
+                            f"step {job.step} was not saved: {_MAX_ATTEMPTS} uploader processes "
+                            f"died of it, the last with status {child.process.returncode}"
+                        )
+                    )
+                else:
+                    self._hand_over(self._child, number)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    """Cancels one job."""
+
+    uploader: ProcessUploader
+    number: int
+
+    def cancel(self) -> None:
+        """Ask it to stop."""
+        self.uploader.cancel(self.number)

@@ -1,0 +1,78 @@
+"""A training run in a process of its own, for tests that kill it.
+
+    python -m tests.checkpoint.manager.trainer '{"uri": ..., "steps": 3}'
+
+Each line on stdout is an event, such as `staged 2`; the state of a step is known by its number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from aioflux.checkpoint import Checkpointer
+
+SIZE = 60_000
+
+
+def state_of(step: int, *, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
+    """What a step's checkpoint holds; one tensor is cut by ranks, one is the same on all."""
+    whole = torch.full((8, SIZE), float(step)) + torch.arange(8.0)[:, None]
+    mine: Any = whole
+    if world_size > 1:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        mesh = init_device_mesh("cpu", (world_size,))
+        mine = distribute_tensor(whole, mesh, [Shard(0)])
+    return {
+        "model": {"cut": mine, "same": torch.full((SIZE,), float(step))},
+        "optimizer": {"step": step, "groups": [{"lr": 0.1 * step, "betas": (0.9, 0.99)}]},
+        f"rank{rank}": {"number": rank},
+    }
+
+
+def is_state_of(step: int, state: dict[str, Any]) -> bool:
+    """Whether a state that was loaded whole is that of a step."""
+    told = state_of(step)
+    return bool(
+        torch.equal(state["model"]["cut"], told["model"]["cut"])
+        and torch.equal(state["model"]["same"], told["model"]["same"])
+        and state["optimizer"] == told["optimizer"]
+    )
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+def train(plan: dict[str, Any]) -> None:
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    torch.set_num_threads(1)
+    if world_size > 1:
+        dist.init_process_group(
+            "gloo", init_method=plan["meeting"], rank=rank, world_size=world_size
+        )
+    checkpointer = Checkpointer(plan["uri"], **plan.get("options", {}))
+    say("ready")
+    for number in range(plan["steps"]):
+        step = plan.get("first", 1) + number
+        at = step if not plan.get("overwrite") else 1
+        handle = checkpointer.save_async(at, state_of(step, rank=rank, world_size=world_size))
+        say("staged", step)
+        if plan.get("wait", True):
+            handle.result()
+            say("committed", step)
+    checkpointer.close()
+    say("closed")
+    if world_size > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    train(json.loads(sys.argv[1]))
