@@ -11,5 +11,6 @@ It needs `lightning`: `pip install "aioflux[lightning]"`.
 from __future__ import annotations
 
 from aioflux.integrations.lightning._checkpoint_io import AiofluxCheckpointIO
+from aioflux.integrations.lightning._model_checkpoint import ModelCheckpoint
 
-__all__ = ["AiofluxCheckpointIO"]
+__all__ = ["AiofluxCheckpointIO", "ModelCheckpoint"]

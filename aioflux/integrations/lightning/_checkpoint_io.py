@@ -15,13 +15,14 @@ from aioflux._policy import StoreOptions
 from aioflux.checkpoint import load, save
 from aioflux.checkpoint._target import split_uri
 from aioflux.integrations.lightning._background import Background
-from aioflux.integrations.lightning._objects import copy, exists, remove
+from aioflux.integrations.lightning._objects import copy, exists, find, remove
 from aioflux.integrations.lightning._staged import Slabs, Staged
 from aioflux.integrations.lightning._uris import to_uri
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
     import os
+    import re
     from typing import Unpack
 
     Path = str | os.PathLike[str]
@@ -189,6 +190,10 @@ class AiofluxCheckpointIO(CheckpointIO):
         if self._background is not None and self._background.is_pending(uri):
             return True
         return exists(uri, self.options)
+
+    def find(self, directory: Path, pattern: re.Pattern[str]) -> list[str]:
+        """Return the checkpoints right below a prefix whose names match, as whole uris."""
+        return find(to_uri(directory), pattern, self.options)
 
     def wait(self) -> None:
         """Wait until all that was saved is stored.

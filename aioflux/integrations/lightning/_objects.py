@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from aioflux._meta import ObjectMeta
     from aioflux.sync import Store
 
-__all__ = ["META_KEY", "copy", "exists", "is_part", "is_sharded", "remove"]
+__all__ = ["META_KEY", "copy", "exists", "find", "is_part", "is_sharded", "remove"]
 
 META_KEY: Final = "meta.pt"
 """What Lightning names the object of all that is neither weights nor optimizer state."""
@@ -39,6 +39,16 @@ def exists(uri: str, options: Mapping[str, Any]) -> bool:
     """Tell whether there is a checkpoint."""
     with _opened(uri, options) as (store, key):
         return _find(store, key) is not None or _find(store, f"{key}/{COMMIT_KEY}") is not None
+
+
+def find(uri: str, pattern: re.Pattern[str], options: Mapping[str, Any]) -> list[str]:
+    """Return the checkpoints right below a prefix whose names match, as whole uris."""
+    with sync.open_store(uri, **options) as store:
+        listing = store.list_all(delimiter="/")
+        names = [meta.key for meta in listing if pattern.fullmatch(meta.key)]
+        prefixes = [each for each in listing.prefixes if pattern.fullmatch(each[:-1])]
+        names += [each[:-1] for each in prefixes if _find(store, f"{each}{COMMIT_KEY}")]
+        return [f"{store.uri}{name}" for name in names]
 
 
 def is_sharded(uri: str, options: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What Lightning calls a path, as a uri: pure."""
+"""What Lightning calls a path, and the names of its checkpoints: pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 from aioflux._uri import SCHEMES, parse_uri, quote_path
 
-__all__ = ["is_below", "is_same", "to_uri"]
+__all__ = ["is_below", "is_same", "name_pattern", "to_uri"]
 
 _TAKEN_APART = re.compile(rf"^(?:{'|'.join([*SCHEMES, 'gcs'])}):/(?!/)", re.IGNORECASE)
 
@@ -41,6 +41,17 @@ def is_same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
 def is_below(path: str | os.PathLike[str], directory: str | os.PathLike[str]) -> bool:
     """Tell whether a checkpoint is somewhere below a directory or prefix."""
     return _normal(path).startswith(f"{_normal(directory)}/")
+
+
+def name_pattern(template: str, extension: str) -> re.Pattern[str]:
+    """Return what matches the names that `ModelCheckpoint` makes of a template.
+
+    Args:
+        template: Such as `last`, or `{epoch}-last` with metrics in braces.
+        extension: Such as `.ckpt`.
+    """
+    words = re.split(r"\{[^}]*\}", template)
+    return re.compile(rf"{'.+'.join(map(re.escape, words))}(-v\d+)?{re.escape(extension)}")
 
 
 def _normal(path: str | os.PathLike[str]) -> str:

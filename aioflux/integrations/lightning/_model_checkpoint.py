@@ -1,0 +1,200 @@
+"""ModelCheckpoint: Lightning's, with what it gets wrong about buckets put right."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from lightning.fabric.utilities.cloud_io import get_filesystem
+from lightning.pytorch.callbacks import ModelCheckpoint as _LightningModelCheckpoint
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
+from lightning.pytorch.utilities.rank_zero import (  # type: ignore[attr-defined]
+    rank_zero_warn,
+)
+
+from aioflux._errors import CheckpointError
+from aioflux._uri import parse_uri
+from aioflux.integrations.lightning._checkpoint_io import AiofluxCheckpointIO
+from aioflux.integrations.lightning._uris import is_below, is_same, name_pattern, to_uri
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lightning.pytorch import LightningModule, Trainer
+    from torch import Tensor
+
+__all__ = ["ModelCheckpoint"]
+
+
+class ModelCheckpoint(_LightningModelCheckpoint):
+    """Lightning's ModelCheckpoint for a `dirpath` in a bucket; takes the same arguments.
+
+    Use it with `AiofluxCheckpointIO`. Where it differs:
+
+    * `ckpt_path="last"` resumes from the bucket. Lightning's own warns and trains from step 0.
+    * A checkpoint is removed when the one that replaces it is stored, never the one that training
+      was resumed from, and never one outside of `dirpath`. So there is one to resume from, always.
+    * `save_last` copies the checkpoint that was just stored on the service. Lightning's own uploads
+      it twice.
+    """
+
+    def __init__(
+        self,
+        dirpath: str | Path | None = None,
+        filename: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Choose what is saved and when, as Lightning's `ModelCheckpoint`.
+
+        Raises:
+            ValueError: `dirpath` was a uri before `pathlib.Path` took it apart.
+        """
+        if dirpath is not None:
+            uri = to_uri(dirpath)
+            if uri.startswith("file://"):  # which Lightning takes for a relative path
+                dirpath = parse_uri(uri).key
+            elif uri.startswith(("gs://", "gcs://")) and find_spec("gcsfs") is None:
+                from aioflux.integrations.fsspec import register
+
+                register(replace=("gs", "gcs"))  # nobody else answers to the names
+        self._plugin: AiofluxCheckpointIO | None = None
+        self._stored: tuple[str, int] | None = None
+        """The checkpoint stored last, and the step that it is of."""
+        self._coming_last = ""
+        super().__init__(dirpath, filename, **options)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """See base class.
+
+        Raises:
+            TypeError: Checkpoints are saved by Lightning's AsyncCheckpointIO.
+        """
+        plugin = trainer.strategy.checkpoint_io
+        if isinstance(plugin, AsyncCheckpointIO):
+            raise TypeError(
+                "Lightning's AsyncCheckpointIO removes a checkpoint before the next one is stored; "
+                "use AiofluxCheckpointIO(background=True) in its place"
+            )
+        self._plugin = _plugin_of(trainer)
+        super().setup(trainer, pl_module, stage)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Wait until all is stored, also under strategies that do not tell the plugin their end."""
+        super().teardown(trainer, pl_module, stage)
+        if self._plugin is not None:
+            self._plugin.wait()
+
+    def state_dict(self) -> dict[str, Any]:
+        """See base class."""
+        state = super().state_dict()
+        if self._coming_last:
+            # What is saved now is copied to be the last one: it must name itself, or the resumed
+            # run takes it for somebody else's and begins another.
+            state["last_model_path"] = self._coming_last
+        return state
+
+    def file_exists(self, filepath: str | Path, trainer: Trainer) -> bool:
+        """See base class; one that is under way exists, too."""
+        if self._plugin is None:
+            return super().file_exists(filepath, trainer)
+        found = trainer.is_global_zero and self._plugin.exists(filepath)
+        return bool(trainer.strategy.reduce_boolean_decision(found, all=False))
+
+    def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
+        directory = str(self.__resolve_ckpt_dir(trainer))
+        plugin = _plugin_of(trainer)
+        if plugin is None or "://" not in directory:
+            return super()._find_last_checkpoints(trainer)
+        pattern = name_pattern(self.CHECKPOINT_NAME_LAST, self.FILE_EXTENSION)
+        found = plugin.find(directory, pattern)
+        for uri in found:
+            _require_visible(uri)
+        return set(found)
+
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        if self._copies_last:
+            self._coming_last = self._name_last(trainer, self._monitor_candidates(trainer))
+        try:
+            super()._save_checkpoint(trainer, filepath)
+        finally:
+            self._coming_last = ""
+        self._stored = (filepath, trainer.global_step)
+
+    def _save_last_checkpoint(
+        self, trainer: Trainer, monitor_candidates: dict[str, Tensor]
+    ) -> None:
+        stored, self._stored = self._stored, None
+        if not self._copies_last or stored is None or stored[1] != trainer.global_step:
+            super()._save_last_checkpoint(trainer, monitor_candidates)
+            self._stored = None
+            return
+        path = self._name_last(trainer, monitor_candidates)
+        previous, self.last_model_path = self.last_model_path, path
+        if trainer.is_global_zero and self._plugin is not None:
+            self._plugin.copy_checkpoint(stored[0], path)
+        trainer.strategy.barrier("ModelCheckpoint.save_last")
+        if previous and self._should_remove_checkpoint(trainer, previous, path):
+            self._remove_checkpoint(trainer, previous)
+
+    @property
+    def _copies_last(self) -> bool:
+        """Whether the last checkpoint is a copy of the one that was stored just before."""
+        return self.save_last is True and self._plugin is not None
+
+    def _name_last(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> str:
+        """Return a name that is free, or that of the last checkpoint of this run."""
+        path = self.format_checkpoint_name(monitor_candidates, self.CHECKPOINT_NAME_LAST)
+        version = self.STARTING_VERSION
+        while (
+            self._enable_version_counter
+            and path != self.last_model_path
+            and self.file_exists(path, trainer)
+        ):
+            path = self.format_checkpoint_name(
+                monitor_candidates, self.CHECKPOINT_NAME_LAST, ver=version
+            )
+            version += 1
+        return path
+
+    def _should_remove_checkpoint(self, trainer: Trainer, previous: str, current: str) -> bool:
+        if is_same(previous, current):
+            return False
+        if trainer.ckpt_path is not None and is_same(previous, trainer.ckpt_path):
+            return False
+        return self.dirpath is not None and is_below(previous, self.dirpath)
+
+    def __warn_if_dir_not_empty(self, dirpath: str | Path) -> None:
+        # Called by the setup of the base class, which would ask fsspec.
+        if self._plugin is not None and self.save_top_k != 0:
+            if self._plugin.find(dirpath, re.compile(".*")):
+                rank_zero_warn(f"Checkpoint directory {dirpath} exists and is not empty.")
+        else:
+            super().__warn_if_dir_not_empty(dirpath)
+
+
+def _plugin_of(trainer: Trainer) -> AiofluxCheckpointIO | None:
+    plugin = trainer.strategy.checkpoint_io
+    return plugin if isinstance(plugin, AiofluxCheckpointIO) else None
+
+
+def _require_visible(uri: str) -> None:
+    """Refuse to go on where Lightning would find no checkpoint and begin anew.
+
+    It asks fsspec whether and when a checkpoint was stored.
+    """
+    filesystem = get_filesystem(uri)
+    try:
+        if filesystem.exists(uri):
+            filesystem.modified(uri)
+            return
+    except (KeyError, NotImplementedError) as exc:  # gcsfs knows no time of a directory
+        cause: Exception | None = exc
+    else:
+        cause = None
+    raise CheckpointError(
+        f"{uri} is there, but Lightning does not find it through {type(filesystem).__name__} of "
+        'fsspec; call aioflux.integrations.fsspec.register(replace=("gs", "gcs")), and where '
+        "AiofluxCheckpointIO has an endpoint_url or credentials, set "
+        'fsspec.config.conf["gs"] = {"endpoint_url": ...}'
+    ) from cause

@@ -1,0 +1,163 @@
+"""ModelCheckpoint in a bucket, under a trainer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+import aioflux
+from aioflux import RetryPolicy
+from aioflux.integrations.lightning import AiofluxCheckpointIO, ModelCheckpoint
+from aioflux.testing import GCSServer
+from tests.integrations.lightning.tiny import OF_LIGHTNING, At, Tiny, fit
+from tests.integrations.lightning.watch import Watch
+
+RUN = "gs://bucket/run"
+KEEP_TRYING = RetryPolicy(max_attempts=10_000, initial_seconds=0.01, max_seconds=0.02)
+
+pytestmark = OF_LIGHTNING
+
+
+def every(num_steps: int, dirpath: Any = RUN, **options: Any) -> ModelCheckpoint:
+    return ModelCheckpoint(dirpath, every_n_train_steps=num_steps, **options)
+
+
+def assert_equal(one: Tiny, other: Tiny) -> None:
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name])
+
+
+def test_a_killed_run_resumes_from_the_bucket_and_ends_as_an_unbroken_one(
+    server: GCSServer,
+) -> None:
+    """Killed while a save is under way in the background."""
+    command = [sys.executable, "-m", "tests.integrations.lightning.killed_run", RUN]
+    child = subprocess.run(command, cwd=Path(__file__).parents[3], check=False)
+    assert child.returncode == -signal.SIGKILL
+    begun: list[int] = []
+    noting = At(None, lambda trainer: begun.append(trainer.global_step))
+    plugin = AiofluxCheckpointIO(background=True)
+    _, resumed = fit(12, plugin, [every(2, save_last=True), noting], ckpt_path="last")
+    assert begun[0] in {2, 4, 6}
+    assert begun[-1] == 11
+    assert_equal(fit(12, AiofluxCheckpointIO(), [], enable_checkpointing=False)[1], resumed)
+    assert "run/last-v1.ckpt" not in server.keys("bucket")
+
+
+@pytest.mark.parametrize("is_background", [False, True], ids=["foreground", "background"])
+def test_there_is_a_checkpoint_always(server: GCSServer, is_background: bool) -> None:
+    """The bucket as it is behind every request, with a service that refuses half of them."""
+    server.faults.add("*insert*", status=503, probability=0.7)
+    watch = Watch(server)
+    plugin = AiofluxCheckpointIO(background=is_background, retry=KEEP_TRYING)
+    fit(8, plugin, [every(1)])
+    with_one = [keys for keys in watch.seen if keys]
+    assert watch.seen[0] == set()
+    assert watch.seen[1:] == with_one
+    assert len(with_one) > 8
+    assert server.keys("bucket") == ["run/epoch=0-step=8.ckpt"]
+
+
+def test_what_cannot_be_stored_ends_the_run_and_keeps_the_older_checkpoint(
+    server: GCSServer,
+) -> None:
+    plugin = AiofluxCheckpointIO(background=True)
+
+    def refuse(_: object) -> None:
+        plugin.wait()
+        server.faults.add("*insert*", status=403)
+
+    with pytest.raises(aioflux.PermissionDeniedError, match=r"step=4\.ckpt"):
+        fit(8, plugin, [every(2), At(3, refuse)])
+    assert server.keys("bucket") == ["run/epoch=0-step=2.ckpt"]
+
+
+def test_the_last_checkpoint_is_copied_on_the_service_and_goes_on_under_its_name(
+    server: GCSServer,
+) -> None:
+    plugin = AiofluxCheckpointIO()
+    fit(4, plugin, [every(2, save_last=True)])
+    assert server.keys("bucket") == ["run/epoch=0-step=4.ckpt", "run/last.ckpt"]
+    assert server.stats.operation("objects.insert").requests == 2
+    assert plugin.load_checkpoint(f"{RUN}/last.ckpt")["global_step"] == 4
+    _, _ = fit(6, plugin, [every(2, save_last=True)], ckpt_path="last")
+    assert server.keys("bucket") == ["run/epoch=0-step=6.ckpt", "run/last.ckpt"]
+    assert plugin.load_checkpoint(f"{RUN}/last.ckpt")["global_step"] == 6
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed from")
+def test_what_a_run_resumed_from_and_what_is_elsewhere_stays(server: GCSServer) -> None:
+    fit(2, AiofluxCheckpointIO(), [every(2)])
+    source = f"{RUN}/epoch=0-step=2.ckpt"
+    fit(6, AiofluxCheckpointIO(), [every(2)], ckpt_path=source)
+    assert server.keys("bucket") == ["run/epoch=0-step=2.ckpt", "run/epoch=0-step=6.ckpt"]
+    other = f"{RUN}/epoch=0-step=6.ckpt"
+    fit(10, AiofluxCheckpointIO(), [every(2, "gs://bucket/run2")], ckpt_path=other)
+    assert server.keys("bucket") == [
+        "run/epoch=0-step=2.ckpt",
+        "run/epoch=0-step=6.ckpt",
+        "run2/epoch=1-step=10.ckpt",
+    ]
+
+
+def test_sigterm_saves_before_the_run_ends(server: GCSServer) -> None:
+    plugin = AiofluxCheckpointIO(background=True)
+    terminate = At(3, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SIGTERMException):
+        fit(8, plugin, [every(100, save_on_exception=True, save_last=True), terminate])
+    assert server.keys("bucket") == ["run/epoch=0-step=4.ckpt", "run/last.ckpt"]
+    running, _ = fit(8, plugin, [every(100, save_last=True)], ckpt_path="last")
+    assert running.global_step == 8
+
+
+def test_storage_options_reach_the_plugin_through_the_trainer(server: GCSServer) -> None:
+    running, _ = fit(1, AiofluxCheckpointIO(), [], enable_checkpointing=False)
+    running.save_checkpoint(f"{RUN}/x.ckpt", storage_options={"metadata": {"run": "7"}})
+    with aioflux.sync.open_store(RUN) as store:
+        assert store.head("x.ckpt").metadata == {"run": "7"}
+
+
+def test_a_bucket_that_fsspec_does_not_see_is_no_reason_to_begin_anew(
+    server: GCSServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(2, AiofluxCheckpointIO(), [every(1, save_last=True)])
+    with GCSServer(buckets=("bucket",)) as elsewhere:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", elsewhere.url)
+        plugin = AiofluxCheckpointIO(endpoint_url=server.url)
+        with pytest.raises(aioflux.CheckpointError, match=r"last\.ckpt is there, but"):
+            fit(4, plugin, [every(1, save_last=True)], ckpt_path="last")
+
+
+@pytest.mark.filterwarnings("ignore:.*there is no last checkpoint available")
+def test_the_first_run_may_ask_for_the_last_checkpoint(server: GCSServer) -> None:
+    running, _ = fit(1, AiofluxCheckpointIO(), [every(1, save_last=True)], ckpt_path="last")
+    assert running.global_step == 1
+
+
+def test_a_plugin_that_removes_too_early_is_refused(server: GCSServer) -> None:
+    with pytest.raises(TypeError, match=r"AiofluxCheckpointIO\(background=True"):
+        fit(1, AsyncCheckpointIO(AiofluxCheckpointIO()), [every(1)])
+
+
+@pytest.mark.parametrize("form", ["path", "uri"])
+def test_a_local_dirpath_works_as_path_and_as_uri(form: str, tmp_path: Path) -> None:
+    dirpath = tmp_path / "run" if form == "path" else f"file://{tmp_path}/run"
+    fit(2, AiofluxCheckpointIO(), [every(1, dirpath, save_last=True)])
+    names = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert names == ["epoch=0-step=2.ckpt", "last.ckpt"]
+    running, _ = fit(3, AiofluxCheckpointIO(), [every(1, dirpath, save_last=True)], "last")
+    assert running.global_step == 3
+
+
+def test_a_dirpath_that_pathlib_took_apart_is_refused() -> None:
+    with pytest.raises(ValueError, match="pass uris as strings"):
+        ModelCheckpoint(Path(RUN))
