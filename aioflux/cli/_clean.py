@@ -52,12 +52,15 @@ def clean(
     endpoint_url: Endpoint = None,
     anonymous: Anonymous = False,
 ) -> int:
-    """Abort open multipart uploads, and delete left-over temporary objects.
+    """Abort open multipart uploads, and delete what dead processes left.
 
     These are objects below ".aioflux-uploads/" and "aioflux-composed-objects/", at any depth below
-    URI; on local disk, files named ".aioflux-" (or ".aioflux-lock-") and 32 hexadecimal digits.
+    URI; on local disk, files named ".aioflux-" (or ".aioflux-lock-") and 32 hexadecimal digits;
+    and objects of killed saves of checkpoints, which no commit object names. Where a commit object
+    is damaged, its objects stay, and the exit status is 1.
+
     Nobody can tell a dead upload from a slow one: keep --older-than above the time that your
-    longest upload takes.
+    longest upload, or save of a checkpoint, takes.
 
     --json: type ("upload" or "object"), uri, and of an upload upload_id and initiated (RFC 3339).
     Uploads come first, each kind by key.
@@ -74,11 +77,15 @@ def clean(
     if place.is_local and not os.path.isdir(place.path):
         raise NotFoundError(f"there is no directory {place.text}", uri=str(place.location))
 
+    from aioflux.checkpoint._orphans import clean_store
+
     async def work() -> int:
         root, key = place.split()
         prefix = key if not key or key.endswith("/") else f"{key}/"
         async with open_place(root, access) as store:
-            result = await store.clean(prefix, older_than_seconds=seconds, dry_run=dry_run)
+            result = await clean_store(
+                store, prefix, older_than_seconds=seconds, dry_run=dry_run
+            )
         rows = _rows(result, store)
         await tell(
             "\n".join(json_line(row) if as_json else _line(row, dry_run=dry_run) for row in rows)
