@@ -1,0 +1,282 @@
+"""StorageReader: loads of torch.distributed.checkpoint from a bucket.
+
+coordinator   .metadata, once, told to all ranks
+every rank    its part of each tensor, by ranges, verified, into the memory where it goes
+"""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint import storage as dcp_storage
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType
+from torch.futures import Future
+
+from aioflux import bridge
+from aioflux._errors import AiofluxError, CheckpointError, CheckpointNotFoundError
+from aioflux._uri import parse_uri
+from aioflux.checkpoint._objects import open_checkpoint
+from aioflux.checkpoint._steps import uri_below
+from aioflux.checkpoint.dcp._decode import as_bytes, default_registry, load_value
+from aioflux.checkpoint.dcp._fetch import WantedValue, fetch
+from aioflux.checkpoint.dcp._shared import Loader, find_loader
+from aioflux.checkpoint.dcp._source import Source, decode_source, read_commit_object
+from aioflux.checkpoint.dcp._units import Wanted
+
+if TYPE_CHECKING:
+    import os
+    from typing import Unpack
+
+    from torch.distributed.checkpoint._extension import ExtensionRegistry
+    from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+
+    from aioflux._policy import StoreOptions
+    from aioflux.store import Store
+
+__all__ = ["StorageReader"]
+
+_SCHEMES = ("gs://", "file://", "memory://")
+
+
+class _Unreadable(Metadata):
+    """Stands for metadata that could not be read, until the loader may be told so.
+
+    `dcp.load` takes every error of `read_metadata` for metadata that is not there, and makes an
+    AssertionError of it; an error of `set_up_storage_reader` it passes on as it is.
+    """
+
+    def __init__(self, error: AiofluxError) -> None:
+        super().__init__(state_dict_metadata={}, planner_data={}, storage_data={})
+        self.error = error
+
+
+class StorageReader(dcp_storage.StorageReader):
+    """Reads checkpoints of `torch.distributed.checkpoint` from object storage.
+
+        dcp.load(state, storage_reader=StorageReader("gs://bucket/run-7/step-100"))
+
+    Every rank makes one. What a rank needs is read by ranges: of a tensor that is sharded in
+    another way than it was saved, the rows that it holds. Blocks of 64 KiB or more are compared
+    with the checksums that the commit holds, and objects are read in the generations that it names.
+
+    Checkpoints that stock `FileSystemWriter` and `FsspecWriter` wrote load, too, by ranges as well.
+    They hold no checksums: their objects are pinned to the generations found when the load begins,
+    and a damaged byte in them goes unnoticed.
+
+    Nothing is executed of what a checkpoint says: metadata is read by a machine that runs no code,
+    and values that are no tensors by `torch.load(weights_only=True)`. What `dcp.load` raises is a
+    `CheckpointException`, which is no `Exception`; its `failures` hold the errors of the ranks.
+    After an error the state that was loaded into may hold a part of the checkpoint.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        weights_only: bool = True,
+        verify: bool = True,
+        extension_registry: ExtensionRegistry | None = None,
+        **options: Unpack[StoreOptions],
+    ) -> None:
+        """Sends nothing yet.
+
+        Args:
+            uri: Prefix of the checkpoint, such as `gs://bucket/run-7/step-100`.
+            weights_only: Refuse values whose pickles hold more than tensors and plain values, but
+                for what `torch.serialization.add_safe_globals` was told. Otherwise the planner
+                unpickles them, which executes what they say.
+            verify: Compare what is read with the checksums of the commit. Without it, ranges are
+                not widened to whole blocks.
+            extension_registry: Transforms that items of stock DCP may have; its own and ours by
+                default.
+            options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
+                `ssl_context`, as `aioflux.open_store`.
+
+        Raises:
+            ValueError: The uri cannot be opened, or a setting has no effect with it.
+        """
+        super().__init__()
+        self.weights_only = weights_only
+        self.verify = verify
+        self._registry = extension_registry or default_registry()
+        self._options = options
+        self._store = self._open(uri)
+        self._source: Source | None = None
+
+    def __repr__(self) -> str:
+        return f"<StorageReader {self.checkpoint_id}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        options = {name: value for name, value in self._options.items() if name != "progress"}
+        return {**self.__dict__, "_options": options, "_source": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        bridge.close_when_dropped(self._store)
+
+    def _open(self, uri: str) -> Store:
+        store = open_checkpoint(uri, **self._options)
+        bridge.close_when_dropped(store)
+        return store
+
+    @property
+    def checkpoint_id(self) -> str:
+        """Uri of the checkpoint that is read."""
+        return self._store.uri.rstrip("/")
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Tell whether this is a uri that a checkpoint can be read from; a path never is."""
+        if not isinstance(checkpoint_id, str) or not checkpoint_id.startswith(_SCHEMES):
+            return False
+        try:
+            parse_uri(checkpoint_id)
+        except ValueError:
+            return False
+        return True
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin another load, from another uri where one is given; all settings stay.
+
+        Raises:
+            ValueError: It is not a whole uri, or was taken apart by `pathlib.Path`.
+        """
+        self._source = None
+        if checkpoint_id is None or checkpoint_id == "":
+            return
+        if not self.validate_checkpoint_id(checkpoint_id):
+            raise ValueError(
+                f"checkpoint_id must be a whole uri in a string, such as {self.checkpoint_id!r}, "
+                f"not {checkpoint_id!r}; a Path drops a slash of gs://"
+            )
+        if str(checkpoint_id).rstrip("/") != self.checkpoint_id:
+            self._store = self._open(str(checkpoint_id))
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Read the metadata of the checkpoint; called by `dcp.load`, once on all ranks together.
+
+        Args:
+            args: Nothing.
+            kwargs: `rank`, for the metadata of a save without collectives.
+
+        Raises:
+            CheckpointNotFoundError: There is no checkpoint.
+            CheckpointCorruptError: It is damaged, or holds what it must not; nothing was executed.
+            StorageError: It could not be read.
+        """
+        rank: int | None = kwargs.get("rank")
+        loader = find_loader()
+        try:
+            source = self._read_source(rank, loader)
+        except AiofluxError as exc:
+            if loader is None or (rank is None and isinstance(exc, CheckpointNotFoundError)):
+                raise  # where there is no loader, or metadata of this rank alone may be there
+            return _Unreadable(exc)
+        self._source = source
+        if source.metadata.storage_meta is None:
+            source.metadata.storage_meta = StorageMeta()
+        return source.metadata
+
+    def _read_source(self, rank: int | None, loader: Loader | None) -> Source:
+        def read() -> bytes:
+            return bridge.run(read_commit_object(self._store, rank))
+
+        data = read() if loader is None or rank is not None else loader.share(read)
+        return decode_source(self._store, data, rank)
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Take the metadata. See base class.
+
+        Raises:
+            CheckpointError: It could not be read: the error of `read_metadata`.
+        """
+        if isinstance(metadata, _Unreadable):
+            raise metadata.error
+        source = self._source
+        if source is None or source.metadata is not metadata:
+            # Of another reader, or changed on the way: its commit is not known.
+            raise CheckpointError(
+                f"{self!r} was given metadata that it did not read; call read_metadata() of the "
+                "reader that loads"
+            )
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """See base class."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """See base class."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what a plan asks for. See base class.
+
+        Every tensor of the plan is resolved before the first byte is read.
+
+        Raises:
+            CheckpointCorruptError: What is stored is not what was saved.
+            CheckpointError: A value is not loaded because of `weights_only`.
+            StorageError: It could not be read.
+        """
+        source = self._source
+        if source is None:
+            raise CheckpointError(f"{self!r} has no metadata; call read_metadata() first")
+        wants: list[Wanted | WantedValue] = []
+        targets: dict[int, tuple[ReadItem, torch.Tensor]] = {}
+        for number, item in enumerate(plan.items):
+            if item.type == LoadItemType.BYTE_IO:
+                wants.append(self._value(source, item, planner))
+                continue
+            target = planner.resolve_tensor(item).detach()
+            targets[number] = item, target
+            wants.append(_tensor(source, item, target))
+
+        def done(number: int) -> None:
+            if number in targets:
+                planner.commit_tensor(*targets[number])
+
+        with torch.no_grad():
+            fetch(
+                self._store,
+                source,
+                wants,
+                registry=self._registry,
+                done=done,
+                is_verified=self.verify,
+            )
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _value(self, source: Source, item: ReadItem, planner: LoadPlanner) -> WantedValue:
+        stored = source.find(item.storage_index)
+        name = item.storage_index.fqn
+
+        def take(data: torch.Tensor) -> None:
+            if self.weights_only:
+                # The planner unpickles whatever it is given: looked through before it is.
+                load_value(as_bytes(data), name, uri_below(self._store, stored.key))
+            planner.load_bytes(item, io.BytesIO(as_bytes(data)))
+
+        return WantedValue(name, stored, take)
+
+
+def _tensor(source: Source, item: ReadItem, target: torch.Tensor) -> Wanted:
+    index = item.storage_index
+    if tuple(target.shape) != tuple(item.lengths):
+        raise CheckpointError(
+            f"{index.fqn!r} of {source.uri} is loaded into a tensor of {tuple(target.shape)}, and "
+            f"{tuple(item.lengths)} of it were planned; give load a state of the saved shapes"
+        )
+    shape, offsets = source.shape(index), tuple(item.storage_offsets)
+    if len(offsets) != len(shape.sizes) or any(
+        not 0 <= at <= at + length <= size
+        for at, length, size in zip(offsets, item.lengths, shape.sizes, strict=False)
+    ):
+        raise source.corrupt(f"a plan asks for more of {index.fqn!r} than is stored")
+    return Wanted(index.fqn, source.find(index), shape, offsets, target)

@@ -1,0 +1,162 @@
+"""What a checkpoint is made of: its metadata, its commit, and where each item lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from aioflux._errors import CheckpointCorruptError, CheckpointNotFoundError, NotFoundError
+from aioflux.checkpoint._commit import COMMIT_KEY, decode_commit, find_save_id
+from aioflux.checkpoint._steps import is_home, uri_below
+from aioflux.checkpoint.dcp._unpickle import decode_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
+
+    from aioflux.checkpoint._commit import Commit, StoredItem, StoredObject
+    from aioflux.store import Store
+
+__all__ = ["Shape", "Source", "Stored", "decode_source", "metadata_key", "read_commit_object"]
+
+
+class Stored(NamedTuple):
+    """Where one item lies."""
+
+    key: str
+    """Name of its object, below the checkpoint's prefix."""
+    offset: int
+    """First byte."""
+    length: int
+    """Bytes."""
+    descriptors: tuple[str, ...]
+    """How stock DCP transformed it."""
+    obj: StoredObject | None
+    """What the commit says of the object; None in a checkpoint without a commit."""
+    item: StoredItem | None
+    """What the commit says of the item."""
+
+
+class Shape(NamedTuple):
+    """What a stored tensor, or a part of one, is like."""
+
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its memory."""
+        return torch.Size(self.sizes).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Source:
+    """One checkpoint, as its commit object tells of it."""
+
+    uri: str
+    """Uri of the checkpoint."""
+    metadata: Metadata
+    """DCP's metadata."""
+    commit: Commit | None
+    """Our commit; None where stock DCP wrote the checkpoint."""
+    is_pinned: bool
+    """It lies where it was saved, so that objects have the generations that the commit names."""
+    objects: Mapping[str, StoredObject] = field(init=False, repr=False)
+    """The objects of the commit, by key."""
+    items: Mapping[tuple[str, int], StoredItem] = field(init=False, repr=False)
+    """The items of the commit, by key and offset."""
+
+    def __post_init__(self) -> None:
+        objects = {each.key: each for each in (self.commit.objects if self.commit else ())}
+        items = {(key, item.offset): item for key, each in objects.items() for item in each.items}
+        object.__setattr__(self, "objects", objects)
+        object.__setattr__(self, "items", items)
+
+    def find(self, index: MetadataIndex) -> Stored:
+        """Return where an item lies.
+
+        Raises:
+            CheckpointCorruptError: The checkpoint does not say, or contradicts itself.
+        """
+        info = (self.metadata.storage_data or {}).get(index)
+        if info is None:
+            raise self.corrupt(f"it does not say where {index.fqn!r} is stored")
+        obj = item = None
+        if self.commit is not None:
+            obj = self.objects.get(info.relative_path)
+            item = self.items.get((info.relative_path, info.offset))
+            if obj is None or item is None or item.length != info.length:
+                raise self.corrupt(f"commit and metadata differ in where {index.fqn!r} is stored")
+            if not 0 <= item.offset <= item.offset + item.length <= obj.size:
+                raise self.corrupt(f"{index.fqn!r} lies beyond the end of {info.relative_path!r}")
+        descriptors = tuple(info.transform_descriptors or ())
+        return Stored(info.relative_path, info.offset, info.length, descriptors, obj, item)
+
+    def shape(self, index: MetadataIndex) -> Shape:
+        """Return what the stored part of a tensor is like that has this index.
+
+        Raises:
+            CheckpointCorruptError: There is none.
+        """
+        tensor = self.metadata.state_dict_metadata.get(index.fqn)
+        if isinstance(tensor, TensorStorageMetadata):
+            part = _part(tensor.chunks, index)
+            if part is not None:
+                return Shape(tuple(part.sizes), tensor.properties.dtype)
+        raise self.corrupt(f"it holds no part of {index.fqn!r} at {index.offset}")
+
+    def corrupt(self, what: str) -> CheckpointCorruptError:
+        """Return the error that says what is wrong with it."""
+        return CheckpointCorruptError(f"{self.uri} is damaged: {what}; load an earlier checkpoint")
+
+
+def _part(parts: list[ChunkStorageMetadata], index: MetadataIndex) -> ChunkStorageMetadata | None:
+    at = index.index
+    if at is not None and at < len(parts) and parts[at].offsets == index.offset:
+        return parts[at]
+    return next((each for each in parts if each.offsets == index.offset), None)
+
+
+def metadata_key(rank: int | None) -> str:
+    """Return the key of the commit object; of one rank where it saved for itself alone."""
+    return COMMIT_KEY if rank is None else f"__{rank}{COMMIT_KEY}"
+
+
+async def read_commit_object(store: Store, rank: int | None) -> bytes:
+    """Return the bytes of a commit object.
+
+    Raises:
+        CheckpointNotFoundError: There is none.
+        StorageError: It cannot be read.
+    """
+    key = metadata_key(rank)
+    try:
+        return await store.get(key)
+    except NotFoundError as exc:
+        raise CheckpointNotFoundError(
+            f"there is no checkpoint at {store.uri}: it has no {key}. A save that did not finish "
+            "leaves none; see what is there with `aioflux ckpt list`"
+        ) from exc
+
+
+def decode_source(store: Store, data: bytes, rank: int | None = None) -> Source:
+    """Return the checkpoint whose commit object has these bytes.
+
+    Raises:
+        CheckpointCorruptError: It is damaged, forged, or was cut off.
+    """
+    uri = uri_below(store, metadata_key(rank))
+    pickled, commit = decode_commit(data, uri=uri)
+    metadata = decode_metadata(pickled, uri=uri)
+    storage = (metadata.storage_data or {}).values()
+    if commit is None and any(find_save_id(info.relative_path) for info in storage):
+        raise CheckpointCorruptError(
+            f"{uri} was cut off: aioflux wrote it, and its commit is missing; load an earlier "
+            "checkpoint"
+        )
+    home = commit is not None and is_home(store, "", commit)
+    return Source(store.uri.rstrip("/"), metadata, commit, home)
