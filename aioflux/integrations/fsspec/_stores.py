@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from fsspec import asyn  # type: ignore[import-untyped]
 from fsspec.asyn import AsyncFileSystem  # type: ignore[import-untyped]
 from fsspec.registry import registry  # type: ignore[import-untyped]
 from fsspec.utils import stringify_path  # type: ignore[import-untyped]
@@ -28,6 +30,9 @@ __all__ = ["Stores"]
 
 _MAX_DIRECTORIES = 256
 """Local directories whose stores are remembered."""
+
+_CLOSE_SECONDS = 5.0
+"""Time that connections on fsspec's own loop have to close at the end of the process."""
 
 
 class Stores(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -58,6 +63,11 @@ class Stores(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
         self._model = open_store(self._any_store(), **self.options)
         self._stores: dict[str, Store] = {}
         self._gates: Gates = weakref.WeakKeyDictionary()
+        _systems[id(self)] = self  # equal ones hash alike
+
+    def is_used_on(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Tell whether there are connections of a loop."""
+        return any(loop in store.sessions for store in list(self._stores.values()))
 
     @classmethod
     def _any_store(cls) -> str:
@@ -158,3 +168,20 @@ class Stores(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
         """Return paths without protocol, of one or several."""
         several: Iterable[Any] = path if isinstance(path, (list, tuple, set)) else [path]
         return [self._strip_protocol(each) for each in several]
+
+
+_systems: weakref.WeakValueDictionary[int, Stores] = weakref.WeakValueDictionary()
+
+
+@atexit.register
+def _close_on_loop_of_fsspec() -> None:
+    """Close connections on the loop of fsspec, where its generic filesystem works, say.
+
+    The bridge closes those on its own loop, and who has a loop closes what is on that.
+    """
+    loop = asyn.loop[0]
+    if loop is None or not loop.is_running():
+        return
+    for system in list(_systems.values()):
+        if system.is_used_on(loop):
+            asyn.sync(loop, system.aclose, timeout=_CLOSE_SECONDS)

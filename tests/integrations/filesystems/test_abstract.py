@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from fsspec.tests import abstract
 import pytest
+from fsspec.tests import abstract
 
 from aioflux.integrations.fsspec import GSFileSystem, LocalFileSystem, MemoryFileSystem
 
