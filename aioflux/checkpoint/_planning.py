@@ -9,25 +9,27 @@ it costs 40 us for each tensor, and looking whether anything changed less than o
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from aioflux._errors import CheckpointError
+from aioflux.checkpoint._storage_data import pickle_index, pickle_metadata
+from aioflux.checkpoint._uploader_job import Whole
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
     from aioflux.checkpoint._ranks import Ranks
 
-__all__ = ["GlobalPlan", "Planned", "Planner", "Resolved", "Survey", "survey"]
+__all__ = ["Planned", "Planner", "Resolved", "Survey", "survey"]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
@@ -117,20 +119,6 @@ class Planned:
     """Which of the leaves of a survey it is; -1 where only DCP's planner finds it."""
 
 
-@dataclass(frozen=True, slots=True)
-class GlobalPlan:
-    """What the coordinator knows: pickled, since only the commit looks into it."""
-
-    metadata: Metadata
-    """DCP's metadata, without where things are stored."""
-    orders: list[list[MetadataIndex]]
-    """What each rank writes, in the order in which it does."""
-
-    def pickled(self) -> bytes:
-        """Return it as bytes."""
-        return pickle.dumps((self.metadata, self.orders), protocol=pickle.HIGHEST_PROTOCOL)
-
-
 @dataclass(slots=True)
 class Resolved:
     """The plan of one save."""
@@ -143,8 +131,8 @@ class Resolved:
     """Those tensors: this rank's part of each."""
     values: list[Any]
     """And what else it writes."""
-    whole: bytes | None
-    """The pickled `GlobalPlan`, on the coordinator."""
+    whole: Whole | None
+    """The plan of all ranks, on the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +140,7 @@ class _Cached:
     structure: tuple[list[Any], list[Any]]
     number: int
     items: tuple[Planned, ...]
-    whole: bytes | None
+    whole: Whole | None
 
 
 class Planner:
@@ -200,23 +188,29 @@ class Planner:
 
     def _exchange(
         self, planner: DefaultSavePlanner, local: SavePlan, failure: str
-    ) -> tuple[SavePlan, bytes | None, str]:
+    ) -> tuple[SavePlan, Whole | None, str]:
         told = self._ranks.gather((local, failure))
         answers: list[tuple[SavePlan, str]] = []
-        whole: bytes | None = None
+        whole: Whole | None = None
         if self._ranks.is_coordinator:
             failure = "; ".join(each for _, each in told if each)
             plans = [plan for plan, _ in told]
             if not failure:
                 try:
                     plans, metadata = planner.create_global_plan(plans)
-                    orders = [[item.index for item in _ordered(plan.items)] for plan in plans]
-                    whole = GlobalPlan(metadata, orders).pickled()
+                    whole = _whole(metadata, plans)
                 except Exception as exc:
                     failure = f"{type(exc).__name__}: {exc}"
             answers = [(plan, failure) for plan in plans]
         final, failure = self._ranks.scatter(answers)
         return final, whole, failure
+
+
+def _whole(metadata: Metadata, plans: list[SavePlan]) -> Whole:
+    metadata.storage_meta = StorageMeta()
+    metadata.version = "1.0.0"
+    orders = (tuple(pickle_index(i.index) for i in _ordered(plan.items)) for plan in plans)
+    return Whole(pickle_metadata(metadata), tuple(orders))
 
 
 def _ordered(items: list[WriteItem]) -> list[WriteItem]:

@@ -15,7 +15,7 @@ from aioflux.checkpoint._retention import Retention
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Job", "Manifest", "SaveResult", "UploadSettings", "manifest_key", "portable"]
+__all__ = ["Job", "Manifest", "SaveResult", "UploadSettings", "Whole", "manifest_key", "portable"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +26,16 @@ class UploadSettings:
     """How long a rank that is done waits for the others, in seconds; 600 by default."""
     retention: Retention = field(default_factory=Retention)
     """Which steps are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """What the coordinator knows of a save: the plan of all ranks."""
+
+    metadata: bytes
+    """DCP's metadata, pickled, without where things are stored."""
+    orders: tuple[tuple[bytes, ...], ...]
+    """The indices of what each rank writes, pickled, in the order in which it does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +58,8 @@ class Job:
     """What follows them in the data object."""
     items: tuple[StoredItem, ...]
     """What lies in the data object."""
-    whole: bytes | None
-    """The pickled global plan, on the coordinator."""
+    whole: Whole | None
+    """The plan of all ranks, on the coordinator."""
     metrics: Mapping[str, float]
     """What retention may choose by."""
     protected: tuple[int, ...] = ()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import pickle
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -40,6 +39,7 @@ from aioflux.checkpoint._history import SaveRecord
 from aioflux.checkpoint._objects import publish, write_object
 from aioflux.checkpoint._retention import prune
 from aioflux.checkpoint._steps import read_commit
+from aioflux.checkpoint._storage_data import Place, complete
 from aioflux.checkpoint._uploader_job import Manifest, SaveResult, manifest_key
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from aioflux._meta import ObjectMeta
     from aioflux.checkpoint._history import Outcome
-    from aioflux.checkpoint._uploader_job import Job, UploadSettings
+    from aioflux.checkpoint._uploader_job import Job, UploadSettings, Whole
     from aioflux.store import Store
 
 __all__ = ["Uploads"]
@@ -307,8 +307,7 @@ class _Save:
             objects=tuple(stored for objects in told for stored in objects),
             metrics=dict(job.metrics),
         )
-        metadata = await _beside(_metadata, job.whole, told, job.save_id)
-        data = encode_commit(metadata, commit)
+        data = encode_commit(_metadata(job.whole, told), commit)
         before = replaces[0] if replaces is not None else None
         try:
             await publish(self._store, self._prefix + COMMIT_KEY, data, replaces=before)
@@ -476,42 +475,24 @@ async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
                 return task.result()
 
 
-async def _beside(work: Callable[..., T], *arguments: Any) -> T:
-    """Work in a thread, while the loop goes on: seconds for a large model, and torch is imported.
-
-    An interpreter that ends starts no thread for it any more, and then nothing else is to be done.
-    """
-    try:
-        return await asyncio.to_thread(work, *arguments)
-    except RuntimeError:
-        return work(*arguments)
-
-
 def _ranks(ranks: set[int]) -> str:
     first = ", ".join(map(str, sorted(ranks)[:8]))
     return f"rank{'s' if len(ranks) > 1 else ''} {first}{', ...' if len(ranks) > 8 else ''}"
 
 
-def _metadata(whole: bytes, told: Sequence[tuple[StoredObject, ...]], save_id: str) -> bytes:
+def _metadata(whole: Whole, told: Sequence[tuple[StoredObject, ...]]) -> bytes:
     """Return the pickle of DCP's metadata, with where everything is stored.
 
     Raises:
         CheckpointError: A rank uploaded other things than it was to.
     """
-    from torch.distributed.checkpoint.filesystem import _StorageInfo
-    from torch.distributed.checkpoint.metadata import StorageMeta
-
-    metadata, orders = pickle.loads(whole)  # noqa: S301  of this rank's own planner
-    places: dict[Any, Any] = {}
-    for rank, (order, objects) in enumerate(zip(orders, told, strict=True)):
+    places: list[tuple[bytes, Place]] = []
+    for rank, (order, objects) in enumerate(zip(whole.orders, told, strict=True)):
         items = [(stored.key, item) for stored in objects for item in stored.items]
         if len(items) != len(order):
             raise CheckpointError(
                 f"rank {rank} uploaded {len(items)} items where its plan has {len(order)}"
             )
         for index, (key, item) in zip(order, items, strict=True):
-            places[index] = _StorageInfo(key, item.offset, item.length)
-    metadata.storage_data = places
-    metadata.storage_meta = StorageMeta(save_id=save_id)
-    metadata.version = "1.0.0"
-    return pickle.dumps(metadata, protocol=4)
+            places.append((index, Place(key, item.offset, item.length)))
+    return complete(whole.metadata, places)

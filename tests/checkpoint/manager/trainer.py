@@ -48,7 +48,8 @@ def is_state_of(step: int, state: dict[str, Any]) -> bool:
 
 
 def say(*words: object) -> None:
-    print(*words, flush=True)
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
 
 
 def train(plan: dict[str, Any]) -> None:
