@@ -29,7 +29,14 @@ from torch._utils import _rebuild_tensor_v2, _rebuild_tensor_v3
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ALIGNMENT_BYTES", "EncodedItem", "encode_object", "encode_tensor", "has_plain_memory"]
+__all__ = [
+    "ALIGNMENT_BYTES",
+    "EncodedItem",
+    "encode_object",
+    "encode_tensor",
+    "has_plain_memory",
+    "tensor_memory",
+]
 
 ALIGNMENT_BYTES: Final = 64
 """The bytes of a tensor begin at a multiple of this in its item."""
@@ -139,7 +146,7 @@ def encode_tensor(tensor: torch.Tensor) -> EncodedItem:
         )
     envelope = _envelope(tensor.dtype, tensor.shape)
     before, after, size = envelope.before, envelope.after, tensor.nbytes
-    segments = (before, _memory(tensor), after) if size else (before, after)
+    segments = (before, tensor_memory(tensor), after) if size else (before, after)
     length = len(before) + size + len(after)
     return EncodedItem(segments, length, len(before), size, tensor.itemsize)
 
@@ -151,7 +158,7 @@ def encode_object(obj: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _memory(tensor: torch.Tensor) -> memoryview:
+def tensor_memory(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a contiguous tensor; they keep its storage alive."""
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 

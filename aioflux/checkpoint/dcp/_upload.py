@@ -11,7 +11,7 @@ import asyncio
 import io
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 import torch
@@ -26,14 +26,33 @@ from aioflux.checkpoint._objects import write_object
 from aioflux.checkpoint.dcp._plan_writes import item_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        Awaitable,
+        Callable,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
     from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
     from aioflux.checkpoint._codec import Codec
     from aioflux.store import Store
 
-__all__ = ["Upload", "Written", "describe", "plain", "remove", "resolve", "upload_objects"]
+__all__ = [
+    "Upload",
+    "Written",
+    "batches",
+    "describe",
+    "remove",
+    "resolve",
+    "upload_items",
+    "upload_objects",
+]
+
+T = TypeVar("T")
 
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 _BATCH_ITEMS: Final = 256
@@ -67,7 +86,7 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor as its elements lie in a file: on the CPU, contiguous, nothing pending.
 
     It is copied only where it is not so already.
@@ -88,7 +107,7 @@ def resolve(planner: SavePlanner, item: WriteItem) -> memoryview | torch.Tensor:
     try:
         data = planner.resolve_data(item)
         if isinstance(data, torch.Tensor) and item.type != WriteItemType.BYTE_IO:
-            return plain(data)
+            return _plain(data)
     except Exception as exc:
         raise CheckpointError(f"{name!r} of the state could not be read: {describe(exc)}") from exc
     if not isinstance(data, io.BytesIO) or item.type != WriteItemType.BYTE_IO:
@@ -125,7 +144,7 @@ class _Packing:
 
     async def pieces(self) -> AsyncGenerator[bytes | memoryview]:
         """Yield the bytes; a few items are resolved ahead."""
-        for batch in _batches(self._items):
+        for batch in batches(self._items):
             for encoded in await asyncio.to_thread(self._encode, batch):
                 if padding := -self._size % ALIGNMENT_BYTES:
                     self._size += padding
@@ -167,7 +186,8 @@ def _as_it_is(encoded: EncodedItem, offset: int) -> StoredItem:
     return StoredItem(offset, encoded.length, start, encoded.data_size)
 
 
-def _batches(items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
+def batches(items: Iterable[WriteItem]) -> Iterator[list[WriteItem]]:
+    """Yield items in runs that one turn of a thread resolves."""
     batch: list[WriteItem] = []
     num_bytes = 0
     for item in items:
@@ -180,26 +200,20 @@ def _batches(items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
         yield batch
 
 
-async def _upload_object(upload: Upload, key: str, items: Sequence[WriteItem]) -> list[WriteResult]:
-    """Write one object, and return what became of each of its items."""
+async def upload_items(upload: Upload, key: str, items: Sequence[WriteItem]) -> list[WriteResult]:
+    """Write one object of DCP's layout, and return what became of each of its items."""
     packing = _Packing(upload, items)
     hint = sum(item_bytes(item) + _ITEM_BYTES for item in items)
-    try:
-        async with aclosing(packing.pieces()) as pieces:
-            stored = await write_object(upload.store, key, pieces, rank=upload.rank, size_hint=hint)
-    except Exception as exc:
-        raise CheckpointError(
-            f"rank {upload.rank} could not save {upload.store.uri}{key}: {describe(exc)}"
-        ) from exc
+    async with aclosing(packing.pieces()) as pieces:
+        stored = await write_object(upload.store, key, pieces, rank=upload.rank, size_hint=hint)
     stored = msgspec.structs.replace(stored, items=tuple(packing.stored))
+    descriptors = [upload.descriptor]
     return [
         WriteResult(
             index=item.index,
             size_in_bytes=at.length,
             storage_data=Written(
-                _StorageInfo(
-                    key, at.offset, at.length, [upload.descriptor] if at.frame_size else None
-                ),
+                _StorageInfo(key, at.offset, at.length, descriptors if at.frame_size else None),
                 upload.save_id,
                 stored if number == 0 else None,
             ),
@@ -209,9 +223,13 @@ async def _upload_object(upload: Upload, key: str, items: Sequence[WriteItem]) -
 
 
 async def upload_objects(
-    upload: Upload, objects: Mapping[str, Sequence[WriteItem]]
+    upload: Upload, objects: Mapping[str, Callable[[], Awaitable[list[WriteResult]]]]
 ) -> list[WriteResult]:
-    """Write the data objects of one rank, all at once: all of them, or none stays.
+    """Write the objects of one rank, all at once: all of them, or none stays.
+
+    Args:
+        upload: What they are part of.
+        objects: What writes each, by key.
 
     Raises:
         CheckpointError: The first that could not be written, with rank and key.
@@ -219,8 +237,7 @@ async def upload_objects(
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(_upload_object(upload, key, items))
-                for key, items in objects.items()
+                group.create_task(_named(upload, key, write)) for key, write in objects.items()
             ]
     except BaseException as exc:
         error = exc.exceptions[0] if isinstance(exc, BaseExceptionGroup) else exc
@@ -230,6 +247,15 @@ async def upload_objects(
             raise
         raise error from error.__cause__
     return [result for task in tasks for result in task.result()]
+
+
+async def _named(upload: Upload, key: str, write: Callable[[], Awaitable[T]]) -> T:
+    try:
+        return await write()
+    except Exception as exc:
+        raise CheckpointError(
+            f"rank {upload.rank} could not save {upload.store.uri}{key}: {describe(exc)}"
+        ) from exc
 
 
 async def remove(store: Store, keys: Iterable[str]) -> str:

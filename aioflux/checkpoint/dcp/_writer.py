@@ -15,6 +15,7 @@ import pickle
 import secrets
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.distributed.checkpoint import storage as dcp_storage
@@ -42,7 +43,14 @@ from aioflux.checkpoint._commit import (
 from aioflux.checkpoint._objects import publish
 from aioflux.checkpoint._steps import COMMIT_KEYS, decode, is_home
 from aioflux.checkpoint.dcp._plan_writes import Placement, plan_objects
-from aioflux.checkpoint.dcp._upload import Upload, Written, describe, remove, upload_objects
+from aioflux.checkpoint.dcp._upload import (
+    Upload,
+    Written,
+    describe,
+    remove,
+    upload_items,
+    upload_objects,
+)
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
@@ -252,7 +260,6 @@ class StorageWriter(dcp_storage.StorageWriter):
         if self._commits:
             self._unfinished = _Unfinished(self._store, self._commit_keys(), save_id)
         planned = plan_objects(plan.items, self.objects_per_rank)
-        objects = {data_key(save_id, rank, at): items for at, items in enumerate(planned)}
         upload = Upload(self._store, planner, rank, save_id)
         with self._telling("save"), ExitStack() as stack:
             if self.compression is not None:
@@ -260,6 +267,10 @@ class StorageWriter(dcp_storage.StorageWriter):
                 upload = dataclasses.replace(
                     upload, codec=codec, descriptor=self.compression.get_descriptor()
                 )
+            keys = {data_key(save_id, rank, at): items for at, items in enumerate(planned)}
+            objects = {
+                key: partial(upload_items, upload, key, items) for key, items in keys.items()
+            }
             written = bridge.run(upload_objects(upload, objects))
         future: Future[list[WriteResult]] = Future()
         future.set_result(written)
