@@ -9,6 +9,7 @@ Nothing is unpickled here: our commit is JSON behind the pickle.
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -106,10 +107,13 @@ def uri_below(store: Store, key: str) -> str:
 def is_home(store: Store, prefix: str, commit: Commit) -> bool:
     """Tell whether a checkpoint lies where it was saved: generations are those of the commit."""
     try:
-        home = str(parse_uri(commit.uri))
+        home, here = parse_uri(commit.uri), parse_uri(uri_below(store, prefix))
     except ValueError:
         return False
-    return home.rstrip("/") == uri_below(store, prefix).rstrip("/")
+    if home.scheme == "file" == here.scheme:
+        # Links on the way and `..` have several names for one place.
+        return os.path.realpath(home.key) == os.path.realpath(here.key)
+    return str(home).rstrip("/") == str(here).rstrip("/")
 
 
 async def each_bounded(

@@ -11,6 +11,7 @@ import typer
 
 from aioflux import __version__
 from aioflux.cli._cat import cat
+from aioflux.cli._ckpt import ckpt
 from aioflux.cli._clean import clean
 from aioflux.cli._cp import cp
 from aioflux.cli._loop import Stopped
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 for _command in (ls, cat, cp, rm, stat, clean, serve):
     app.command()(_command)
+app.add_typer(ckpt)
 
 # typer brings its own copy of click or uses an installed one, depending on its version.
 _UsageError, _ClickError = typer.BadParameter.__mro__[1:3]

@@ -16,6 +16,7 @@ from aioflux.cli._text import complain_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+    from aioflux._policy import TransferOptions
     from aioflux.store import Store
 
 __all__ = [
@@ -130,18 +131,20 @@ def parse_place(text: str) -> Place:
     return Place(text, Location("file", "", os.path.join(os.getcwd(), text)))
 
 
-def open_place(root: str, access: Access) -> Store:
+def open_place(root: str, access: Access, *, transfer: TransferOptions | None = None) -> Store:
     """Open the store that `Place.split` names."""
     from aioflux.store import open_store
 
     if not root.startswith("gs:"):
-        return open_store(root)
+        return open_store(root, transfer=transfer)
     credentials = None
     if access.anonymous:
         from aioflux.auth._google import anonymous_credentials
 
         credentials = anonymous_credentials()
-    return open_store(root, endpoint_url=access.endpoint_url, credentials=credentials)
+    return open_store(
+        root, transfer=transfer, endpoint_url=access.endpoint_url, credentials=credentials
+    )
 
 
 async def each_place(places: Iterable[Place], act: Callable[[Place], Awaitable[None]]) -> int:

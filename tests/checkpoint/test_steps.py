@@ -46,6 +46,16 @@ async def test_a_step_reads_as_it_was_saved(store) -> None:
     assert not is_home(store, step_prefix(101), commit)
 
 
+async def test_one_place_on_disk_has_several_names(tmp_path) -> None:
+    async with open_store(f"file://{tmp_path}/run") as store:
+        saved = await save_step(store, 1)
+    (tmp_path / "link").symlink_to("run")
+    for name in ("link", "./run", "run/../run"):
+        async with open_store(f"file://{tmp_path}/{name}") as store:
+            assert is_home(store, step_prefix(1), saved.commit)
+            assert not is_home(store, step_prefix(2), saved.commit)
+
+
 async def test_a_step_that_is_not_there_or_not_ours_is_a_typed_error(store) -> None:
     await store.put("step-00000001/" + COMMIT_KEY, METADATA)
     with pytest.raises(CheckpointNotFoundError, match="step-00000002"):
