@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import aclosing
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -36,7 +37,15 @@ from aioflux.checkpoint._methods import (
 from aioflux.checkpoint._planes import plan_plane_size
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Callable,
+        Generator,
+        Iterable,
+        Iterator,
+        Sequence,
+    )
     from typing import Self
 
     from aioflux.checkpoint._frames import FrameSlice
@@ -45,9 +54,14 @@ __all__ = ["Codec", "EncodedFrames"]
 
 T = TypeVar("T")
 _Buffer: TypeAlias = "bytes | bytearray | memoryview"
+_Made: TypeAlias = "tuple[EncodedFrames, bytes, bytes | bytearray, bytes]"
+"""An item, a frame of it, and what goes before and behind it: nothing but at both ends."""
 
 _RUN_FRAMES = 64
 """Frames that are stored by one plan: what is in a tensor may change on the way through it."""
+
+_TRIED_BYTES = 64 * 1024
+"""Samples of less are as much work as trying."""
 
 
 class Codec:
@@ -103,11 +117,27 @@ class Codec:
 
         Args:
             before: What the item has before the tensor's memory.
-            memory: Contiguous bytes; they stay as they are until the last segment is there.
+            memory: Contiguous bytes; they stay as they are until the last segment was taken.
             after: What it has behind.
             element_size: Bytes of an element of the tensor.
         """
         return EncodedFrames(self, before, memory, after, element_size)
+
+    def encode_items(
+        self, items: Iterable[EncodedFrames]
+    ) -> Generator[tuple[EncodedFrames, bytes | bytearray]]:
+        """Yield the segments of items, one item behind the other; later ones are begun ahead."""
+        for made in self.in_order(_calls_of(items)):
+            yield from _segments(made)
+
+    async def encode_items_on_loop(
+        self, items: Iterable[EncodedFrames]
+    ) -> AsyncGenerator[tuple[EncodedFrames, bytes | bytearray]]:
+        """Yield the same to a coroutine, whose loop goes on meanwhile."""
+        async with aclosing(self.in_order_on_loop(_calls_of(items))) as all_made:
+            async for made in all_made:
+                for segment in _segments(made):
+                    yield segment
 
     async def decode(
         self, stored: memoryview, slices: Sequence[FrameSlice], out: memoryview, *, plane_size: int
@@ -134,8 +164,9 @@ class Codec:
             )
             for part in slices
         )
-        async for _ in self.in_order_on_loop(calls):
-            pass
+        async with aclosing(self.in_order_on_loop(calls)) as decoded:
+            async for _ in decoded:
+                pass
 
     def in_order(self, calls: Iterator[Callable[[], T]]) -> Generator[T]:
         """Yield what each call returns, in order; each runs on a thread, and a few ahead."""
@@ -154,7 +185,7 @@ class Codec:
         finally:
             _stop(pending)
 
-    async def in_order_on_loop(self, calls: Iterable[Callable[[], T]]) -> AsyncIterator[T]:
+    async def in_order_on_loop(self, calls: Iterable[Callable[[], T]]) -> AsyncGenerator[T]:
         """Yield the same to a coroutine, whose loop goes on meanwhile."""
         pending = deque[Future[T]]()
         try:
@@ -178,6 +209,17 @@ class Codec:
             for start, end in frame_bounds(run_end - run_start, self.frame_size):
                 yield partial(run.encode, start, end)
 
+    def plain_frames(self, data: _Buffer) -> bytes:
+        """Return frames of what is too small to be compressed."""
+        view, compressor = memoryview(data), self.take_compressor()
+        try:
+            return b"".join(
+                encode_frame(view[start:end], [Method.RAW], compressor)
+                for start, end in frame_bounds(len(view), self.frame_size)
+            )
+        finally:
+            self.give_back(compressor)
+
     def take_compressor(self) -> Compressor:
         """Return one that nobody else uses until it is given back."""
         try:
@@ -195,6 +237,16 @@ def _stop(pending: deque[Future[T]]) -> None:
     for future in pending:
         future.cancel()
     wait(pending)
+
+
+def _calls_of(items: Iterable[EncodedFrames]) -> Iterator[Callable[[], _Made]]:
+    return chain.from_iterable(item.calls() for item in items)
+
+
+def _segments(made: _Made) -> Iterator[tuple[EncodedFrames, bytes | bytearray]]:
+    item, before, frame, after = made
+    item.note(frame)
+    return ((item, segment) for segment in (before, frame, after) if segment)
 
 
 class _Run:
@@ -217,81 +269,83 @@ class _Run:
             self._codec.give_back(compressor)
 
     def _plan(self, compressor: Compressor) -> tuple[Method, ...]:
-        if self._element_size:
-            plane_size = self._codec.plane_size_of(self._element_size)
-        else:
-            plane_size = self._codec.plane_size_of(plan_planes(self._memory, compressor))
+        element_size = self._element_size or plan_planes(self._memory, compressor)
+        plane_size = self._codec.plane_size_of(element_size)
+        if plane_size > 1 and len(self._memory) <= _TRIED_BYTES:
+            return (Method.ENTROPY,) * plane_size
         return plan_methods(self._memory, plane_size, compressor)
 
 
 class EncodedFrames:
-    """One item as a stream of frames; its segments can be taken once, in either way."""
+    """One item as a stream of frames, whose segments are taken once: `Codec.encode_items`.
+
+    Args:
+        codec: What compresses it.
+        before: What the item has before the tensor's memory.
+        memory: Contiguous bytes; they stay as they are until the last segment was taken.
+        after: What it has behind.
+        element_size: Bytes of an element of the tensor.
+    """
 
     def __init__(
         self, codec: Codec, before: _Buffer, memory: _Buffer, after: _Buffer, element_size: int
     ) -> None:
         self._codec = codec
-        self._before = before
         self._memory = memoryview(memory).cast("B")
-        self._after = after
         self._element_size = element_size
-        self._data_start = 0
+        self._begin = START_OF_STREAM + codec.plain_frames(before)
+        self._end = codec.plain_frames(after) + END_OF_STREAM
         self._frame_ends = list[int]()
-        self._length = 0
 
     def __iter__(self) -> Iterator[_Buffer]:
-        yield self._begin()
-        for frame in self._codec.encode(self._memory, element_size=self._element_size):
-            yield self._took(frame)
-        yield self._end()
+        return (segment for _, segment in self._codec.encode_items([self]))
 
     async def __aiter__(self) -> AsyncIterator[_Buffer]:
-        yield self._begin()
-        calls = self._codec.calls(self._memory, self._element_size)
-        async for frame in self._codec.in_order_on_loop(calls):
-            yield self._took(frame)
-        yield self._end()
+        async with aclosing(self._codec.encode_items_on_loop([self])) as segments:
+            async for _, segment in segments:
+                yield segment
+
+    @property
+    def length(self) -> int:
+        """Bytes of the segments, once all were taken."""
+        frames = self._frame_ends[-1] if self._frame_ends else 0
+        return len(self._begin) + frames + len(self._end)
 
     def stored(self, offset: int) -> StoredItem:
         """Return where everything lies, once all segments were taken.
 
         Args:
             offset: Where the item begins in its object.
+
+        Raises:
+            ValueError: Not all of them were.
         """
-        if not self._length:
+        if len(self._frame_ends) != len(frame_bounds(len(self._memory), self._codec.frame_size)):
             raise ValueError("an item has a table when all of its segments were taken")
         return StoredItem(
             offset=offset,
-            length=self._length,
-            data_start=offset + self._data_start,
+            length=self.length,
+            data_start=offset + len(self._begin),
             data_size=len(self._memory),
             frame_size=self._codec.frame_size,
             frame_ends=tuple(self._frame_ends),
             plane_size=self._codec.plane_size_of(self._element_size),
         )
 
-    def _begin(self) -> bytes:
-        segment = START_OF_STREAM + self._plain(self._before)
-        self._data_start = len(segment)
-        return segment
+    def calls(self) -> Iterator[Callable[[], _Made]]:
+        """Yield what makes the segments, a frame each with what goes around it."""
+        last = len(frame_bounds(len(self._memory), self._codec.frame_size)) - 1
+        if last < 0:
+            yield lambda: (self, self._begin, b"", self._end)
+        for index, call in enumerate(self._codec.calls(self._memory, self._element_size)):
+            before = self._begin if index == 0 else b""
+            yield partial(self._make, before, call, self._end if index == last else b"")
 
-    def _took(self, frame: bytearray) -> bytearray:
-        self._frame_ends.append((self._frame_ends[-1] if self._frame_ends else 0) + len(frame))
-        return frame
+    def _make(self, before: bytes, call: Callable[[], bytearray], after: bytes) -> _Made:
+        return self, before, call(), after
 
-    def _end(self) -> bytes:
-        segment = self._plain(self._after) + END_OF_STREAM
-        end = self._frame_ends[-1] if self._frame_ends else 0
-        self._length = self._data_start + end + len(segment)
-        return segment
-
-    def _plain(self, data: _Buffer) -> bytes:
-        """Return frames of what is too small to be compressed."""
-        compressor = self._codec.take_compressor()
-        try:
-            return b"".join(
-                encode_frame(memoryview(data)[start:end], [Method.RAW], compressor)
-                for start, end in frame_bounds(len(data), self._codec.frame_size)
-            )
-        finally:
-            self._codec.give_back(compressor)
+    def note(self, frame: bytes | bytearray) -> None:
+        """Take note of the next frame."""
+        if frame:
+            end = self._frame_ends[-1] if self._frame_ends else 0
+            self._frame_ends.append(end + len(frame))

@@ -6,7 +6,7 @@ import asyncio
 import io
 import threading
 from contextlib import aclosing
-from itertools import count
+from itertools import count, groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from aioflux._errors import CheckpointCorruptError
-from aioflux.checkpoint._codec import Codec
+from aioflux.checkpoint._codec import Codec, EncodedFrames
 from aioflux.checkpoint._frames import decode_frame, plan_slices
 from aioflux.checkpoint._items import encode_tensor
 from aioflux.checkpoint._streams import StreamReader
@@ -225,3 +225,33 @@ def test_planes_can_be_left_out() -> None:
         smaller, item = packed(codec, weights(200_000))
         assert item.plane_size == 2
     assert len(smaller) < 0.69 * 400_000 < len(stored)
+
+
+@pytest.mark.parametrize("is_on_loop", [False, True], ids=["thread", "loop"])
+async def test_items_follow_each_other(codec: Codec, is_on_loop: bool) -> None:
+    tensors = [weights(size) for size in (5, 10_000, 1, 30_000, 2048)]
+
+    def items() -> list[EncodedFrames]:
+        return [
+            codec.encode_item(*encode_tensor(tensor).segments, element_size=2) for tensor in tensors
+        ]
+
+    made = items()
+    if is_on_loop:
+        pairs = [pair async for pair in codec.encode_items_on_loop(made)]
+    else:
+        pairs = list(codec.encode_items(made))
+    assert [key for key, _ in groupby(item for item, _ in pairs)] == made
+    offset = 0
+    for item, tensor in zip(made, tensors, strict=True):
+        stored = b"".join(segment for owner, segment in pairs if owner is item)
+        assert (stored, item.stored(offset)) == packed(codec, tensor, offset)
+        offset += item.length
+
+
+def test_an_item_without_memory_is_a_stream_too(codec: Codec) -> None:
+    frames = codec.encode_item(b"before", b"", b"after", element_size=2)
+    stored = b"".join(frames)
+    assert StreamReader(io.BytesIO(stored), Codec).readall() == b"beforeafter"
+    assert frames.stored(0).frame_ends == ()
+    assert frames.length == len(stored)
