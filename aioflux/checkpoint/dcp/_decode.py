@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import torch
 
 from aioflux._errors import CheckpointCorruptError, CheckpointError
-from aioflux.checkpoint.dcp._units import narrow
+from aioflux.checkpoint.dcp._units import as_elements, narrow
 from aioflux.checkpoint.dcp._zip import HEAD_SIZE_BYTES, find_tensor
 
 if TYPE_CHECKING:
@@ -87,9 +87,7 @@ def copy_item(data: torch.Tensor, wanted: Wanted, uri: str, registry: ExtensionR
         memory = data[start : start + wanted.shape.num_bytes]
         if memory.numel() != wanted.shape.num_bytes:
             raise _corrupt(uri, wanted, "it ends early")
-        if memory.data_ptr() % dtype.itemsize:
-            memory = memory.clone()  # elements of a dtype begin at multiples of its size
-        tensor = memory.view(dtype).view(sizes)
+        tensor = as_elements(memory, dtype).view(sizes)
     wanted.target.copy_(narrow(tensor, wanted.offsets, wanted.lengths))
 
 
@@ -159,15 +157,30 @@ def _read_bounded(stream: IO[bytes], bound: int) -> bytearray:
     return whole
 
 
-def load_value(data: memoryview, name: str, uri: str, *, map_location: Any = "cpu") -> Any:
-    """Return the value of an item that holds no tensor, where its pickle makes only plain ones.
+def load_value(
+    data: memoryview,
+    name: str,
+    uri: str,
+    *,
+    map_location: str | torch.device = "cpu",
+    weights_only: bool = True,
+) -> Any:
+    """Return the value of an item that holds no tensor.
+
+    Args:
+        data: All bytes of the item.
+        name: Of the value, for errors.
+        uri: Of its object, for errors.
+        map_location: Device of tensors in it.
+        weights_only: Refuse a pickle that asks for more than tensors and plain values.
 
     Raises:
         CheckpointError: Its pickle asks for more than `weights_only` lets it have.
         CheckpointCorruptError: It cannot be read.
     """
     try:
-        return torch.load(io.BytesIO(data), map_location=map_location, weights_only=True)
+        file = io.BytesIO(data)
+        return torch.load(file, map_location=map_location, weights_only=weights_only)
     except pickle.UnpicklingError as exc:
         raise CheckpointError(
             f"{name!r} in {uri} is not loaded: its pickle holds what weights_only=True refuses "

@@ -23,7 +23,7 @@ from aioflux.checkpoint._steps import uri_below
 from aioflux.checkpoint.dcp._decode import as_bytes, default_registry, load_value
 from aioflux.checkpoint.dcp._fetch import WantedValue, fetch
 from aioflux.checkpoint.dcp._shared import Loader, find_loader
-from aioflux.checkpoint.dcp._source import Source, decode_source, read_commit_object
+from aioflux.checkpoint.dcp._source import CommitBytes, Source, decode_source, read_commit_object
 from aioflux.checkpoint.dcp._units import Wanted
 
 if TYPE_CHECKING:
@@ -181,11 +181,12 @@ class StorageReader(dcp_storage.StorageReader):
         return source.metadata
 
     def _read_source(self, rank: int | None, loader: Loader | None) -> Source:
-        def read() -> bytes:
+        def read() -> CommitBytes:
             return bridge.run(read_commit_object(self._store, rank))
 
-        data = read() if loader is None or rank is not None else loader.share(read)
-        return decode_source(self._store, data, rank)
+        # What one rank saved for itself alone it reads alone.
+        found = loader.share(read) if loader is not None and rank is None else read()
+        return decode_source(self._store, found)
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any

@@ -8,9 +8,21 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from aioflux._errors import CheckpointCorruptError, CheckpointNotFoundError, NotFoundError
-from aioflux.checkpoint._commit import COMMIT_KEY, decode_commit, find_save_id
-from aioflux.checkpoint._steps import is_home, uri_below
+from aioflux._errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    NotFoundError,
+)
+from aioflux.checkpoint._commit import (
+    COMMIT_KEY,
+    INDEX_KEY,
+    decode_commit,
+    decode_index,
+    find_save_id,
+)
+from aioflux.checkpoint._steps import is_home, read_commit, uri_below
+from aioflux.checkpoint.dcp._safetensors import load_metadata
 from aioflux.checkpoint.dcp._unpickle import decode_metadata
 
 if TYPE_CHECKING:
@@ -21,7 +33,7 @@ if TYPE_CHECKING:
     from aioflux.checkpoint._commit import Commit, StoredItem, StoredObject
     from aioflux.store import Store
 
-__all__ = ["Shape", "Source", "Stored", "decode_source", "metadata_key", "read_commit_object"]
+__all__ = ["CommitBytes", "Shape", "Source", "Stored", "decode_source", "read_commit_object"]
 
 
 class Stored(NamedTuple):
@@ -121,36 +133,54 @@ def _part(parts: list[ChunkStorageMetadata], index: MetadataIndex) -> ChunkStora
     return next((each for each in parts if each.offsets == index.offset), None)
 
 
-def metadata_key(rank: int | None) -> str:
-    """Return the key of the commit object; of one rank where it saved for itself alone."""
-    return COMMIT_KEY if rank is None else f"__{rank}{COMMIT_KEY}"
+class CommitBytes(NamedTuple):
+    """A commit object as it was read: what ranks tell each other."""
+
+    key: str
+    """Its name, below the checkpoint's prefix."""
+    data: bytes
+    """All of its bytes."""
 
 
-async def read_commit_object(store: Store, rank: int | None) -> bytes:
-    """Return the bytes of a commit object.
+async def read_commit_object(store: Store, rank: int | None = None) -> CommitBytes:
+    """Read the commit object of a checkpoint, or of one rank's that saved for itself alone.
 
     Raises:
         CheckpointNotFoundError: There is none.
+        CheckpointCorruptError: It is damaged.
         StorageError: It cannot be read.
     """
-    key = metadata_key(rank)
+    if rank is None:
+        found = await read_commit(store, "")
+        return CommitBytes(found.meta.key, found.data)
+    key = f"__{rank}{COMMIT_KEY}"
     try:
-        return await store.get(key)
+        return CommitBytes(key, await store.get(key))
     except NotFoundError as exc:
         raise CheckpointNotFoundError(
-            f"there is no checkpoint at {store.uri}: it has no {key}. A save that did not finish "
-            "leaves none; see what is there with `aioflux ckpt list`"
+            f"there is no checkpoint {store.uri}: it has no commit object, and rank {rank} none of "
+            "its own; look at what there is with `aioflux ckpt list`"
         ) from exc
 
 
-def decode_source(store: Store, data: bytes, rank: int | None = None) -> Source:
-    """Return the checkpoint whose commit object has these bytes.
+def decode_source(store: Store, read: CommitBytes) -> Source:
+    """Return the checkpoint that has this commit object.
 
     Raises:
         CheckpointCorruptError: It is damaged, forged, or was cut off.
+        CheckpointError: Something else than DCP wrote it.
     """
-    uri = uri_below(store, metadata_key(rank))
-    pickled, commit = decode_commit(data, uri=uri)
+    uri = uri_below(store, read.key)
+    if read.key == INDEX_KEY:
+        _, commit = decode_index(read.data, uri=uri)
+        if commit is None:
+            raise CheckpointError(
+                f"{uri} is an index that aioflux did not write, and names no shards of DCP; load "
+                "its objects with the safetensors library"
+            )
+        pickled = load_metadata(commit, uri=uri)
+    else:
+        pickled, commit = decode_commit(read.data, uri=uri)
     metadata = decode_metadata(pickled, uri=uri)
     storage = (metadata.storage_data or {}).values()
     if commit is None and any(find_save_id(info.relative_path) for info in storage):
@@ -158,5 +188,5 @@ def decode_source(store: Store, data: bytes, rank: int | None = None) -> Source:
             f"{uri} was cut off: aioflux wrote it, and its commit is missing; load an earlier "
             "checkpoint"
         )
-    home = commit is not None and is_home(store, "", commit)
-    return Source(store.uri.rstrip("/"), metadata, commit, home)
+    is_pinned = commit is not None and is_home(store, "", commit)
+    return Source(store.uri.rstrip("/"), metadata, commit, is_pinned)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from aioflux.checkpoint._frames import FrameSlice
     from aioflux.checkpoint.dcp._source import Shape, Stored
 
-__all__ = ["Frames", "Unit", "Wanted", "item_unit", "narrow", "tensor_units"]
+__all__ = ["Frames", "Unit", "Wanted", "as_elements", "item_unit", "narrow", "tensor_units"]
 
 _MAX_SLAB_BYTES: Final = MAX_READ_BYTES // 2
 """Bytes that are copied at once, out of a buffer of so many."""
@@ -102,9 +102,7 @@ class _Slab(Unit):
     def finish(self, start: int, data: torch.Tensor) -> None:
         """See base class."""
         dtype, sizes = self._wanted.shape.dtype, self._wanted.shape.sizes
-        if data.data_ptr() % dtype.itemsize:
-            data = data.clone()  # elements of a dtype begin at multiples of its size
-        elements = data.view(dtype).as_strided(self._box.lengths, dense_strides(sizes))
+        elements = as_elements(data, dtype).as_strided(self._box.lengths, dense_strides(sizes))
         narrow(self._wanted.target, self._box.offsets, self._box.lengths).copy_(elements)
 
 
@@ -162,6 +160,13 @@ def _flat_memory(tensor: torch.Tensor) -> torch.Tensor | None:
     ):
         return None
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage())
+
+
+def as_elements(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return bytes as elements of a dtype, copied where these must begin elsewhere in memory."""
+    if data.data_ptr() % dtype.itemsize or data.storage_offset() % dtype.itemsize:
+        data = data.clone()
+    return data.view(dtype)
 
 
 def narrow(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
