@@ -306,6 +306,15 @@ class EncodedFrames:
                 yield segment
 
     @property
+    def num_segments(self) -> int:
+        """How many segments it has."""
+        return 2 + self._num_frames
+
+    @property
+    def _num_frames(self) -> int:
+        return len(frame_bounds(len(self._memory), self._codec.frame_size))
+
+    @property
     def length(self) -> int:
         """Bytes of the segments, once all were taken."""
         frames = self._frame_ends[-1] if self._frame_ends else 0
@@ -320,7 +329,7 @@ class EncodedFrames:
         Raises:
             ValueError: Not all of them were.
         """
-        if len(self._frame_ends) != len(frame_bounds(len(self._memory), self._codec.frame_size)):
+        if len(self._frame_ends) != self._num_frames:
             raise ValueError("an item has a table when all of its segments were taken")
         return StoredItem(
             offset=offset,
@@ -334,7 +343,7 @@ class EncodedFrames:
 
     def calls(self) -> Iterator[Callable[[], _Made]]:
         """Yield what makes the segments, a frame each with what goes around it."""
-        last = len(frame_bounds(len(self._memory), self._codec.frame_size)) - 1
+        last = self._num_frames - 1
         if last < 0:
             yield lambda: (self, self._begin, b"", self._end)
         for index, call in enumerate(self._codec.calls(self._memory, self._element_size)):

@@ -246,6 +246,7 @@ async def test_items_follow_each_other(codec: Codec, is_on_loop: bool) -> None:
     for item, tensor in zip(made, tensors, strict=True):
         stored = b"".join(segment for owner, segment in pairs if owner is item)
         assert (stored, item.stored(offset)) == packed(codec, tensor, offset)
+        assert [owner for owner, _ in pairs].count(item) == item.num_segments
         offset += item.length
 
 
