@@ -12,22 +12,27 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import secrets
+import signal
 import time
-from datetime import UTC, datetime
+import warnings
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from aioflux import bridge
 from aioflux._errors import (
     AiofluxError,
+    CheckpointCorruptError,
     CheckpointError,
+    CheckpointNotFoundError,
 )
-from aioflux.checkpoint import _verify
+from aioflux.checkpoint import _loading, _verify
 from aioflux.checkpoint._commit import new_save_id, step_prefix
 from aioflux.checkpoint._handle import SaveHandle
 from aioflux.checkpoint._history import SaveRecord, read_history
 from aioflux.checkpoint._planning import Planner, Survey, survey
 from aioflux.checkpoint._ranks import open_ranks
 from aioflux.checkpoint._retention import Pruned, Retention, prune
+from aioflux.checkpoint._signals import Schedule, Signals
 from aioflux.checkpoint._staging import Staged, Stager
 from aioflux.checkpoint._steps import list_steps
 from aioflux.checkpoint._uploader_client import LoopUploader, Uploader
@@ -36,7 +41,7 @@ from aioflux.checkpoint._uploader_process import ProcessUploader
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from types import TracebackType
     from typing import Unpack
 
@@ -67,6 +72,7 @@ class Checkpointer:
         keep_best: tuple[str, str] | tuple[str, str, int] | None = None,
         ttl_seconds: float | None = None,
         staging: Literal["thread", "process"] = "thread",
+        every: int | timedelta | None = None,
         max_staged_bytes: int = 4 * 1024**3,
         commit_seconds: float = 600.0,
         process_group: Any = None,
@@ -82,6 +88,8 @@ class Checkpointer:
             keep_best=keep_best,
             ttl_seconds=ttl_seconds,
         )
+        self._schedule = Schedule(every)
+        self._signals = Signals()
         self._options = options
         self._store = open_store(uri, **options)
         bridge.close_when_dropped(self._store)
@@ -123,6 +131,48 @@ class Checkpointer:
                 raise
             error.add_note(f"and a save failed: {exc}")
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a rank was told to end: the next save is the last one."""
+        return self._signals.is_agreed
+
+    def should_save(self, step: int) -> bool:
+        """Tell whether to save after a step: it is due by `every`, or a rank was told to end.
+
+        Every rank calls it after every step, and gets the same answer. It costs nothing but where
+        the time decides or signals are watched for: a small all-reduce then.
+
+        Args:
+            step: The step that was made.
+        """
+        is_due, signals = self._schedule.is_due(step), self._signals
+        if not (self._schedule.is_timed or signals.is_installed):
+            return is_due
+        # Clocks differ: by time, the coordinator's alone decides.
+        mine = is_due and (self._ranks.is_coordinator or not self._schedule.is_timed)
+        due, asked = self._ranks.largest([mine, signals.is_asked])
+        if asked and not signals.is_agreed:
+            signals.agree()
+            _log.warning("told to end: step %d is saved to %s, as the last one", step, self.uri)
+        return bool(due or asked)
+
+    def save_on_signal(self, *signals: int, deadline_seconds: float = 30.0) -> None:
+        """Save once more when the process is told to end.
+
+        A signal is noted. The next `should_save` tells it to all ranks and says yes, `is_stopping`
+        is then true, and the save that follows goes before all that are under way, waits for its
+        commit and fails where that does not come in time. Handlers that were there before are
+        called, too.
+
+        Args:
+            signals: Which; SIGTERM by default. Call this from the main thread.
+            deadline_seconds: Time from the signal to the commit, in seconds; 30 by default, what
+                Kubernetes and spot machines give.
+        """
+        if not deadline_seconds > 0:
+            raise ValueError(f"deadline_seconds must be above 0, not {deadline_seconds!r}")
+        self._signals.install(signals or (signal.SIGTERM,), deadline_seconds)
+
     def save(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> SaveResult:
         """Save a state and wait until it is committed; see `save_async`."""
         return self.save_async(step, state, metrics).result()
@@ -148,7 +198,17 @@ class Checkpointer:
             CheckpointError: The state cannot be planned, or a rank does not answer.
         """
         with self._lock:
-            return self._save(step, state, metrics or {})
+            handle = self._save(step, state, metrics or {})
+        if self.is_stopping:
+            seconds = self._signals.seconds_left
+            handle.wait(seconds)
+            if not handle.done():
+                raise CheckpointError(
+                    f"step {step} of {self.uri} was not committed within the {seconds:.1f} s that "
+                    'were left after a signal; staging="process" would finish it'
+                )
+            handle.result()
+        return handle
 
     def _save(self, step: int, state: Any, metrics: Mapping[str, float]) -> SaveHandle:
         if self._is_closed:
@@ -156,6 +216,7 @@ class Checkpointer:
         begun, clock = time.time(), time.perf_counter()
         step_prefix(step)
         self._reap()
+        self._schedule.begin()
         seen, save_id, is_known = self._agree(step, state)
         plan = self._planner.resolve(seen, is_known=is_known)
         layout = self._stager.lay_out(plan)
@@ -181,6 +242,7 @@ class Checkpointer:
             metrics=numbers,
             protected=tuple(self._protected),
             begun=begun,
+            is_urgent=self.is_stopping,
             staged_seconds=time.perf_counter() - clock,
             failure=f"{type(failure).__name__}: {failure}" if failure is not None else "",
         )
@@ -276,7 +338,66 @@ class Checkpointer:
             CheckpointNotFoundError: There is no such step, or none at all.
             CheckpointCorruptError: The step does not verify; without `step`, no step does.
         """
-        raise NotImplementedError
+        if into is not None and map_location is not None:
+            raise ValueError("map_location has no effect with into: its tensors are where they are")
+        with self._lock:
+            for found in self._candidates(step):
+                uri = self.uri + step_prefix(found)
+                failure: BaseException | None = None
+                try:
+                    loaded = self._load_from(uri, into, map_location, weights_only)
+                except Exception as exc:  # told to the other ranks, who load beside this one
+                    failure = exc
+                is_skipped = isinstance(failure, CheckpointCorruptError | CheckpointNotFoundError)
+                (worst,) = self._ranks.largest([0 if failure is None else 1 if is_skipped else 2])
+                if not worst:
+                    self._protected.add(found)
+                    return loaded
+                if failure is None:
+                    failure = CheckpointError(f"another rank could not load {uri}")
+                if worst == 2 or step is not None:
+                    raise failure
+                _warn(f"{uri} cannot be loaded, and the step before is tried: {failure}")
+        raise CheckpointNotFoundError(
+            f"there is no checkpoint below {self.uri} that can be loaded; `aioflux ckpt verify` "
+            "tells what is wrong with those that are there"
+        )
+
+    def _load_from(self, uri: str, into: Any, map_location: Any, weights_only: bool) -> Any:
+        if into is None:
+            return _loading.load_whole(
+                uri, map_location=map_location, weights_only=weights_only, options=self._options
+            )
+        _loading.load_into(uri, into, self._ranks, weights_only=weights_only, options=self._options)
+        return into
+
+    def _candidates(self, step: int | None) -> Iterator[int]:
+        """Yield the steps to try, the same on all ranks: the coordinator looks which verify."""
+        if step is not None:
+            yield step
+            return
+        valid = self._valid_steps() if self._ranks.is_coordinator else iter(())
+        while True:
+            found: int | None = None
+            failure: AiofluxError | None = None
+            try:
+                found = next(valid, None)
+            except AiofluxError as exc:
+                failure = exc
+            found, failure = self._ranks.broadcast((found, failure))
+            if failure is not None:
+                raise failure
+            if found is None:
+                return
+            yield found
+
+    def _valid_steps(self) -> Iterator[int]:
+        for looked in bridge.iterate(_verify.newest_first(self._store)):
+            if looked.is_valid and looked.step is not None:
+                yield looked.step
+            else:
+                told = looked.problems[0].message if looked.problems else "it has no step"
+                _warn(f"{looked.uri} does not verify, and the step before is tried: {told}")
 
     def steps(self) -> list[int]:
         """Return the committed steps, ascending; whether they verify is not looked at."""
@@ -333,6 +454,7 @@ class Checkpointer:
             while self._in_flight:
                 self._wait_for_one()
             self._is_closed = True
+            self._signals.restore()
             failure = self._unseen_error()
             self._stager.close()
             self._uploader.close()
@@ -340,3 +462,9 @@ class Checkpointer:
             bridge.run(self._store.aclose())
             if failure is not None:
                 raise failure
+
+
+def _warn(message: str) -> None:
+    """Say that another step is loaded than the newest: in the log, and as a warning."""
+    _log.warning(message)
+    warnings.warn(message, RuntimeWarning, stacklevel=4)

@@ -1,6 +1,6 @@
 """The last piece of DCP's metadata, added to its pickle without torch. Pure.
 
-    pickle of Metadata, but for its end | {"storage_data": {index: _StorageInfo, ...}} | BUILD, STOP
+    Metadata, {its fields, | "storage_data": {index: _StorageInfo, ...}} | BUILD, STOP
 
 Where things are stored is known when they are uploaded, and the process that uploads should not
 need seconds and 200 MB for torch. The indices are pickled where torch is; what stands between them
@@ -39,8 +39,12 @@ class Place(NamedTuple):
 
 
 def pickle_metadata(metadata: Any) -> bytes:
-    """Return the pickle of an object whose state `complete` adds to."""
-    return pickle.dumps(metadata, protocol=_PROTOCOL, fix_imports=False)
+    """Return the beginning of the pickle of a dataclass, which `complete` ends."""
+    kind = type(metadata)
+    fields = {name: value for name, value in vars(metadata).items() if name != "storage_data"}
+    name = f"{kind.__module__}\n{kind.__qualname__}\n".encode()
+    body = pickle.dumps(fields, protocol=_PROTOCOL, fix_imports=False)[len(_HEAD) : -1]
+    return b"".join((_HEAD, pickle.GLOBAL, name, pickle.EMPTY_TUPLE, pickle.NEWOBJ, body))
 
 
 def pickle_index(index: Any) -> bytes:
@@ -59,8 +63,7 @@ def complete(metadata: bytes, places: Iterable[tuple[bytes, Place]]) -> bytes:
         metadata: What `pickle_metadata` returned.
         places: What `pickle_index` returned, and where it is stored.
     """
-    pieces = [metadata[:-1], pickle.EMPTY_DICT, _text("storage_data"), pickle.EMPTY_DICT]
-    pieces.append(pickle.MARK)
+    pieces = [metadata, _text("storage_data"), pickle.EMPTY_DICT, pickle.MARK]
     for index, place in places:
         pieces += (index, _info(place))
     pieces += (pickle.SETITEMS, pickle.SETITEM, pickle.BUILD, pickle.STOP)

@@ -1,0 +1,120 @@
+"""Loads of one step, into a state or without one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.stateful import Stateful
+
+from aioflux._errors import AiofluxError, CheckpointCorruptError, CheckpointError
+from aioflux.checkpoint.dcp import StorageReader, load_state
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from aioflux._policy import StoreOptions
+    from aioflux.checkpoint._ranks import Ranks
+
+__all__ = ["Adapting", "load_into", "load_whole"]
+
+
+@runtime_checkable
+class Adapting(Protocol):
+    """What asks for other things when the checkpoint holds other things."""
+
+    def template_for(self, names: Collection[str]) -> dict[str, Any]:
+        """Return the state to load into.
+
+        Args:
+            names: What the checkpoint holds, flattened with dots.
+        """
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take what was loaded."""
+
+
+def load_whole(
+    uri: str, *, map_location: Any, weights_only: bool, options: StoreOptions
+) -> dict[str, Any]:
+    """Return the state of a checkpoint, nested as it was saved."""
+    return load_state(uri, map_location=map_location, weights_only=weights_only, **options)
+
+
+def load_into(
+    uri: str, into: Any, ranks: Ranks, *, weights_only: bool, options: StoreOptions
+) -> None:
+    """Load a checkpoint into a state, each rank its part.
+
+    Raises:
+        CheckpointCorruptError: On some rank what is stored is not what was saved.
+        CheckpointError: Something else went wrong on some rank.
+    """
+    reader = StorageReader(uri, weights_only=weights_only, **options)
+    if isinstance(into, Adapting):
+        template = into.template_for(_names(reader, ranks))
+        _load(template, reader, ranks)
+        into.load_state_dict(template)
+    elif isinstance(into, Stateful):
+        template = into.state_dict()
+        _load(template, reader, ranks)
+        into.load_state_dict(template)
+    else:
+        template = {
+            key: value.state_dict() if isinstance(value, Stateful) else value
+            for key, value in into.items()
+        }
+        _load(template, reader, ranks)
+        for key, value in into.items():
+            if isinstance(value, Stateful):
+                value.load_state_dict(template[key])
+            else:
+                into[key] = template[key]
+
+
+def _names(reader: StorageReader, ranks: Ranks) -> list[str]:
+    """Return what a checkpoint holds; one rank looks."""
+    names: list[str] = []
+    failure: AiofluxError | None = None
+    if ranks.is_coordinator:
+        try:
+            names = list(reader.read_metadata().state_dict_metadata)
+        except AiofluxError as exc:
+            failure = exc
+    names, failure = ranks.broadcast((names, failure))
+    if failure is not None:
+        raise failure
+    return names
+
+
+def _load(template: dict[str, Any], reader: StorageReader, ranks: Ranks) -> None:
+    if ranks.world_size == 1:
+        _load_alone(template, reader)
+        return
+    try:
+        load(template, storage_reader=reader, process_group=ranks.group)
+    except CheckpointException as exc:
+        raise _as_ours(exc) from exc
+
+
+def _load_alone(template: dict[str, Any], reader: StorageReader) -> None:
+    """Do what `dcp.load` does in one process, which warns there, and wraps errors."""
+    metadata = reader.read_metadata()
+    planner = DefaultLoadPlanner()
+    planner.set_up_planner(template, metadata, is_coordinator=True)
+    reader.set_up_storage_reader(metadata, True)
+    plan = reader.prepare_local_plan(planner.create_local_plan())
+    (plan,) = reader.prepare_global_plan(planner.create_global_plan([plan]))
+    reader.read_data(planner.finish_plan(plan), planner).wait()
+
+
+def _as_ours(error: CheckpointException) -> CheckpointError:
+    """Return the errors of all ranks as one, corrupt where one of them is."""
+    failures = {rank: failure for rank, (failure, _) in error.failures.items()}
+    text = "; ".join(
+        f"rank {rank}: {type(each).__name__}: {each}" for rank, each in sorted(failures.items())
+    )
+    is_corrupt = any(isinstance(each, CheckpointCorruptError) for each in failures.values())
+    return CheckpointCorruptError(text) if is_corrupt else CheckpointError(text)
