@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from aioflux.checkpoint._by_uri import clean, copy, verify
 from aioflux.checkpoint._handle import SaveHandle
 from aioflux.checkpoint._load import load
 from aioflux.checkpoint._reader import CheckpointReader, MappedReader, open_reader
@@ -32,10 +33,13 @@ __all__ = [
     "MappedReader",
     "SaveHandle",
     "SaveResult",
+    "clean",
+    "copy",
     "load",
     "open_reader",
     "open_writer",
     "save",
+    "verify",
 ]
 
 _WITH_TORCH = {"Checkpointer": "aioflux.checkpoint._checkpointer"}

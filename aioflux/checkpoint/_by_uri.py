@@ -1,0 +1,158 @@
+"""verify, copy and clean: checkpoints by uri, for blocking callers. They need no PyTorch."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Final, Literal
+
+from aioflux import bridge
+from aioflux._errors import CheckpointNotFoundError
+from aioflux._uri import Location, parse_uri
+from aioflux.checkpoint import _orphans, _transfer, _verify
+from aioflux.checkpoint._objects import open_checkpoint
+from aioflux.checkpoint._steps import as_prefix, read_commits
+from aioflux.checkpoint._transfer import Spot
+from aioflux.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from typing import Unpack
+
+    from aioflux._meta import CleanResult
+    from aioflux._policy import StoreOptions
+    from aioflux.checkpoint._transfer import Copied
+    from aioflux.checkpoint._verify import Verification
+    from aioflux.store import Store
+
+__all__ = ["clean", "copy", "verify"]
+
+_ONLY_GS: Final[tuple[Literal["credentials", "endpoint_url", "ssl_context"], ...]] = (
+    "credentials",
+    "endpoint_url",
+    "ssl_context",
+)
+
+
+def verify(uri: str, *, deep: bool = False, **options: Unpack[StoreOptions]) -> Verification:
+    """Look whether a checkpoint is all there: `Verification.is_valid`, and what is wrong.
+
+    Costs the commit object and one listing; deep, also every byte, with a bounded part of them in
+    memory.
+
+    Args:
+        uri: Uri of one checkpoint, such as `gs://bucket/run-7/step-00000100`.
+        deep: Read all bytes, and compare the crc32c of every block.
+        options: As `aioflux.open_store`.
+
+    Raises:
+        StorageError: The service could not be asked, which tells nothing about the checkpoint.
+    """
+
+    async def work() -> Verification:
+        async with open_checkpoint(uri, **options) as store:
+            return await _verify.verify(store, "", deep=deep)
+
+    return bridge.run(work())
+
+
+def copy(
+    source: str,
+    target: str,
+    *,
+    steps: Sequence[int] | None = None,
+    overwrite: bool = False,
+    **options: Unpack[StoreOptions],
+) -> list[Copied]:
+    """Copy a checkpoint, or all below a root, and return what was copied; each appears last.
+
+    Within a bucket the service copies, between schemes all bytes come through here, verified. What
+    is there already is not copied twice, and what was interrupted goes on where it ended.
+
+    Args:
+        source: Uri of one checkpoint, or of a root with steps below.
+        target: Uri of the copy, or of the root of the copies.
+        steps: Only these steps of a root; all by default.
+        overwrite: Replace other checkpoints that are there.
+        options: As `aioflux.open_store`; what is for `gs://` goes to uris of that scheme.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing to copy.
+        CheckpointError: A checkpoint does not verify, or another is there; steps behind it are
+            copied all the same, and notes on the error name others that could not be.
+        ValueError: Source and target are the same, or `source` is one checkpoint and `steps` are
+            given.
+    """
+
+    async def work() -> list[Copied]:
+        async with _spots([source, target], options) as spots:
+            if await read_commits(spots[0].store, spots[0].prefix):
+                if steps is not None:
+                    raise ValueError(f"{source} is one checkpoint; steps are of what it is in")
+                return [await _transfer.copy_checkpoint(*spots, overwrite=overwrite)]
+            copied, errors = await _transfer.copy_root(*spots, steps=steps, overwrite=overwrite)
+        if errors:
+            first, *others = errors.values()
+            for other in others:
+                first.add_note(f"neither could another step be copied: {other}")
+            raise first
+        if not copied:
+            raise CheckpointNotFoundError(f"there is no checkpoint at {source}")
+        return copied
+
+    return bridge.run(work())
+
+
+@asynccontextmanager
+async def _spots(uris: Sequence[str], options: StoreOptions) -> AsyncIterator[list[Spot]]:
+    """Open where uris point; those in one bucket are in one store, which copies by itself."""
+    locations = [parse_uri(uri) for uri in uris]
+    has_bucket = any(location.scheme == "gs" for location in locations)
+    stores: dict[str, Store] = {}
+    spots = []
+    async with AsyncExitStack() as stack:
+        for location in locations:
+            is_disk = location.scheme == "file"
+            root = str(location if is_disk else Location(location.scheme, location.bucket, ""))
+            if root not in stores:
+                mine = options.copy()
+                if has_bucket and location.scheme != "gs":
+                    for name in _ONLY_GS:
+                        mine.pop(name, None)
+                stores[root] = await stack.enter_async_context(open_checkpoint(root, **mine))
+            spots.append(Spot(stores[root], "" if is_disk else as_prefix(location.key)))
+        yield spots
+
+
+def clean(
+    uri: str,
+    *,
+    older_than_seconds: float = 86_400.0,
+    dry_run: bool = False,
+    **options: Unpack[StoreOptions],
+) -> CleanResult:
+    """Remove what dead processes left below a uri: what `Store.clean` finds, and killed saves.
+
+    Of a killed save there are objects that no commit object names. Nobody can tell a dead save from
+    a slow one but by its age: that of its youngest object. Lists all below the uri, twice.
+
+    Args:
+        uri: Bucket, prefix or directory.
+        older_than_seconds: Only what was begun or written at least so long ago, one day by default.
+        dry_run: Tell, and remove nothing.
+        options: As `aioflux.open_store`.
+
+    Returns:
+        What was removed. Objects of a checkpoint whose commit object is damaged stay, and it is
+        among the errors.
+
+    Raises:
+        ValueError: `older_than_seconds` is negative.
+    """
+
+    async def work() -> CleanResult:
+        async with open_store(uri, **options) as store:
+            return await _orphans.clean_store(
+                store, older_than_seconds=older_than_seconds, dry_run=dry_run
+            )
+
+    return bridge.run(work())
