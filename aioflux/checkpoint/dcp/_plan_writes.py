@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import WriteItem
 
+    from aioflux.checkpoint.dcp._safetensors import RankLayout
+
 __all__ = ["Placement", "item_bytes", "plan_objects"]
 
 
@@ -31,6 +33,8 @@ class Placement:
     """The first save that it was made for."""
     rank: int
     """Rank that the plan is for."""
+    layout: RankLayout | None = None
+    """Where its tensors go, in the layout of safetensors."""
     num_uses: int = 0
     """Saves that it served in this process."""
 

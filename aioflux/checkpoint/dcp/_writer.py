@@ -10,66 +10,54 @@ generation: whatever happens before leaves the checkpoint that was there.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import pickle
 import secrets
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 from torch.distributed.checkpoint import storage as dcp_storage
 from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.futures import Future
 
 from aioflux import bridge
-from aioflux._errors import (
-    AiofluxError,
-    AlreadyExistsError,
-    CheckpointCorruptError,
-    CheckpointError,
-    NotFoundError,
-    TransientError,
-)
+from aioflux._errors import AiofluxError, AlreadyExistsError, CheckpointError, TransientError
 from aioflux._uri import parse_uri
 from aioflux.checkpoint._commit import (
     COMMIT_KEY,
+    INDEX_KEY,
     Commit,
     data_key,
     encode_commit,
-    find_save_id,
+    encode_index,
     new_save_id,
 )
-from aioflux.checkpoint._objects import publish
-from aioflux.checkpoint._steps import COMMIT_KEYS, decode, is_home
+from aioflux.checkpoint._objects import open_checkpoint
 from aioflux.checkpoint.dcp._plan_writes import Placement, plan_objects
-from aioflux.checkpoint.dcp._upload import (
-    Upload,
-    Written,
-    describe,
-    remove,
-    upload_items,
-    upload_objects,
-)
+from aioflux.checkpoint.dcp._publish import Seen, Unfinished, begin, finish, sweep
+from aioflux.checkpoint.dcp._safetensors import dump_metadata, plan_ranks
+from aioflux.checkpoint.dcp._safetensors_parts import Part, finish_objects
+from aioflux.checkpoint.dcp._safetensors_upload import contents_of, index_of, plan_uploads
+from aioflux.checkpoint.dcp._upload import Upload, describe, upload_items, upload_objects
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
     from typing import Unpack
 
     from torch.distributed.checkpoint.metadata import Metadata
-    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
     from torch.distributed.checkpoint.storage import WriteResult
 
-    from aioflux._meta import ObjectMeta
     from aioflux._policy import StoreOptions
     from aioflux.checkpoint.compression import ZStandard
+    from aioflux.checkpoint.dcp._safetensors import RankLayout
     from aioflux.store import Store, WriteMode
 
 __all__ = ["StorageWriter"]
-
-_log = logging.getLogger("aioflux")
 
 _VERSION = "1.0.0"
 """Version of DCP's metadata."""
@@ -78,21 +66,6 @@ _PICKLE_PROTOCOL = 4
 """What every Python reads that torch runs on."""
 
 _SCHEMES = ("gs://", "file://", "memory://")
-
-
-class _Seen(NamedTuple):
-    """A commit object that was there when the save began."""
-
-    meta: ObjectMeta
-    commit: Commit | None
-
-
-class _Unfinished(NamedTuple):
-    """A save that was begun and not committed."""
-
-    store: Store
-    keys: Sequence[str]
-    save_id: str
 
 
 class StorageWriter(dcp_storage.StorageWriter):
@@ -111,6 +84,7 @@ class StorageWriter(dcp_storage.StorageWriter):
         *,
         objects_per_rank: int = 1,
         compression: ZStandard | None = None,
+        layout: Literal["dcp", "safetensors"] = "dcp",
         mode: WriteMode = "overwrite",
         step: int | None = None,
         metrics: Mapping[str, float] | None = None,
@@ -124,6 +98,9 @@ class StorageWriter(dcp_storage.StorageWriter):
                 uploaded in parallel parts anyway; more are for readers that read objects whole.
             compression: Compress tensors, in frames that are still read by ranges. Stock readers
                 need the class in their registry of extensions.
+            layout: "dcp" is what `FileSystemReader` loads. "safetensors" is what the safetensors
+                library and Hugging Face's load, each tensor whole in one object, with an index;
+                what that format cannot hold lies beside, as DCP stores it.
             mode: "overwrite" replaces the checkpoint of this uri once the new one is whole,
                 "create" fails where there is one.
             step: Training step, for the commit object.
@@ -138,7 +115,12 @@ class StorageWriter(dcp_storage.StorageWriter):
             raise ValueError(f"objects_per_rank must be 1 or more, not {objects_per_rank}")
         if mode not in {"overwrite", "create"}:
             raise ValueError(f'mode must be "overwrite" or "create", not {mode!r}')
+        if layout not in {"dcp", "safetensors"}:
+            raise ValueError(f'layout must be "dcp" or "safetensors", not {layout!r}')
+        if layout == "safetensors" and compression is not None:
+            raise ValueError("readers of safetensors know no compression; leave it out")
         self.objects_per_rank = objects_per_rank
+        self.layout: Literal["dcp", "safetensors"] = layout
         self.compression = compression
         self.mode = mode
         self.step = step
@@ -149,8 +131,8 @@ class StorageWriter(dcp_storage.StorageWriter):
         self._is_collective = True
         self._commits = False
         self._save_id = ""
-        self._seen: tuple[_Seen, ...] = ()
-        self._unfinished: _Unfinished | None = None
+        self._seen: tuple[Seen, ...] = ()
+        self._unfinished: Unfinished | None = None
 
     def __repr__(self) -> str:
         return f"<StorageWriter {self.checkpoint_id}>"
@@ -216,11 +198,16 @@ class StorageWriter(dcp_storage.StorageWriter):
         self._is_collective = kwargs.get("use_collectives", True)
         self._commits = is_coordinator or not self._is_collective
         self._seen = ()
+        if self.layout == "safetensors" and not self._is_collective:
+            raise CheckpointError(
+                f"could not save {self.checkpoint_id}: safetensors hold whole tensors, which ranks "
+                "cannot agree on with use_collectives=False"
+            )
         if not self._commits:
             return
         unfinished, self._unfinished = self._unfinished, None
         with self._telling("begin to save"):
-            self._seen = bridge.run(_begin(self._store, self._commit_keys(), unfinished))
+            self._seen = bridge.run(begin(self._store, self._commit_keys(), unfinished))
         if self._seen and self.mode == "create":
             uri = self._seen[0].meta.uri
             raise AlreadyExistsError(
@@ -241,9 +228,19 @@ class StorageWriter(dcp_storage.StorageWriter):
         save_id = _fresh_save_id()
         ranks = range(len(plans)) if self._is_collective else [self._rank or 0]
         return [
-            dataclasses.replace(plan, storage_data=Placement(save_id, rank))
-            for rank, plan in zip(ranks, plans, strict=True)
+            dataclasses.replace(plan, storage_data=Placement(save_id, rank, layout))
+            for rank, plan, layout in zip(ranks, plans, self._layouts(plans), strict=True)
         ]
+
+    def _layouts(self, plans: list[SavePlan]) -> Sequence[RankLayout | None]:
+        if self.layout == "dcp" or not any(plan.usable for plan in plans):
+            return [None] * len(plans)  # ranks have cached plans, and what came with those
+        if not all(plan.usable for plan in plans):
+            raise CheckpointError(
+                f"could not save {self.checkpoint_id}: the state changed on some ranks alone, and "
+                "the planner gave the cached plans of the others; save with another planner"
+            )
+        return plan_ranks([plan.items for plan in plans], self.objects_per_rank)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Upload the items of this rank. See base class.
@@ -258,8 +255,7 @@ class StorageWriter(dcp_storage.StorageWriter):
         rank = placement.rank if self._rank is None else self._rank
         save_id = self._save_id = placement.use()
         if self._commits:
-            self._unfinished = _Unfinished(self._store, self._commit_keys(), save_id)
-        planned = plan_objects(plan.items, self.objects_per_rank)
+            self._unfinished = Unfinished(self._store, self._commit_keys(), save_id)
         upload = Upload(self._store, planner, rank, save_id)
         with self._telling("save"), ExitStack() as stack:
             if self.compression is not None:
@@ -267,14 +263,29 @@ class StorageWriter(dcp_storage.StorageWriter):
                 upload = dataclasses.replace(
                     upload, codec=codec, descriptor=self.compression.get_descriptor()
                 )
-            keys = {data_key(save_id, rank, at): items for at, items in enumerate(planned)}
-            objects = {
-                key: partial(upload_items, upload, key, items) for key, items in keys.items()
-            }
-            written = bridge.run(upload_objects(upload, objects))
+            uploads = self._uploads(upload, plan.items, placement.layout)
+            written = bridge.run(upload_objects(upload, uploads))
         future: Future[list[WriteResult]] = Future()
         future.set_result(written)
         return future
+
+    def _uploads(
+        self, upload: Upload, items: Sequence[WriteItem], layout: RankLayout | None
+    ) -> Mapping[str, Callable[[], Awaitable[list[WriteResult]]]]:
+        """Return what writes each object of this rank, by key."""
+        if self.layout == "safetensors":
+            if layout is None:
+                raise CheckpointError(
+                    f"could not save {self.checkpoint_id}: the planner gave a plan that it cached "
+                    "for another layout; save with another planner"
+                )
+            return plan_uploads(upload, items, layout, self.objects_per_rank)
+        planned = plan_objects(items, self.objects_per_rank)
+        keys = [data_key(upload.save_id, upload.rank, at) for at in range(len(planned))]
+        return {
+            key: partial(upload_items, upload, key, some)
+            for key, some in zip(keys, planned, strict=True)
+        }
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Make the checkpoint visible, and delete the one that it replaces. See base class.
@@ -283,29 +294,74 @@ class StorageWriter(dcp_storage.StorageWriter):
             CheckpointError: It could not be made visible: another save was faster, for one.
         """
         written = [result for each in results for result in each]
-        told: list[Written] = [result.storage_data for result in written]
-        save_id = told[0].save_id if told else self._save_id
+        save_id = written[0].storage_data.save_id if written else self._save_id
         metadata.version = _VERSION
         metadata.storage_meta = StorageMeta(checkpoint_id=self.checkpoint_id, save_id=save_id)
-        metadata.storage_data = {result.index: result.storage_data.info for result in written}
         commit = Commit(
             save_id=save_id,
             uri=self.checkpoint_id,
             created=datetime.now(UTC).timestamp(),
             world_size=len(results),
             step=self.step,
-            objects=tuple(each.stored for each in told if each.stored is not None),
+            layout=self.layout,
             metrics=self.metrics,
         )
         with self._telling("commit"):
-            data = encode_commit(pickle.dumps(metadata, protocol=_PICKLE_PROTOCOL), commit)
-            bridge.run(_finish(self._store, self._commit_keys()[0], data, commit, self._seen))
+            bridge.run(self._finish(metadata, written, commit))
         self._unfinished = None
+
+    async def _finish(
+        self, metadata: Metadata, results: Sequence[WriteResult], commit: Commit
+    ) -> None:
+        write = self._finish_dcp if self.layout == "dcp" else self._finish_safetensors
+        try:
+            await write(metadata, results, commit)
+        except AiofluxError as exc:
+            # Where no answer was heard it may be visible all the same, now or in a moment.
+            if not isinstance(exc, TransientError):
+                await sweep(Unfinished(self._store, self._commit_keys(), commit.save_id))
+            raise
+
+    async def _finish_dcp(
+        self, metadata: Metadata, results: Sequence[WriteResult], commit: Commit
+    ) -> None:
+        told = [result.storage_data for result in results]
+        metadata.storage_data = {
+            result.index: each.info for result, each in zip(results, told, strict=True)
+        }
+        stored = tuple(each.stored for each in told if each.stored is not None)
+        commit = msgspec.structs.replace(commit, objects=stored)
+        data = encode_commit(pickle.dumps(metadata, protocol=_PICKLE_PROTOCOL), commit)
+        await finish(self._store, self._commit_keys()[0], data, commit, self._seen)
+
+    async def _finish_safetensors(
+        self, metadata: Metadata, results: Sequence[WriteResult], commit: Commit
+    ) -> None:
+        parts = [each.storage_data for each in results if isinstance(each.storage_data, Part)]
+        async with open_checkpoint(self.checkpoint_id, **self._options) as reader:
+            shared = await finish_objects(self._store, reader, parts, rank=self._rank or 0)
+        contents = contents_of(metadata, results, shared)
+        metadata.storage_data = contents.metadata.storage_data
+        pickled = pickle.dumps(contents.metadata, protocol=_PICKLE_PROTOCOL)
+        commit = msgspec.structs.replace(
+            commit, objects=contents.objects, extra=dump_metadata(pickled)
+        )
+        await finish(
+            self._store,
+            self._commit_keys()[0],
+            encode_index(index_of(contents), commit),
+            commit,
+            self._seen,
+            content_type="application/json",
+            has_leftovers=bool(parts),
+        )
 
     def _commit_keys(self) -> list[str]:
         """Return the key of the commit object, and those that a checkpoint here may have beside."""
+        if self.layout == "safetensors":
+            return [INDEX_KEY, COMMIT_KEY]
         if self._is_collective:
-            return list(COMMIT_KEYS)
+            return [COMMIT_KEY, INDEX_KEY]
         return [f"__{self._rank or 0}{COMMIT_KEY}"]
 
     @contextmanager
@@ -323,96 +379,3 @@ class StorageWriter(dcp_storage.StorageWriter):
 
 def _fresh_save_id() -> str:
     return new_save_id(datetime.now(UTC), secrets.token_hex(4))
-
-
-async def _begin(
-    store: Store, keys: Sequence[str], unfinished: _Unfinished | None
-) -> tuple[_Seen, ...]:
-    """Return what a save replaces, after what the last one left behind was deleted."""
-    if unfinished is not None:
-        await _sweep(unfinished)
-    return await _look(store, keys)
-
-
-async def _look(store: Store, keys: Sequence[str]) -> tuple[_Seen, ...]:
-    """Return the commit objects that there are."""
-    seen = list[_Seen]()
-    async for batch in store.fetch_batches(keys, return_exceptions=True):
-        for each in batch:
-            if each[0] is not None:
-                seen.append(_Seen(each[0], _decode(*each)))
-            elif not isinstance(each[1], NotFoundError):
-                raise each[1]
-    return tuple(seen)
-
-
-def _decode(meta: ObjectMeta, data: bytes) -> Commit | None:
-    try:
-        return decode(meta, data)
-    except CheckpointCorruptError as exc:
-        _log.warning("the checkpoint that a save replaces is damaged: %s", exc)
-        return None
-
-
-async def _sweep(unfinished: _Unfinished) -> None:
-    """Delete what a save uploaded that failed on some rank, unless it was committed after all."""
-    store, save_id = unfinished.store, unfinished.save_id
-    try:
-        seen = await _look(store, unfinished.keys)
-        if any(each.commit is not None and each.commit.save_id == save_id for each in seen):
-            return
-        await _delete(store, await store.list_all(f"{save_id}/"), "a save that failed")
-    except AiofluxError as exc:
-        _log.warning("what a failed save left below %s%s/ stays: %s", store.uri, save_id, exc)
-
-
-async def _finish(
-    store: Store, key: str, data: bytes, commit: Commit, seen: Sequence[_Seen]
-) -> None:
-    """Write the commit object, and delete what it replaced."""
-    replaces = next((each.meta for each in seen if each.meta.key == key), None)
-    try:
-        await publish(store, key, data, replaces=replaces)
-    except AiofluxError as exc:
-        # Where no answer was heard it may be visible all the same, now or in a moment.
-        if not isinstance(exc, TransientError) and (
-            note := await remove(store, [each.key for each in commit.objects])
-        ):
-            exc.add_note(note)
-        raise
-    for each in seen:
-        await _discard(store, each, is_replaced=each.meta.key == key)
-
-
-async def _discard(store: Store, old: _Seen, *, is_replaced: bool) -> None:
-    """Delete what a commit object names that is not in force any more; log what cannot be."""
-    if old.commit is None:
-        _log.info("what %s named stays: it is no commit of aioflux", old.meta.uri)
-        return
-    if not is_replaced and not await _delete(store, [old.meta], "another layout"):
-        return
-    is_pinned = is_home(store, "", old.commit)
-    doomed = [
-        dataclasses.replace(
-            old.meta,
-            key=each.key,
-            uri=f"{store.uri}{each.key}",
-            generation=each.generation if is_pinned else "",
-        )
-        for each in old.commit.objects
-        # Whatever a commit says: an object of another save is none of it.
-        if find_save_id(each.key) == old.commit.save_id
-    ]
-    await _delete(store, doomed, "the checkpoint that was replaced")
-
-
-async def _delete(store: Store, metas: Iterable[ObjectMeta], what: str) -> bool:
-    """Delete objects, and tell whether all are gone; what stays is logged."""
-    try:
-        errors = (await store.delete_many(metas)).errors
-    except AiofluxError as exc:
-        _log.warning("%s below %s could not be deleted: %s", what, store.uri, exc)
-        return False
-    for key, error in errors.items():
-        _log.warning("%s%s of %s could not be deleted: %s", store.uri, key, what, error)
-    return not errors

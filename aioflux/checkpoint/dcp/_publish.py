@@ -1,0 +1,157 @@
+"""Making a save visible, and deleting what it replaced or what a failed one left.
+
+begin    what a failed save left is deleted; the commit objects that there are, are remembered
+finish   the commit object replaces the one that was remembered, or no other; what that named goes
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from aioflux._errors import AiofluxError, CheckpointCorruptError, NotFoundError
+from aioflux.checkpoint._commit import find_save_id
+from aioflux.checkpoint._objects import publish
+from aioflux.checkpoint._steps import decode, is_home
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from aioflux._meta import ObjectMeta
+    from aioflux.checkpoint._commit import Commit
+    from aioflux.store import Store
+
+__all__ = ["Seen", "Unfinished", "begin", "finish", "sweep"]
+
+_log = logging.getLogger("aioflux")
+
+
+class Seen(NamedTuple):
+    """A commit object that was there when the save began."""
+
+    meta: ObjectMeta
+    commit: Commit | None
+
+
+class Unfinished(NamedTuple):
+    """A save that was begun and not committed."""
+
+    store: Store
+    keys: Sequence[str]
+    save_id: str
+
+
+async def begin(
+    store: Store, keys: Sequence[str], unfinished: Unfinished | None
+) -> tuple[Seen, ...]:
+    """Return what a save replaces, after what the last one left behind was deleted."""
+    if unfinished is not None:
+        await sweep(unfinished)
+    return await _look(store, keys)
+
+
+async def _look(store: Store, keys: Sequence[str]) -> tuple[Seen, ...]:
+    """Return the commit objects that there are."""
+    seen = list[Seen]()
+    async for batch in store.fetch_batches(keys, return_exceptions=True):
+        for each in batch:
+            if each[0] is not None:
+                seen.append(Seen(each[0], _decode(*each)))
+            elif not isinstance(each[1], NotFoundError):
+                raise each[1]
+    return tuple(seen)
+
+
+def _decode(meta: ObjectMeta, data: bytes) -> Commit | None:
+    try:
+        return decode(meta, data)
+    except CheckpointCorruptError as exc:
+        _log.warning("the checkpoint that a save replaces is damaged: %s", exc)
+        return None
+
+
+async def sweep(unfinished: Unfinished) -> None:
+    """Delete what a save uploaded that failed on some rank, unless it was committed after all."""
+    store, save_id = unfinished.store, unfinished.save_id
+    try:
+        seen = await _look(store, unfinished.keys)
+        if any(each.commit is not None and each.commit.save_id == save_id for each in seen):
+            return
+        for prefix in (f"{save_id}/", f"model-{save_id}-"):
+            await _delete(store, await store.list_all(prefix), "a save that failed")
+    except AiofluxError as exc:
+        _log.warning("what a failed save left below %s%s/ stays: %s", store.uri, save_id, exc)
+
+
+async def finish(
+    store: Store,
+    key: str,
+    data: bytes,
+    commit: Commit,
+    seen: Sequence[Seen],
+    *,
+    content_type: str = "",
+    has_leftovers: bool = False,
+) -> None:
+    """Write the commit object, and delete what it replaced.
+
+    Args:
+        store: Where.
+        key: Name of the commit object.
+        data: Its bytes.
+        commit: What it says.
+        seen: The commit objects that there were when the save began.
+        content_type: Media type.
+        has_leftovers: There are objects of this save that it does not name.
+    """
+    replaces = next((each.meta for each in seen if each.meta.key == key), None)
+    await publish(store, key, data, replaces=replaces, content_type=content_type)
+    if has_leftovers:
+        await _delete_unnamed(store, commit)
+    for each in seen:
+        await _discard(store, each, is_replaced=each.meta.key == key)
+
+
+async def _delete_unnamed(store: Store, commit: Commit) -> None:
+    named = {each.key for each in commit.objects}
+    try:
+        listed = await store.list_all(f"{commit.save_id}/")
+    except AiofluxError as exc:
+        _log.warning("what is left below %s%s/ stays: %s", store.uri, commit.save_id, exc)
+        return
+    await _delete(store, [each for each in listed if each.key not in named], "a save")
+
+
+async def _discard(store: Store, old: Seen, *, is_replaced: bool) -> None:
+    """Delete what a commit object names that is not in force any more; log what cannot be."""
+    if old.commit is None:
+        _log.info("what %s named stays: it is no commit of aioflux", old.meta.uri)
+        return
+    if not is_replaced and not await _delete(store, [old.meta], "another layout"):
+        return
+    is_pinned = is_home(store, "", old.commit)
+    doomed = [
+        dataclasses.replace(
+            old.meta,
+            key=each.key,
+            uri=f"{store.uri}{each.key}",
+            generation=each.generation if is_pinned else "",
+        )
+        for each in old.commit.objects
+        # Whatever a commit says: an object of another save is none of it.
+        if find_save_id(each.key) == old.commit.save_id
+    ]
+    await _delete(store, doomed, "the checkpoint that was replaced")
+
+
+async def _delete(store: Store, metas: Iterable[ObjectMeta], what: str) -> bool:
+    """Delete objects, and tell whether all are gone; what stays is logged."""
+    try:
+        errors = (await store.delete_many(metas)).errors
+    except AiofluxError as exc:
+        _log.warning("%s below %s could not be deleted: %s", what, store.uri, exc)
+        return False
+    for key, error in errors.items():
+        _log.warning("%s%s of %s could not be deleted: %s", store.uri, key, what, error)
+    return not errors
