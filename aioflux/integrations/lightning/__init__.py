@@ -12,5 +12,6 @@ from __future__ import annotations
 
 from aioflux.integrations.lightning._checkpoint_io import AiofluxCheckpointIO
 from aioflux.integrations.lightning._model_checkpoint import ModelCheckpoint
+from aioflux.integrations.lightning._strategies import FSDPStrategy, ModelParallelStrategy
 
-__all__ = ["AiofluxCheckpointIO", "ModelCheckpoint"]
+__all__ = ["AiofluxCheckpointIO", "FSDPStrategy", "ModelCheckpoint", "ModelParallelStrategy"]

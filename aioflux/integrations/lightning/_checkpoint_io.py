@@ -23,6 +23,7 @@ from aioflux.store import open_store
 if TYPE_CHECKING:
     import os
     import re
+    from collections.abc import Callable
     from typing import Unpack
 
     Path = str | os.PathLike[str]
@@ -122,7 +123,7 @@ class AiofluxCheckpointIO(CheckpointIO):
             TypeError: `storage_options` is no mapping of these.
         """
         uri = to_uri(path)
-        options = self._options_of(storage_options)
+        options = self.merged(storage_options, _WRITE)
         if self._background is None:
             save(checkpoint, uri, **options)
             return
@@ -195,6 +196,39 @@ class AiofluxCheckpointIO(CheckpointIO):
         """Return the checkpoints right below a prefix whose names match, as whole uris."""
         return find(to_uri(directory), pattern, self.options)
 
+    def run_save(self, uri: str, work: Callable[[], object]) -> None:
+        """Carry out a save that a strategy makes, in its turn.
+
+        Raises:
+            CheckpointError: It failed, unless it is done in the background.
+        """
+        if self._background is None:
+            work()
+        else:
+            self._background.write(uri, work)
+
+    def merged(self, storage_options: Any, known: frozenset[str]) -> dict[str, Any]:
+        """Return the options of stores with those of one save.
+
+        Args:
+            storage_options: What the user gave with the save.
+            known: What it may be, beside the options of a store.
+
+        Raises:
+            TypeError: It is no mapping of these.
+        """
+        if storage_options is None:
+            return {**self.options}
+        try:
+            given = dict(storage_options)
+        except (TypeError, ValueError) as exc:
+            raise TypeError(
+                f"storage_options must be a mapping such as {{'mode': 'create'}}, not "
+                f"{storage_options!r}"
+            ) from exc
+        _refuse(set(given) - _STORE - known, "storage_options", _STORE | known)
+        return {**self.options, **given}
+
     def wait(self) -> None:
         """Wait until all that was saved is stored.
 
@@ -215,19 +249,6 @@ class AiofluxCheckpointIO(CheckpointIO):
                 self._background.close()
         finally:
             self._slabs.clear()
-
-    def _options_of(self, storage_options: Any) -> dict[str, Any]:
-        if storage_options is None:
-            return {**self.options}
-        try:
-            given = dict(storage_options)
-        except (TypeError, ValueError) as exc:
-            raise TypeError(
-                f"storage_options must be a mapping such as {{'metadata': {{'run': '7'}}}}, not "
-                f"{storage_options!r}"
-            ) from exc
-        _refuse(set(given) - _STORE - _WRITE, "storage_options", _STORE | _WRITE)
-        return {**self.options, **given}
 
 
 def _upload(uri: str, staged: Staged, options: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,15 @@ from lightning.pytorch.utilities.rank_zero import (  # type: ignore[attr-defined
 
 from aioflux._errors import CheckpointError
 from aioflux._uri import parse_uri
+from aioflux.integrations.fsspec import register
 from aioflux.integrations.lightning._checkpoint_io import AiofluxCheckpointIO
-from aioflux.integrations.lightning._uris import is_below, is_same, name_pattern, to_uri
+from aioflux.integrations.lightning._uris import (
+    ALIAS,
+    is_below,
+    is_same,
+    name_pattern,
+    to_uri,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,8 +63,6 @@ class ModelCheckpoint(_LightningModelCheckpoint):
             if uri.startswith("file://"):  # which Lightning takes for a relative path
                 dirpath = parse_uri(uri).key
             elif uri.startswith(("gs://", "gcs://")) and find_spec("gcsfs") is None:
-                from aioflux.integrations.fsspec import register
-
                 register(replace=("gs", "gcs"))  # nobody else answers to the names
         self._plugin: AiofluxCheckpointIO | None = None
         self._stored: tuple[str, int] | None = None
@@ -107,10 +113,7 @@ class ModelCheckpoint(_LightningModelCheckpoint):
         if plugin is None or "://" not in directory:
             return super()._find_last_checkpoints(trainer)
         pattern = name_pattern(self.CHECKPOINT_NAME_LAST, self.FILE_EXTENSION)
-        found = plugin.find(directory, pattern)
-        for uri in found:
-            _require_visible(uri)
-        return set(found)
+        return {_visible(uri) for uri in plugin.find(directory, pattern)}
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         if self._copies_last:
@@ -178,23 +181,21 @@ def _plugin_of(trainer: Trainer) -> AiofluxCheckpointIO | None:
     return plugin if isinstance(plugin, AiofluxCheckpointIO) else None
 
 
-def _require_visible(uri: str) -> None:
-    """Refuse to go on where Lightning would find no checkpoint and begin anew.
+def _visible(uri: str) -> str:
+    """Return a name by which Lightning finds a checkpoint when it asks fsspec for its time.
 
-    It asks fsspec whether and when a checkpoint was stored.
+    Raises:
+        CheckpointError: There is none: Lightning would find no checkpoint, and begin anew.
     """
-    filesystem = get_filesystem(uri)
-    try:
-        if filesystem.exists(uri):
-            filesystem.modified(uri)
-            return
-    except (KeyError, NotImplementedError) as exc:  # gcsfs knows no time of a directory
-        cause: Exception | None = exc
-    else:
-        cause = None
+    register()
+    for name in (uri, f"{ALIAS}{uri}"):
+        filesystem = get_filesystem(name)
+        with suppress(KeyError, NotImplementedError):  # gcsfs knows no time of a directory
+            if filesystem.exists(name):
+                filesystem.modified(name)
+                return name
     raise CheckpointError(
-        f"{uri} is there, but Lightning does not find it through {type(filesystem).__name__} of "
-        'fsspec; call aioflux.integrations.fsspec.register(replace=("gs", "gcs")), and where '
-        "AiofluxCheckpointIO has an endpoint_url or credentials, set "
-        'fsspec.config.conf["gs"] = {"endpoint_url": ...}'
-    ) from cause
+        f"{uri} is there, but fsspec, which Lightning asks, does not find it; tell it what "
+        "AiofluxCheckpointIO was told: aioflux.integrations.fsspec.register(replace=("
+        '"gs",)) and fsspec.config.conf["gs"] = {"endpoint_url": ...}'
+    )

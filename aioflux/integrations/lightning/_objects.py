@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from aioflux._meta import ObjectMeta
     from aioflux.sync import Store
 
-__all__ = ["META_KEY", "copy", "exists", "find", "is_part", "is_sharded", "remove"]
+__all__ = ["META_KEY", "copy", "exists", "find", "is_part", "is_sharded", "put_beside", "remove"]
 
 META_KEY: Final = "meta.pt"
 """What Lightning names the object of all that is neither weights nor optimizer state."""
@@ -93,6 +93,18 @@ def copy(source: str, uri: str, options: Mapping[str, Any]) -> None:
             store.copy(part, f"{target}/{key}")
         store.copy(commit, f"{target}/{COMMIT_KEY}")
         _delete(store, [part for key, part in old.items() if key not in {*parts, COMMIT_KEY}])
+
+
+def put_beside(uri: str, key: str, data: bytes, options: Mapping[str, Any]) -> None:
+    """Store an object below a checkpoint that just became visible, and remove its namesake.
+
+    A checkpoint of one object that had this name before would be loaded in its place.
+    """
+    with _opened(uri, options) as (store, name):
+        store.put(f"{name}/{key}", data)
+        if not uri.startswith("file://"):  # there the directory has the name already
+            with suppress(NotFoundError):
+                store.delete(name)
 
 
 def remove(uri: str, options: Mapping[str, Any]) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Final
 
 from aioflux._uri import SCHEMES, parse_uri, quote_path
 
-__all__ = ["is_below", "is_same", "name_pattern", "to_uri"]
+__all__ = ["ALIAS", "is_below", "is_same", "name_pattern", "to_uri"]
+
+ALIAS: Final = "aioflux+"
+"""What fsspec knows our filesystems by begins with this: `aioflux+gs://bucket/key`."""
 
 _TAKEN_APART = re.compile(rf"^(?:{'|'.join([*SCHEMES, 'gcs'])}):/(?!/)", re.IGNORECASE)
 
@@ -23,7 +27,7 @@ def to_uri(path: str | os.PathLike[str]) -> str:
     """
     text = os.fspath(path)
     if "://" in text:
-        return text
+        return text.removeprefix(ALIAS)
     if _TAKEN_APART.match(text):
         raise ValueError(
             f"{text!r} was a uri before pathlib took a slash out of it; pass uris as strings. "

@@ -133,7 +133,7 @@ def test_a_bucket_that_fsspec_does_not_see_is_no_reason_to_begin_anew(
     with GCSServer(buckets=("bucket",)) as elsewhere:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", elsewhere.url)
         plugin = AiofluxCheckpointIO(endpoint_url=server.url)
-        with pytest.raises(aioflux.CheckpointError, match=r"last\.ckpt is there, but"):
+        with pytest.raises(aioflux.CheckpointError, match=r"last\.ckpt is there, but fsspec"):
             fit(4, plugin, [every(1, save_last=True)], ckpt_path="last")
 
 

@@ -1,0 +1,285 @@
+"""FSDPStrategy and ModelParallelStrategy: Lightning's, with checkpoints in a bucket."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from lightning.pytorch.strategies import FSDPStrategy as _LightningFSDPStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy as _LightningModelParallelStrategy
+from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
+
+from aioflux._errors import CheckpointError
+from aioflux.integrations.lightning._checkpoint_io import AiofluxCheckpointIO
+from aioflux.integrations.lightning._objects import META_KEY, is_sharded
+from aioflux.integrations.lightning._sharded import (
+    REST_NAME,
+    Rest,
+    has_rest,
+    load_sharded,
+    save_sharded,
+)
+from aioflux.integrations.lightning._uris import to_uri
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from lightning.fabric.plugins import CheckpointIO
+    from torch.distributed import ProcessGroup
+
+__all__ = ["FSDPStrategy", "ModelParallelStrategy"]
+
+_WRITER: Final = frozenset({"objects_per_rank", "compression", "mode", "metrics"})
+
+
+class _InBucket(ParallelStrategy):
+    """What both strategies do in place of Lightning's, which takes every path for a local one."""
+
+    _weights_name: str
+    """Name that Lightning gives the weights among the items of a save."""
+    _stager: DefaultStager | None = None
+    _group: ProcessGroup | None = None
+
+    @property
+    def checkpoint_io(self) -> CheckpointIO:
+        """The plugin that stores; an `AiofluxCheckpointIO` by default."""
+        if self._checkpoint_io is None:
+            self._checkpoint_io = AiofluxCheckpointIO()
+        return self._checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
+
+    @property
+    def _plugin(self) -> AiofluxCheckpointIO:
+        plugin = self.checkpoint_io
+        if not isinstance(plugin, AiofluxCheckpointIO):
+            raise TypeError(
+                f"{type(self).__name__} of aioflux stores by AiofluxCheckpointIO, not by "
+                f"{type(plugin).__name__}"
+            )
+        return plugin
+
+    @property
+    def _saves_shards(self) -> bool:
+        raise NotImplementedError
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
+    ) -> None:
+        """Save a checkpoint; called by every rank.
+
+        Args:
+            checkpoint: What the trainer made; weights and optimizer states are taken out of it.
+            filepath: A uri such as `gs://bucket/run-7/last.ckpt`, or a path of the local disk.
+            storage_options: A mapping. For shards, of `objects_per_rank`, `compression`, `mode` and
+                `metrics` as `StorageWriter`, and of the options of a store; for one object as
+                `AiofluxCheckpointIO.save_checkpoint`.
+
+        Raises:
+            CheckpointError: It could not be saved, or an earlier one in the background.
+            TypeError: `storage_options` is no mapping of these.
+        """
+        uri = self.broadcast(to_uri(filepath))
+        if not self._saves_shards:
+            ParallelStrategy.save_checkpoint(self, checkpoint, uri, storage_options)
+            return
+        plugin = self._plugin
+        options = plugin.merged(storage_options, _WRITER)
+        state = {
+            self._weights_name: checkpoint.pop("state_dict"),
+            **{
+                _optimizer_name(number): each
+                for number, each in enumerate(checkpoint.pop("optimizer_states", []))
+            },
+        }
+        rest = None
+        with self._agreeing(uri):
+            plugin.wait()
+            if self.is_global_zero:
+                rest = Rest.of(checkpoint)
+        settings = {"step": checkpoint.get("global_step"), **options}
+        group = None
+        if plugin.is_background:
+            state, group = self._staged(state), self._own_group()
+        plugin.run_save(uri, partial(save_sharded, uri, state, rest, settings, group))
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load a checkpoint of either kind; called by every rank.
+
+        Returns:
+            What is neither weights nor optimizer state, and of a checkpoint in one object the
+            optimizer states.
+
+        Raises:
+            NotFoundError: There is none.
+            CheckpointError: It could not be loaded.
+        """
+        uri = self.broadcast(to_uri(checkpoint_path))
+        plugin = self._plugin
+        found = [False, False]
+        with self._agreeing(uri):
+            plugin.wait()
+            if self.is_global_zero and is_sharded(uri, plugin.options):
+                found = [True, has_rest(uri, plugin.options)]
+        is_in_shards, is_rest_in_it = self.broadcast(found)
+        if is_in_shards:
+            return self._load_shards(uri, weights_only, is_rest_in_it=is_rest_in_it)
+        return self._load_whole(uri, weights_only)
+
+    def teardown(self) -> None:
+        """Wait until all that was saved is stored, which Lightning's own does not, and end."""
+        try:
+            self.checkpoint_io.teardown()
+        finally:
+            if self._stager is not None:
+                self._stager.close()
+                self._stager = None
+            super().teardown()
+
+    def _load_shards(
+        self, uri: str, weights_only: bool | None, *, is_rest_in_it: bool
+    ) -> dict[str, Any]:
+        model = self._model_in_use()
+        optimizers = {
+            _optimizer_name(number): each for number, each in enumerate(self._optimizers_in_use())
+        }
+        state: dict[str, Any] = {self._weights_name: get_model_state_dict(model)}
+        for name, optimizer in optimizers.items():
+            state[name] = get_optimizer_state_dict(model, optimizer)
+        if is_rest_in_it:
+            state[REST_NAME] = b""
+        options = self._plugin.options
+        load_sharded(uri, state, options, weights_only=weights_only, is_strict=self._is_strict)
+        how = StateDictOptions(strict=self._is_strict)
+        set_model_state_dict(model, state[self._weights_name], options=how)
+        for name, optimizer in optimizers.items():
+            set_optimizer_state_dict(model, optimizer, state[name], options=how)
+        if is_rest_in_it:
+            return Rest(state[REST_NAME]).load(weights_only=weights_only)
+        return self._plugin.load_checkpoint(f"{uri}/{META_KEY}", weights_only=weights_only)
+
+    def _load_whole(self, uri: str, weights_only: bool | None) -> dict[str, Any]:
+        model, optimizers = self._model_in_use(), self._optimizers_in_use()
+        checkpoint = self._plugin.load_checkpoint(uri, weights_only=weights_only)
+        how = StateDictOptions(full_state_dict=True, strict=self._is_strict)
+        set_model_state_dict(model, checkpoint.pop("state_dict"), options=how)
+        states = checkpoint.get("optimizer_states", []) if optimizers else []
+        if len(states) != len(optimizers):
+            raise CheckpointError(
+                f"{uri} holds the state of {len(states)} optimizers, and there are "
+                f"{len(optimizers)}; resume with those of the saved run, or load weights alone "
+                "with trainer.validate"
+            )
+        for optimizer, state in zip(optimizers, states, strict=True):
+            if any(isinstance(key, int) for key in state["state"]):
+                state = FullyShardedDataParallel.rekey_optim_state_dict(
+                    state, OptimStateKeyType.PARAM_NAME, model
+                )
+            set_optimizer_state_dict(model, optimizer, state, options=how)
+        return checkpoint
+
+    @property
+    def _is_strict(self) -> bool:
+        return self.lightning_module is None or self.lightning_module.strict_loading
+
+    def _model_in_use(self) -> torch.nn.Module:
+        if self.model is None:
+            raise RuntimeError(
+                f"{type(self).__name__} has no model yet; it gets one by the trainer"
+            )
+        return self.model
+
+    def _optimizers_in_use(self) -> list[torch.optim.Optimizer]:
+        module = self.lightning_module
+        is_fitting = module is not None and module.trainer.state.fn == TrainerFn.FITTING
+        return self.optimizers if is_fitting else []
+
+    def _staged(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Copy to host memory that is used again: the save before has ended."""
+        if self._stager is None:
+            is_accelerated = torch.accelerator.is_available()
+            self._stager = DefaultStager(
+                StagingOptions(
+                    use_pinned_memory=is_accelerated,
+                    use_shared_memory=False,
+                    use_async_staging=False,
+                    use_non_blocking_copy=is_accelerated,
+                )
+            )
+        staged: Any = self._stager.stage(state)
+        return staged  # type: ignore[no-any-return]
+
+    def _own_group(self) -> ProcessGroup:
+        """Return a group that no other thread talks in, over the processors."""
+        if self._group is None:
+            self._group = torch.distributed.new_group(backend="gloo")
+        return self._group
+
+    @contextmanager
+    def _agreeing(self, uri: str) -> Iterator[None]:
+        """Fail on every rank where the block fails on one: the others would wait for it."""
+        failure: BaseException | None = None
+        try:
+            yield
+        except BaseException as exc:  # raised below
+            failure = exc
+        if not self.reduce_boolean_decision(failure is None):
+            raise failure or CheckpointError(f"{uri} was given up: another rank failed, see there")
+
+
+class FSDPStrategy(_InBucket, _LightningFSDPStrategy):
+    """Lightning's FSDPStrategy with checkpoints in a bucket; takes the same arguments.
+
+        Trainer(
+            strategy=FSDPStrategy(state_dict_type="sharded"),
+            plugins=[AiofluxCheckpointIO(background=True)],
+            callbacks=[ModelCheckpoint("gs://bucket/run-7", save_last=True)],
+        )
+
+    Checkpoints are stored as `AiofluxCheckpointIO` says, in the background, too: shards through
+    `aioflux.checkpoint.dcp`, verified, visible all at once; a whole one as one object. Both kinds
+    load, whatever `state_dict_type` says. Lightning's own makes a local path of `gs://`.
+
+    Copied to a directory, a sharded checkpoint loads with Lightning's own strategy, and one that
+    that wrote loads here once it is copied to a bucket.
+    """
+
+    _weights_name = "model"
+
+    @property
+    def _saves_shards(self) -> bool:
+        return self._state_dict_type == "sharded"
+
+
+class ModelParallelStrategy(_InBucket, _LightningModelParallelStrategy):
+    """Lightning's ModelParallelStrategy with checkpoints in a bucket; takes the same arguments.
+
+    As `FSDPStrategy` of this package; `save_distributed_checkpoint` says whether shards are saved.
+    """
+
+    _weights_name = "state_dict"
+
+    @property
+    def _saves_shards(self) -> bool:
+        return self._save_distributed_checkpoint
+
+
+def _optimizer_name(number: int) -> str:
+    return f"optimizer_{number}"
