@@ -91,7 +91,7 @@ def _table(records: Sequence[SaveRecord]) -> str:
             record.outcome,
             format_size(record.num_bytes),
             f"{record.staged_seconds:.3f} s",
-            format_seconds(record.upload_seconds),
+            _seconds(record.upload_seconds),
             f"{format_size(record.bytes_per_second)}/s",
             str(record.num_retries),
             record.error,
@@ -101,6 +101,10 @@ def _table(records: Sequence[SaveRecord]) -> str:
     failed = sum(record.outcome == "failed" for record in records)
     summary = f"{format_count(len(records), 'save')}, {failed:,} failed"
     return f"{table(header, rows, left=frozenset({0, 2, 8}))}\n{summary}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3f} s" if seconds < 10 else format_seconds(seconds)
 
 
 def bars(records: Sequence[SaveRecord], *, is_terminal: bool) -> str:

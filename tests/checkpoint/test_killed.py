@@ -1,0 +1,73 @@
+"""Whatever a killed save leaves, `clean` finds, and the checkpoint before it is whole."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+
+import pytest
+
+from aioflux import checkpoint, open_store
+from aioflux.checkpoint._commit import find_save_id
+from aioflux.checkpoint._orphans import clean_store
+from aioflux.checkpoint._steps import list_steps
+from aioflux.checkpoint._verify import latest, verify_steps
+
+CHILD = """
+import asyncio, sys
+from aioflux import TransferOptions, open_store
+from tests.checkpoint.saves import save_step
+
+async def main():
+    small = TransferOptions(part_size_bytes=5 * 2**20, max_buffered_bytes=20 * 2**20)
+    async with open_store("gs://bucket/run", transfer=small) as store:
+        number = int(sys.argv[1])
+        while True:
+            print("begins", flush=True)
+            await save_step(store, number % 3, number=number, num_objects=2, size=11_000_000)
+            number += 1
+
+asyncio.run(main())
+"""
+
+
+def kill_a_save(seed: int) -> None:
+    """Begin some saves in another process, and kill it in the last one."""
+    rng = random.Random(seed)
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(100 * seed)], stdout=subprocess.PIPE, text=True
+    ) as child:
+        try:
+            for _ in range(rng.randint(2, 5)):
+                assert child.stdout.readline() == "begins\n"
+            # The moment is as good as any; what holds must hold whenever it comes.
+            with pytest.raises(subprocess.TimeoutExpired):
+                child.wait(rng.uniform(0.0, 0.2))
+        finally:
+            child.kill()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_what_a_killed_save_leaves_is_found(server, seed) -> None:
+    """Parts, uploads, objects that no commit names, and those that an overwrite replaced."""
+    await asyncio.to_thread(kill_a_save, seed)
+    async with open_store("gs://bucket") as bucket, open_store("gs://bucket/run") as root:
+        assert await latest(root, deep=True) is not None
+        steps = await list_steps(root)
+        told = await clean_store(bucket, older_than_seconds=0, dry_run=True)
+        done = await clean_store(bucket, older_than_seconds=0)
+        assert done == told
+        assert not server.state.multipart_uploads
+        assert all(each.is_valid for each in await verify_steps(root, deep=True))
+        assert await list_steps(root) == steps
+        named = {
+            f"run/step-{step:08d}/{each.key}"
+            for step in steps
+            for each in checkpoint.verify(f"{root.uri}step-{step:08d}").found.commit.objects
+        }
+        left = {key for key in server.keys("bucket") if find_save_id(key)}
+        assert left == named
+        others = {key for key in server.keys("bucket") if not find_save_id(key)}
+        assert others == {f"run/step-{step:08d}/.metadata" for step in steps}
