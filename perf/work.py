@@ -39,6 +39,7 @@ __all__ = [
     "prepare",
     "set_key",
     "set_prefix",
+    "state_key",
 ]
 
 Moved: TypeAlias = "int | tuple[int, float]"
@@ -48,11 +49,15 @@ _PR_SET_PDEATHSIG = 1
 LOOPLESS = frozenset(
     {
         "aioflux_data",
+        "aioflux_checkpoint",
         "aioflux_sync",
         "dataflux",
+        "dataflux_checkpoint",
         "direct",
+        "gcsfs_checkpoint",
         "gcsfs_data",
         "google",
+        "google_checkpoint",
         "litdata",
         "obstore_data",
         "requests",
@@ -79,6 +84,11 @@ def set_key(size_bytes: int, count: int, index: int) -> str:
     return f"{set_prefix(size_bytes, count)}{index:07d}.bin"
 
 
+def state_key(dtype: str, size_bytes: int) -> str:
+    """Return the key of the object that torch.save wrote of a state."""
+    return f"state-{dtype}-{size_bytes}/state.pt"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """One measurement of one contender."""
@@ -87,7 +97,7 @@ class Work:
     """Module below `perf.peers`."""
     operation: str
     """Its function: `get_many`, `get_one`, `get_into`, `put_many` or `put_one`; `list_all` or
-    `parse_all`; `load`, `stream`, `load_first` or `load_again`."""
+    `parse_all`; `load`, `stream`, `load_first` or `load_again`; `save_state` or `load_state`."""
     url: str
     """Root of the server, `http://` or `https://`."""
     ca_file: str = ""
@@ -118,6 +128,8 @@ class Work:
     """Time that the consumer takes over each batch."""
     is_whole: bool = False
     """Whether the consumer is handed the bytes, as a tensor, or only how many there are."""
+    dtype: str = ""
+    """Of the tensors of a state: `bf16` or `fp32`; `size_bytes` is that of all of them."""
     counter: str = ""
     """Url of a page on which the server tells how many requests came; empty where it has none."""
     server_pids: tuple[int, ...] = ()
@@ -168,12 +180,14 @@ def body_of(size_bytes: int) -> bytes:
 def prepare(work: Work) -> None:
     """Make what the work starts from, outside the measured part.
 
-    That is the bytes of an object to write, or the pages to parse.
+    That is the bytes of an object or the state to write, or the pages to parse.
 
     An adapter whose library starts from something else has a `prepare` of its own.
     """
     if work.operation.startswith("put"):
         work.body()
+    elif work.operation == "save_state":
+        importlib.import_module("perf.states").state_of(work.dtype, work.size_bytes)
     elif work.operation == "parse_all":
         importlib.import_module("perf.pages").pages(work)
 

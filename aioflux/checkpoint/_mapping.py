@@ -8,24 +8,39 @@ The bytes are there once. Mapped twice at a time they would be counted twice as 
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import mmap
 import os
+import sys
 import tempfile
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
+from aioflux._checksums import address_of, combine_crc32c, crc32c
+from aioflux._policy import MIB, TransferOptions
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from aioflux._meta import ObjectMeta
     from aioflux._policy import StoreOptions
+    from aioflux.store import Store
 
 __all__ = ["MemoryFile", "fetch"]
 
 _DIRECTORIES = ("/proc/self/fd", "/dev/fd")
 """Where open files have paths."""
+_RANGE_BYTES: Final = 8 * MIB
+"""Ranges are of no more: the first is asked for when its memory is there, the last after all."""
+_MADV_POPULATE_WRITE: Final = 23
+"""Since Linux 5.14 (madvise(2)); a kernel without it refuses, and pages come one by one."""
+
+_madvise = ctypes.CDLL(None)["madvise"] if sys.platform == "linux" else None
+if _madvise is not None:
+    _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class MemoryFile:
@@ -53,9 +68,9 @@ class MemoryFile:
                 self._unlink()
             self.path = self.path or self._name
             os.ftruncate(self.fd, num_bytes)
-            if num_bytes and is_on_disk and hasattr(os, "posix_fallocate"):
+            if is_on_disk:
                 # A disk without room would end the process where the mapping is written.
-                os.posix_fallocate(self.fd, 0, num_bytes)
+                self._allocate(0, num_bytes)
         except BaseException:
             self.close()
             raise
@@ -76,6 +91,16 @@ class MemoryFile:
             with suppress(BufferError):
                 mapping.close()
 
+    def populate(self, view: memoryview, start: int, end: int) -> None:
+        """Have the kernel give memory for a piece of `view`, which `mapped` gave, all at once.
+
+        To allocate before it is mapped costs a third less than to map what is not allocated.
+        """
+        self._allocate(start, end)
+        if _madvise is not None:
+            with address_of(view) as begin:
+                _madvise(begin + start, end - start, _MADV_POPULATE_WRITE)
+
     def close(self) -> None:
         """Let go of the memory; what has mapped it keeps it. Closing twice does nothing."""
         fd, self.fd = self.fd, -1
@@ -84,6 +109,10 @@ class MemoryFile:
         self._unlink()
 
     __del__ = close
+
+    def _allocate(self, start: int, end: int) -> None:
+        if end > start and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self.fd, start, end - start)
 
     def _unlink(self) -> None:
         name, self._name = self._name, ""
@@ -114,14 +143,59 @@ async def fetch(root: str, key: str, options: StoreOptions) -> tuple[ObjectMeta,
         NotFoundError: There is no such object.
         ChecksumError: Its bytes do not match its checksum, three times.
     """
-    async with open_store(root, **options) as store:
+    transfer = options.get("transfer") or TransferOptions()
+    # What the service says of the whole stands for its ranges: each is read once.
+    once: StoreOptions = {**options, "transfer": replace(transfer, verify_ranges="never")}
+    async with open_store(root, **once) as store:
         meta = await store.head(key)
         file = MemoryFile(meta.size)
         try:
             with file.mapped() as view:
-                if view.nbytes:
-                    await store.get_into(meta, view)
+                is_right = await _fill(store, meta, file, view)
+                if not is_right and transfer.verify:
+                    async with open_store(root, **options) as other:
+                        await other.get_into(meta, view)
         except BaseException:
             file.close()
             raise
         return meta, file
+
+
+async def _fill(store: Store, meta: ObjectMeta, file: MemoryFile, view: memoryview) -> bool:
+    """Read an object into memory range by range, and tell whether it matches its crc32c.
+
+    A range is asked for when its memory is there, which a thread makes: the event loop would take
+    as long for it as for the bytes. 298 MB of new memory cost 0.57 s of CPU time this way and 0.3 s
+    of the event loop's, against 0.6 of both where it comes page by page.
+    """
+    step = min(store.transfer.range_size_bytes, _RANGE_BYTES)
+    plan = [(start, min(start + step, meta.size)) for start in range(0, meta.size, step)]
+
+    async def read(start: int, end: int) -> int:
+        await store.get_into(meta, view[start:end], start=start)
+        return crc32c(view[start:end]) if store.transfer.verify else 0
+
+    reads = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            for start, end in plan:
+                await _to_its_end(file.populate, view, start, end)
+                reads.append(group.create_task(read(start, end)))
+    except BaseExceptionGroup as failed:
+        error = failed.exceptions[0]
+        raise error from error.__cause__
+    actual = 0
+    for (start, end), task in zip(plan, reads, strict=True):
+        actual = combine_crc32c(actual, task.result(), end - start)
+    return actual == meta.crc32c
+
+
+async def _to_its_end(function: Callable[..., None], *arguments: Any) -> None:
+    """Call in a thread, and wait for its end also where the caller is cancelled."""
+    running = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        await asyncio.shield(running)
+    finally:
+        while not running.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait((running,))

@@ -14,13 +14,13 @@ from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
 from aioflux import bridge
-from aioflux._policy import MIB
+from aioflux._policy import MIB, TransferOptions
 from aioflux.checkpoint._target import split_uri
 from aioflux.checkpoint._writer import CheckpointWriter
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
     from typing import Unpack
 
     from aioflux._meta import ObjectMeta
@@ -74,14 +74,28 @@ def save(
     settings = {"mode": mode, "if_generation_match": if_generation_match, "metadata": metadata}
     memory = TensorMemory()
 
+    def open_object() -> bridge.Held[ObjectWriter]:
+        if options.get("transfer") is None:
+            size = plan_part_size(memory.num_bytes)
+            options["transfer"] = TransferOptions(part_size_bytes=size)
+        return bridge.Held(_borrowing(root, key, settings, options))
+
     def run() -> None:
         leave_out_crc32()
         torch.save(state, file, pickle_module=memory.pickle_module())
 
-    with _StateFile(bridge.Held(_borrowing(root, key, settings, options)), uri, memory) as file:
+    with _StateFile(_Opening(open_object), uri, memory) as file:
         # A context of its own: what is set there nobody else sees.
         copy_context().run(run)
     return file.meta
+
+
+def plan_part_size(num_bytes: int) -> int:
+    """Return the size of the parts of a state, in bytes: a 32nd, from 5 to 16 MiB.
+
+    Each part is a connection of its own: a state of five parts has five connections to go through.
+    """
+    return min(16 * MIB, max(5 * MIB, -(-num_bytes // (32 * MIB)) * MIB))
 
 
 @asynccontextmanager
@@ -95,10 +109,34 @@ async def _borrowing(
         yield writer
 
 
+class _Opening:
+    """Opens the object when it is first needed: torch.save has met all tensors by then."""
+
+    def __init__(self, open_object: Callable[[], bridge.Held[ObjectWriter]]) -> None:
+        self._open_object = open_object
+        self._held: bridge.Held[ObjectWriter] | None = None
+
+    @property
+    def value(self) -> ObjectWriter:
+        """The object under construction."""
+        return self._opened().value
+
+    def leave(self, error: BaseException | None = None, /) -> bool:
+        """Store it, or with an error abort it."""
+        if error is not None and self._held is None:
+            return False
+        return self._opened().leave(error)
+
+    def _opened(self) -> bridge.Held[ObjectWriter]:
+        if self._held is None:
+            self._held = self._open_object()
+        return self._held
+
+
 class _StateFile(CheckpointWriter):
     """The file that torch.save writes a state to: memory of its tensors is borrowed."""
 
-    def __init__(self, held: bridge.Held[ObjectWriter], uri: str, memory: TensorMemory) -> None:
+    def __init__(self, held: _Opening, uri: str, memory: TensorMemory) -> None:
         super().__init__(held, uri)
         self._memory = memory
         self._batch: list[tuple[memoryview, bool]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from aioflux import bridge
 from aioflux.checkpoint._target import split_uri
@@ -35,6 +35,17 @@ _PENDING_BYTES = 1024 * 1024
 several for each tensor, and a crossing costs 35-125 us."""
 
 
+class Holder(Protocol):
+    """What `bridge.Held` is to a file that is written."""
+
+    @property
+    def value(self) -> ObjectWriter:
+        """The object under construction."""
+
+    def leave(self, error: BaseException | None = None, /) -> bool:
+        """Store it, or with an error abort it."""
+
+
 class CheckpointWriter(_BinaryFile):
     """A file that `open_writer` opened: writable, not seekable.
 
@@ -44,7 +55,7 @@ class CheckpointWriter(_BinaryFile):
     left open at the end of the process publish nothing and abort the upload.
     """
 
-    def __init__(self, held: bridge.Held[ObjectWriter], uri: str) -> None:
+    def __init__(self, held: Holder, uri: str) -> None:
         self.uri = uri
         """Whole uri of the object."""
         self._held = held

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from perf.scenarios import (
+    checkpoint_load,
+    checkpoint_save,
     epoch,
     faults,
     get_into,
@@ -20,7 +22,7 @@ from perf.scenarios._scenario import Match, MemoryGoal, Promise, Rival, Scenario
 
 __all__ = ["GROUPS", "SCENARIOS", "Match", "MemoryGoal", "Promise", "Rival", "Scenario", "Turn"]
 
-_GROUPS = (listing, loader, epoch)
+_GROUPS = (listing, loader, epoch, checkpoint_save, checkpoint_load)
 _MODULES = (
     *(get_many, get_one, get_into, latency, paced, put_one, put_many, sync_facade, faults),
     *_GROUPS,

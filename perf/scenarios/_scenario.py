@@ -252,6 +252,8 @@ def _parsed(text: str, kind: Any) -> Any:
         if text.lower() not in {"true", "false"}:
             raise ValueError(f"must be true or false, not {text!r}")
         return text.lower() == "true"
+    if kind is str:
+        return text
     return _whole(text) if kind is int else _fraction(text)
 
 

@@ -14,10 +14,12 @@ import threading
 from contextlib import contextmanager
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perf.servers._spec import BUCKET, Server, ServerSpec, contents
-from perf.work import set_key
+from perf.servers._states import write_state
+from perf.work import set_key, state_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,6 +76,11 @@ def _server(spec: ServerSpec) -> GCSServer:
         data = contents(size)
         for index in range(count):
             server.put(BUCKET, f"{size}/{index}", data)
+    for dtype, size in spec.states:
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / "state"
+            write_state(dtype, size, path)
+            server.put(BUCKET, state_key(dtype, size), path.read_bytes())
     for size, count in spec.sets:
         data = contents(size)
         for index in range(count):
@@ -119,7 +126,7 @@ def main() -> None:
     from aioflux.testing._serve import serve
 
     values = json.loads(sys.argv[1])
-    for name in ("objects", "sets"):
+    for name in ("objects", "sets", "states"):
         values[name] = tuple(map(tuple, values[name]))
     spec = ServerSpec(**values)
     server = _server(spec)

@@ -26,6 +26,8 @@ import google_crc32c
 
 from perf.servers._room import place
 from perf.servers._spec import BUCKET, Server, ServerSpec, contents
+from perf.servers._states import write_state
+from perf.work import state_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +74,7 @@ http {{
         CRC32C_LIBRARY = "{crc32c_library}"
         HERE = "{here}"
         LATENCY_SECONDS, RATE, PIECE_BYTES = {latency_seconds}, {rate}, {piece_bytes}
+        RECEIVE_RATE, KEPT_BYTES = {receive_rate}, {kept_bytes}
         api = dofile("{here}/api.lua")
     }}
     # A PUT of a whole object has no arguments; one of a part has.
@@ -118,7 +121,7 @@ _PACE = "        limit_rate {rate};\n        sendfile_max_chunk {piece_bytes};\n
 _PIECE_SECONDS = 0.02
 """What is sent at once on a paced connection: the wait after each piece ends a little late."""
 _OBJECTS = """\
-        location /{bucket}/{size}/ {{
+        location /{bucket}/{prefix}/ {{
             if ($is_file = 0) {{ rewrite ^ /.api last; }}
             add_header x-goog-generation 1;
             add_header x-goog-metageneration 1;
@@ -198,6 +201,8 @@ class Setup:
     certificates: Certificates | None
     crc32cs: dict[int, str]
     """Of the objects of each size."""
+    states: dict[str, tuple[int, str]]
+    """Size and crc32c of the object of each state, by its prefix."""
 
 
 def configuration(setup: Setup) -> str:
@@ -230,6 +235,8 @@ def configuration(setup: Setup) -> str:
         latency_seconds=spec.latency_seconds,
         rate=rate,
         piece_bytes=piece_bytes,
+        kept_bytes=spec.kept_bytes,
+        receive_rate=spec.received_bytes_per_second or 0,
         objects=_locations(setup),
     )
 
@@ -237,8 +244,12 @@ def configuration(setup: Setup) -> str:
 def _locations(setup: Setup) -> str:
     """Write what serves the objects of each size, and those of sets and their composites."""
     found = [
-        _OBJECTS.format(bucket=BUCKET, size=size, crc32c=crc32c)
+        _OBJECTS.format(bucket=BUCKET, prefix=size, size=size, crc32c=crc32c)
         for size, crc32c in setup.crc32cs.items()
+    ]
+    found += [
+        _OBJECTS.format(bucket=BUCKET, prefix=prefix, size=size, crc32c=crc32c)
+        for prefix, (size, crc32c) in setup.states.items()
     ]
     if sizes := sorted({size for size, _ in setup.spec.sets}):
         found += [
@@ -261,6 +272,20 @@ def write_objects(directory: Path, objects: tuple[tuple[int, int], ...]) -> dict
     return crc32cs
 
 
+def write_states(
+    directory: Path, states: tuple[tuple[str, int], ...]
+) -> dict[str, tuple[int, str]]:
+    """Write the object of each state below `directory`; return its size and checksum by prefix."""
+    written: dict[str, tuple[int, str]] = {}
+    for dtype, size in states:
+        key = state_key(dtype, size)
+        target = directory / BUCKET / key
+        target.parent.mkdir(parents=True, exist_ok=True)
+        told_size, told_crc32c = write_state(dtype, size, target)
+        written[key.rpartition("/")[0]] = told_size, told_crc32c
+    return written
+
+
 @contextmanager
 def open_nginx(spec: ServerSpec) -> Iterator[Server]:
     """Run nginx for the length of a `with` block."""
@@ -272,6 +297,7 @@ def open_nginx(spec: ServerSpec) -> Iterator[Server]:
         for name in ("objects", "incoming", "uploads"):
             (directory / name).mkdir()
         crc32cs = write_objects(directory / "objects", spec.files)
+        states = write_states(directory / "objects", spec.states)
         (directory / "objects" / BUCKET).mkdir(exist_ok=True)
         certificates = _certify(directory) if spec.tls else None
         port = _free_port()
@@ -281,6 +307,7 @@ def open_nginx(spec: ServerSpec) -> Iterator[Server]:
             port=port,
             certificates=certificates,
             crc32cs=crc32cs,
+            states=states,
         )
         (directory / "nginx.conf").write_text(configuration(setup))
         process = _start(directory)

@@ -30,6 +30,9 @@ def choose(spec: ServerSpec, lacking: str) -> tuple[ServerSpec, tuple[str, ...]]
         return spec, ()
     if spec.has_faults:
         return replace(spec, kind="embedded"), (f"{_STANDS_IN}: faults are not nginx's",)
+    if lacking and spec.received_bytes_per_second:
+        note = f"{_STANDS_IN}, and does not pace uploads: {lacking}"
+        return replace(spec, kind="embedded"), (note,)
     if lacking:
         return replace(spec, kind="embedded"), (f"{_STANDS_IN}: {lacking}",)
     return spec, ()

@@ -28,6 +28,10 @@ class ServerSpec:
     """Time to the first byte of each answer."""
     connection_bytes_per_second: int | None = None
     """Bandwidth of each connection, towards the client."""
+    received_bytes_per_second: int | None = None
+    """Bandwidth of each connection, from the client, for bodies of uploads; nginx only."""
+    kept_bytes: int = 8 << 20
+    """Bodies of uploads that are larger are hashed and dropped, in bytes; nginx only."""
     fault_rate: float = 0.0
     """Share of the reads that are answered with 503, and again as many that meet a reset;
     embedded server only."""
@@ -36,6 +40,9 @@ class ServerSpec:
     sets: tuple[tuple[int, int], ...] = ()
     """Sets of many objects, told by arithmetic where nginx serves: pairs of size in bytes and
     count, with the keys of `perf.work.set_key`. Each set has a prefix of its own."""
+    states: tuple[tuple[str, int], ...] = ()
+    """States that torch.save wrote, to have ready: pairs of dtype and bytes of the tensors, under
+    `perf.work.state_key`."""
     written_bytes: int = BUCKET_ROOM_BYTES
     """Room for what is written at once, in bytes."""
 
@@ -47,9 +54,10 @@ class ServerSpec:
             raise ValueError(f"fault_rate must be from 0 to 0.5, not {self.fault_rate}")
         if self.latency_seconds < 0:
             raise ValueError(f"latency_seconds must not be negative, is {self.latency_seconds}")
-        paced = self.connection_bytes_per_second
-        if paced is not None and paced <= 0:
-            raise ValueError(f"connection_bytes_per_second must be above 0, is {paced}")
+        for name in ("connection_bytes_per_second", "received_bytes_per_second"):
+            paced = getattr(self, name)
+            if paced is not None and paced <= 0:
+                raise ValueError(f"{name} must be above 0, is {paced}")
 
     @property
     def has_faults(self) -> bool:
@@ -67,7 +75,8 @@ class ServerSpec:
     @property
     def num_bytes(self) -> int:
         """Room that the objects and what is written take, in bytes."""
-        return sum(size * count for size, count in self.files) + self.written_bytes
+        stored = sum(size * count for size, count in self.files)
+        return stored + sum(size for _, size in self.states) + self.written_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

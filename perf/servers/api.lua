@@ -3,7 +3,8 @@
 --
 -- Small bodies lie in files when this runs, and are renamed. Large ones are hashed as they come and
 -- dropped: fresh memory for them would cost the server several times what a client takes to send
--- them, and it is the client that is measured. Sizes and checksums are told and compared either way.
+-- them, and it is the client that is measured. More than KEPT_BYTES are large. Sizes and checksums
+-- are told and compared either way.
 
 local ffi = require "ffi"
 local bit = require "bit"
@@ -21,7 +22,6 @@ uint32_t crc32c_extend(uint32_t crc, const uint8_t *data, size_t count);
 
 local library = ffi.load(CRC32C_LIBRARY)
 local OBJECTS, UPLOADS = DIRECTORY .. "/objects", DIRECTORY .. "/uploads"
-local KEPT_BYTES = 8 * 1024 * 1024 -- bodies above are dropped
 local ASSEMBLED_BYTES = 64 * 1024 * 1024 -- parts of no more than this become an object
 local PIECE_BYTES = 64 * 1024 -- of a large body; LuaJIT maps memory anew for strings twice as long
 local NAMESPACE = ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
@@ -68,14 +68,27 @@ local function object_path(bucket, key)
     return OBJECTS .. "/" .. bucket .. "/" .. key
 end
 
+local function now()
+    ngx.update_time()
+    return ngx.now()
+end
+
+-- Wait until so many bytes would have come, at the rate of a connection.
+local function pace(begun, size)
+    if RECEIVE_RATE == 0 then return end
+    local early = begun + size / RECEIVE_RATE - now()
+    if early > 0.002 then ngx.sleep(early) end
+end
+
 -- Hash and drop the body of this request; return its size and crc32c.
 local function swallow(length)
-    local socket, size, crc = assert(ngx.req.socket()), 0, 0
+    local socket, size, crc, begun = assert(ngx.req.socket()), 0, 0, now()
     socket:settimeout(60000)
     while size < length do
         local data = assert(socket:receiveany(math.min(PIECE_BYTES, length - size)))
         crc = library.crc32c_extend(crc, data, #data)
         size = size + #data
+        pace(begun, size)
     end
     return size, crc
 end
@@ -88,7 +101,9 @@ local function take_body(path)
         local size, crc = swallow(length)
         return size, crc, false
     end
+    local begun = now()
     ngx.req.read_body()
+    pace(begun, length)
     local file = ngx.req.get_body_file()
     if file then
         assert(os.rename(file, path))
@@ -224,10 +239,15 @@ pause, tell_composed = sets.pause, sets.tell_composed
 local function recall(bucket, key)
     local size_in_set, crc_in_set = sets.recall(bucket, key)
     if size_in_set then return size_in_set, crc_in_set end
-    local path = object_path(bucket, key)
-    local size, crc = measure(path or "")
-    if size then return size, crc end
-    local kept = state:get("counted " .. bucket .. "/" .. key)
+    local name = "counted " .. bucket .. "/" .. key
+    local kept, path = state:get(name), object_path(bucket, key)
+    -- Nobody replaces these, and they are large: measured once.
+    local is_state = key:find("^state%-") ~= nil
+    local size, crc = measure(not (is_state and kept) and path or "")
+    if size then
+        if is_state then state:set(name, ("%d %d"):format(size, crc)) end
+        return size, crc
+    end
     if not kept then return nil end
     size, crc = kept:match("(%S+) (%S+)")
     return tonumber(size), tonumber(crc)

@@ -43,6 +43,7 @@ PEERS = {
     "epoch-cached": ("aioflux_data",),
     "epoch-wait": ("aioflux_data", "memory_data"),
     "epoch-wait-inline": ("aioflux_data", "memory_data"),
+    "checkpoint-save-76MB": ("gcsfs_checkpoint",),
 }
 """Against whom; each peer somewhere, and few in all. The other epochs differ in their objects."""
 ON_NGINX = {
@@ -51,6 +52,7 @@ ON_NGINX = {
     "latency": ("aioflux",),
     "put-1GiB": ("obstore",),
     "list-10k": ("obstore", "google"),
+    "checkpoint-load-76MB": ("google_checkpoint",),
 }
 
 

@@ -37,6 +37,8 @@ LONG = (
     *("loader-100KiB", "loader-500KiB", "loader-3MiB", "loader-150MiB"),
     *("epoch-100KiB", "epoch-500KiB", "epoch-3MiB", "epoch-150MiB"),
     *("epoch-cached", "epoch-wait", "epoch-wait-inline"),
+    *("checkpoint-save-76MB", "checkpoint-save-298MB", "checkpoint-save-2.5GB"),
+    *("checkpoint-load-76MB", "checkpoint-load-298MB", "checkpoint-load-2.5GB"),
 )
 THREADS = {"dataflux x4": 3, "dataflux x8": 3, "dataflux x16": 3}
 
@@ -54,7 +56,7 @@ def test_every_scenario_is_found_by_its_name() -> None:
 def test_a_group_stands_for_its_scenarios() -> None:
     assert tuple(name for names in GROUPS.values() for name in names) == LONG
     found = [scenario.name for scenario in chosen("epoch", "get-1KiB", "list")]
-    assert found == [*LONG[9:], "get-1KiB", *LONG[:5]]
+    assert found == [*GROUPS["epoch"], "get-1KiB", *LONG[:5]]
 
 
 @pytest.mark.parametrize(
@@ -89,12 +91,36 @@ def test_a_group_stands_for_its_scenarios() -> None:
         ("epoch-cached", {"first": 5}),
         ("epoch-wait", {"bound": 0.95}),
         ("epoch-wait-inline", {"bound": 0.95}),
+        ("checkpoint-save-298MB", {"gcsfs_checkpoint": 8, "google_checkpoint": 4}),
+        ("checkpoint-load-298MB", {"gcsfs_checkpoint": 4, "google_checkpoint": 2}),
     ],
 )
 def test_scenario_promises(name: str, goals: dict[str, float]) -> None:
-    matches = SCENARIOS[name].matches()
+    matches = [match for match in SCENARIOS[name].matches() if not match.case.endswith("link")]
     found = {match.name: match.at_least for match in matches if match.at_least is not None}
     assert found == goals
+
+
+@pytest.mark.parametrize("name", ["checkpoint-save-298MB", "checkpoint-load-298MB"])
+def test_a_state_is_moved_over_a_link_too(name: str) -> None:
+    matches = [match for match in SCENARIOS[name].matches() if match.case == "fp32 link"]
+    found = {match.name: match.at_least for match in matches}
+    blob = 2 if name == "checkpoint-load-298MB" else None
+    expected = {"bound": 0.9, "gcsfs_checkpoint": 5, "google_checkpoint": blob}
+    assert found == {**expected, "dataflux_checkpoint": None}
+    for match in matches:
+        server = match.ours.server
+        assert 100_000_000 in {server.connection_bytes_per_second, server.received_bytes_per_second}
+
+
+def test_peers_of_a_state_are_chosen_with_and_without_a_link() -> None:
+    (scenario,) = chosen("checkpoint-save-76MB", "--peers", "gcsfs_checkpoint", "--toy")
+    found = [(match.case, match.name, match.at_least) for match in scenario.matches()]
+    assert found == [
+        ("bf16", "gcsfs_checkpoint", 8),
+        ("bf16 link", "bound", 0.9),
+        ("bf16 link", "gcsfs_checkpoint", 5),
+    ]
 
 
 def test_figures_of_ours_alone_are_promised() -> None:
@@ -125,8 +151,12 @@ def test_dataflux_meets_us_with_each_number_of_threads() -> None:
 def test_reads_find_their_objects_and_those_of_a_warm_up(scenario: Scenario) -> None:
     for match in (*scenario.matches(), *scenario.toy().matches()):
         for turn in (match.ours, match.theirs):
-            if turn.work.operation.startswith("put"):
+            if turn.work.operation.startswith(("put", "save")):
                 assert turn.server.written_bytes > turn.work.size_bytes
+                continue
+            if turn.work.operation == "load_state":
+                for work in (turn.work, turn.work.warm_up()):
+                    assert (work.dtype, work.size_bytes) in turn.server.states
                 continue
             ready = {
                 f"{size}/{index}" for size, count in turn.server.objects for index in range(count)
@@ -230,7 +260,10 @@ def test_unknown_peer_ends_with_exit_status_2(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as caught:
         main(["get-1KiB", "--peers", "nosuch"])
     assert caught.value.code == 2
-    assert "there are aioflux, aioflux_data, aioflux_sync, aiohttp, " in capsys.readouterr().err
+    assert (
+        "there are aioflux, aioflux_checkpoint, aioflux_data, aioflux_sync, "
+        in capsys.readouterr().err
+    )
 
 
 def test_scale_changes_the_number_of_objects() -> None:

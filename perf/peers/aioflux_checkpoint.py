@@ -1,0 +1,26 @@
+"""aioflux: `save` and `load` of `aioflux.checkpoint`, at their defaults."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import aioflux.checkpoint
+from perf.states import num_bytes_of, state_of, touch
+from perf.work import state_key
+
+if TYPE_CHECKING:
+    from perf.work import Work
+
+
+async def save_state(work: Work) -> int:
+    """Save a state and return the bytes of its tensors."""
+    state = state_of(work.dtype, work.size_bytes)
+    uri = f"gs://{work.bucket}/put/{state_key(work.dtype, work.size_bytes)}"
+    aioflux.checkpoint.save(state, uri, endpoint_url=work.url)
+    return num_bytes_of(state)
+
+
+async def load_state(work: Work) -> int:
+    """Load a state, read from each of its pages, and return the bytes of its tensors."""
+    uri = f"gs://{work.bucket}/{state_key(work.dtype, work.size_bytes)}"
+    return touch(aioflux.checkpoint.load(uri, endpoint_url=work.url))

@@ -1,0 +1,40 @@
+"""gcs-torch-dataflux: torch.save and torch.load on the files of its DatafluxCheckpoint."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from perf.states import num_bytes_of, state_of, touch
+from perf.work import state_key
+
+try:
+    from dataflux_pytorch import dataflux_checkpoint  # type: ignore[import-not-found]
+except ModuleNotFoundError as exc:
+    raise ModuleNotFoundError(
+        f"{exc.name} is missing (pip install 'aioflux[perf-loading]')", name=exc.name
+    ) from exc
+
+if TYPE_CHECKING:
+    from perf.work import Work
+
+
+def _open(work: Work) -> Any:
+    os.environ["STORAGE_EMULATOR_HOST"] = work.url
+    return dataflux_checkpoint.DatafluxCheckpoint(project_name="perf", bucket_name=work.bucket)
+
+
+async def save_state(work: Work) -> int:
+    """Save a state and return the bytes of its tensors."""
+    state = state_of(work.dtype, work.size_bytes)
+    with _open(work).writer(f"put/{state_key(work.dtype, work.size_bytes)}") as file:
+        torch.save(state, file)
+    return num_bytes_of(state)
+
+
+async def load_state(work: Work) -> int:
+    """Load a state, read from each of its pages, and return the bytes of its tensors."""
+    with _open(work).reader(state_key(work.dtype, work.size_bytes)) as file:
+        return touch(torch.load(file, weights_only=True))

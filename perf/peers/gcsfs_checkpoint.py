@@ -1,0 +1,44 @@
+"""torch.save and torch.load on files of gcsfs, at its defaults: 5 MiB a block, read ahead."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from perf.states import num_bytes_of, state_of, touch
+from perf.work import state_key
+
+if TYPE_CHECKING:
+    from perf.work import Work
+
+# Read at import: otherwise gcsfs asks for the kind of a bucket over gRPC, which waits for a minute.
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+
+import gcsfs  # type: ignore[import-untyped]
+
+
+def _open(work: Work) -> Any:
+    return gcsfs.GCSFileSystem(
+        token="anon",  # noqa: S106  no secret
+        endpoint_url=work.url,
+        cache_timeout=0,
+        skip_instance_cache=True,
+    )
+
+
+async def save_state(work: Work) -> int:
+    """Save a state and return the bytes of its tensors."""
+    state = state_of(work.dtype, work.size_bytes)
+    path = f"{work.bucket}/put/{state_key(work.dtype, work.size_bytes)}"
+    with _open(work).open(path, "wb") as file:
+        torch.save(state, file)
+    return num_bytes_of(state)
+
+
+async def load_state(work: Work) -> int:
+    """Load a state, read from each of its pages, and return the bytes of its tensors."""
+    path = f"{work.bucket}/{state_key(work.dtype, work.size_bytes)}"
+    with _open(work).open(path, "rb") as file:
+        return touch(torch.load(file, weights_only=True))

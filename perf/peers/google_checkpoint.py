@@ -1,0 +1,31 @@
+"""torch.save and torch.load on BlobWriter and BlobReader of google-cloud-storage, as they come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from perf.peers.google import open_bucket
+from perf.states import num_bytes_of, state_of, touch
+from perf.work import state_key
+
+if TYPE_CHECKING:
+    from perf.work import Work
+
+
+async def save_state(work: Work) -> int:
+    """Save a state and return the bytes of its tensors."""
+    state = state_of(work.dtype, work.size_bytes)
+    blob = open_bucket(work).blob(f"put/{state_key(work.dtype, work.size_bytes)}")
+    # torch.save flushes at the end, which a BlobWriter refuses otherwise.
+    with blob.open("wb", ignore_flush=True) as file:
+        torch.save(state, file)
+    return num_bytes_of(state)
+
+
+async def load_state(work: Work) -> int:
+    """Load a state, read from each of its pages, and return the bytes of its tensors."""
+    blob = open_bucket(work).blob(state_key(work.dtype, work.size_bytes))
+    with blob.open("rb") as file:
+        return touch(torch.load(file, weights_only=True))

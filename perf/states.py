@@ -1,0 +1,79 @@
+"""States to save and to load: tensors of the sizes that a transformer has, of one dtype.
+
+`python -m perf.states DTYPE SIZE_BYTES PATH` writes one with torch.save, and prints the size of the
+file and its crc32c, as the service tells it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import mmap
+import random
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import torch
+
+__all__ = ["DTYPES", "num_bytes_of", "state_of", "touch"]
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_BLOCK = random.Random(0).randbytes(1 << 20)  # noqa: S311  no secret
+_WIDTH = 2048
+_SHAPES = ((_WIDTH,), (_WIDTH, _WIDTH), (_WIDTH,), (_WIDTH, 4 * _WIDTH), (4 * _WIDTH, _WIDTH))
+"""Of the tensors of one layer."""
+_PAGE_BYTES = 4096
+
+
+@lru_cache(maxsize=1)
+def state_of(dtype: str, size_bytes: int) -> dict[str, torch.Tensor]:
+    """Return a state whose tensors have so many bytes together, all in memory that was written.
+
+    The last one takes what is left, so that its shape is any.
+    """
+    kind = DTYPES[dtype]
+    state: dict[str, torch.Tensor] = {}
+    left = size_bytes
+    while left:
+        shape = _SHAPES[len(state) % len(_SHAPES)]
+        tensor = torch.empty(shape, dtype=kind)
+        if tensor.nbytes > left:
+            tensor = torch.empty(left // kind.itemsize, dtype=kind)
+        view = memoryview(tensor.view(-1).view(torch.uint8).numpy())
+        for at in range(0, len(view), len(_BLOCK)):
+            view[at : at + len(_BLOCK)] = _BLOCK[: len(view) - at]
+        state[f"layers.{len(state) // len(_SHAPES)}.{len(state) % len(_SHAPES)}"] = tensor
+        left -= tensor.nbytes
+    return state
+
+
+def num_bytes_of(state: dict[str, torch.Tensor]) -> int:
+    """Return the bytes of all tensors."""
+    return sum(tensor.nbytes for tensor in state.values())
+
+
+def touch(state: dict[str, torch.Tensor]) -> int:
+    """Read from each page of each tensor, as whoever uses them will; return the bytes of all."""
+    for tensor in state.values():
+        tensor.view(-1).view(torch.uint8)[::_PAGE_BYTES].sum()
+    return num_bytes_of(state)
+
+
+def main() -> None:
+    """Write what the arguments name."""
+    dtype, size_bytes, target = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    state: Any = state_of(dtype, size_bytes)
+    torch.save(state, target)
+    with target.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+        crc32c = 0
+        for at in range(0, len(data), 1 << 20):
+            crc32c = google_crc32c.extend(crc32c, data[at : at + (1 << 20)])
+        size = len(data)
+    print(json.dumps([size, base64.b64encode(crc32c.to_bytes(4, "big")).decode()]))
+
+
+if __name__ == "__main__":
+    main()
