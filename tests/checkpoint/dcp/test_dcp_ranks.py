@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
-from aioflux.checkpoint._commit import Commit, decode_commit
+from aioflux._checksums import crc32c
+from aioflux.checkpoint._commit import INDEX_KEY, Commit, decode_commit, decode_index
 from aioflux.testing import GCSServer
 from tests.checkpoint.dcp.rank_task import full_state
 from tests.checkpoint.dcp.states import assert_equal, copy_down, stock_load
@@ -253,6 +255,48 @@ def test_without_collectives_ranks_keep_out_of_each_others_way(
         assert f"alone/{commit.objects[0].key}" in keys
         named = {info.relative_path for info in pickle.loads(data).storage_data.values()}
         assert named == {commit.objects[0].key}
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_composes"), [(37, 0), (400_001, 1)], ids=["assembled", "composed"]
+)
+def test_tensors_that_ranks_share_are_whole_in_one_object_of_safetensors(
+    ranks: Ranks, place: GCSServer, tmp_path: Path, num_rows: int, num_composes: int
+) -> None:
+    """Rows of a large tensor are composed on the service, all others by the coordinator."""
+    uri, state = "gs://bucket/whole", whole_state(1, num_rows)
+    options = {"layout": "safetensors"}
+    place.stats.reset()
+    assert_saved(ranks.save(1, uri=uri, num_rows=num_rows, options=options), 1)
+    assert place.stats.operation("objects.compose").requests == num_composes
+    folder = copy_down(place, "whole", tmp_path)
+    index, commit = decode_index((folder / INDEX_KEY).read_bytes(), uri="")
+    assert commit is not None
+    assert set(index["weight_map"]) == state.keys() - {"step"}
+    found = {str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()}
+    assert found == {INDEX_KEY, *(each.key for each in commit.objects)}
+    for name, key in index["weight_map"].items():
+        with safe_open(folder / key, framework="pt") as file:
+            assert_equal(file.get_tensor(name), state[name])
+    for each in commit.objects:
+        data = (folder / each.key).read_bytes()
+        assert crc32c(data) == each.crc32c
+        starts = range(0, len(data), each.block_size)
+        blocks = [crc32c(data[at : at + each.block_size]) for at in starts]
+        assert b"".join(block.to_bytes(4, "big") for block in blocks) == each.block_crcs
+
+
+@pytest.mark.parametrize("key", ["*/parts-1", "*/rows-1-*", "*model-*"])
+def test_a_fault_in_any_part_of_safetensors_fails_the_save(
+    ranks: Ranks, place: GCSServer, key: str
+) -> None:
+    uri = "gs://bucket/torn"
+    with place.faults.inject("*", status=403, key=key):
+        answers = ranks.save(1, uri=uri, num_rows=400_000, options={"layout": "safetensors"})
+    assert answers[0] == answers[1]
+    assert "gs://bucket/torn/" in str(answers[0]["failures"])
+    assert place.stats.open_uploads == 0
+    assert f"torn/{INDEX_KEY}" not in place.keys("bucket", "torn/")
 
 
 def test_a_process_saves_in_the_background(ranks: Ranks, place: GCSServer, tmp_path: Path) -> None:
