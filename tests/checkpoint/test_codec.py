@@ -165,6 +165,11 @@ def test_threads_end_with_the_codec() -> None:
     assert not any(thread.name.startswith("aioflux-frames") for thread in threading.enumerate())
 
 
+def test_each_thread_uses_its_memory_again(codec: Codec) -> None:
+    b"".join(codec.encode(bytes(100 * FRAME_SIZE), element_size=4))
+    assert 1 <= len(codec._idle) <= 2
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64, torch.int8])
 @pytest.mark.parametrize("bounds", [(0, 60_000), (1, 59_999), (8192, 16384), (5000, 5002), (7, 7)])
 async def test_a_range_of_an_item_is_read_from_its_frames(

@@ -247,6 +247,28 @@ def bomb(claimed: int, actual: int) -> bytes:
     return made[:4] + bytes([descriptor]) + struct.pack("<Q", claimed) + made[begin:]
 
 
+def junk() -> bytearray:
+    """A frame with bytes that belong to no plane."""
+    plane = zstandard.ZstdCompressor().compress(bytes(100_000))
+    return forge(plane + b"junk", raw_size=100_000)[:HEAD_SIZE_BYTES] + (
+        struct.pack("<I", len(plane)) + plane + b"junk"
+    )
+
+
+def narrow(size: int) -> bytes:
+    """A zstd frame that needs a window of 1 KiB only, whatever its size."""
+    parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=10)
+    return zstandard.ZstdCompressor(compression_params=parameters).compress(bytes(size))
+
+
+def wide(size: int) -> bytes:
+    """A zstd frame of zeros that claims a window of 128 MiB (RFC 8878, 3.1.1.1.2)."""
+    made = zstandard.ZstdCompressor(level=1).compress(bytes(size))
+    begin = 5 + {0: 1, 1: 2, 2: 4, 3: 8}[made[4] >> 6]
+    window = bytes([(27 - 10) << 3])
+    return made[:4] + bytes([0b11000000]) + window + struct.pack("<Q", size) + made[begin:]
+
+
 def sizeless(size: int) -> bytes:
     """A zstd frame that does not tell its size."""
     return zstandard.ZstdCompressor(write_content_size=False).compress(bytes(size))
@@ -271,14 +293,18 @@ def sizeless(size: int) -> bytes:
         forge(b"a" * 100_000, raw_size=100_000, planes=0, raw_mask=0),
         forge(b"a" * 100_000, raw_size=0xFFFFFFFF, raw_mask=1),
         forge(b"a" * 100_000, raw_size=100_000, raw_mask=1, body_size=0xFFFFFFFF),
-        forge(b"a", raw_size=100_000, planes=8, raw_mask=255, body_size=3),
+        sealed(bytearray(struct.pack("<BBHIII", 8, 255, 0, 100_000, 3, 0) + b"abc")),
+        forge(narrow(1 << 24), raw_size=100_000),
+        forge(wide(100_000), raw_size=100_000),
+        sealed(junk()),
         bytearray(),
         bytearray(b"\1"),
     ],
     ids=[
         "claims-a-terabyte", "holds-more", "holds-less", "tells-more", "tells-no-size", "no-zstd",
         "nothing", "short-plane", "uneven-planes", "missing-plane", "another-size", "mask",
-        "three-planes", "no-planes", "claims-4-GiB", "stored-4-GiB", "no-room", "empty", "one-byte",
+        "three-planes", "no-planes", "claims-4-GiB", "stored-4-GiB", "no-room",
+        "narrow-and-long", "wide-window", "junk-behind-planes", "empty", "one-byte",
     ],
 )  # fmt: skip
 def test_a_forged_frame_is_refused_without_its_memory(frame: bytearray) -> None:
@@ -344,6 +370,11 @@ def test_a_range_beyond_the_memory_is_the_callers_mistake(start: int, end: int) 
 def test_an_empty_tensor_has_no_frames() -> None:
     assert plan_slices(0, 0, size=0, frame_size=100, frame_ends=[]) == []
     assert plan_slices(50, 50, size=100, frame_size=100, frame_ends=[120]) == []
+
+
+def test_few_random_bytes_do_not_look_like_elements() -> None:
+    for seed in range(20):
+        assert plan_planes(random.Random(seed).randbytes(4096), Compressor(1)) == 1
 
 
 def test_what_repeats_itself_is_not_split() -> None:
