@@ -13,6 +13,7 @@ its "metadata" (huggingface.co/docs/transformers/main_classes/model, sharded che
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from typing import TYPE_CHECKING, Any, Final
@@ -124,7 +125,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     objects: tuple[StoredObject, ...] = ()
     """Every data object."""
     metrics: dict[str, float] = {}
-    """What retention may choose by."""
+    """What retention may choose by; what is not finite is not stored."""
     extra: dict[str, str] = {}
     """What the layout keeps beside."""
     format: int = FORMAT
@@ -140,9 +141,16 @@ _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Commit)
 
 
+def _encode(commit: Commit) -> bytes:
+    """Return a commit as JSON, which has no word for a metric that is NaN or infinite."""
+    metrics = {name: float(value) for name, value in commit.metrics.items()}
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    return _encoder.encode(msgspec.structs.replace(commit, metrics=finite))
+
+
 def encode_commit(metadata: bytes, commit: Commit) -> bytes:
     """Return the bytes of a commit object: the pickle of DCP's metadata, and ours behind it."""
-    body = metadata + _HEAD + _encoder.encode(commit)
+    body = metadata + _HEAD + _encode(commit)
     size = len(body) - len(metadata) - len(_HEAD)
     return body + _FOOTER.pack(_MAGIC, size, crc32c(body))
 
@@ -172,7 +180,7 @@ def decode_commit(data: bytes, *, uri: str) -> tuple[bytes, Commit | None]:
 
 def encode_index(index: dict[str, Any], commit: Commit) -> bytes:
     """Return the bytes of an index of Hugging Face that is a commit object."""
-    inner = {**index.get("metadata", {}), _INDEX_FIELD: _encoder.encode(commit).decode()}
+    inner = {**index.get("metadata", {}), _INDEX_FIELD: _encode(commit).decode()}
     whole = {**index, "metadata": inner}
     inner[f"{_INDEX_FIELD}_crc32c"] = f"{crc32c(_canonical(whole)):08x}"
     return json.dumps(whole, indent=1, sort_keys=True).encode()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from aioflux import open_store
@@ -62,6 +64,15 @@ async def test_a_step_that_is_not_there_or_not_ours_is_a_typed_error(store) -> N
         await read_step(store, 2)
     with pytest.raises(CheckpointCorruptError, match="something else"):
         await read_step(store, 1)
+
+
+@pytest.mark.parametrize("layout", ["dcp", "safetensors"])
+async def test_a_metric_that_is_not_finite_does_not_spoil_the_step(store, layout) -> None:
+    """JSON has no word for it."""
+    metrics = {"loss": math.nan, "best": -math.inf, "accuracy": 1}
+    await save_step(store, 1, metrics=metrics, layout=layout)
+    _, _, commit = await read_step(store, 1)
+    assert commit.metrics == {"accuracy": 1.0}
 
 
 async def test_of_two_layouts_the_newer_counts(store) -> None:
