@@ -123,7 +123,9 @@ def merge(*histories: Iterable[SaveRecord]) -> list[SaveRecord]:
 
 
 def _row(record: SaveRecord) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in COLUMNS}
+    row = {name: getattr(record, name) for name in COLUMNS}
+    # Names of local files that are no text can stand in it, and in no JSON.
+    return row | {"error": record.error.encode(errors="backslashreplace").decode()}
 
 
 def to_csv(records: Iterable[SaveRecord]) -> str:

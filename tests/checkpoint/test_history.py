@@ -151,6 +151,11 @@ async def test_a_writer_killed_at_any_request_loses_nothing_that_was_durable() -
     pytest.fail("a record was never appended")
 
 
+async def test_an_error_that_is_no_text_is_kept(store) -> None:
+    await append(store, record(1, outcome="failed", error="no space for \udcff"))
+    assert [each.error for each in await read_history(store)] == ["no space for \\udcff"]
+
+
 async def test_a_damaged_history_is_a_typed_error_that_names_it(store) -> None:
     await append(store, record(1))
     await store.put(f"{HISTORY_PREFIX}history.json", b"[{")

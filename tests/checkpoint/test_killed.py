@@ -26,7 +26,7 @@ async def main():
         number = int(sys.argv[1])
         while True:
             print("begins", flush=True)
-            await save_step(store, number % 3, number=number, num_objects=2, size=11_000_000)
+            await save_step(store, number % 2, number=number, num_objects=2, size=11_000_000)
             number += 1
 
 asyncio.run(main())
@@ -40,7 +40,7 @@ def kill_a_save(seed: int) -> None:
         [sys.executable, "-c", CHILD, str(100 * seed)], stdout=subprocess.PIPE, text=True
     ) as child:
         try:
-            for _ in range(rng.randint(2, 5)):
+            for _ in range(rng.randint(3, 5)):
                 assert child.stdout.readline() == "begins\n"
             # The moment is as good as any; what holds must hold whenever it comes.
             with pytest.raises(subprocess.TimeoutExpired):
