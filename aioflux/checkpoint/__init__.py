@@ -25,6 +25,7 @@ from aioflux.checkpoint._writer import CheckpointWriter, open_writer
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._checkpointer import Checkpointer
+    from aioflux.checkpoint._training_state import TrainingState
 
 __all__ = [
     "CheckpointReader",
@@ -33,6 +34,7 @@ __all__ = [
     "MappedReader",
     "SaveHandle",
     "SaveResult",
+    "TrainingState",
     "clean",
     "copy",
     "load",
@@ -42,7 +44,10 @@ __all__ = [
     "verify",
 ]
 
-_WITH_TORCH = {"Checkpointer": "aioflux.checkpoint._checkpointer"}
+_WITH_TORCH = {
+    "Checkpointer": "aioflux.checkpoint._checkpointer",
+    "TrainingState": "aioflux.checkpoint._training_state",
+}
 """Names whose modules import torch, which the others do without until they need it."""
 
 

@@ -105,12 +105,18 @@ class Checkpointer:
         self._in_flight: list[tuple[SaveHandle, Staged]] = []
         self._ended: list[SaveHandle] = []
         self._protected: set[int] = set()
+        self._loaded_step: int | None = None
         self._is_closed = False
 
     @property
     def uri(self) -> str:
         """Uri that the steps are below."""
         return self._store.uri
+
+    @property
+    def loaded_step(self) -> int | None:
+        """The step that was loaded last, or None. Retention leaves it alone."""
+        return self._loaded_step
 
     def __repr__(self) -> str:
         return f"<Checkpointer {self.uri}, rank {self._ranks.rank} of {self._ranks.world_size}>"
@@ -352,6 +358,7 @@ class Checkpointer:
                 (worst,) = self._ranks.largest([0 if failure is None else 1 if is_skipped else 2])
                 if not worst:
                     self._protected.add(found)
+                    self._loaded_step = found
                     return loaded
                 if failure is None:
                     failure = CheckpointError(f"another rank could not load {uri}")

@@ -13,7 +13,7 @@ from aioflux._errors import AiofluxError, CheckpointCorruptError, CheckpointErro
 from aioflux.checkpoint.dcp import StorageReader, load_state
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Mapping
 
     from aioflux._policy import StoreOptions
     from aioflux.checkpoint._ranks import Ranks
@@ -25,11 +25,12 @@ __all__ = ["Adapting", "load_into", "load_whole"]
 class Adapting(Protocol):
     """What asks for other things when the checkpoint holds other things."""
 
-    def template_for(self, names: Collection[str]) -> dict[str, Any]:
+    def template_for(self, contents: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state to load into.
 
         Args:
-            names: What the checkpoint holds, flattened with dots.
+            contents: What the checkpoint holds as DCP's metadata tells it, by names flattened with
+                dots.
         """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -54,7 +55,7 @@ def load_into(
     """
     reader = StorageReader(uri, weights_only=weights_only, **options)
     if isinstance(into, Adapting):
-        template = into.template_for(_names(reader, ranks))
+        template = into.template_for(_contents(reader, ranks))
         _load(template, reader, ranks)
         into.load_state_dict(template)
     elif isinstance(into, Stateful):
@@ -74,19 +75,19 @@ def load_into(
                 into[key] = template[key]
 
 
-def _names(reader: StorageReader, ranks: Ranks) -> list[str]:
+def _contents(reader: StorageReader, ranks: Ranks) -> Mapping[str, Any]:
     """Return what a checkpoint holds; one rank looks."""
-    names: list[str] = []
+    contents: Mapping[str, Any] = {}
     failure: AiofluxError | None = None
     if ranks.is_coordinator:
         try:
-            names = list(reader.read_metadata().state_dict_metadata)
+            contents = reader.read_metadata().state_dict_metadata
         except AiofluxError as exc:
             failure = exc
-    names, failure = ranks.broadcast((names, failure))
+    contents, failure = ranks.broadcast((contents, failure))
     if failure is not None:
         raise failure
-    return names
+    return contents
 
 
 def _load(template: dict[str, Any], reader: StorageReader, ranks: Ranks) -> None:

@@ -1,0 +1,276 @@
+"""TrainingState: all that a training run needs to go on as if it had never stopped.
+
+    model, optimizers, schedulers      the same on all ranks, or cut across them
+    dataset, random generators         of each rank its own: `dataset.rank-00003`, `rng.rank-00003`
+
+What is small and of no fixed structure is saved as one value, in a tuple, which DCP never takes
+apart. Optimizers are asked for what they have: DCP's helpers would take a step first.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+    Contents = Mapping[str, TensorStorageMetadata | BytesStorageMetadata]
+
+__all__ = ["TrainingState"]
+
+_RANK: Final = "rank-{:05d}"
+
+
+class _Stateful(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+class TrainingState:
+    """The state of a training run: `save_async(step, state)`, `load(into=state)`.
+
+    Loaded into objects that were built alike, training goes on bit by bit as it would have without
+    a break, as far as its kernels are deterministic.
+
+    Attributes:
+        values: What else is saved, such as `{"epoch": 3}`: numbers, strings, lists, dictionaries.
+            A load replaces it.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
+        *,
+        scheduler: Any = (),
+        dataset: Any = None,
+        rng: bool = True,
+        merge: Callable[[list[Any]], Any] | None = None,
+        **others: _Stateful,
+    ) -> None:
+        """Takes references and copies nothing.
+
+        Args:
+            model: The model; of DistributedDataParallel and torch.compile, what they wrap is saved.
+            optimizer: One optimizer, or several.
+            scheduler: One learning rate scheduler, or several.
+            dataset: What has the `state_dict` of this rank's progress: a dataset of `aioflux.data`,
+                or a `StatefulDataLoader`.
+            rng: Save the generators of random, numpy, torch and all CUDA devices, too.
+            merge: Makes one state of those that several ranks had of `dataset`, for a load with
+                another number of ranks: `aioflux.data.merge_states`.
+            others: What else has `state_dict` and `load_state_dict`, of the same structure at the
+                load: a GradScaler, averaged weights.
+        """
+        self.values: dict[str, Any] = {}
+        self._model = _unwrapped(model) if model is not None else None
+        self._optimizers = _several(optimizer)
+        self._schedulers = _several(scheduler)
+        self._dataset = dataset
+        self._has_rng = rng
+        self._merge = merge
+        if taken := others.keys() & {"model", "optimizer", "scheduler", "dataset", "rng", "values"}:
+            raise ValueError(f"{min(taken)!r} is taken; give it another name")
+        self._others = others
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state; its tensors are those of the training, not copies."""
+        mine = _RANK.format(_rank())
+        state: dict[str, Any] = {name: each.state_dict() for name, each in self._others.items()}
+        if self._model is not None:
+            state["model"] = self._model.state_dict()
+        for name, optimizer in _named("optimizer", self._optimizers):
+            told = optimizer.state_dict()
+            state[name] = {
+                "state": {str(number): each for number, each in told["state"].items()},
+                "param_groups": (told["param_groups"],),
+            }
+        for name, scheduler in _named("scheduler", self._schedulers):
+            state[name] = (scheduler.state_dict(),)
+        if self._dataset is not None:
+            state["dataset"] = {mine: (self._dataset.state_dict(),)}
+        if self._has_rng:
+            state["rng"] = {mine: (_rng_state(),)}
+        state["values"] = (self.values,)
+        return state
+
+    def template_for(self, contents: Contents) -> dict[str, Any]:
+        """Return what to load into: what is there is filled in place, what is not yet is made.
+
+        Args:
+            contents: What the checkpoint holds, by names flattened with dots.
+        """
+        template: dict[str, Any] = {name: each.state_dict() for name, each in self._others.items()}
+        if self._model is not None:
+            template["model"] = {
+                name: _with_memory(each) for name, each in self._model.state_dict().items()
+            }
+        for name, optimizer in _named("optimizer", self._optimizers):
+            template[name] = {
+                "state": _optimizer_template(optimizer, f"{name}.state.", contents),
+                "param_groups": None,
+            }
+        for name, _ in _named("scheduler", self._schedulers):
+            template[name] = None
+        for name, is_wanted in (("dataset", self._dataset is not None), ("rng", self._has_rng)):
+            if is_wanted:
+                template[name] = self._of_ranks(name, contents)
+        template["values"] = None
+        return template
+
+    def _of_ranks(self, name: str, contents: Contents) -> dict[str, Any]:
+        """Return whose states this rank reads: its own, or all where their number has changed."""
+        saved = [each.partition(".")[2] for each in contents if each.startswith(f"{name}.")]
+        mine = _RANK.format(_rank())
+        if len(saved) == _world_size() and mine in saved:
+            return {mine: None}
+        if name == "rng":
+            warnings.warn(
+                f"the checkpoint holds random generators of {len(saved)} ranks, and there are "
+                f"{_world_size()}: they go on as they are",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return {}
+        if self._merge is None:
+            raise ValueError(
+                f"the checkpoint holds the dataset of {len(saved)} ranks, and there are "
+                f"{_world_size()}: build TrainingState with merge=aioflux.data.merge_states"
+            )
+        return dict.fromkeys(saved)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take what was loaded into a template."""
+        for name, each in self._others.items():
+            each.load_state_dict(state[name])
+        if self._model is not None:
+            _load_model(self._model, state["model"])
+        for name, optimizer in _named("optimizer", self._optimizers):
+            (groups,) = state[name]["param_groups"]
+            told = {int(number): each for number, each in state[name]["state"].items()}
+            optimizer.load_state_dict({"state": told, "param_groups": groups})
+        for name, scheduler in _named("scheduler", self._schedulers):
+            (told,) = state[name]
+            scheduler.load_state_dict(told)
+        if self._dataset is not None:
+            states = [each for (each,) in state["dataset"].values()]
+            merged = states[0] if len(states) == 1 or self._merge is None else self._merge(states)
+            self._dataset.load_state_dict(merged)
+        if self._has_rng:
+            for (each,) in state["rng"].values():
+                _set_rng_state(each)
+        (self.values,) = state["values"]
+
+
+def _several(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _named(name: str, each: list[Any]) -> list[tuple[str, Any]]:
+    """Return several things with the names that they are saved by."""
+    if len(each) == 1:
+        return [(name, each[0])]
+    return [(f"{name}-{number}", one) for number, one in enumerate(each)]
+
+
+def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        return _unwrapped(model.module)
+    inner = getattr(model, "_orig_mod", None)  # torch.compile
+    return _unwrapped(inner) if isinstance(inner, torch.nn.Module) else model
+
+
+def _with_memory(value: Any) -> Any:
+    """Return a tensor that can be loaded into: memory for one on the meta device."""
+    if isinstance(value, torch.Tensor) and value.is_meta and not isinstance(value, DTensor):
+        return torch.empty_like(value, device="cpu")
+    return value
+
+
+def _load_model(model: torch.nn.Module, state: dict[str, Any]) -> None:
+    """Take the weights, where they were not filled in place."""
+    there = model.state_dict()
+    if any(not _is_same(there[name], each) for name, each in state.items()):
+        is_meta = any(isinstance(each, torch.Tensor) and each.is_meta for each in there.values())
+        model.load_state_dict(state, assign=is_meta)
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    """Tell whether two tensors are the same memory."""
+    if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
+        return False
+    if isinstance(first, DTensor) and isinstance(second, DTensor):
+        first, second = first.to_local(), second.to_local()
+    return not first.is_meta and first.data_ptr() == second.data_ptr()
+
+
+def _optimizer_template(
+    optimizer: torch.optim.Optimizer, prefix: str, contents: Contents
+) -> dict[str, dict[str, Any]]:
+    """Return tensors for the state of an optimizer, of which a new one has none."""
+    there = optimizer.state_dict()["state"]
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    template: dict[str, dict[str, Any]] = {}
+    for name, stored in contents.items():
+        if not name.startswith(prefix):
+            continue
+        number, _, key = name.removeprefix(prefix).partition(".")
+        known = there.get(int(number), {}).get(key)
+        template.setdefault(number, {})[key] = _tensor_for(stored, known, parameters[int(number)])
+    return template
+
+
+def _tensor_for(stored: Any, known: Any, parameter: torch.Tensor) -> Any:
+    if not isinstance(stored, TensorStorageMetadata):
+        return None
+    size, dtype = stored.size, stored.properties.dtype
+    if isinstance(known, torch.Tensor) and (known.shape, known.dtype) == (size, dtype):
+        return known
+    if parameter.shape == size:
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    # A counter of steps stays on the processor; the optimizer moves what it wants elsewhere.
+    device = parameter.device if len(size) else "cpu"
+    return torch.empty(size, dtype=dtype, device=device)
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _rng_state() -> dict[str, Any]:
+    """Return the random generators of this process as plain values."""
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        name, keys, *rest = sys.modules["numpy"].random.get_state()
+        state["numpy"] = (name, keys.tobytes(), *rest)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def _set_rng_state(state: dict[str, Any]) -> None:
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state:
+        import numpy as np
+
+        name, keys, *rest = state["numpy"]
+        np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])

@@ -1,0 +1,204 @@
+"""A run that was stopped and loaded goes on bit by bit as one that never stopped."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import aioflux
+from aioflux.checkpoint import Checkpointer, TrainingState
+from aioflux.data import IterableDataset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aioflux.testing import GCSServer
+
+NUM_SAMPLES = 40
+WIDTH = 6
+
+
+def numbers_of(sample: Any) -> torch.Tensor:
+    return torch.tensor(list(sample.data), dtype=torch.float32) / 100
+
+
+class Run:
+    """A small training with everything that draws or counts."""
+
+    def __init__(self, kind: str = "adam") -> None:
+        torch.manual_seed(1)
+        random.seed(2)
+        np.random.seed(3)
+        self.model = nn.Sequential(
+            nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 1)
+        )
+        weights = self.model.parameters()
+        self.optimizer: torch.optim.Optimizer = {
+            "adam": lambda: torch.optim.AdamW(weights, lr=0.01),
+            "sgd": lambda: torch.optim.SGD(weights, lr=0.01),
+            "momentum": lambda: torch.optim.SGD(weights, lr=0.01, momentum=0.9),
+        }[kind]()
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=9)
+        self.dataset = IterableDataset(
+            "gs://bucket/train", transform=numbers_of, shuffle=True, seed=5
+        )
+        self.state = TrainingState(
+            self.model, self.optimizer, scheduler=self.scheduler, dataset=self.dataset
+        )
+        self.seen: list[list[float]] = []
+        self._samples: Iterator[Any] = iter(())
+
+    def train(self, num_steps: int, *, epoch: int = 0) -> None:
+        for _ in range(num_steps):
+            batch = torch.stack([self._next(epoch) for _ in range(4)])
+            noise = random.random() + np.random.random()
+            loss = ((self.model(batch) - batch.sum(1, keepdim=True)) ** 2).mean() * (1 + noise)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.scheduler.step()
+            self.seen.append([*batch[:, 0].tolist(), loss.item()])
+
+    def _next(self, epoch: int) -> Any:
+        for sample in self._samples:
+            return sample
+        self.dataset.set_epoch(epoch)
+        self._samples = iter(self.dataset)
+        return next(self._samples)
+
+    def weights(self) -> list[torch.Tensor]:
+        state = list(self.optimizer.state.values())
+        moments = [t for each in state for t in each.values() if isinstance(t, torch.Tensor)]
+        return [*self.model.state_dict().values(), *moments]
+
+
+@pytest.fixture
+def samples(server: GCSServer) -> None:
+    draw = np.random.default_rng(0)
+    with aioflux.sync.open_store("gs://bucket/train") as store:
+        pairs = ((f"{n:03d}", draw.bytes(WIDTH)) for n in range(NUM_SAMPLES))
+        list(store.put_many(pairs))
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd", "momentum"])
+def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(samples: None, kind: str) -> None:
+    unbroken = Run(kind)
+    unbroken.train(8)
+
+    first = Run(kind)
+    first.train(4)
+    first.state.values = {"epoch": 0}
+    with Checkpointer("gs://bucket/run") as checkpointer:
+        handle = checkpointer.save_async(4, first.state)
+        first.train(2)  # what was staged is not what is trained on
+        handle.result()
+    second = Run(kind)
+    torch.rand(3), random.random(), np.random.random()  # and other generators than at the start
+    with Checkpointer("gs://bucket/run") as checkpointer:
+        assert checkpointer.load(into=second.state) is second.state
+        assert checkpointer.loaded_step == 4
+    second.train(4)
+
+    assert second.state.values == {"epoch": 0}
+    assert second.seen == unbroken.seen[4:]
+    assert len(second.weights()) == len(unbroken.weights())
+    assert all(map(torch.equal, second.weights(), unbroken.weights()))
+    assert second.scheduler.get_last_lr() == unbroken.scheduler.get_last_lr()
+
+
+def test_a_save_before_the_first_step_changes_nothing(samples: None) -> None:
+    """DCP's helpers for optimizers take a step to make their state."""
+    with Checkpointer("gs://bucket/run") as checkpointer:
+        saved, other = Run(), Run()
+        checkpointer.save(0, saved.state)
+        assert not saved.optimizer.state
+        checkpointer.load(into=other.state)
+    assert not other.optimizer.state
+    other = Run()
+    other.train(3)
+    saved = Run()
+    saved.state.state_dict()
+    saved.train(3)
+    assert saved.seen == other.seen
+
+
+def test_several_optimizers_and_other_things_with_a_state(server: GCSServer) -> None:
+    def made() -> tuple[TrainingState, list[Any]]:
+        model = nn.Linear(3, 2)
+        optimizers = [torch.optim.Adam([each], lr=0.1) for each in model.parameters()]
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        state = TrainingState(model, optimizers, rng=False, scaler=scaler)
+        return state, [model, *optimizers, scaler]
+
+    state, (model, *optimizers, scaler) = made()
+    model(torch.ones(1, 3)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    scaler.scale(torch.ones(()))
+    scaler.update(4.0)
+    with Checkpointer("gs://bucket/run") as checkpointer:
+        checkpointer.save(1, state)
+        other, (model_2, *optimizers_2, scaler_2) = made()
+        checkpointer.load(into=other)
+    assert torch.equal(model.weight, model_2.weight)
+    for mine, theirs in zip(optimizers, optimizers_2, strict=True):
+        (one,), (two,) = mine.state.values(), theirs.state.values()
+        assert all(torch.equal(one[key], two[key]) for key in one)
+    assert scaler_2.state_dict() == scaler.state_dict()
+
+
+def test_weights_are_loaded_where_they_are(server: GCSServer) -> None:
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    address = other.weight.data_ptr()
+    with Checkpointer("gs://bucket/run") as checkpointer:
+        checkpointer.save(1, TrainingState(model))
+        checkpointer.load(into=TrainingState(other))
+    assert torch.equal(model.weight, other.weight)
+    assert other.weight.data_ptr() == address
+
+
+def test_a_model_on_the_meta_device_gets_memory(server: GCSServer) -> None:
+    model = nn.Linear(3, 2)
+    with torch.device("meta"):
+        other = nn.Linear(3, 2)
+    with Checkpointer("gs://bucket/run") as checkpointer:
+        checkpointer.save(1, TrainingState(model))
+        checkpointer.load(into=TrainingState(other))
+    assert torch.equal(model.weight, other.weight)
+
+
+def test_another_number_of_ranks_needs_a_way_to_merge(server: GCSServer) -> None:
+    class Counted:
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"count": self.count}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.count = state["count"]
+
+    def as_of_two(state: TrainingState) -> dict[str, Any]:
+        told = state.state_dict()
+        for name in ("dataset", "rng"):
+            told[name]["rank-00001"] = told[name]["rank-00000"]
+        return told
+
+    with Checkpointer("gs://bucket/run") as checkpointer:
+        checkpointer.save(1, as_of_two(TrainingState(dataset=Counted(3))))
+        with pytest.raises(ValueError, match="merge_states"):
+            checkpointer.load(into=TrainingState(dataset=Counted(0), rng=False))
+        counted = Counted(0)
+        merged = TrainingState(
+            dataset=counted, merge=lambda states: {"count": sum(s["count"] for s in states)}
+        )
+        with pytest.warns(RuntimeWarning, match="random generators of 2 ranks"):
+            checkpointer.load(into=merged)
+    assert counted.count == 6
+    with pytest.raises(ValueError, match="'values' is taken"):
+        TrainingState(values=counted)
