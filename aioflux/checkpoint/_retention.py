@@ -21,7 +21,7 @@ from aioflux._errors import (
 )
 from aioflux.checkpoint._commit import step_prefix
 from aioflux.checkpoint._orphans import save_of
-from aioflux.checkpoint._steps import CommitObject, decode, read_commits, uri_below
+from aioflux.checkpoint._steps import CommitObject, decode, read_commits, summarize, uri_below
 from aioflux.checkpoint._verify import verify_steps
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from aioflux._meta import DeleteResult, ObjectMeta
     from aioflux.store import Store
 
-__all__ = ["Pruned", "Retention", "StepRecord", "plan_prune", "prune", "remove_step"]
+__all__ = ["Pruned", "Retention", "StepRecord", "counted_on", "plan_prune", "prune", "remove_step"]
 
 Best: TypeAlias = tuple[str, str] | tuple[str, str, int]
 
@@ -132,6 +132,15 @@ def plan_prune(
     if retention.keep_best is not None:
         kept.update(_best(valid, retention.keep_best))
     return [each.step for each in known if each.step not in kept]
+
+
+def counted_on(steps: Iterable[StepRecord], retention: Retention) -> set[int]:
+    """Return the valid steps for whose sake others may be removed: they had better be valid."""
+    valid = sorted((each for each in steps if each.is_valid), key=lambda each: each.step)
+    asked = {each.step for each in valid[-(retention.keep_last or 1) :]}
+    if retention.keep_best is not None:
+        asked.update(_best(valid, retention.keep_best))
+    return asked
 
 
 def _best(valid: Sequence[StepRecord], best: Best) -> list[int]:
@@ -247,7 +256,8 @@ async def prune(
 ) -> Pruned:
     """Remove the steps that no rule keeps, oldest first, each only as it was looked at.
 
-    All steps are verified first, not deep; what something else than aioflux wrote is left alone.
+    The steps that the rules count on are verified first, not deep: as many as `keep_last`, the best
+    and the newest. What something else than aioflux wrote is left alone.
 
     Args:
         store: The root of the checkpoints.
@@ -256,27 +266,34 @@ async def prune(
         protected: Steps that stay in any case, such as the one that was loaded from.
         dry_run: Tell, and remove nothing.
     """
-    looked = {
-        each.step: each
-        for each in await verify_steps(store)
-        if each.step is not None and all(problem.kind != "foreign" for problem in each.problems)
+    known = {each.step: each for each in await summarize(store) if each.is_ours}
+    records = {
+        step: StepRecord(
+            step=step, created=each.created, metrics=each.metrics, is_valid=not each.problem
+        )
+        for step, each in known.items()
     }
-    records = [
-        StepRecord(step=step, created=each.created, metrics=each.metrics, is_valid=each.is_valid)
-        for step, each in looked.items()
-    ]
+    verified: set[int] = set()
+    while plan := plan_prune(records.values(), retention, now=now, protected=protected):
+        asked = counted_on(records.values(), retention) - verified
+        if not asked:
+            break
+        looks = {each.step: each.is_valid for each in await verify_steps(store, sorted(asked))}
+        for step in asked:
+            records[step] = replace(records[step], is_valid=looks.get(step, False))
+        verified |= asked
     errors: dict[str, AiofluxError] = {}
     removed = []
-    for step in plan_prune(records, retention, now=now, protected=protected):
+    for step in plan:
         try:
             if not dry_run:
-                result = await remove_step(store, step, generation=looked[step].generation)
+                result = await remove_step(store, step, generation=known[step].generation)
                 errors |= {uri_below(store, key): exc for key, exc in result.errors.items()}
         except (CheckpointCorruptError, StorageError) as exc:
-            errors[looked[step].uri] = exc
+            errors[known[step].uri] = exc
         except CheckpointNotFoundError:
             continue  # somebody else removed it
         else:
             removed.append(step)
-    kept = tuple(step for step in looked if step not in removed)
+    kept = tuple(step for step in known if step not in removed)
     return Pruned(removed=tuple(removed), kept=kept, errors=errors)

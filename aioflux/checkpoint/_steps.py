@@ -90,8 +90,12 @@ class StepSummary:
     """Names the save."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What retention may choose by."""
+    generation: str = ""
+    """Generation of the commit object."""
     problem: str = ""
     """Why the commit object cannot be read; then all but step and uri is unknown."""
+    is_ours: bool = True
+    """False where something else than aioflux wrote it, which is a problem, too."""
 
 
 def as_prefix(prefix: str) -> str:
@@ -237,10 +241,14 @@ async def read_step(store: Store, step: int) -> tuple[ObjectMeta, bytes, Commit]
     """
     meta, data, commit = await read_commit(store, step_prefix(step))
     if commit is None:
-        raise CheckpointCorruptError(
-            f"{meta.uri} holds no commit of aioflux: something else wrote this checkpoint"
-        )
+        raise _foreign(meta.uri)
     return meta, data, commit
+
+
+def _foreign(uri: str) -> CheckpointCorruptError:
+    return CheckpointCorruptError(
+        f"{uri} holds no commit of aioflux: something else wrote this checkpoint"
+    )
 
 
 async def summarize(store: Store, steps: Sequence[int] | None = None) -> list[StepSummary]:
@@ -256,11 +264,14 @@ async def summarize(store: Store, steps: Sequence[int] | None = None) -> list[St
     async def one(step: int) -> StepSummary | None:
         uri = uri_below(store, step_prefix(step))
         try:
-            _, _, commit = await read_step(store, step)
+            meta, _, commit = await read_commit(store, step_prefix(step))
         except CheckpointNotFoundError:
             return None
         except CheckpointCorruptError as exc:
             return StepSummary(step=step, uri=uri, problem=str(exc))
+        if commit is None:
+            problem = _foreign(meta.uri).message
+            return StepSummary(step=step, uri=uri, problem=problem, is_ours=False)
         return StepSummary(
             step=step,
             uri=uri,
@@ -271,6 +282,7 @@ async def summarize(store: Store, steps: Sequence[int] | None = None) -> list[St
             layout=commit.layout,
             save_id=commit.save_id,
             metrics=commit.metrics,
+            generation=meta.generation,
         )
 
     asked = sorted(set(steps)) if steps is not None else await list_prefixes(store)

@@ -228,6 +228,28 @@ async def test_prune_removes_by_the_rules_oldest_first(store) -> None:
     assert (await clean_store(store, older_than_seconds=0)).removed == ()
 
 
+async def test_prune_counts_on_no_step_that_does_not_verify(store) -> None:
+    """Two newest of five are broken: the rules reach further back, and nothing newer goes."""
+    saved = [await save_step(store, step, metrics={"loss": -step}) for step in (1, 2, 3, 4, 5)]
+    for each in saved[3:]:
+        await store.put(each.keys[0], b"broken")
+    told = await prune(store, Retention(keep_last=2, keep_best=("loss", "min")), now=NOW)
+    assert (told.removed, told.kept, told.errors) == ((1,), (2, 3, 4, 5), {})
+    assert await latest(store) == 3
+
+
+async def test_prune_looks_no_closer_than_it_must(store) -> None:
+    for step in range(1, 21):
+        await save_step(store, step, num_objects=1, size=10)
+    before = store.stats.num_requests
+    await prune(store, Retention(keep_every=1), now=NOW)
+    summary = store.stats.num_requests - before
+    assert summary <= 1 + 2 * 20
+    before = store.stats.num_requests
+    await prune(store, Retention(keep_last=1, keep_every=2), now=NOW, dry_run=True)
+    assert store.stats.num_requests - before <= summary + 3
+
+
 @pytest.mark.parametrize("layout", ["dcp", "safetensors", "both"])
 async def test_a_removal_killed_at_any_request_leaves_only_loadable_steps(layout) -> None:
     """And all that it leaves is found by `clean`."""
