@@ -25,7 +25,7 @@ __all__ = ["Deferred", "TextFile", "WriteFile"]
 _PENDING_BYTES = 1024 * 1024
 """Small writes are gathered up to here before they cross to the event loop."""
 
-_BLOCK_ENDS = ("fsspec.core", "pandas.io.common")
+_BLOCK_ENDS = ("fsspec.core", "pandas.io.common", "pyarrow.parquet.core")
 """Modules whose `with` blocks close a file without telling it of the exception that ended them."""
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from fsspec.registry import _registry as registry
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader
 
 import aioflux
 from aioflux.integrations.fsspec import GSFileSystem, register
@@ -55,3 +58,43 @@ def test_a_save_that_breaks_keeps_the_old_checkpoint(shared: GCSServer, bucket: 
     assert shared.stats.open_uploads == 0
     plugin.save_checkpoint({"w": 2}, path)
     assert plugin.load_checkpoint(path)["w"] == 2
+
+
+class Line(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        return self.layer(batch).pow(2).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:lightning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec")
+def test_a_model_is_trained_kept_and_resumed(shared: GCSServer, bucket: str) -> None:
+    torch.set_num_threads(1)
+
+    def fit(epochs: int, **options: Any) -> ModelCheckpoint:
+        callback = ModelCheckpoint(dirpath=f"gs://{bucket}/run", save_last=True)
+        trainer = Trainer(
+            max_epochs=epochs,
+            callbacks=[callback],
+            logger=False,
+            accelerator="cpu",
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(Line(), DataLoader(torch.ones(8, 4), batch_size=4), **options)
+        assert trainer.global_step == 2 * epochs
+        return callback
+
+    first = fit(2)
+    assert first.last_model_path == f"gs://{bucket}/run/last.ckpt"
+    assert shared.keys(bucket) == ["run/epoch=1-step=4.ckpt", "run/last.ckpt"]
+    fit(3, ckpt_path=first.last_model_path)
+    assert shared.keys(bucket) == ["run/epoch=2-step=6.ckpt", "run/last.ckpt"]

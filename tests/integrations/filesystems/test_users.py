@@ -69,10 +69,21 @@ def test_pyarrow_reads_columns_of_a_table(bucket: str, fs: GSFileSystem) -> None
 def test_pandas_reads_and_writes(bucket: str, fs: GSFileSystem) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"x": [1, 2, 3]})
-    frame.to_parquet(f"gs://{bucket}/a.parquet")
+    frame.to_parquet(f"aioflux+gs://{bucket}/a.parquet")
     frame.to_csv(f"gs://{bucket}/a.csv.gz", index=False)
-    assert pandas.read_parquet(f"gs://{bucket}/a.parquet").equals(frame)
+    assert pandas.read_parquet(f"aioflux+gs://{bucket}/a.parquet").equals(frame)
     assert pandas.read_csv(f"gs://{bucket}/a.csv.gz").equals(frame)
+
+
+def test_a_table_that_breaks_off_is_not_there(bucket: str, fs: GSFileSystem) -> None:
+    def write() -> None:
+        with pq.ParquetWriter(f"{bucket}/t.parquet", TABLE.schema, filesystem=fs) as writer:
+            writer.write_table(TABLE)
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        write()
+    assert fs.find(bucket) == []
 
 
 def state(value: float) -> dict[str, Any]:
