@@ -35,6 +35,7 @@ def test_readme_has_examples():
     assert len(BLOCKS) >= 5
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # of DCP, in one process
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 async def test_a_block_of_readme_runs(block, namespace, server, monkeypatch):
     """A block runs as it stands, with top-level await as in a notebook."""
