@@ -24,6 +24,9 @@ __all__ = ["Delivery", "Job", "Reads", "run_jobs"]
 _REUSED_BYTES: Final = 1024 * 1024
 """Buffers from here on are used again: fresh memory costs ten times a copy."""
 
+_MAX_DECODED: Final = 4
+"""Reads that have ended and are decoded, beside those under way: the link does not wait for it."""
+
 
 class Reads(Protocol):
     """Reads bytes of objects."""
@@ -102,6 +105,8 @@ async def run_jobs(
             buffers, those that were yielded last among them.
     """
     buffers = _Buffers()
+    slots = asyncio.Semaphore(transfer.max_in_flight)
+    most = transfer.max_in_flight + (_MAX_DECODED if codec else 0)
     waiting = iter(jobs)
     ahead = next(waiting, None)
     running: dict[asyncio.Task[_Ended], int] = {}
@@ -110,10 +115,10 @@ async def run_jobs(
         while ahead is not None or running:
             while (
                 ahead is not None
-                and len(running) < transfer.max_in_flight
+                and len(running) < most
                 and (not num_bytes or num_bytes + ahead.num_bytes <= transfer.max_in_flight_bytes)
             ):
-                task = asyncio.create_task(_run(reads, ahead, codec, buffers))
+                task = asyncio.create_task(_run(reads, ahead, codec, buffers, slots))
                 running[task] = ahead.num_bytes
                 num_bytes += ahead.num_bytes
                 ahead = next(waiting, None)
@@ -130,18 +135,22 @@ async def run_jobs(
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _run(reads: Reads, job: Job, codec: Codec | None, buffers: _Buffers) -> _Ended:
+async def _run(
+    reads: Reads, job: Job, codec: Codec | None, buffers: _Buffers, slots: asyncio.Semaphore
+) -> _Ended:
     read = job.read
     if read.is_direct:
         (unit,) = job.units
         memory = unit.memory(read.start, read.end)
         assert memory is not None
-        await reads.read(job.key, read.start, memory)
+        async with slots:
+            await reads.read(job.key, read.start, memory)
         return _Ended([Delivery(unit, read.start, None)], [])
     size = read.end - read.start
     used = [buffers.take(size)]
     buffer = used[0][:size]
-    await reads.read(job.key, read.start, buffer.numpy().data)
+    async with slots:
+        await reads.read(job.key, read.start, buffer.numpy().data)
     deliveries: list[Delivery] = []
     for unit, part in zip(job.units, read.parts, strict=True):
         data = buffer[part.start - read.start : part.end - read.start]
