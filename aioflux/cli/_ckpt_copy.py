@@ -64,20 +64,21 @@ def copy_command(
         async with AsyncExitStack() as stack:
             stores: dict[str, Store] = {}
             spots = [await _spot(place, access, stores, stack) for place in places]
-            with shown(report) as progress:
-                if await read_commits(spots[0].store, spots[0].prefix):
-                    if step:
-                        raise ValueError(f"{source} is one checkpoint; --step needs what it is in")
+            if await read_commits(spots[0].store, spots[0].prefix):
+                if step:
+                    raise ValueError(f"{source} is one checkpoint; --step needs what it is in")
+                with shown() as progress:
                     done = await copy_checkpoint(*spots, overwrite=overwrite, progress=progress)
-                    copied = [done]
-                else:
+                copied = [done]
+            else:
+                with shown() as progress:
                     copied, errors = await copy_root(
                         *spots, steps=step, overwrite=overwrite, progress=progress
                     )
-                    for _, error in sorted(errors.items()):
-                        report.fail(describe(error))
-                    if not copied and not errors:
-                        report.fail(f"there is no checkpoint at {one_line(source)}")
+                for _, error in sorted(errors.items()):
+                    report.fail(describe(error))
+                if not copied and not errors:
+                    report.fail(f"there is no checkpoint at {one_line(source)}")
         await tell("\n".join(_line(each) for each in copied))
         new = [each for each in copied if each.is_new]
         size = format_size(sum(each.num_bytes for each in new))

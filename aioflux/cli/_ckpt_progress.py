@@ -12,17 +12,16 @@ from aioflux.cli._text import format_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from aioflux.cli._report import Report
-
 __all__ = ["shown"]
 
 
 @contextmanager
-def shown(report: Report, *, is_wanted: bool = True) -> Iterator[Callable[[int], None] | None]:
+def shown(*, is_wanted: bool = True) -> Iterator[Callable[[int], None] | None]:
     """Show how many bytes went by and how fast, on stderr, where that is a terminal.
 
+    Nothing else is to be written until the body ends.
+
     Args:
-        report: Its failures are written above.
         is_wanted: Whether to show anything.
     """
     if not is_wanted or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
@@ -31,9 +30,8 @@ def shown(report: Report, *, is_wanted: bool = True) -> Iterator[Callable[[int],
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    console = Console(file=sys.stderr)
     columns = (SpinnerColumn(), TextColumn("{task.fields[amount]}"), TimeElapsedColumn())
-    progress = Progress(*columns, console=console, transient=True)
+    progress = Progress(*columns, console=Console(file=sys.stderr), transient=True)
     task = progress.add_task("", total=None, amount="")
     num_bytes = 0
 
@@ -43,12 +41,5 @@ def shown(report: Report, *, is_wanted: bool = True) -> Iterator[Callable[[int],
         speed = num_bytes / max(progress.tasks[0].elapsed or 0.0, 0.1)
         progress.update(task, amount=f"{format_size(num_bytes)}, {format_size(speed)}/s")
 
-    def say(message: str) -> None:
-        console.print(f"aioflux: {message}", markup=False, highlight=False, soft_wrap=True)
-
-    told, report.say = report.say, say
-    try:
-        with progress:
-            yield advance
-    finally:
-        report.say = told
+    with progress:
+        yield advance

@@ -48,14 +48,14 @@ def verify_command(
     async def work() -> int:
         num_valid = num_bytes = 0
         async with opened(place, access) as root:
-            with shown(report, is_wanted=deep) as progress:
-                for prefix in await root.prefixes(step):
+            for prefix in await root.prefixes(step):
+                with shown(is_wanted=deep) as progress:
                     found = await verify(root.store, prefix, deep=deep, progress=progress)
-                    await tell(json_line(_row(found)) if as_json else _line(found))
-                    num_valid += found.is_valid
-                    num_bytes += found.num_bytes
-                    for problem in found.problems:
-                        report.fail(one_line(problem.message))
+                await tell(json_line(_row(found)) if as_json else _line(found))
+                num_valid += found.is_valid
+                num_bytes += found.num_bytes
+                for problem in found.problems:
+                    report.fail(one_line(problem.message))
         what = "read and verified" if deep else "verified"
         count = format_count(num_valid, "checkpoint")
         return report.finish(f"{what} {count}, {format_size(num_bytes)}")

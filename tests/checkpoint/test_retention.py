@@ -12,6 +12,7 @@ from aioflux import open_store
 from aioflux._errors import (
     CheckpointCorruptError,
     CheckpointNotFoundError,
+    PermissionDeniedError,
     PreconditionFailedError,
     TransientError,
 )
@@ -236,6 +237,27 @@ async def test_prune_counts_on_no_step_that_does_not_verify(store) -> None:
     told = await prune(store, Retention(keep_last=2, keep_best=("loss", "min")), now=NOW)
     assert (told.removed, told.kept, told.errors) == ((1,), (2, 3, 4, 5), {})
     assert await latest(store) == 3
+
+
+async def test_a_step_that_cannot_be_removed_is_told_and_keeps_no_other(store) -> None:
+    for step in (1, 2, 3, 4):
+        await save_step(store, step)
+
+    async def delete(meta):
+        if meta.key.startswith(step_prefix(1)):
+            raise PermissionDeniedError("may not", uri=meta.uri)
+        if meta.key.startswith(step_prefix(2)):  # somebody else was faster
+            await type(store).delete(store, meta)
+            await store.delete_many(await store.list_all(step_prefix(2)))
+        await type(store).delete(store, meta)
+
+    store.delete = delete
+    told = await prune(store, Retention(keep_last=1), now=NOW)
+    uri = store.uri
+    assert told.removed == (3,)
+    assert isinstance(told.errors[f"{uri}step-00000001/"], PermissionDeniedError)
+    assert isinstance(told.errors[f"{uri}step-00000002/"], PreconditionFailedError)
+    assert [each.step for each in await verify_steps(store)] == [1, 4]
 
 
 async def test_prune_looks_no_closer_than_it_must(store) -> None:

@@ -171,6 +171,58 @@ async def test_copies_of_the_same_at_the_same_time_do_not_tear_each_other(bucket
         await assert_copied(saved, goals[0])
 
 
+@pytest.mark.parametrize("kind", ["on the service", "through here"])
+async def test_what_another_copy_created_meanwhile_is_taken_if_it_is_the_same(
+    bucket, disk, kind
+) -> None:
+    """The listing of the target came before the other copy was there."""
+    saved = await save(bucket, "a/")
+    if kind == "through here":
+        await copy_checkpoint(Spot(bucket, "a/"), Spot(disk, "a/"))
+    source = Spot(bucket if kind == "on the service" else disk, "a/")
+    first, _ = contents_of(saved, "b/")
+    target = Spot(bucket, "b/")
+
+    async def list_nothing(prefix=""):
+        if prefix == "b/":
+            del bucket.list_all
+            return []
+        return await type(bucket).list_all(bucket, prefix)
+
+    await bucket.put(first, b"of somebody else")
+    bucket.list_all = list_nothing
+    with pytest.raises(CheckpointError, match="could not copy"):
+        await copy_checkpoint(source, target)
+    assert not (await verify(bucket, "b/")).is_committed
+    theirs = await bucket.put(first, contents_of(saved, "b/")[first])
+    bucket.list_all = list_nothing
+    await copy_checkpoint(source, target)
+    await assert_copied(saved, target)
+    assert (await bucket.head(first)).generation == theirs.generation
+
+
+async def test_another_save_that_commits_meanwhile_stays(bucket, server) -> None:
+    await save(bucket, "a/", num_objects=1)
+    other = await save(bucket, "other/", num_objects=1, number=5)
+    data = await bucket.get(other.meta.key)
+
+    def commit(num_bytes) -> None:
+        server.put("bucket", "b/.metadata", data)
+
+    with pytest.raises(CheckpointError, match="another checkpoint is at"):
+        await copy_checkpoint(Spot(bucket, "a/"), Spot(bucket, "b/"), progress=commit)
+    assert await bucket.get("b/.metadata") == data
+
+
+async def test_a_damaged_checkpoint_is_replaced_where_that_is_asked_for(bucket) -> None:
+    saved = await save(bucket, "a/")
+    await bucket.put("b/.metadata", (await bucket.get(saved.meta.key))[:-1])
+    with pytest.raises(CheckpointError, match="stays"):
+        await copy_checkpoint(Spot(bucket, "a/"), Spot(bucket, "b/"))
+    await copy_checkpoint(Spot(bucket, "a/"), Spot(bucket, "b/"), overwrite=True)
+    await assert_copied(saved, Spot(bucket, "b/"))
+
+
 async def test_a_copy_killed_at_any_request_is_not_there_or_whole(server) -> None:
     """And what it leaves is found by `clean`, or used by the next copy."""
     async with open_store("memory://copies/source") as source:

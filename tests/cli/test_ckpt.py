@@ -6,6 +6,7 @@ import asyncio
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from aioflux.checkpoint._commit import step_prefix
 from aioflux.checkpoint._history import SaveRecord, append
 from aioflux.checkpoint._verify import latest
 from tests.checkpoint.saves import METADATA, save_id, save_step
+from tests.cli.test_process import Terminal
 
 CREATED = 1_769_860_800.0  # 2026-01-31T12:00:00Z
 
@@ -267,6 +269,24 @@ def test_copy_leaves_another_checkpoint_unless_told(aioflux, run, bucket) -> Non
     assert "stays" in ended.err
     assert aioflux("ckpt", "copy", steps[1], target, "--overwrite").status == 0
     assert aioflux("ckpt", "show", target, "--json").out.count('"step": 300') == 1
+
+
+def test_progress_is_shown_on_a_terminal(run, bucket, environment, tmp_path) -> None:
+    broken = break_step(bucket, 200)
+    verifying = Terminal(environment, "ckpt", "verify", "--deep", run)
+    assert verifying.end() == 1
+    assert re.search(r"195\.3 KiB, .*/s", verifying.text)
+    assert broken in re.sub(r"\s", "", verifying.text)
+    copying = Terminal(environment, "ckpt", "copy", f"{run}/step-00000300", tmp_path / "copy")
+    assert copying.end() == 0
+    assert re.search(r"195\.3 KiB, .*/s", copying.text)
+
+
+def test_prune_and_list_of_one_checkpoint_are_refused(aioflux, run) -> None:
+    for command in (["list"], ["prune", "--keep-last", "1"], ["verify", "--step", "3"]):
+        ended = aioflux("ckpt", *command, f"{run}/step-00000300")
+        assert ended.status == 1
+        assert "is one checkpoint" in ended.err
 
 
 def test_clean_finds_what_killed_saves_left(aioflux, run, bucket) -> None:
