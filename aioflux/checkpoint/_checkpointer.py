@@ -9,12 +9,15 @@ Each step is a checkpoint of `torch.distributed.checkpoint` of its own: stock DC
 
 from __future__ import annotations
 
+import atexit
 import concurrent.futures
 import logging
+import os
 import secrets
 import signal
 import time
 import warnings
+import weakref
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -107,6 +110,8 @@ class Checkpointer:
         self._protected: set[int] = set()
         self._loaded_step: int | None = None
         self._is_closed = False
+        self._pid = os.getpid()
+        _open.add(self)
 
     @property
     def uri(self) -> str:
@@ -449,6 +454,14 @@ class Checkpointer:
             )
         )
 
+    def leave(self) -> None:
+        """Let saves end when the process does, and log what failed; `close` raises it."""
+        if self._is_closed or self._pid != os.getpid():
+            return
+        self._uploader.leave([handle for handle, _ in self._in_flight])
+        if (failure := self._unseen_error()) is not None:
+            _log.error("a save to %s failed, and nobody asked: %s", self.uri, failure)
+
     def close(self) -> None:
         """Wait for all saves, and give memory and connections back. Closing twice does nothing.
 
@@ -461,6 +474,7 @@ class Checkpointer:
             while self._in_flight:
                 self._wait_for_one()
             self._is_closed = True
+            _open.discard(self)
             self._signals.restore()
             failure = self._unseen_error()
             self._stager.close()
@@ -469,6 +483,18 @@ class Checkpointer:
             bridge.run(self._store.aclose())
             if failure is not None:
                 raise failure
+
+
+_open: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+
+
+def _at_exit() -> None:
+    """Wait for what was not closed, and say what failed: nobody will ask any more."""
+    for each in list(_open):
+        each.leave()
+
+
+atexit.register(_at_exit)
 
 
 def _warn(message: str) -> None:

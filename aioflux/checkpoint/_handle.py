@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import math
 import time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["SaveHandle"]
 
 
+_log = logging.getLogger("aioflux")
+
+_Cancelled = concurrent.futures.CancelledError
 _LOOK_UP_SECONDS = 0.5
 """Time between two looks of a waiting caller at signals."""
 
@@ -46,6 +50,10 @@ class SaveHandle:
         self._upload: _Upload | None = None
         self._num_sent = 0
         self._is_seen = False
+
+    def __del__(self) -> None:
+        if self.has_unseen_error and not isinstance(self._failure(), _Cancelled):
+            _log.error("step %d was not saved, and nobody asked: %s", self.step, self._failure())
 
     def __repr__(self) -> str:
         state = "under way" if not self.done() else "failed" if self._failure() else "committed"
@@ -119,7 +127,7 @@ class SaveHandle:
         if self._upload is not None and not self.done():
             self._upload.cancel()
         self.wait()
-        return isinstance(self._failure(), concurrent.futures.CancelledError)
+        return isinstance(self._failure(), _Cancelled)
 
     def add_done_callback(self, call: Callable[[SaveHandle], object]) -> None:
         """Call `call` with the handle when it has ended, on whatever thread that happens."""
@@ -142,7 +150,7 @@ class SaveHandle:
         if not isinstance(outcome, BaseException):
             self._outcome.set_result(outcome)
         elif isinstance(outcome, asyncio.CancelledError):
-            told = concurrent.futures.CancelledError(f"the save of step {self.step} was cancelled")
+            told = _Cancelled(f"the save of step {self.step} was cancelled")
             self._outcome.set_exception(told)
         else:
             self._outcome.set_exception(outcome)
@@ -153,7 +161,7 @@ class SaveHandle:
             return None
         self._is_seen = True
         error = self._failure()
-        if isinstance(error, concurrent.futures.CancelledError):
+        if isinstance(error, _Cancelled):
             return None  # whoever cancelled it knows
         return error
 

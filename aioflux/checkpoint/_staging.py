@@ -252,6 +252,11 @@ class Stager:
         Raises:
             ValueError: A tensor has no data, as those on the meta device.
         """
+        for planned, tensor in zip(plan.items, plan.tensors, strict=False):
+            if tensor.is_meta:
+                raise ValueError(
+                    f"{planned.index.fqn!r} is on the meta device: there is nothing to save yet"
+                )
         arena = self._take(layout) if layout.size else None
         try:
             if arena is not None:

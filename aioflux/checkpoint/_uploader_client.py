@@ -9,6 +9,8 @@ from aioflux import bridge
 from aioflux.checkpoint._uploader_work import Uploads
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aioflux.checkpoint._handle import SaveHandle
     from aioflux.checkpoint._staging import Arena
     from aioflux.checkpoint._uploader_job import Job, UploadSettings
@@ -25,6 +27,9 @@ class Uploader(Protocol):
 
     def forget(self, arena: Arena) -> None:
         """Know that an arena is about to be given up."""
+
+    def leave(self, handles: Sequence[SaveHandle]) -> None:
+        """Wait for saves that would end with this process."""
 
     def close(self) -> None:
         """End when all saves have."""
@@ -44,6 +49,11 @@ class LoopUploader:
 
     def forget(self, arena: Arena) -> None:
         """See base class."""
+
+    def leave(self, handles: Sequence[SaveHandle]) -> None:
+        """See base class."""
+        for handle in handles:
+            handle.wait()
 
     def close(self) -> None:
         """See base class."""

@@ -22,6 +22,8 @@ from aioflux._errors import CheckpointError
 from aioflux.checkpoint._uploader_wire import MAX_READ_BYTES, Inbox, send
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aioflux.checkpoint._handle import SaveHandle
     from aioflux.checkpoint._staging import Arena
     from aioflux.checkpoint._uploader_job import Job, UploadSettings
@@ -107,6 +109,9 @@ class ProcessUploader:
         with self._lock:
             if self._child is not None and number in self._pending:
                 self._send(self._child, ("cancel", number))
+
+    def leave(self, handles: Sequence[SaveHandle]) -> None:
+        """See base class. The process finishes them, whatever becomes of this one."""
 
     def close(self) -> None:
         """See base class."""

@@ -1,0 +1,457 @@
+"""The Checkpointer in one process: what is saved is loaded, and no failure is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import gc
+import logging
+import subprocess
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import aioflux
+from aioflux import PermissionDeniedError, RetryPolicy
+from aioflux._errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
+from aioflux.checkpoint import Checkpointer
+from tests.checkpoint.manager.trainer import is_state_of, state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from aioflux.testing import GCSServer
+
+URI = "gs://bucket/run"
+DATA = "*.distcp"
+WRITE = "*insert*"
+FAST = RetryPolicy(max_attempts=2, initial_seconds=0.01)
+
+
+@pytest.fixture
+def checkpointer(server: GCSServer) -> Iterator[Checkpointer]:
+    with Checkpointer(URI, retry=FAST) as checkpointer:
+        yield checkpointer
+
+
+def keys(prefix: str = "step-") -> list[str]:
+    with aioflux.sync.open_store(URI) as store:
+        return [meta.key for meta in store.list(prefix)]
+
+
+def same(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor):
+        return first.dtype == second.dtype and bool(
+            torch.equal(first.reshape(-1).view(torch.uint8), second.reshape(-1).view(torch.uint8))
+        )
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(first[k], second[k]) for k in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    return bool(first == second)
+
+
+def test_what_is_saved_is_loaded(checkpointer: Checkpointer) -> None:
+    state = {
+        "plain": torch.randn(3, 5),
+        "turned": torch.randn(3, 5).T,
+        "view": torch.arange(20).reshape(4, 5)[1:3, ::2],
+        "empty": torch.empty(0, 3),
+        "number": torch.tensor(2.5, dtype=torch.float64),
+        "small": torch.randn(7).to(torch.bfloat16),
+        "smaller": torch.randn(7).to(torch.float8_e4m3fn),
+        "flags": torch.tensor([True, False]),
+        "complex": torch.randn(4, dtype=torch.complex64),
+        "conjugate": torch.randn(4, dtype=torch.complex64).conj(),
+        "grad": torch.randn(4, requires_grad=True),
+        "nested": {"list": [torch.ones(2), {"deep": [1, 2, (3, "x")]}], "none": None},
+        "large": torch.randn(300_000),
+    }
+    with torch.no_grad():
+        told = {
+            key: value.contiguous() if isinstance(value, torch.Tensor) else value
+            for key, value in state.items()
+        }
+        told["conjugate"] = told["conjugate"].resolve_conj()
+    result = checkpointer.save(7, state, {"loss": 0.25})
+    assert (result.step, result.uri) == (7, f"{URI}/step-00000007/")
+    assert same(checkpointer.load(), told)
+    assert same(checkpointer.load(7), told)
+    assert checkpointer.steps() == [7]
+    assert checkpointer.latest(deep=True) == 7
+    assert checkpointer.verify(7, deep=True).metrics == {"loss": 0.25}
+
+
+def test_a_state_is_loaded_where_it_is(checkpointer: Checkpointer) -> None:
+    checkpointer.save(1, state_of(1))
+    into = state_of(5)
+    weights, address = into["model"]["cut"], into["model"]["cut"].data_ptr()
+    assert checkpointer.load(into=into) is into
+    assert is_state_of(1, into)
+    assert into["model"]["cut"] is weights
+    assert weights.data_ptr() == address
+    with pytest.raises(ValueError, match="map_location has no effect"):
+        checkpointer.load(into=into, map_location="cpu")
+
+
+def test_stateful_objects_are_saved_and_loaded_by_their_states(checkpointer: Checkpointer) -> None:
+    model, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    checkpointer.save(1, {"model": model, "epoch": 3})
+    into = {"model": other, "epoch": 0}
+    checkpointer.load(into=into)
+    assert torch.equal(model.weight, other.weight)
+    assert into == {"model": other, "epoch": 3}
+    checkpointer.save(2, model)
+    checkpointer.load(2, into=other)
+    assert checkpointer.load(2).keys() == {"weight", "bias"}
+
+
+def test_stock_dcp_loads_it(tmp_path: Path) -> None:
+    with Checkpointer(f"file://{tmp_path}") as checkpointer:
+        checkpointer.save(1, state_of(3))
+    into = state_of(0)
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.load(into, storage_reader=dcp.FileSystemReader(tmp_path / "step-00000001"))
+    assert is_state_of(3, into)
+
+
+def test_the_state_may_change_when_the_handle_is_there(
+    checkpointer: Checkpointer, server: GCSServer
+) -> None:
+    with server.faults.inject(WRITE, key=DATA, delay_seconds=0.5):
+        state = state_of(1)
+        handle = checkpointer.save_async(1, state)
+        handle.wait_staged(timeout=0)
+        state["model"]["cut"].zero_()
+        state["optimizer"]["step"] = -1
+        state["optimizer"]["groups"][0]["lr"] = -1.0
+        handle.result()
+    assert is_state_of(1, checkpointer.load())
+    assert handle.progress == 1
+    assert handle.exception() is None
+    assert "committed" in repr(handle)
+
+
+def test_saves_are_committed_in_order(checkpointer: Checkpointer, server: GCSServer) -> None:
+    with server.faults.inject(WRITE, key="*step-00000001/*" + DATA, delay_seconds=0.5):
+        first = checkpointer.save_async(1, state_of(1))
+        second = checkpointer.save_async(2, state_of(2))
+        second.result()
+        assert first.done()
+    assert checkpointer.steps() == [1, 2]
+
+
+@pytest.mark.parametrize("metrics", [{"loss": "low"}, {"loss": None}])
+def test_metrics_are_numbers(checkpointer: Checkpointer, metrics: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        checkpointer.save(1, state_of(1), metrics)
+    assert keys() == []
+    checkpointer.save(1, state_of(1))
+
+
+class TestFailures:
+    """An error surfaces at the handle, at the next save, at close, or in the log; never nowhere."""
+
+    @pytest.fixture
+    def broken(self, server: GCSServer) -> Iterator[Checkpointer]:
+        server.faults.add(WRITE, key="*step-00000001/*" + DATA, status=403)
+        checkpointer = Checkpointer(URI, retry=FAST)
+        yield checkpointer
+        server.faults.clear()
+        checkpointer.close()
+
+    def test_at_the_handle_and_then_nowhere_else(self, broken: Checkpointer) -> None:
+        handle = broken.save_async(1, state_of(1))
+        with pytest.raises(PermissionDeniedError, match=r"step-00000001.*distcp") as caught:
+            handle.result()
+        assert any("on rank 0" in note for note in caught.value.__notes__)
+        assert "failed" in repr(handle)
+        broken.save(2, state_of(2))
+        assert keys() == [key for key in keys() if key.startswith("step-00000002")]
+
+    def test_at_the_next_save_which_is_not_begun(self, broken: Checkpointer) -> None:
+        handle = broken.save_async(1, state_of(1))
+        handle.wait()
+        with pytest.raises(PermissionDeniedError):
+            broken.save_async(2, state_of(2))
+        broken.save_async(3, state_of(3)).result()
+        assert broken.steps() == [3]
+
+    def test_at_close(self, broken: Checkpointer) -> None:
+        broken.save_async(1, state_of(1))
+        with pytest.raises(PermissionDeniedError):
+            broken.close()
+        broken.close()
+        with pytest.raises(ValueError, match="closed"):
+            broken.save(2, state_of(2))
+
+    def test_at_the_end_of_a_body_that_raised(self, broken: Checkpointer) -> None:
+        def body() -> None:
+            with broken:
+                broken.save_async(1, state_of(1))
+                raise KeyError("mine")
+
+        with pytest.raises(KeyError) as caught:
+            body()
+        assert any("a save failed" in note for note in caught.value.__notes__)
+
+    def test_of_two_one_is_raised_and_the_other_logged(
+        self, broken: Checkpointer, server: GCSServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        server.faults.add(WRITE, key="*step-00000002/*" + DATA, status=403)
+        broken.save_async(1, state_of(1))
+        broken.save_async(2, state_of(2))
+        with pytest.raises(PermissionDeniedError, match="step-00000001"):
+            broken.close()
+        assert "step-00000002" in caplog.text
+
+    def test_in_the_log_when_nobody_is_there(
+        self, broken: Checkpointer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        dropped = Checkpointer(URI, retry=FAST)
+        dropped.save_async(1, state_of(1)).wait()
+        with caplog.at_level(logging.ERROR, "aioflux"):
+            del dropped
+            gc.collect()
+        assert "step 1 was not saved" in caplog.text
+
+    def test_in_the_log_when_the_process_ends(self, broken: Checkpointer) -> None:
+        code = (
+            "import torch; from aioflux.checkpoint import Checkpointer;"
+            f"c = Checkpointer({URI!r}); c.save_async(1, dict(a=torch.ones(3)));"
+            "c.save_async(2, dict(a=torch.ones(3)))"
+        )
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert ended.returncode == 0
+        assert "nobody asked" in ended.stderr
+        assert broken.steps() == [2]  # waited for, though nothing was closed
+
+    def test_a_state_that_cannot_be_planned(self, checkpointer: Checkpointer) -> None:
+        with pytest.raises(TypeError, match="a state is a dictionary"):
+            checkpointer.save(1, [torch.ones(2)])
+        with pytest.raises(CheckpointError, match=r"cannot be planned.*duplicated"):
+            checkpointer.save(1, {"a": {"b": 1}, "a.b": 2})
+        with pytest.raises(ValueError, match="step must be 0 or more"):
+            checkpointer.save(-1, {})
+        with pytest.raises(ValueError, match="meta"):
+            checkpointer.save(1, {"a": torch.empty(3, device="meta")})
+        with pytest.raises((AttributeError, TypeError, Exception), match="pickle"):
+            checkpointer.save(1, {"a": lambda: None})
+        assert keys() == []
+        assert not checkpointer.save(1, {}).num_bytes
+
+    def test_a_busy_service_is_asked_again(
+        self, checkpointer: Checkpointer, server: GCSServer
+    ) -> None:
+        server.faults.add(WRITE, key=DATA, status=503, times=1)
+        checkpointer.save(1, state_of(1))
+        assert checkpointer.history()[-1].num_retries >= 1
+
+    @pytest.mark.parametrize("times", [1, 20], ids=["once", "always"])
+    def test_a_commit_whose_answer_is_lost_is_there_or_not(
+        self, server: GCSServer, times: int
+    ) -> None:
+        server.faults.add(WRITE, key="*.metadata", lost=True, times=times)
+        with Checkpointer(URI, retry=FAST) as checkpointer:
+            checkpointer.save(1, state_of(1))
+            server.faults.clear()
+            assert is_state_of(1, checkpointer.load())
+
+    def test_a_commit_that_fails_leaves_the_old_state(
+        self, checkpointer: Checkpointer, server: GCSServer
+    ) -> None:
+        checkpointer.save(1, state_of(1))
+        before = keys()
+        for fault in ({"status": 403}, {"status": 503}):
+            with (
+                server.faults.inject(WRITE, key="*.metadata", **fault),
+                pytest.raises(aioflux.AiofluxError),
+            ):
+                checkpointer.save(1, state_of(2))
+            assert is_state_of(1, checkpointer.load())
+        # Of the second nobody can tell whether it came too late: what it wrote stays for `clean`.
+        assert len(keys()) <= len(before) + 1
+
+
+class TestCancel:
+    def test_nothing_is_left(self, checkpointer: Checkpointer, server: GCSServer) -> None:
+        server.faults.add(WRITE, key="*step-00000001/*" + DATA, delay_seconds=30)
+        handle = checkpointer.save_async(1, state_of(1))
+        after = checkpointer.save_async(2, state_of(2))
+        assert handle.cancel()
+        assert handle.done()
+        with pytest.raises(concurrent.futures.CancelledError):
+            handle.result()
+        after.result()
+        assert {key.partition("/")[0] for key in keys()} == {"step-00000002"}
+        assert [each.outcome for each in checkpointer.history()] == ["cancelled", "committed"]
+
+    def test_one_that_waits_its_turn(self, checkpointer: Checkpointer, server: GCSServer) -> None:
+        with server.faults.inject(WRITE, key="*step-00000001/*" + DATA, delay_seconds=0.5):
+            first = checkpointer.save_async(1, state_of(1))
+            second = checkpointer.save_async(2, state_of(2))
+            assert second.cancel()
+            first.result()
+        assert checkpointer.steps() == [1]
+
+    def test_too_late(self, checkpointer: Checkpointer) -> None:
+        handle = checkpointer.save_async(1, state_of(1))
+        handle.result()
+        assert not handle.cancel()
+        assert checkpointer.steps() == [1]
+
+
+class TestAwait:
+    async def test_from_any_loop(self, server: GCSServer) -> None:
+        with Checkpointer(URI) as checkpointer:
+            assert (await checkpointer.save_async(1, state_of(1))).step == 1
+
+    async def test_the_end_of_a_wait_is_not_that_of_the_save(self, server: GCSServer) -> None:
+        server.faults.add(WRITE, key=DATA, delay_seconds=0.5)
+        with Checkpointer(URI) as checkpointer:
+            handle = checkpointer.save_async(1, state_of(1))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(handle, 0.01)
+            with pytest.raises(TimeoutError):
+                handle.result(timeout=0)
+            assert (await handle).step == 1
+
+    async def test_errors(self, server: GCSServer) -> None:
+        server.faults.add(WRITE, key=DATA, status=403)
+        with Checkpointer(URI) as checkpointer, pytest.raises(PermissionDeniedError):
+            await checkpointer.save_async(1, state_of(1))
+
+
+class TestMemory:
+    def test_a_save_waits_for_room(self, server: GCSServer) -> None:
+        with Checkpointer(URI, max_staged_bytes=1) as checkpointer:
+            with server.faults.inject(WRITE, key=DATA, delay_seconds=0.3):
+                handles = [checkpointer.save_async(step, state_of(step)) for step in (1, 2, 3)]
+                assert [each.done() for each in handles[:2]] == [True, True]
+                handles[2].result()
+            assert checkpointer.steps() == [1, 2, 3]
+
+    def test_and_not_where_there_is(self, server: GCSServer) -> None:
+        server.faults.add(WRITE, key=DATA, delay_seconds=60)
+        with Checkpointer(URI) as checkpointer:
+            handles = [checkpointer.save_async(step, state_of(step)) for step in (1, 2, 3)]
+            assert not any(each.done() for each in handles)
+            assert all(each.cancel() for each in reversed(handles))
+
+
+class TestRetention:
+    def test_old_steps_go_after_the_new_commit(self, server: GCSServer) -> None:
+        with Checkpointer(URI, keep_last=2) as checkpointer:
+            for step in (1, 2, 3):
+                checkpointer.save(step, state_of(step))
+            assert checkpointer.steps() == [2, 3]
+        assert not any(key.startswith("step-00000001") for key in keys())
+
+    def test_the_best_and_the_loaded_one_stay(self, server: GCSServer) -> None:
+        with Checkpointer(URI) as checkpointer:
+            for step in (1, 2, 3):
+                checkpointer.save(step, state_of(step), {"loss": abs(step - 2)})
+        with Checkpointer(URI, keep_last=1, keep_best=("loss", "min")) as checkpointer:
+            checkpointer.load(1)
+            checkpointer.save(4, state_of(4))
+            checkpointer.save(5, state_of(5))
+            assert checkpointer.steps() == [1, 2, 5]
+            assert checkpointer.prune(dry_run=True).removed == ()
+
+    def test_a_failed_save_removes_nothing(self, server: GCSServer) -> None:
+        with Checkpointer(URI, keep_last=1) as checkpointer:
+            checkpointer.save(1, state_of(1))
+            server.faults.add(WRITE, key=DATA, status=403)
+            with pytest.raises(PermissionDeniedError):
+                checkpointer.save(2, state_of(2))
+            assert checkpointer.steps() == [1]
+
+    def test_what_an_overwrite_made_useless_goes(self, checkpointer: Checkpointer) -> None:
+        checkpointer.save(1, state_of(1))
+        before = set(keys())
+        checkpointer.save(1, state_of(2))
+        assert len(keys()) == len(before)
+        assert set(keys()) & before == {"step-00000001/.metadata"}
+        assert is_state_of(2, checkpointer.load())
+
+
+class TestLoad:
+    def test_the_step_before_is_taken_and_it_is_said(
+        self, checkpointer: Checkpointer, server: GCSServer
+    ) -> None:
+        for step in (1, 2, 3):
+            checkpointer.save(step, state_of(step))
+        (missing,) = [key for key in keys("step-00000003/") if key.endswith("distcp")]
+        with aioflux.sync.open_store(URI) as store:
+            store.delete(missing)
+        into = state_of(9)
+        with pytest.warns(RuntimeWarning, match="step-00000003/ does not verify.*step before"):
+            checkpointer.load(into=into)
+        assert is_state_of(2, into)
+        assert checkpointer.loaded_step == 2
+        assert checkpointer.latest() == 2
+        with pytest.raises(CheckpointCorruptError, match="step-00000003"):
+            checkpointer.load(3)
+
+    def test_a_damaged_byte_is_found_when_it_is_read(
+        self, checkpointer: Checkpointer, server: GCSServer
+    ) -> None:
+        for step in (1, 2):
+            checkpointer.save(step, state_of(step))
+        server.faults.add("objects.media", key="*step-00000002/*" + DATA, flip_at=90_000)
+        into = state_of(9)
+        with pytest.warns(RuntimeWarning, match="step-00000002/ cannot be loaded"):
+            checkpointer.load(into=into)
+        assert is_state_of(1, into)
+
+    def test_nothing_is_there(self, checkpointer: Checkpointer) -> None:
+        with pytest.raises(CheckpointNotFoundError, match="no checkpoint below gs://bucket/run"):
+            checkpointer.load()
+        with pytest.raises(CheckpointNotFoundError, match="step-00000005"):
+            checkpointer.load(5)
+        assert checkpointer.latest() is None
+        assert checkpointer.steps() == []
+
+    def test_a_state_of_another_structure_is_no_damage(self, checkpointer: Checkpointer) -> None:
+        checkpointer.save(1, {"a": torch.ones(3)})
+        with pytest.raises(Exception, match=r"Missing key|not in|b"):
+            checkpointer.load(into={"b": torch.ones(3)})
+
+
+class TestSchedule:
+    def test_every_so_many_steps(self, server: GCSServer) -> None:
+        with Checkpointer(URI, every=3) as checkpointer:
+            assert [step for step in range(8) if checkpointer.should_save(step)] == [3, 6]
+
+    def test_every_so_often(self, server: GCSServer) -> None:
+        with Checkpointer(URI, every=timedelta(hours=1)) as checkpointer:
+            assert not checkpointer.should_save(1)
+        with Checkpointer(URI, every=timedelta(microseconds=1)) as checkpointer:
+            assert checkpointer.should_save(1)
+
+    def test_never_by_itself(self, server: GCSServer) -> None:
+        with Checkpointer(URI) as checkpointer:
+            assert not any(checkpointer.should_save(step) for step in range(100))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"staging": "disk"}, "staging must be"),
+        ({"max_staged_bytes": 0}, "above 0"),
+        ({"commit_seconds": 0}, "above 0"),
+        ({"keep_last": 0}, "keep_last"),
+        ({"every": 0}, "every must be above 0"),
+        ({"every": timedelta(0)}, "every must be above 0"),
+        ({"every": 2.5}, "every must be a number of steps"),
+        ({"process_group": "all"}, "not initialised"),
+    ],
+)
+def test_settings_are_checked(options: dict[str, Any], says: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=says):
+        Checkpointer(URI, **options)
