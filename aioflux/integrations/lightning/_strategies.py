@@ -11,7 +11,6 @@ from lightning.pytorch.strategies import FSDPStrategy as _LightningFSDPStrategy
 from lightning.pytorch.strategies import ModelParallelStrategy as _LightningModelParallelStrategy
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -31,6 +30,7 @@ from aioflux.integrations.lightning._sharded import (
     load_sharded,
     save_sharded,
 )
+from aioflux.integrations.lightning._snapshot import live_memory, snapshot
 from aioflux.integrations.lightning._uris import to_uri
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ class _InBucket(ParallelStrategy):
 
     _weights_name: str
     """Name that Lightning gives the weights among the items of a save."""
-    _stager: DefaultStager | None = None
     _group: ProcessGroup | None = None
 
     @property
@@ -115,7 +114,8 @@ class _InBucket(ParallelStrategy):
         settings = {"step": checkpoint.get("global_step"), **options}
         group = None
         if plugin.is_background:
-            state, group = self._staged(state), self._own_group()
+            live = live_memory(self._model_in_use(), self.optimizers)
+            state, group = snapshot(state, live), self._own_group()
         plugin.run_save(uri, partial(save_sharded, uri, state, rest, settings, group))
 
     def load_checkpoint(
@@ -148,9 +148,6 @@ class _InBucket(ParallelStrategy):
         try:
             self.checkpoint_io.teardown()
         finally:
-            if self._stager is not None:
-                self._stager.close()
-                self._stager = None
             super().teardown()
 
     def _load_shards(
@@ -210,21 +207,6 @@ class _InBucket(ParallelStrategy):
         module = self.lightning_module
         is_fitting = module is not None and module.trainer.state.fn == TrainerFn.FITTING
         return self.optimizers if is_fitting else []
-
-    def _staged(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Copy to host memory that is used again: the save before has ended."""
-        if self._stager is None:
-            is_accelerated = torch.accelerator.is_available()
-            self._stager = DefaultStager(
-                StagingOptions(
-                    use_pinned_memory=is_accelerated,
-                    use_shared_memory=False,
-                    use_async_staging=False,
-                    use_non_blocking_copy=is_accelerated,
-                )
-            )
-        staged: Any = self._stager.stage(state)
-        return staged  # type: ignore[no-any-return]
 
     def _own_group(self) -> ProcessGroup:
         """Return a group that no other thread talks in, over the processors."""
