@@ -61,6 +61,9 @@ _BATCH_ITEMS: Final = 256
 _MIN_COMPRESSED_BYTES: Final = 16 * 1024
 """Smaller tensors are stored as they are: a frame takes 0.4 ms, as 150 KiB of a large one do."""
 
+_SMALL_BYTES: Final = 64 * 1024
+"""Copying so much costs less than writing it by itself."""
+
 _ITEM_BYTES: Final = 2048
 """About what a zip adds to a tensor."""
 
@@ -145,21 +148,47 @@ class _Packing:
     async def pieces(self) -> AsyncGenerator[bytes | memoryview]:
         """Yield the bytes; a few items are resolved ahead."""
         for batch in batches(self._items):
+            if self._upload.codec is None:
+                for piece in await asyncio.to_thread(self._pack, batch):
+                    yield piece
+                continue
             items = await asyncio.to_thread(self._encode, batch)
             compressed = [self._compressed(item) for item in items]
             async with aclosing(self._segments(compressed)) as segments:
                 for item, frames in zip(items, compressed, strict=True):
-                    if padding := -self._size % ALIGNMENT_BYTES:
-                        self._size += padding
-                        yield bytes(padding)
                     if frames is None:
-                        for piece in item.segments:
+                        for piece in self._lay(item):
                             yield piece
-                        self._note(_as_it_is(item, self._size))
                         continue
+                    yield self._padding()
                     for _ in range(frames.num_segments):
                         yield memoryview(await anext(segments))
                     self._note(frames.stored(self._size))
+
+    def _pack(self, items: Iterable[WriteItem]) -> list[bytes | memoryview]:
+        """Return the bytes of some items, with what is small gathered into larger pieces."""
+        pieces: list[bytes | memoryview] = []
+        small: list[bytes | memoryview] = []
+        for encoded in self._encode(items):
+            for piece in self._lay(encoded):
+                if len(piece) <= _SMALL_BYTES:
+                    small.append(piece)
+                    continue
+                pieces += (b"".join(small), piece)
+                small = []
+        return [*pieces, b"".join(small)]
+
+    def _lay(self, encoded: EncodedItem) -> tuple[bytes | memoryview, ...]:
+        """Return the bytes of an item that is stored as it is, with what aligns it."""
+        padding = self._padding()
+        start = self._size + encoded.data_start if encoded.data_start else 0
+        self._note(StoredItem(self._size, encoded.length, start, encoded.data_size))
+        return padding, *encoded.segments
+
+    def _padding(self) -> bytes:
+        padding = bytes(-self._size % ALIGNMENT_BYTES)
+        self._size += len(padding)
+        return padding
 
     def _compressed(self, item: EncodedItem) -> EncodedFrames | None:
         """Return what compresses an item, or None where it is stored as it is."""
@@ -192,11 +221,6 @@ class _Packing:
             else:
                 encoded.append(EncodedItem((data,), data.nbytes, 0, 0))
         return encoded
-
-
-def _as_it_is(encoded: EncodedItem, offset: int) -> StoredItem:
-    start = offset + encoded.data_start if encoded.data_start else 0
-    return StoredItem(offset, encoded.length, start, encoded.data_size)
 
 
 def batches(items: Iterable[WriteItem]) -> Iterator[list[WriteItem]]:
