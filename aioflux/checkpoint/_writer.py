@@ -148,8 +148,9 @@ class CheckpointWriter(_BinaryFile):
             self.close()
             return
         self.abort(error)
-        # torch.save turns the error of a write into a RuntimeError about positions in a zip file.
-        if isinstance(self._failure, Exception) and error is not self._failure:
+        # torch.save turns the error of a write, and Ctrl-C too, into a RuntimeError about positions
+        # in a zip file.
+        if self._failure is not None and error is not self._failure:
             raise self._failure from error
 
     def __del__(self) -> None:

@@ -55,6 +55,17 @@ def test_no_byte_is_visible_before_the_close(server: GCSServer) -> None:
     assert server.keys("bucket") == [KEY]
 
 
+def test_flushing_after_each_write_sends_and_shows_nothing(server: GCSServer) -> None:
+    """DCP flushes after each tensor, torch.save at its end."""
+    with open_writer(URI) as file:
+        for number in range(100):
+            file.write(bytes([number]))
+            file.flush()
+        assert server.stats.total.requests == 0
+    assert server.get("bucket", KEY) == bytes(range(100))
+    assert server.stats.total.requests == 1
+
+
 def test_memory_may_be_used_again_after_a_write(server: GCSServer) -> None:
     memory = bytearray(b"first")
     with open_writer(URI) as file:

@@ -1,0 +1,196 @@
+"""load, and readers that map: 1.0 times the object, verified before torch sees a byte."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+import aioflux
+from aioflux import TransferOptions
+from aioflux.checkpoint import load, open_reader, open_writer, save
+from tests.checkpoint.test_torch import assert_equal, state
+
+if TYPE_CHECKING:
+    from aioflux.testing import GCSServer
+
+MIB = 1024 * 1024
+URI = "gs://bucket/run/model.pt"
+KEY = "run/model.pt"
+SMALL = TransferOptions(part_size_bytes=5 * MIB, range_size_bytes=MIB, max_buffered_bytes=10 * MIB)
+
+
+def open_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture(params=["memfd", "unnamed", "named"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Systems without memfds, and those where open files have no paths."""
+    if request.param != "memfd":
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    if request.param == "named":
+        real = os.path.exists
+        monkeypatch.setattr(os.path, "exists", lambda path: "/fd/" not in str(path) and real(path))
+    return str(request.param)
+
+
+@pytest.mark.parametrize("num_elements", [1000, 1_000_000], ids=["one-range", "ranges"])
+def test_a_state_comes_back_equal(server: GCSServer, kind: str, num_elements: int) -> None:
+    saved = state(num_elements)
+    save(saved, URI, transfer=SMALL)
+    assert_equal(saved, load(URI, transfer=SMALL))
+    assert_equal(saved, load(URI, transfer=SMALL, mmap=False))
+    with open_reader(URI, mmap=True) as file:
+        mapped = torch.load(file, mmap=True)
+    assert_equal(saved, mapped)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_nothing_stays_but_the_tensors(
+    server: GCSServer, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    save(state(1000), URI)
+    load(URI)  # the loop's own descriptors
+    begun = open_fds()
+    loaded = load(URI)
+    assert open_fds() == begun
+    assert not list(tmp_path.iterdir())
+    assert "aioflux-checkpoint" in Path("/proc/self/maps").read_text()
+    del loaded
+    gc.collect()
+    assert "aioflux-checkpoint" not in Path("/proc/self/maps").read_text()
+
+
+def test_loaded_tensors_can_be_written_and_belong_to_this_process(server: GCSServer) -> None:
+    save({"weight": torch.zeros(1000)}, URI)
+    first, second = load(URI), load(URI)
+    first["weight"] += 1
+    assert first["weight"].sum() == 1000
+    assert second["weight"].sum() == 0
+
+
+@pytest.mark.parametrize("num_flipped", [1, None], ids=["once", "always"])
+def test_torch_sees_no_byte_that_is_not_verified(
+    server: GCSServer, num_flipped: int | None
+) -> None:
+    """Where a read of the whole mends it, it is mended; unpickling wrong bytes would say other."""
+    saved = state(1_000_000)
+    save(saved, URI, transfer=SMALL)
+    server.faults.add("objects.media", flip_at=1000, times=num_flipped)
+    if num_flipped:
+        assert_equal(saved, load(URI, transfer=SMALL))
+        return
+    for act in (lambda: load(URI, transfer=SMALL), lambda: open_reader(URI, mmap=True)):
+        with pytest.raises(aioflux.ChecksumError, match=URI):
+            act()
+
+
+def test_each_byte_is_read_once(server: GCSServer) -> None:
+    """The checksum of the whole stands for its ranges, also over plain http."""
+    meta = save(state(1_000_000), URI, transfer=SMALL)
+    server.stats.reset()
+    load(URI, transfer=SMALL)
+    assert server.stats.operation("objects.get").requests == -(-meta.size // MIB) + 1
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_an_error_is_raised_as_itself_and_leaves_nothing(server: GCSServer, status: int) -> None:
+    save(state(1_000_000), URI, transfer=SMALL)
+    with pytest.raises(aioflux.NotFoundError):
+        load("gs://bucket/other.pt")
+    begun = open_fds()
+    server.faults.add("objects.media", status=status, skip=2)
+    error = aioflux.PermissionDeniedError if status == 403 else aioflux.NotFoundError
+    with pytest.raises(error, match=URI):
+        load(URI, transfer=SMALL)
+    gc.collect()
+    assert open_fds() <= begun
+
+
+def test_code_is_refused_and_the_error_names_the_object(server: GCSServer) -> None:
+    save({"arguments": Namespace(lr=1)}, URI)
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed") as caught:
+        load(URI)
+    assert any(URI in note for note in caught.value.__notes__)
+    assert load(URI, weights_only=False)["arguments"] == Namespace(lr=1)
+
+
+@pytest.mark.parametrize("data", [b"", b"no checkpoint"], ids=["empty", "text"])
+def test_what_is_no_checkpoint_is_refused(server: GCSServer, data: bytes) -> None:
+    server.put("bucket", KEY, data)
+    with pytest.raises((pickle.UnpicklingError, EOFError)) as caught:
+        load(URI)
+    assert any(URI in note for note in caught.value.__notes__)
+
+
+def test_the_legacy_format_is_copied(server: GCSServer) -> None:
+    saved = {"weight": torch.randn(100, 100)}
+    with open_writer(URI) as file:
+        torch.save(saved, file, _use_new_zipfile_serialization=False)
+    assert_equal(saved, load(URI))
+
+
+def test_map_location_is_torchs(server: GCSServer) -> None:
+    save({"weight": torch.ones(10)}, URI)
+    assert load(URI, map_location="meta")["weight"].is_meta
+
+
+def test_a_mapped_file_is_a_file_with_a_path(server: GCSServer) -> None:
+    save({"weight": torch.ones(1000)}, URI)
+    data = server.get("bucket", KEY)
+    with open_reader(URI, mmap=True) as file:
+        assert (file.uri, file.meta.size, file.readable(), file.seekable()) == (
+            (URI, len(data), True, True)
+        )
+        assert file.read(10) == data[:10]
+        assert file.seek(-5, os.SEEK_END) == len(data) - 5
+        assert file.read() == data[-5:]
+        assert bytes(np.memmap(os.fspath(file), mode="r")) == data
+        assert torch.equal(torch.load(file)["weight"], torch.ones(1000))
+    file.close()
+    for act in (file.read, lambda: os.fspath(file)):
+        with pytest.raises(ValueError, match="closed file"):
+            act()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_is_that_of_the_object() -> None:
+    """64 MiB are loaded, each page read, and 1.1 times as much is resident at most."""
+    script = """
+import re
+from pathlib import Path
+import torch
+from aioflux.checkpoint import load, save
+from aioflux.testing import GCSServerProcess
+
+def resident(field):
+    return int(re.search(rf"{field}:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
+
+torch.set_num_threads(1)
+with GCSServerProcess(buckets=("bucket",)) as server:
+    for name, size in (("small", 1 << 20), ("big", 64 << 20)):
+        state = {"w": torch.ones(size, dtype=torch.uint8)}
+        save(state, f"gs://bucket/{name}", endpoint_url=server.url)
+    del state
+    load("gs://bucket/small", endpoint_url=server.url)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    state = load("gs://bucket/big", endpoint_url=server.url)
+    assert state["w"].max() == 1
+    print(resident("VmHWM") - before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    assert 60 <= int(done.stdout) <= 64 * 1.1 + 4
