@@ -9,12 +9,13 @@ way is known by its age alone, which is that of its youngest object.
 from __future__ import annotations
 
 import pickle
-from contextlib import aclosing
+import re
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from aioflux._errors import CheckpointCorruptError, StorageError
+from aioflux._errors import CheckpointCorruptError, NotFoundError, StorageError
 from aioflux._meta import CleanResult
 from aioflux.checkpoint._commit import COMMIT_KEY, find_save_id
 from aioflux.checkpoint._steps import decode, each_bounded, read_commits
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from aioflux.store import Store
 
 __all__ = ["Leaving", "clean_saves", "clean_store", "group_saves", "named_keys", "save_of", "stale"]
+
+
+_RANK_COMMIT = re.compile(rf"__\d+{re.escape(COMMIT_KEY)}")
 
 
 @dataclass(slots=True)
@@ -109,6 +113,17 @@ def named_keys(
     return named
 
 
+async def _rank_commits(store: Store, prefix: str) -> list[tuple[ObjectMeta, bytes]]:
+    """Return the commit objects that ranks wrote for themselves alone, without collectives."""
+    level = await store.list_all(f"{prefix}__", delimiter="/")
+    found = []
+    for meta in level:
+        if _RANK_COMMIT.fullmatch(meta.key[len(prefix) :]):
+            with suppress(NotFoundError):  # removed meanwhile: it names nothing any more
+                found.append((meta, await store.get(meta.key)))
+    return found
+
+
 async def clean_saves(
     store: Store,
     prefix: str = "",
@@ -148,7 +163,7 @@ async def clean_saves(
 
     async def left(within: str) -> list[ObjectMeta]:
         mine = [each for each in old if each.prefix == within]
-        commits = await read_commits(store, within)
+        commits = [*await read_commits(store, within), *await _rank_commits(store, within)]
         try:
             named = named_keys(within, commits, [each.save_id for each in mine])
         except CheckpointCorruptError as exc:

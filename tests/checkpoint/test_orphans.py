@@ -96,6 +96,20 @@ async def test_all_that_killed_saves_left_is_found_and_nothing_else(store) -> No
     assert (await verify(store, "single", deep=True)).is_valid
 
 
+async def test_what_a_rank_saved_for_itself_alone_is_kept(
+    store,
+) -> None:
+    for rank in (0, 11):
+        saved = await save(store, "c/", number=rank)
+        await store.put(f"c/__{rank}.metadata", await store.get(saved.meta.key))
+        await store.delete(saved.meta.key)
+    await store.put(f"c/{ID}/__0_0.distcp", b".")
+    before = {meta.key for meta in await store.list_all()}
+    result = await clean_store(store, older_than_seconds=0)
+    assert (result.removed, result.errors) == ((f"c/{ID}/__0_0.distcp",), {})
+    assert {meta.key for meta in await store.list_all()} == before - set(result.removed)
+
+
 async def test_a_save_under_way_is_known_by_its_youngest_object(tmp_path) -> None:
     async with open_store(tmp_path.as_uri()) as store:
         for rank in (0, 1):
