@@ -1,0 +1,685 @@
+"""StorageReader and load_state, in one process: what is read is what was saved, or an error."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint._extension import ExtensionRegistry
+from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.api import CheckpointException
+
+from aioflux import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    PermissionDeniedError,
+    RetryPolicy,
+    TransferOptions,
+    sync,
+)
+from aioflux.checkpoint._commit import Commit, decode_commit, encode_commit
+from aioflux.checkpoint.compression import ZStandard
+from aioflux.checkpoint.dcp import StorageReader, StorageWriter, load_state
+from aioflux.checkpoint.dcp._nesting import CONTAINERS, nest, tell_containers
+from aioflux.testing import GCSServer
+from tests.checkpoint.dcp.states import (
+    assert_equal,
+    blank,
+    copy_down,
+    no_warnings,
+    save,
+    small_state,
+    state_of_all_kinds,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.distributed.checkpoint.metadata import Metadata
+
+URI = "gs://bucket/run/step-1"
+QUICK = RetryPolicy(max_attempts=2, initial_seconds=0.01, max_seconds=0.02)
+MIB = 1024 * 1024
+
+
+def load(like: Any, reader: StorageReader, **options: Any) -> Any:
+    """Load into zeros of the shapes of a state."""
+    loaded = blank(like)
+    with no_warnings():
+        dcp.load(loaded, storage_reader=reader, **options)
+    return loaded
+
+
+def error_of(reader: StorageReader, like: Any | None = None) -> BaseException:
+    """The error of the only rank that fails to load."""
+    with pytest.raises(CheckpointException) as caught:
+        load(like or small_state(), reader)
+    ((error, _),) = caught.value.failures.values()
+    pickle.loads(pickle.dumps(error))
+    return error
+
+
+def copy_up(server: GCSServer, folder: Path, prefix: str = "run/step-1") -> None:
+    """Copy what stock DCP wrote to a bucket, by the back door of the server."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            key = f"{prefix}/{path.relative_to(folder).as_posix()}"
+            server.put("bucket", key, path.read_bytes())
+
+
+def stock_save(state: Any, folder: Path, **options: Any) -> None:
+    with no_warnings():
+        dcp.save(state, storage_writer=FileSystemWriter(folder, **options))
+
+
+def keys(server: GCSServer) -> list[str]:
+    return [key for key in server.keys("bucket", "run/step-1") if not key.endswith(".metadata")]
+
+
+# --- what is read ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression", [None, ZStandard()], ids=["plain", "compressed"])
+def test_all_kinds_of_tensors_and_values_come_back(
+    server: GCSServer, compression: ZStandard | None
+) -> None:
+    state = state_of_all_kinds(3)
+    state["large"] = torch.arange(300_000).reshape(300, 1000)
+    save(state, StorageWriter(URI, compression=compression, objects_per_rank=2))
+    assert_equal(state, load(state, StorageReader(URI)))
+    assert_equal(state, load_state(URI))
+
+
+def test_what_stock_wrote_comes_back(server: GCSServer, tmp_path: Path) -> None:
+    state = state_of_all_kinds(4)
+    state["large"] = torch.arange(300_000).reshape(300, 1000)
+    state["large turned"] = torch.arange(300_000).reshape(300, 1000).t()
+    stock_save(state, tmp_path, thread_count=2)
+    copy_up(server, tmp_path)
+    assert_equal(state, load(state, StorageReader(URI)))
+    assert_equal(state, load_state(URI))
+    assert_equal(state, load_state(f"file://{tmp_path}"))
+
+
+def test_what_ours_wrote_is_read_by_stock(server: GCSServer, tmp_path: Path) -> None:
+    state = state_of_all_kinds(5)
+    save(state, StorageWriter(URI))
+    folder = copy_down(server, "run/step-1", tmp_path)
+    loaded = blank(state)
+    with no_warnings():
+        dcp.load(loaded, storage_reader=FileSystemReader(folder))
+    assert_equal(state, loaded)
+    # Moved, it has other generations; checksums decide.
+    assert_equal(state, load_state(f"file://{folder}"))
+
+
+def test_items_that_stock_transformed_come_back(server: GCSServer, tmp_path: Path) -> None:
+    state = small_state(6)
+    stock_save(state, tmp_path / "zstd", _extensions=[StockZStandard()])
+    stock_save(state, tmp_path / "ours", _extensions=[ZStandard()])
+    for name in ("zstd", "ours"):
+        assert_equal(state, load(state, StorageReader(f"file://{tmp_path}/{name}")))
+
+
+def test_a_transform_that_is_not_known_is_named(tmp_path: Path) -> None:
+    stock_save(small_state(), tmp_path, _extensions=[StockZStandard()])
+    registry = ExtensionRegistry()
+    registry.extensions.clear()
+    error = error_of(StorageReader(f"file://{tmp_path}", extension_registry=registry))
+    assert type(error) is CheckpointError
+    assert "stream.zstd" in str(error)
+
+
+def test_the_layout_of_safetensors_comes_back(server: GCSServer) -> None:
+    state = state_of_all_kinds(7)
+    save(state, StorageWriter(URI, layout="safetensors"))
+    assert_equal(state, load(state, StorageReader(URI)))
+    assert_equal(state, load_state(URI))
+
+
+def test_tensors_go_where_they_are_even_if_these_lie_otherwise(server: GCSServer) -> None:
+    state = {name: torch.randn(40, 30) for name in ("dtype", "turned", "strided", "leaf")}
+    save(state, StorageWriter(URI))
+    turned, wide = torch.zeros(30, 40), torch.zeros(80, 60)
+    leaf = torch.zeros(40, 30, requires_grad=True)
+    into = {
+        "dtype": torch.zeros(40, 30, dtype=torch.float64),
+        "turned": turned.t(),
+        "strided": wide[::2, ::2],
+        "leaf": leaf,
+    }
+    with no_warnings():
+        dcp.load(into, storage_reader=StorageReader(URI))
+    assert torch.equal(into["dtype"], state["dtype"].double())
+    assert torch.equal(turned.t(), state["turned"])
+    assert torch.equal(wide[::2, ::2], state["strided"])
+    assert wide[1::2].eq(0).all()
+    assert torch.equal(leaf, state["leaf"])
+
+
+def test_tensors_are_filled_where_they_are(server: GCSServer) -> None:
+    state = {"w": torch.randn(300, 1000)}
+    save(state, StorageWriter(URI))
+    into = {"w": torch.zeros(300, 1000)}
+    tensor = into["w"]
+    with no_warnings():
+        dcp.load(into, storage_reader=StorageReader(URI))
+    assert into["w"] is tensor
+    assert torch.equal(tensor, state["w"])
+
+
+class Collecting(DefaultLoadPlanner):
+    """Gives memory of its own for each tensor, and takes it back when it is filled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.committed: dict[str, torch.Tensor] = {}
+
+    def resolve_tensor(self, read_item: Any) -> torch.Tensor:
+        return torch.empty_like(super().resolve_tensor(read_item))
+
+    def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
+        assert read_item.dest_index.fqn not in self.committed
+        self.committed[read_item.dest_index.fqn] = tensor.clone()
+
+
+def test_a_planner_is_told_of_each_tensor_once_and_when_it_is_whole(server: GCSServer) -> None:
+    state = {"a": torch.randn(300, 1000), "b": torch.randn(3), "c": torch.randn(5, 2).t()}
+    save(state, StorageWriter(URI))
+    planner = Collecting()
+    load(state, StorageReader(URI), planner=planner)
+    assert_equal(state, planner.committed)
+
+
+def test_many_small_tensors_are_few_requests(server: GCSServer) -> None:
+    state = {f"{number:03}": torch.randn(64) for number in range(200)}
+    save(state, StorageWriter(URI))
+    server.stats.reset()
+    assert_equal(state, load(state, StorageReader(URI)))
+    assert server.stats.total.requests <= 4
+
+
+def test_a_third_of_rows_reads_a_third_of_bytes(server: GCSServer, tmp_path: Path) -> None:
+    state = {"w": torch.randn(6000, 1000)}
+    save(state, StorageWriter(URI))
+    stock_save(state, tmp_path)
+    copy_up(server, tmp_path, "stock")
+    for uri in (URI, "gs://bucket/stock"):
+        server.stats.reset()
+        part = rows_of(uri, "w", 2000, 4000)
+        assert torch.equal(part, state["w"][2000:4000])
+        metadata = len(server.get("bucket", f"{uri.removeprefix('gs://bucket/')}/.metadata"))
+        assert server.stats.total.bytes_out - metadata <= 1.05 * part.nbytes + 2048
+
+
+def rows_of(uri: str, name: str, start: int, end: int) -> torch.Tensor:
+    """Read some rows of a tensor as a planner asks for them that shards it so."""
+
+    class Rows(DefaultLoadPlanner):
+        def create_local_plan(self) -> Any:
+            plan = super().create_local_plan()
+            (item,) = plan.items
+            offsets, lengths = list(item.storage_offsets), list(item.lengths)
+            offsets[0], lengths[0] = start, end - start
+            object.__setattr__(item, "storage_offsets", torch.Size(offsets))
+            object.__setattr__(item, "dest_offsets", torch.Size([start, 0]))
+            object.__setattr__(item, "lengths", torch.Size(lengths))
+            return plan
+
+    into = {name: torch.zeros(6000, 1000)}
+    with no_warnings():
+        dcp.load(into, storage_reader=StorageReader(uri), planner=Rows())
+    return into[name][start:end]
+
+
+# --- what load_state adds ----------------------------------------------------------------
+
+
+def test_numbers_as_keys_and_empty_dictionaries_come_back_where_the_commit_tells() -> None:
+    state = {
+        "optimizer": {"state": {0: {"m": torch.ones(1)}, 1: {}}, "groups": [{"lr": 1}, {}]},
+        "lists": [[torch.ones(1)], [1, 2], [{"a": []}]],
+        "none": {},
+    }
+    flat, ways = flatten_state_dict(state)
+    assert nest(flat, ways, tell_containers(state)) == state
+
+
+def test_load_state_nests_as_the_commit_tells(server: GCSServer) -> None:
+    state = {"state": {0: {"m": torch.ones(2)}, 7: {"m": torch.zeros(2)}}, "none": {}}
+    save(state, StorageWriter(URI))
+    pickled, commit = decode_commit(server.get("bucket", "run/step-1/.metadata"), uri="")
+    assert commit is not None
+    told = msgspec.structs.replace(commit, extra={CONTAINERS: tell_containers(state)})
+    server.put("bucket", "run/step-1/.metadata", encode_commit(pickled, told))
+    assert_equal(state, load_state(URI))
+
+
+WAYS = {
+    "a place in a dictionary": {"a": ("x", 0), "b": ("x", "y")},
+    "through a value": {"a": ("x",), "b": ("x", "y")},
+    "the same twice": {"a": ("x",), "b": ("x",)},
+    "a place far away": {"a": ("x", 2**40)},
+    "before the first": {"a": ("x", -1)},
+    "nowhere": {"a": ()},
+    "no way": {"a": "x"},
+    "a float": {"a": (1.5,)},
+}
+
+
+@pytest.mark.parametrize("ways", WAYS.values(), ids=WAYS)
+def test_ways_that_contradict_each_other_are_refused(ways: Any) -> None:
+    with pytest.raises(ValueError, match=r"way|value|dictionary|list"):
+        nest(dict.fromkeys(ways, 1), ways)
+
+
+@pytest.mark.parametrize("told", ["{", "[1]", '{"integers": [["no"]]}', '{"empty": [[1.5]]}'])
+def test_containers_that_are_none_are_refused_or_left_out(told: str) -> None:
+    try:
+        assert nest({"a": 1}, None, told) == {"a": 1}
+    except ValueError:
+        assert told != "[1]"
+
+
+def test_tensors_go_to_the_device_that_is_asked_for(server: GCSServer) -> None:
+    save(small_state(), StorageWriter(URI))
+    loaded = load_state(URI, map_location="meta")
+    assert loaded["model"]["weight"].is_meta
+    assert loaded["step"] == 0
+
+
+# --- the rules of the interface ----------------------------------------------------------
+
+
+def test_reset_goes_to_another_uri_and_keeps_settings(server: GCSServer) -> None:
+    for number in (1, 2):
+        save(small_state(number), StorageWriter(f"gs://bucket/run/step-{number}"))
+    reader = StorageReader(URI, endpoint_url=server.url, retry=QUICK)
+    assert_equal(small_state(1), load(small_state(1), reader))
+    other = load(small_state(2), reader, checkpoint_id="gs://bucket/run/step-2")
+    assert_equal(small_state(2), other)
+    assert reader.checkpoint_id == "gs://bucket/run/step-2"
+    assert reader._store.retry == QUICK
+    assert_equal(small_state(2), load(small_state(2), reader))
+
+
+@pytest.mark.parametrize("wrong", [Path("gs://bucket/c"), "/tmp/c", "s3://bucket/c", "step-2"])
+def test_reset_refuses_what_is_no_whole_uri(server: GCSServer, wrong: Any) -> None:
+    reader = StorageReader(URI)
+    assert not reader.validate_checkpoint_id(wrong)
+    with pytest.raises(ValueError, match="whole uri"):
+        reader.reset(wrong)
+
+
+def test_a_reader_pickles_without_what_it_read(server: GCSServer) -> None:
+    save(small_state(1), StorageWriter(URI))
+    reader = StorageReader(URI, retry=QUICK)
+    load(small_state(1), reader)
+    again = pickle.loads(pickle.dumps(reader))
+    assert again.checkpoint_id == URI
+    assert_equal(small_state(1), load(small_state(1), again))
+
+
+def test_metadata_of_one_rank_is_found_where_there_is_no_other(server: GCSServer) -> None:
+    save(small_state(3), StorageWriter(URI), use_collectives=False)
+    assert [key for key in server.keys("bucket", "run/step-1") if key.endswith("metadata")] == [
+        "run/step-1/__0.metadata"
+    ]
+    assert_equal(small_state(3), load(small_state(3), StorageReader(URI)))
+
+
+def test_no_checkpoint_is_not_found(server: GCSServer) -> None:
+    error = error_of(StorageReader(URI))
+    assert type(error) is CheckpointNotFoundError
+    assert URI in str(error)
+    with pytest.raises(CheckpointNotFoundError, match=URI):
+        load_state(URI)
+    with pytest.raises(CheckpointNotFoundError, match=URI):
+        StorageReader(URI).read_metadata()
+
+
+def test_an_error_of_the_service_is_not_taken_for_a_missing_checkpoint(server: GCSServer) -> None:
+    save(small_state(), StorageWriter(URI))
+    with server.faults.inject("objects.get", status=403):
+        error = error_of(StorageReader(URI, retry=QUICK))
+        with pytest.raises(PermissionDeniedError):
+            load_state(URI, retry=QUICK)
+    assert type(error) is PermissionDeniedError
+
+
+def test_a_load_reads_what_it_began_with_while_another_save_replaces_it(server: GCSServer) -> None:
+    save(small_state(1), StorageWriter(URI))
+    reader = StorageReader(URI)
+    reader.read_metadata()
+    metadata = reader.read_metadata()
+    save(small_state(2), StorageWriter(URI))
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    planner = DefaultLoadPlanner()
+    planner.set_up_planner(blank(small_state()), metadata, is_coordinator=True)
+    with pytest.raises(CheckpointCorruptError, match="not there any more"):
+        reader.read_data(planner.create_local_plan(), planner)
+
+
+def test_a_load_from_another_shape_says_so(server: GCSServer) -> None:
+    save({"w": torch.ones(3)}, StorageWriter(URI))
+    with pytest.raises(CheckpointException, match="Size mismatch"):
+        load({"w": torch.ones(4)}, StorageReader(URI))
+
+
+def test_importing_the_package_loads_no_torch() -> None:
+    code = (
+        "import sys, aioflux.checkpoint, aioflux.checkpoint.dcp; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+# --- damage ------------------------------------------------------------------------------
+
+
+class Copied:
+    """A checkpoint that was moved, so that only its bytes can tell what happened to it."""
+
+    def __init__(self, server: GCSServer, name: str, **options: Any) -> None:
+        self.server = server
+        self.prefix = f"copy-{name}"
+        self.uri = f"gs://bucket/{self.prefix}"
+        self.state = small_state(8)
+        home = f"home-{name}"
+        save(
+            self.state,
+            StorageWriter(f"gs://bucket/{home}", endpoint_url=server.url, **options),
+        )
+        self.objects = {
+            key.replace(home, self.prefix, 1): server.get("bucket", key)
+            for key in server.keys("bucket", home)
+        }
+        self.put_right()
+
+    @property
+    def data_key(self) -> str:
+        return next(key for key in self.objects if key.endswith(".distcp"))
+
+    @property
+    def commit(self) -> tuple[bytes, Commit]:
+        pickled, commit = decode_commit(self.objects[f"{self.prefix}/.metadata"], uri="")
+        assert commit is not None
+        return pickled, commit
+
+    def put(self, key: str, data: bytes) -> None:
+        self.server.put("bucket", key, data)
+
+    def forge(self, pickled: bytes, commit: Commit) -> None:
+        """Put a commit object whose checksum is right."""
+        self.put(f"{self.prefix}/.metadata", encode_commit(pickled, commit))
+
+    def put_right(self) -> None:
+        for key, data in self.objects.items():
+            self.put(key, data)
+
+    def load(self) -> Any:
+        return load_state(self.uri, endpoint_url=self.server.url, retry=QUICK)
+
+    def refuse(self, kind: type[CheckpointError] = CheckpointCorruptError) -> str:
+        with pytest.raises(kind) as caught:
+            self.load()
+        assert self.uri in str(caught.value)
+        reader = StorageReader(self.uri, endpoint_url=self.server.url, retry=QUICK)
+        error = error_of(reader, self.state)
+        assert isinstance(error, kind)
+        return str(error)
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[GCSServer]:
+    with GCSServer(buckets=("bucket",)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def copies(place: GCSServer) -> dict[str, Copied]:
+    return {
+        "dcp": Copied(place, "dcp"),
+        "safetensors": Copied(place, "safetensors", layout="safetensors"),
+    }
+
+
+@pytest.fixture
+def copied(copies: dict[str, Copied]) -> Iterator[Copied]:
+    yield copies["dcp"]
+    copies["dcp"].put_right()
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), layout=st.sampled_from(["dcp", "safetensors"]))
+def test_one_flipped_bit_in_any_object_is_an_error(
+    copies: dict[str, Copied], data: st.DataObject, layout: str
+) -> None:
+    copied = copies[layout]
+    key = data.draw(st.sampled_from(sorted(copied.objects)))
+    damaged = bytearray(copied.objects[key])
+    at, bit = data.draw(st.integers(0, len(damaged) - 1)), data.draw(st.integers(0, 7))
+    damaged[at] ^= 1 << bit
+    copied.put(key, bytes(damaged))
+    with pytest.raises(CheckpointError) as caught:
+        copied.load()
+    assert copied.uri in str(caught.value)
+    copied.put_right()
+    assert_equal(copied.state, copied.load())
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data(), layout=st.sampled_from(["dcp", "safetensors"]))
+def test_an_object_that_was_cut_off_is_an_error(
+    copies: dict[str, Copied], data: st.DataObject, layout: str
+) -> None:
+    copied = copies[layout]
+    key = data.draw(st.sampled_from(sorted(copied.objects)))
+    copied.put(key, copied.objects[key][: data.draw(st.integers(0, len(copied.objects[key]) - 1))])
+    with pytest.raises(CheckpointError):
+        copied.load()
+    copied.put_right()
+
+
+def test_metadata_cut_off_behind_its_pickle_is_not_taken_for_stock(copied: Copied) -> None:
+    pickled, _ = copied.commit
+    copied.put(f"{copied.prefix}/.metadata", pickled)
+    assert "cut off" in copied.refuse()
+
+
+def test_a_missing_object_is_an_error(copied: Copied) -> None:
+    with sync.open_store("gs://bucket", endpoint_url=copied.server.url) as store:
+        store.delete(copied.data_key)
+    assert copied.data_key in copied.refuse()
+
+
+def test_an_object_of_another_save_is_an_error(copied: Copied, place: GCSServer) -> None:
+    other = Copied(place, "other")
+    copied.put(copied.data_key, other.objects[other.data_key].replace(b"8", b"9"))
+    assert "not those that were saved" in copied.refuse()
+
+
+def test_an_object_that_was_replaced_where_it_was_saved_is_an_error(server: GCSServer) -> None:
+    save(small_state(), StorageWriter(URI))
+    (key,) = keys(server)
+    server.put("bucket", key, server.get("bucket", key))
+    error = error_of(StorageReader(URI))
+    assert type(error) is CheckpointCorruptError
+    assert key in str(error)
+
+
+def object_of(commit: Commit, **changes: Any) -> Commit:
+    (only,) = commit.objects
+    return msgspec.structs.replace(commit, objects=(msgspec.structs.replace(only, **changes),))
+
+
+def item_of(commit: Commit, **changes: Any) -> Commit:
+    items = tuple(msgspec.structs.replace(each, **changes) for each in commit.objects[0].items)
+    return object_of(commit, items=items)
+
+
+FORGED = {
+    "no objects": lambda commit: msgspec.structs.replace(commit, objects=()),
+    "no items": lambda commit: object_of(commit, items=()),
+    "another key": lambda commit: object_of(commit, key="elsewhere"),
+    "items elsewhere": lambda commit: item_of(commit, length=1),
+    "memory elsewhere": lambda commit: item_of(commit, data_start=2**40),
+    "memory before": lambda commit: item_of(commit, data_start=-8),
+    "more memory": lambda commit: item_of(commit, data_size=2**40),
+    "frames": lambda commit: item_of(commit, frame_size=2**40, frame_ends=(1,)),
+    "many frames": lambda commit: item_of(commit, frame_size=1, frame_ends=(1, 2)),
+    "frames behind": lambda commit: item_of(commit, frame_size=4096, frame_ends=(2**40,)),
+}
+
+
+@pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
+def test_a_forged_commit_is_an_error(copied: Copied, forge: Any) -> None:
+    pickled, commit = copied.commit
+    copied.forge(pickled, forge(commit))
+    copied.refuse()
+
+
+class Runs:
+    """Pickles as a call that leaves a mark."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.mark}",)
+
+
+@pytest.mark.parametrize("where", ["state_dict_metadata", "planner_data", "storage_data"])
+def test_metadata_that_tries_to_run_code_is_refused(
+    copied: Copied, where: str, tmp_path: Path
+) -> None:
+    pickled, commit = copied.commit
+    hostile = pickle.loads(pickled)
+    setattr(hostile, where, Runs(tmp_path / "ran"))
+    copied.forge(pickle.dumps(hostile), commit)
+    assert "nothing was executed" in copied.refuse()
+    copied.put(f"{copied.prefix}/.metadata", pickle.dumps(hostile))  # as stock would have written
+    copied.refuse()
+    assert not (tmp_path / "ran").exists()
+
+
+def claimed(metadata: Metadata, **changes: Any) -> Metadata:
+    tensor = metadata.state_dict_metadata["model.weight"]
+    for name, value in changes.items():
+        setattr(tensor, name, value)
+    return metadata
+
+
+@pytest.mark.parametrize("size", [(64, 48_000_000), (2**31, 2**31), (64, 49), (65, 48)], ids=str)
+def test_tensors_of_which_parts_are_missing_are_refused(
+    copied: Copied, size: tuple[int, ...]
+) -> None:
+    pickled, commit = copied.commit
+    hostile = claimed(pickle.loads(pickled), size=torch.Size(size))
+    copied.forge(pickle.dumps(hostile), commit)
+    with pytest.raises(CheckpointCorruptError, match=r"missing|larger"):
+        copied.load()
+
+
+def test_a_tensor_larger_than_what_is_stored_takes_no_memory(copied: Copied) -> None:
+    pickled, commit = copied.commit
+    hostile = pickle.loads(pickled)
+    tensor = hostile.state_dict_metadata["model.weight"]
+    tensor.size = tensor.chunks[0].sizes = torch.Size((2**20, 2**20))
+    copied.forge(pickle.dumps(hostile), commit)
+    with pytest.raises(CheckpointCorruptError, match="larger than what is stored"):
+        copied.load()
+
+
+# --- values ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["ours", "stock"])
+def test_a_value_that_tries_to_run_code_is_refused_and_not_run(
+    server: GCSServer, tmp_path: Path, kind: str
+) -> None:
+    state = {"hostile": Runs(tmp_path / "ran"), "w": torch.ones(3)}
+    if kind == "ours":
+        save(state, StorageWriter(URI))
+    else:
+        stock_save(state, tmp_path / "stock")
+        copy_up(server, tmp_path / "stock")
+    error = error_of(StorageReader(URI), state)
+    assert type(error) is CheckpointError
+    assert "'hostile'" in str(error)
+    with pytest.raises(CheckpointError, match="weights_only"):
+        load_state(URI)
+    assert not (tmp_path / "ran").exists()
+
+
+class Own:
+    """Somebody's own class."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Own)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_values_of_own_classes_load_where_they_are_trusted(server: GCSServer) -> None:
+    state = {"own": Own()}
+    save(state, StorageWriter(URI))
+    assert type(error_of(StorageReader(URI), state)) is CheckpointError
+    assert load(state, StorageReader(URI, weights_only=False)) == state
+    assert load_state(URI, weights_only=False) == state
+    with torch.serialization.safe_globals([Own]):
+        assert load_state(URI) == state
+
+
+# --- stock checkpoints, without checksums ------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stock")
+    state = small_state(9)
+    state["large"] = torch.arange(20_000).reshape(100, 200)
+    stock_save(state, folder)
+    return folder
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_damage_to_a_stock_checkpoint_is_a_typed_error_or_other_numbers(
+    stock: Path, data: st.DataObject
+) -> None:
+    name = data.draw(st.sampled_from([".metadata", "__0_0.distcp"]))
+    whole = (stock / name).read_bytes()
+    at = data.draw(st.integers(0, len(whole) - 1))
+    new = data.draw(st.binary(min_size=1, max_size=20))
+    cut = data.draw(st.sampled_from([len(whole), data.draw(st.integers(0, len(whole)))]))
+    (stock / name).write_bytes((whole[:at] + new + whole[at + len(new) :])[:cut])
+    try:
+        loaded: Any = load_state(f"file://{stock}")
+    except CheckpointError as exc:
+        loaded = exc
+    finally:
+        (stock / name).write_bytes(whole)
+    assert isinstance(loaded, dict | CheckpointError)
+
+
+def test_small_buffers_are_enough(server: GCSServer) -> None:
+    state = {f"{number}": torch.randn(500, 700).t() for number in range(8)}
+    save(state, StorageWriter(URI, compression=ZStandard()))
+    tight = TransferOptions(max_in_flight=2, max_in_flight_bytes=MIB)
+    into = {name: torch.zeros(700, 500, dtype=torch.float64) for name in state}
+    with no_warnings():
+        dcp.load(into, storage_reader=StorageReader(URI, transfer=tight))
+    assert all(torch.equal(into[name], state[name].double()) for name in state)

@@ -1,0 +1,215 @@
+"""StorageReader on four ranks: any sharding from any other, by the bytes that it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aioflux.checkpoint.dcp import load_state
+from aioflux.testing import GCSServer
+from tests.checkpoint.dcp.load_task import full_state
+from tests.checkpoint.dcp.states import assert_equal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+WORLD_SIZE = 4
+PATIENCE_SECONDS = 60.0
+"""What a rank has for an answer; one that hangs has none."""
+
+
+class Ranks:
+    """Four processes of one gloo group that save and load what they are told to."""
+
+    def __init__(self, endpoint_url: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        self._answers: list[queue.SimpleQueue[str]] = []
+        self._processes: list[subprocess.Popen[str]] = []
+        self._threads: list[threading.Thread] = []
+        for rank in range(WORLD_SIZE):
+            settings = {"rank": rank, "world_size": WORLD_SIZE, "port": port}
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.checkpoint.dcp.load_task", json.dumps(settings)],
+                env={**os.environ, "STORAGE_EMULATOR_HOST": endpoint_url, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+            thread = threading.Thread(target=self._read, args=(process, answers), daemon=True)
+            thread.start()
+            self._processes.append(process)
+            self._answers.append(answers)
+            self._threads.append(thread)
+
+    @staticmethod
+    def _read(process: subprocess.Popen[str], answers: queue.SimpleQueue[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            answers.put(line.strip())
+
+    def wait_until_ready(self) -> None:
+        assert self._collect() == ["ready"] * WORLD_SIZE
+
+    def _collect(self) -> list[str]:
+        return [each.get(timeout=PATIENCE_SECONDS) for each in self._answers]
+
+    def tell(self, **command: Any) -> list[dict[str, Any]]:
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(command) + "\n")
+            process.stdin.flush()
+        return [json.loads(answer) for answer in self._collect()]
+
+    def save(self, uri: str, sharding: str, *, writer: str = "ours", **more: Any) -> None:
+        command = {"seed": 5, "scale": 1, **more}
+        answers = self.tell(op="save", uri=uri, sharding=sharding, writer=writer, **command)
+        assert answers == [{}] * WORLD_SIZE
+
+    def load(self, uri: str, sharding: str, **more: Any) -> list[dict[str, Any]]:
+        command = {"seed": 5, "scale": 1, **more}
+        return self.tell(op="load", uri=uri, sharding=sharding, **command)
+
+    def close(self) -> None:
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process, thread in zip(self._processes, self._threads, strict=True):
+            assert process.stdout is not None
+            try:
+                process.wait(30)
+            finally:
+                process.kill()
+                process.wait()
+                thread.join()
+                process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[GCSServer]:
+    with GCSServer(buckets=("bucket",)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def ranks(place: GCSServer) -> Iterator[Ranks]:
+    started = Ranks(place.url)
+    try:
+        started.wait_until_ready()
+        yield started
+    finally:
+        started.close()
+
+
+@pytest.fixture(autouse=True)
+def _to_the_server(place: GCSServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", place.url)
+    yield
+    place.faults.clear()
+
+
+def loaded(answers: list[dict[str, Any]]) -> int:
+    """Bytes that all ranks needed; each compared what it loaded with what it should be."""
+    return sum(answer["num_bytes"] for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("saved", "wanted"),
+    [
+        ("rows of 4", "rows of 3"),
+        ("rows of 3", "columns of 4"),
+        ("columns of 4", "columns of 3"),
+        ("columns of 3", "rows and columns"),
+        ("rows and columns", "rows twice"),
+        ("replicas of rows", "replicas"),
+        ("replicas", "one"),
+        ("one", "rows of 4"),
+    ],
+)
+@pytest.mark.parametrize("writer", ["ours", "stock"])
+def test_every_sharding_loads_from_another(
+    ranks: Ranks, tmp_path: Path, saved: str, wanted: str, writer: str
+) -> None:
+    uri = f"gs://bucket/{saved}" if writer == "ours" else str(tmp_path)
+    ranks.save(uri, saved, writer=writer)
+    uri = uri if writer == "ours" else f"file://{tmp_path}"
+    loaded(ranks.load(uri, wanted))
+    assert_equal({**full_state(5), "step": 5}, load_state(uri))
+
+
+def test_shards_in_the_layout_of_safetensors_load(ranks: Ranks) -> None:
+    ranks.save("gs://bucket/st", "rows of 4", options={"layout": "safetensors"})
+    loaded(ranks.load("gs://bucket/st", "columns of 3"))
+    assert_equal({**full_state(5), "step": 5}, load_state("gs://bucket/st"))
+
+
+@pytest.mark.parametrize("writer", ["ours", "stock"])
+def test_three_ranks_of_four_read_a_twentieth_more_than_they_need(
+    ranks: Ranks, place: GCSServer, tmp_path: Path, writer: str
+) -> None:
+    scale = 4000  # 15 MB and more in each tensor that is cut evenly
+    uri = "gs://bucket/large"
+    ranks.save(uri if writer == "ours" else str(tmp_path), "rows of 4", writer=writer, scale=scale)
+    if writer == "stock":
+        uri = "gs://bucket/large-stock"
+        for path in tmp_path.iterdir():
+            place.put("bucket", f"large-stock/{path.name}", path.read_bytes())
+    place.stats.reset()
+    needed = loaded(ranks.load(uri, "rows of 3", scale=scale))
+    read = place.stats.operation("objects.get").bytes_out
+    assert read <= 1.05 * needed, f"{read / needed:.3f}"
+
+
+def test_one_rank_reads_the_metadata_for_all(ranks: Ranks, place: GCSServer) -> None:
+    ranks.save("gs://bucket/c", "rows of 4")
+    place.stats.reset()
+    with place.faults.inject("objects.get", key="c/.metadata", status=503, skip=1):
+        loaded(ranks.load("gs://bucket/c", "rows of 4"))
+
+
+def test_a_rank_that_loads_alone_waits_for_nobody(ranks: Ranks) -> None:
+    ranks.save("gs://bucket/c", "rows of 4")
+    answers = ranks.load("gs://bucket/c", "rows of 4", alone=2)
+    assert [bool(answer) for answer in answers] == [False, False, True, False]
+
+
+def failures(answers: list[dict[str, Any]]) -> dict[str, list[str]]:
+    assert all(answer == answers[0] for answer in answers)
+    found: dict[str, list[str]] = answers[0]["failures"]
+    return found
+
+
+def test_metadata_that_cannot_be_read_fails_all_ranks_with_the_cause(
+    ranks: Ranks, place: GCSServer
+) -> None:
+    ranks.save("gs://bucket/c", "rows of 4")
+    with place.faults.inject("objects.get", key="c/.metadata", status=403):
+        told = failures(ranks.load("gs://bucket/c", "rows of 4"))
+    assert {kind for kind, _ in told.values()} == {"PermissionDeniedError"}
+    assert sorted(told) == ["0", "1", "2", "3"]
+
+
+def test_no_checkpoint_fails_all_ranks_as_that(ranks: Ranks) -> None:
+    told = failures(ranks.load("gs://bucket/nothing", "rows of 4"))
+    assert {kind for kind, _ in told.values()} == {"CheckpointNotFoundError"}
+
+
+def test_damage_to_what_one_rank_needs_fails_all_ranks(ranks: Ranks, place: GCSServer) -> None:
+    ranks.save("gs://bucket/c", "rows of 4")
+    key = next(key for key in place.keys("bucket", "c/") if "__1_" in key)
+    with place.faults.inject("objects.get", key=key, flip_at=900):
+        told = failures(ranks.load("gs://bucket/c", "rows of 4"))
+    assert "1" in told
+    for kind, message in told.values():  # of others, too, where they read values from there
+        assert kind == "CheckpointCorruptError"
+        assert key in message
