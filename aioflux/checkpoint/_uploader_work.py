@@ -141,6 +141,8 @@ class _Save:
             await self._forget_attempts(objects)
         except BaseException as exc:
             await self._undo(exc)
+            if isinstance(exc, _OutcomeError):  # a word among ourselves
+                raise CheckpointError(str(exc)) from exc.__cause__
             raise
         return self._result()
 
@@ -397,7 +399,7 @@ class _Save:
         is_unknown = isinstance(error, _UnknownOutcomeError)
         text = "the save was cancelled" if _is_cancel(error) else str(error) or repr(error)
         if self._is_coordinator and not self._is_alone:
-            if self._uri not in text:
+            if not isinstance(error, CheckpointError):
                 text = f"{self._uri} was not saved: rank 0: {text}"
             await self._tell(Manifest(rank=0, error=text, is_unknown=is_unknown))
         if self._is_coordinator:
@@ -443,11 +445,15 @@ class _StagingError(AiofluxError):
     """A state could not be copied."""
 
 
-class _FailedElsewhereError(CheckpointError):
+class _OutcomeError(CheckpointError):
+    """What tells `_undo` what to do."""
+
+
+class _FailedElsewhereError(_OutcomeError):
     """The coordinator told that a save failed."""
 
 
-class _UnknownOutcomeError(CheckpointError):
+class _UnknownOutcomeError(_OutcomeError):
     """Nobody told whether a step was committed."""
 
 

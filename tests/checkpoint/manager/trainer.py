@@ -10,14 +10,23 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from aioflux.checkpoint import Checkpointer
 
 SIZE = 60_000
+
+
+@cache
+def mesh_of(world_size: int) -> DeviceMesh:
+    """The ranks; made once, because they talk when it is made."""
+    return init_device_mesh("cpu", (world_size,))
 
 
 def state_of(step: int, *, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
@@ -25,11 +34,8 @@ def state_of(step: int, *, rank: int = 0, world_size: int = 1) -> dict[str, Any]
     whole = torch.full((8, SIZE), float(step)) + torch.arange(8.0)[:, None]
     mine: Any = whole
     if world_size > 1:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor import Shard, distribute_tensor
-
-        mesh = init_device_mesh("cpu", (world_size,))
-        mine = distribute_tensor(whole, mesh, [Shard(0)])
+        part = whole.chunk(world_size)[rank]
+        mine = DTensor.from_local(part, mesh_of(world_size), [Shard(0)], run_check=False)
     return {
         "model": {"cut": mine, "same": torch.full((SIZE,), float(step))},
         "optimizer": {"step": step, "groups": [{"lr": 0.1 * step, "betas": (0.9, 0.99)}]},

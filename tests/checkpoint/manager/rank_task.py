@@ -1,0 +1,111 @@
+"""A process that does with a Checkpointer what it is told to, line by line.
+
+    python -m tests.checkpoint.manager.rank_task '{"rank": 0, "world_size": 2, "meeting": ...}'
+
+Each line of the input is a command as JSON, each line of the output what became of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from aioflux import RetryPolicy
+from aioflux.checkpoint import Checkpointer, SaveHandle
+from tests.checkpoint.manager.trainer import is_state_of, state_of
+
+
+class Task:
+    def __init__(self, rank: int, world_size: int, meeting: str) -> None:
+        self.rank, self.world_size = rank, world_size
+        if world_size > 1:
+            dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size)
+        self.checkpointer: Checkpointer | None = None
+        self.handles: dict[int, SaveHandle] = {}
+
+    def open(self, uri: str, **options: Any) -> None:
+        retry = RetryPolicy(max_attempts=2, initial_seconds=0.01)
+        self.checkpointer = Checkpointer(uri, retry=retry, **options)
+
+    def begin(self, step: int, value: int | None = None, **options: Any) -> None:
+        assert self.checkpointer is not None
+        state = self._state(step if value is None else value)
+        self.handles[step] = self.checkpointer.save_async(step, state, **options)
+
+    def _state(self, value: int) -> dict[str, Any]:
+        return state_of(value, rank=self.rank, world_size=self.world_size)
+
+    def result(self, step: int) -> list[Any]:
+        result = self.handles[step].result()
+        return [result.step, result.num_bytes]
+
+    def save(self, step: int, value: int | None = None) -> list[Any]:
+        self.begin(step, value)
+        return self.result(step)
+
+    def save_broken(self, step: int) -> None:
+        assert self.checkpointer is not None
+        self.checkpointer.save(step, {"same": torch.ones(2), "lambda": lambda: None})
+
+    def load(self) -> list[Any]:
+        assert self.checkpointer is not None
+        into = self._state(-1)
+        self.checkpointer.load(into=into)
+        step = self.checkpointer.loaded_step
+        assert step is not None
+        told = self._state(int(into["model"]["same"][0].item()))
+        cut, whole = into["model"]["cut"], told["model"]["cut"]
+        if self.world_size > 1:
+            cut, whole = cut.to_local(), whole.to_local()
+        is_same = torch.equal(cut, whole) and into["optimizer"] == told["optimizer"]
+        return [step, bool(is_same)]
+
+    def load_whole(self) -> list[Any]:
+        assert self.checkpointer is not None
+        state = self.checkpointer.load()
+        return [self.checkpointer.loaded_step, is_state_of(state["optimizer"]["step"], state)]
+
+    def cancel(self, step: int) -> bool:
+        return self.handles[step].cancel()
+
+    def watch(self, deadline_seconds: float) -> None:
+        assert self.checkpointer is not None
+        self.checkpointer.save_on_signal(deadline_seconds=deadline_seconds)
+
+    def should_save(self, step: int) -> list[bool]:
+        assert self.checkpointer is not None
+        return [self.checkpointer.should_save(step), self.checkpointer.is_stopping]
+
+    def uploader(self) -> int:
+        assert self.checkpointer is not None
+        child: Any = self.checkpointer._uploader
+        return child._child.process.pid
+
+    def close(self) -> None:
+        assert self.checkpointer is not None
+        self.checkpointer.close()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    task = Task(**json.loads(sys.argv[1]))
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        try:
+            told: Any = [True, getattr(task, name)(**arguments)]
+        except Exception as exc:
+            told = [False, type(exc).__name__, str(exc)]
+        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.flush()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

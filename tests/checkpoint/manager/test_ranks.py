@@ -1,0 +1,186 @@
+"""Several ranks: a save is committed on all of them or on none, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import aioflux
+from aioflux.checkpoint import Checkpointer
+from aioflux.testing import GCSServer
+from tests.checkpoint.manager.desk import Ranks
+from tests.checkpoint.manager.trainer import is_state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WRITE = "*insert*"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[GCSServer]:
+    with GCSServer(buckets=("bucket",)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def two(server: GCSServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with Ranks(server, 2, tmp_path_factory.mktemp("two")) as ranks:
+        yield ranks
+
+
+@pytest.fixture
+def uri(request: pytest.FixtureRequest, server: GCSServer) -> str:
+    server.faults.clear()
+    return f"gs://bucket/{request.node.name}"
+
+
+def keys(server: GCSServer, uri: str) -> list[str]:
+    with aioflux.sync.open_store(uri, endpoint_url=server.url) as store:
+        return [meta.key for meta in store.list("step-")]
+
+
+@pytest.mark.parametrize("staging", ["thread", "process"])
+def test_each_rank_writes_its_part_and_reads_it(
+    two: Ranks, server: GCSServer, uri: str, staging: str
+) -> None:
+    two.ask("open", uri=uri, staging=staging, keep_last=2)
+    for step in (1, 2, 3):
+        told = two.ask("save", step=step)
+    # Half of the rows each, and what is the same on both is written once.
+    assert all(900_000 < num_bytes < 1_300_000 for _, num_bytes in told)
+    assert two.ask("load") == [[3, True], [3, True]]
+    assert two.ask("load_whole") == [[3, True], [3, True]]
+    two.ask("close")
+    with Checkpointer(uri, endpoint_url=server.url) as checkpointer:
+        assert checkpointer.steps() == [2, 3]
+        state = checkpointer.load()
+        assert is_state_of(3, state)
+        assert state["rank0"] == {"number": 0}
+        assert state["rank1"] == {"number": 1}
+        assert checkpointer.history()[-1].world_size == 2
+    assert len(keys(server, uri)) == 6  # no manifest stays
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_failure_of_one_rank_is_one_of_all(
+    two: Ranks, server: GCSServer, uri: str, rank: int
+) -> None:
+    two.ask("open", uri=uri)
+    two.ask("save", step=1)
+    before = keys(server, uri)
+    server.faults.add(WRITE, key=f"*/__{rank}_0.distcp", status=403)
+    two.ask("begin", step=1, value=2)
+    told = two.tell("result", step=1)
+    assert [each[0] for each in told] == [False, False]
+    assert told[rank][1] == "PermissionDeniedError"
+    for each in told:
+        assert f"__{rank}_0.distcp" in each[2]
+        assert f"rank {rank}" in each[2] or each is told[rank]
+    assert keys(server, uri) == before
+    assert two.ask("load") == [[1, True], [1, True]]
+    two.ask("close")
+
+
+def test_a_state_that_cannot_be_copied_on_one_rank(two: Ranks, server: GCSServer, uri: str) -> None:
+    two.ask("open", uri=uri)
+    first, second = two.all
+    first.tell("save_broken", step=1)
+    second.tell("save_broken", step=1)
+    told = [first.hear(), second.hear()]
+    assert not any(each[0] for each in told)
+    assert any("pickle" in each[2] for each in told)
+    assert keys(server, uri) == []
+    two.ask("save", step=2)
+    two.ask("close")
+
+
+def test_ranks_at_different_steps_are_told(two: Ranks, uri: str) -> None:
+    two.ask("open", uri=uri)
+    for step, each in enumerate(two.all):
+        each.tell("save", step=step)
+    for each in two.all:
+        told = each.hear()
+        assert told[:2] == [False, "ValueError"]
+        assert "different steps" in told[2]
+        assert "0 to 1" in told[2]
+    two.ask("close")
+
+
+def test_a_cancelled_save_is_one_on_no_rank(two: Ranks, server: GCSServer, uri: str) -> None:
+    two.ask("open", uri=uri)
+    server.faults.add(WRITE, key="*/__1_0.distcp", delay_seconds=60)
+    two.ask("begin", step=1)
+    assert two.all[1].ask("cancel", step=1)
+    told = two.all[0]
+    told.tell("result", step=1)
+    ok, kind, text = told.hear()
+    assert (ok, kind) == (False, "CheckpointError")
+    assert "rank 1" in text
+    assert "cancelled" in text
+    assert keys(server, uri) == []
+    two.ask("close")
+
+
+def test_damage_that_one_rank_meets_sends_all_to_the_step_before(
+    two: Ranks, server: GCSServer, uri: str
+) -> None:
+    two.ask("open", uri=uri)
+    for step in (1, 2):
+        two.ask("save", step=step)
+    server.faults.add("objects.media", key="*step-00000002/*/__1_0.distcp", flip_at=100)
+    assert two.ask("load") == [[1, True], [1, True]]
+    two.ask("close")
+
+
+def test_a_signal_to_one_rank_is_a_last_save_of_all(two: Ranks, uri: str) -> None:
+    two.ask("open", uri=uri)
+    two.ask("watch", deadline_seconds=60)
+    assert two.ask("should_save", step=1) == [[False, False], [False, False]]
+    two.all[1].process.send_signal(signal.SIGTERM)
+    step, told = 1, [[False, False]] * 2
+    while not told[0][0]:
+        step += 1
+        told = two.ask("should_save", step=step)
+        assert told[0] == told[1]
+    assert told == [[True, True]] * 2
+    two.ask("begin", step=step)
+    assert two.ask("load") == [[step, True]] * 2
+    two.ask("close")
+
+
+def test_a_coordinator_that_dies_is_missed_in_time(
+    server: GCSServer, tmp_path: Any, uri: str
+) -> None:
+    with Ranks(server, 2, tmp_path) as ranks:
+        ranks.ask("open", uri=uri, commit_seconds=3)
+        server.faults.add(WRITE, key="*/__0_0.distcp", delay_seconds=60)
+        ranks.ask("begin", step=1)
+        ranks.all[0].kill()
+        ranks.all[1].tell("result", step=1)
+        ok, _, text = ranks.all[1].hear()
+        assert not ok
+        assert "the coordinator (rank 0) told neither" in text
+
+
+def test_a_rank_that_dies_fails_the_save_in_time(two: Ranks, server: GCSServer, uri: str) -> None:
+    """The last test with these ranks."""
+    two.ask("open", uri=uri, commit_seconds=3)
+    two.ask("save", step=1)
+    server.faults.add(WRITE, key="*/__1_0.distcp", delay_seconds=60)
+    two.ask("begin", step=1, value=2)
+    two.all[1].kill()
+    told = two.all[0]
+    told.tell("result", step=1)
+    ok, kind, text = told.hear()
+    assert (ok, kind) == (False, "CheckpointError")
+    assert "rank 1 of 2 did not upload within 3 s" in text
+    assert "rank-00001.json" in text
+    told.tell("save", step=2)
+    ok, kind, text = told.hear()
+    assert (ok, kind) == (False, "CheckpointError")
+    assert "did not hear of the others" in text
+    with Checkpointer(uri, endpoint_url=server.url) as checkpointer:
+        assert is_state_of(1, checkpointer.load())
