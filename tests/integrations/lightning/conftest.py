@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aioflux.testing import GCSServer
+from tests.integrations.lightning.zygote import Zygote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,3 +18,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[GCSServer]:
     with GCSServer(buckets=("bucket",)) as server:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
         yield server
+
+
+@pytest.fixture(scope="package")
+def zygote() -> Iterator[Zygote]:
+    with Zygote() as zygote:
+        yield zygote

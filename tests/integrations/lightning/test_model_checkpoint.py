@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -20,6 +18,9 @@ from aioflux.integrations.lightning import AiofluxCheckpointIO, ModelCheckpoint
 from aioflux.testing import GCSServer
 from tests.integrations.lightning.tiny import OF_LIGHTNING, At, Tiny, fit
 from tests.integrations.lightning.watch import Watch
+
+if TYPE_CHECKING:
+    from tests.integrations.lightning.zygote import Zygote
 
 RUN = "gs://bucket/run"
 KEEP_TRYING = RetryPolicy(max_attempts=10_000, initial_seconds=0.01, max_seconds=0.02)
@@ -37,12 +38,12 @@ def assert_equal(one: Tiny, other: Tiny) -> None:
 
 
 def test_a_killed_run_resumes_from_the_bucket_and_ends_as_an_unbroken_one(
-    server: GCSServer,
+    server: GCSServer, zygote: Zygote, tmp_path: Path
 ) -> None:
     """Killed while a save is under way in the background."""
-    command = [sys.executable, "-m", "tests.integrations.lightning.killed_run", RUN]
-    child = subprocess.run(command, cwd=Path(__file__).parents[3], check=False)
-    assert child.returncode == -signal.SIGKILL
+    log = tmp_path / "log"
+    ended = zygote.run("killed", RUN, log=log, STORAGE_EMULATOR_HOST=server.url)
+    assert ended == [-signal.SIGKILL], log.read_text()
     begun: list[int] = []
     noting = At(None, lambda trainer: begun.append(trainer.global_step))
     plugin = AiofluxCheckpointIO(background=True)

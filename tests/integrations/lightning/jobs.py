@@ -1,12 +1,10 @@
-"""What one of two ranks does: `python -m tests.integrations.lightning.sharded_run KIND URI DIR`.
-
-Prints one line of JSON at the end: what it found, by name.
-"""
+"""What processes of their own do for tests."""
 
 from __future__ import annotations
 
 import json
-import sys
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +15,15 @@ from lightning.pytorch.strategies import ModelParallelStrategy as StockModelPara
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import aioflux
+from aioflux.integrations.fsspec import register
 from aioflux.integrations.lightning import (
     AiofluxCheckpointIO,
     FSDPStrategy,
     ModelCheckpoint,
     ModelParallelStrategy,
 )
-from tests.integrations.lightning.tiny import Tiny
+from tests.integrations.lightning import tiny
+from tests.integrations.lightning.tiny import At, Tiny
 
 
 class ShardedTiny(Tiny):
@@ -134,7 +134,7 @@ def run(kind: str, uri: str, directory: Path) -> dict[str, Any]:
     half_stock.strategy.barrier()
     ours = fit(kind, 8, f"{uri}/stock", plugin=plugin)
     found["ours loads stock's"] = is_equal(ours, unbroken)
-    ours = fit(kind, 8, f"{uri}/whole.ckpt", plugin=plugin)
+    ours = fit(kind, 8, "gs://bucket/whole.ckpt", plugin=plugin)
     found["ours loads a whole one"] = is_equal(ours, unbroken)
     if kind != "fsdp":  # whose whole state crashes in torch without an accelerator
         whole = fit(kind, 4, plugin=plugin, is_whole=True)
@@ -144,7 +144,14 @@ def run(kind: str, uri: str, directory: Path) -> dict[str, Any]:
     try:
         ours.save_checkpoint(f"{uri}/refused")
     except aioflux.CheckpointError as exc:
-        found["refused"] = str(exc)
+        found["refused, foreground"] = str(exc)
+    ours.strategy.checkpoint_io = AiofluxCheckpointIO(background=True)
+    ours.save_checkpoint(f"{uri}/refused")
+    try:
+        ours.save_checkpoint(f"{uri}/next")
+    except aioflux.CheckpointError as exc:
+        found["refused, background"] = str(exc)
+    ours.strategy.checkpoint_io.teardown()
     try:
         fit(kind, 9, f"{uri}/nothing", plugin=plugin)
     except (aioflux.NotFoundError, aioflux.CheckpointError) as exc:
@@ -152,6 +159,22 @@ def run(kind: str, uri: str, directory: Path) -> dict[str, Any]:
     return found
 
 
-if __name__ == "__main__":
-    result = run(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
-    sys.stdout.write(f"\n{json.dumps(result)}\n")
+def shard(uri: str, directory: str) -> None:
+    """Do all that strategies are for on one of two ranks, and write down what it found."""
+    register(replace=("gs",))  # gcsfs looks for credentials, which takes its time
+    found = {}
+    for kind in ("model-parallel", "fsdp"):
+        place = Path(directory, kind)
+        place.mkdir(exist_ok=True)
+        found[kind] = run(kind, f"{uri}/{kind}", place)
+    Path(directory, f"found-{os.environ['LOCAL_RANK']}.json").write_text(json.dumps(found))
+
+
+def killed(uri: str) -> None:
+    """Train, and die at step 7 with a save under way."""
+    saving = ModelCheckpoint(uri, every_n_train_steps=2, save_last=True)
+    kill = At(7, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    tiny.fit(12, AiofluxCheckpointIO(background=True), [saving, kill])
+
+
+JOBS = {"shard": shard, "killed": killed}
