@@ -1,0 +1,51 @@
+"""What the old library called a path, as a uri: pure."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from aioflux.integrations.lightning._uris import to_uri
+
+__all__ = ["gcs_uri", "uri_of"]
+
+_CLOUD = re.compile(r"gc?s:/(/?)(?P<bucket>[^/]*)(?P<rest>.*)", re.DOTALL)
+
+
+def uri_of(path: str | os.PathLike[str]) -> str:
+    """Return the uri that a path means.
+
+    Args:
+        path: `gs://bucket/key` or `gcs://bucket/key`, also where `pathlib.Path` took a slash out of
+            it. A path without a scheme is one of the local disk, where Lightning saves by default.
+
+    Raises:
+        TypeError: It is neither text nor a path.
+        ValueError: It is empty, names no bucket, or is a uri of something else.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"a path is a str or a pathlib.Path, not {type(path).__name__}")
+    text = os.fspath(path)
+    if not text:
+        raise ValueError("the path is empty; write gs://bucket/key")
+    found = _CLOUD.fullmatch(text)
+    if found is None:
+        if "://" in text and not text.startswith("file://"):
+            raise ValueError(f"{text!r} does not begin with gs:// or gcs://")
+        return to_uri(text)
+    if not found["bucket"]:
+        raise ValueError(f"{text!r} names no bucket; write gs://bucket/key")
+    return f"gs://{found['bucket']}{found['rest']}"
+
+
+def gcs_uri(path: str | os.PathLike[str]) -> str:
+    """Return the uri that a path in a bucket means.
+
+    Raises:
+        TypeError: It is neither text nor a path.
+        ValueError: It is in no bucket.
+    """
+    uri = uri_of(path)
+    if not uri.startswith("gs://"):
+        raise ValueError(f"{os.fspath(path)!r} does not begin with gs:// or gcs://")
+    return uri

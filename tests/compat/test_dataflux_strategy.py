@@ -1,0 +1,75 @@
+"""DatafluxFSDPStrategy on two ranks without accelerators, as the old library's demo trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aioflux.compat.dataflux.lightning import (
+    DatafluxFSDPStrategy,
+    DatafluxLightningAsyncCheckpoint,
+    DatafluxLightningCheckpoint,
+)
+
+if TYPE_CHECKING:
+    from tests.compat.conftest import Bucket
+
+
+def test_two_ranks_save_shards_and_resume(bucket: Bucket) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "NODE_RANK": "0",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.compat.fsdp_task"],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, **shared, "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        told = [rank.communicate(timeout=200)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(told)[-20_000:]
+    for each in told:
+        found = json.loads(each.strip().splitlines()[-1])
+        assert found == {"is_same": True, "num_steps": 3}
+    keys = bucket.server.keys("bucket")
+    for directory in ("sync", "async"):
+        for step in ("01", "02", "03"):
+            prefix = f"{directory}/checkpoint-epoch=00-step={step}.ckpt"
+            assert f"{prefix}/.metadata" in keys
+            assert f"{prefix}/meta.pt" in keys
+            names = [key for key in keys if key.startswith(prefix) and key.endswith(".distcp")]
+            assert len(names) == 2
+        assert f"{directory}/extra/.metadata" in keys
+
+
+@pytest.mark.parametrize("use_async", [False, True])
+def test_the_client_that_is_given_is_used(server: Bucket, use_async: bool) -> None:
+    """The old class took another for the shards."""
+    client = server.client()
+    strategy = DatafluxFSDPStrategy("project", client, use_async=use_async)
+    plugin = strategy.checkpoint_io
+    kind = DatafluxLightningAsyncCheckpoint if use_async else DatafluxLightningCheckpoint
+    assert type(plugin) is kind
+    assert plugin.storage_client is client
+    assert plugin.options["endpoint_url"] == server.server.url
