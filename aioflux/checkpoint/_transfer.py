@@ -104,9 +104,10 @@ async def copy_checkpoint(
 ) -> Copied:
     """Copy a checkpoint; it appears whole or not at all.
 
-    Where both are in one store, the service copies. Otherwise all bytes come through here, in a
-    bounded part at a time; what is read is compared with the blocks of the commit, and what was
-    written with its checksums.
+    Where both are in one store that tells checksums, the service copies. Otherwise all bytes come
+    through here, in a bounded part at a time; what is read is compared with the blocks of the
+    commit, and what was written with its checksums. What was put back with the same bytes, such as
+    from a backup, is mended by this: the commit of the copy has its generations.
 
     Args:
         source: The checkpoint.
@@ -124,7 +125,9 @@ async def copy_checkpoint(
         raise ValueError(f"cannot copy {source.uri} to itself")
     step = parse_step(target.uri.rstrip("/").rpartition("/")[2])
     look = await verify(source.store, source.prefix)
-    look.check()
+    # An object that was put back with the same bytes is copied: they are verified on the way.
+    damage = tuple(problem for problem in look.problems if problem.kind != "generation")
+    replace(look, problems=damage).check()
     found = look.found
     assert found is not None
     assert found.commit is not None
@@ -143,7 +146,8 @@ async def copy_checkpoint(
         _tell(progress, done.num_bytes)
         return replace(done, is_new=False)
     gone = {save_id for _, save_id in old.values()}
-    stored = await _copy_objects(source, target, commit, progress)
+    is_pinned = look.is_valid and is_home(source.store, as_prefix(source.prefix), commit)
+    stored = await _copy_objects(source, target, commit, progress, is_pinned=is_pinned)
     changed = msgspec.structs.replace(commit, uri=target.uri.rstrip("/"), objects=tuple(stored))
     name = found.meta.key.rpartition("/")[2]
     replaced, _ = old.pop(name, (None, ""))
@@ -193,14 +197,21 @@ async def _occupied(
 
 
 async def _copy_objects(
-    source: Spot, target: Spot, commit: Commit, progress: Callable[[int], None] | None
+    source: Spot,
+    target: Spot,
+    commit: Commit,
+    progress: Callable[[int], None] | None,
+    *,
+    is_pinned: bool,
 ) -> list[StoredObject]:
     """Copy what a commit names, and return it as the target's service confirmed it."""
     within, into = as_prefix(source.prefix), as_prefix(target.prefix)
     listed = {meta.key: meta for meta in await source.store.list_all(within)}
     there = {meta.key: meta for meta in await target.store.list_all(into)}
-    is_pinned = is_home(source.store, within, commit)
-    on_service = source.store is target.store
+    # Where the service tells no checksum, the bytes have to come through here to be verified.
+    on_service = source.store is target.store and all(
+        listed[within + stored.key].crc32c is not None for stored in commit.objects
+    )
 
     async def one(stored: StoredObject) -> StoredObject:
         key = into + stored.key

@@ -186,9 +186,10 @@ def check_listed(
         text = f"{uri} has the crc32c {meta.crc32c:08x}, and {stored.crc32c:08x} was saved"
         return [Problem("crc32c", uri, text)]
     if is_pinned and meta.generation != stored.generation:
-        text = f"{uri} has generation {meta.generation}, and {stored.generation} was saved"
-        if meta.crc32c is not None:
-            text += ": it was replaced by the same bytes; copy the checkpoint to mend it"
+        text = (
+            f"{uri} has generation {meta.generation}, and {stored.generation} was saved: it was "
+            "replaced; if by the same bytes, as from a backup, `aioflux ckpt copy` mends it"
+        )
         return [Problem("generation", uri, text)]
     return []
 

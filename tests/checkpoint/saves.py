@@ -19,6 +19,7 @@ from aioflux.checkpoint._commit import (
     step_prefix,
 )
 from aioflux.checkpoint._objects import publish, write_object
+from aioflux.checkpoint._steps import uri_below
 
 if TYPE_CHECKING:
     from aioflux._meta import ObjectMeta
@@ -71,7 +72,7 @@ async def save(
         contents[prefix + key] = data
     commit = Commit(
         save_id=name,
-        uri=store.uri + prefix,
+        uri=uri_below(store, prefix),
         created=created,
         world_size=num_objects,
         step=step,

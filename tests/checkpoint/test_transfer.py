@@ -22,8 +22,8 @@ from aioflux.checkpoint._verify import latest, verify
 from aioflux.testing.faults import Fault, FlakyStore
 from tests.checkpoint.saves import METADATA, save, save_id, save_step
 
-SIZE = 20_000_000
-"""Three pieces of 8 MiB, the last one shorter."""
+SIZE = 9_000_000
+"""Two pieces of 8 MiB, the last one shorter."""
 
 
 @pytest.fixture
@@ -70,11 +70,12 @@ async def test_a_copy_within_a_store_is_made_by_the_service(bucket, layout) -> N
 
 
 async def test_copies_between_schemes_go_there_and_back(bucket, disk) -> None:
-    saved = await save_step(bucket, 100, size=SIZE, metrics={"loss": 0.5})
+    size = 36_000_000  # more pieces than are read ahead
+    saved = await save_step(bucket, 100, size=size, num_objects=1, metrics={"loss": 0.5})
     seen: list[int] = []
     there = Spot(disk, "copies/step-00000100/")
     done = await copy_checkpoint(Spot(bucket, saved.prefix), there, progress=seen.append)
-    assert (done.uri, done.step, sum(seen)) == (there.uri, 100, 2 * SIZE)
+    assert (done.uri, done.step, sum(seen)) == (there.uri, 100, size)
     await assert_copied(saved, there)
     back = Spot(bucket, "back/")
     await copy_checkpoint(there, back)
@@ -134,6 +135,23 @@ async def test_what_does_not_verify_is_not_copied(bucket, disk) -> None:
     with pytest.raises(CheckpointNotFoundError):
         await copy_checkpoint(Spot(bucket, "none/"), Spot(disk))
     assert not await disk.list_all()
+
+
+async def test_what_was_put_back_from_a_backup_is_mended_by_a_copy(bucket, disk, tmp_path) -> None:
+    for store in (bucket, disk):
+        saved = await save(store, "a/", size=SIZE)
+        for key, data in saved.contents.items():
+            await store.put(key, data)
+        kinds = [problem.kind for problem in (await verify(store, "a/")).problems]
+        assert kinds == ["generation"] * 2
+        await copy_checkpoint(Spot(store, "a/"), Spot(store, "b/"))
+        await assert_copied(saved, Spot(store, "b/"))
+    other = await save(disk, "c/", number=4, size=SIZE)
+    await disk.put(other.keys[0], other.contents[other.keys[1]])
+    for store in (bucket, disk):
+        with pytest.raises(CheckpointCorruptError, match="damaged"):
+            await copy_checkpoint(Spot(disk, "c/"), Spot(store, "d/"))
+        assert not (await verify(store, "d/")).is_committed
 
 
 async def test_bytes_that_rot_while_nobody_looks_do_not_reach_the_copy(bucket, disk, tmp_path):
