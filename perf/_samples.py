@@ -48,6 +48,7 @@ class Result:
     peak_bytes: int
     num_requests: int = 0
     waited_seconds: float = 0.0
+    stored_bytes: int = 0
 
     @classmethod
     def told(cls, line: Mapping[str, Any]) -> Result:
@@ -231,6 +232,8 @@ def judge_promise(scenario: str, promise: Promise, pairs: Iterable[Pair]) -> Row
     figures: dict[str, list[float]] = {
         "requests": [result.num_requests for result in results],
         "waiting": [result.waited_seconds / result.seconds for result in results],
+        "stored": [result.stored_bytes / result.num_bytes for result in results],
+        "read": [result.stored_bytes / result.num_bytes for result in results],
         "objects/s": [result.rate for result in results],
     }
     values = figures[promise.figure]
@@ -254,7 +257,7 @@ def judge_promise(scenario: str, promise: Promise, pairs: Iterable[Pair]) -> Row
 
 
 def _figure(name: str, value: float) -> str:
-    return f"{value:.1%}" if name == "waiting" else f"{value:,.0f}"
+    return f"{value:.1%}" if name in {"waiting", "stored", "read"} else f"{value:,.0f}"
 
 
 def _goal(match: Match) -> str:

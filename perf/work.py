@@ -23,7 +23,7 @@ import urllib.request
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -42,27 +42,47 @@ __all__ = [
     "state_key",
 ]
 
-Moved: TypeAlias = "int | tuple[int, float]"
-"""What an operation returns: the bytes that it moved; and the time that their consumer waited."""
+
+class Told(NamedTuple):
+    """What an operation tells."""
+
+    num_bytes: int
+    """Bytes that it moved."""
+    waited_seconds: float = 0.0
+    """Time that their consumer waited."""
+    stored_bytes: int = 0
+    """Bytes that they take where they are stored, or that were read, where that is another
+    number."""
+
+
+Moved: TypeAlias = "int | tuple[int, float] | Told"
+"""What an operation returns: the bytes that it moved; and the time that their consumer waited; or
+all of it."""
 MIB = 1024 * 1024
 _PR_SET_PDEATHSIG = 1
 LOOPLESS = frozenset(
     {
         "aioflux_data",
         "aioflux_checkpoint",
+        "aioflux_dcp",
         "aioflux_sync",
+        "aioflux_zstd",
         "dataflux",
         "dataflux_checkpoint",
         "direct",
+        "disk_dcp",
         "gcsfs_checkpoint",
         "gcsfs_data",
+        "gcsfs_dcp",
         "google",
         "google_checkpoint",
         "litdata",
         "obstore_data",
         "requests",
+        "torch_zstd",
         "transfer_manager",
         "wrk",
+        "zstd_plain",
     }
 )
 """Contenders that block in threads or in a process of their own; they run without uvloop."""
@@ -97,7 +117,9 @@ class Work:
     """Module below `perf.peers`."""
     operation: str
     """Its function: `get_many`, `get_one`, `get_into`, `put_many` or `put_one`; `list_all` or
-    `parse_all`; `load`, `stream`, `load_first` or `load_again`; `save_state` or `load_state`."""
+    `parse_all`; `load`, `stream`, `load_first` or `load_again`; `save_state` or `load_state`;
+    `compress`, `decompress`, `save_compressed`, `save_plain`, `load_compressed` or `load_plain`;
+    `save_dcp`, `load_dcp` or `reshard_dcp`."""
     url: str
     """Root of the server, `http://` or `https://`."""
     ca_file: str = ""
@@ -119,7 +141,8 @@ class Work:
     batch_size: int = 1
     """Objects of a batch, where batches are loaded."""
     num_workers: int = 0
-    """Processes that load them; 0 is the one that consumes."""
+    """Processes that load them; 0 is the one that consumes. Of a distributed checkpoint: ranks that
+    save it."""
     num_threads: int = 0
     """Threads in each process that loads; 0 is the contender's default."""
     compose: str = ""
@@ -129,7 +152,8 @@ class Work:
     is_whole: bool = False
     """Whether the consumer is handed the bytes, as a tensor, or only how many there are."""
     dtype: str = ""
-    """Of the tensors of a state: `bf16` or `fp32`; `size_bytes` is that of all of them."""
+    """Of the tensors of a state: `bf16` or `fp32`, or one of `perf.weights.KINDS`; `size_bytes` is
+    that of all of them."""
     counter: str = ""
     """Url of a page on which the server tells how many requests came; empty where it has none."""
     server_pids: tuple[int, ...] = ()
@@ -246,7 +270,8 @@ def measure(work: Work, *, wait: Callable[[], None] = lambda: None) -> dict[str,
     Returns:
         `seconds`; `cpu_seconds`, its ended children's among them; `server_cpu_seconds`;
         `num_objects` and `num_bytes` moved; `num_requests` that came to the server, where it tells,
-        and `waited_seconds` of a consumer of batches; `idle_bytes` resident before, the body of an
+        `waited_seconds` of a consumer of batches, `stored_bytes` where tensors are compressed;
+        `idle_bytes` resident before, the body of an
         object to write among them; `peak_bytes` resident at most meanwhile, without children.
     """
     adapter = importlib.import_module(f"perf.peers.{work.peer}")
@@ -273,15 +298,16 @@ def measure(work: Work, *, wait: Callable[[], None] = lambda: None) -> dict[str,
         server_cpu_seconds = cpu_seconds_of(work.server_pids) - server_begun
         # The question after it is counted, too.
         num_requests = max(0, _num_requests(work) - num_requests - 1)
-    num_bytes, waited_seconds = moved if isinstance(moved, tuple) else (moved, 0.0)
+    told = Told(*moved) if isinstance(moved, tuple) else Told(moved)
     return {
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
         "server_cpu_seconds": server_cpu_seconds,
-        "num_objects": _checked(work, num_bytes),
-        "num_bytes": num_bytes,
+        "num_objects": _checked(work, told.num_bytes),
+        "num_bytes": told.num_bytes,
         "num_requests": num_requests,
-        "waited_seconds": waited_seconds,
+        "waited_seconds": told.waited_seconds,
+        "stored_bytes": told.stored_bytes,
         "idle_bytes": idle_bytes,
         # The kernel sums its counts up now and then only: the mark may lag behind.
         "peak_bytes": max(idle_bytes, resident_bytes("VmHWM")),

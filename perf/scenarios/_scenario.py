@@ -108,9 +108,10 @@ class MemoryGoal:
 class Promise:
     """A figure of ours alone, whoever it plays against."""
 
-    figure: Literal["requests", "waiting", "objects/s"]
+    figure: Literal["requests", "waiting", "stored", "read", "objects/s"]
     """Requests that came to the server, in any sample; the share of the time in which a consumer
-    waited, and objects per second: medians."""
+    waited, that of their bytes which tensors take where they are stored, or that were read of them,
+    and objects per second: medians."""
     at_most: float = math.inf
     """The most, inclusive."""
     at_least: float = 0.0

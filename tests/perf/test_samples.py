@@ -197,11 +197,25 @@ def told(rate: float, **figures: float) -> Pair:
             "",
             False,
         ),
+        (
+            Promise(figure="stored", at_most=0.69),
+            [told(1, num_bytes=100, stored_bytes=67)] * 2,
+            "67.0%",
+            True,
+        ),
         (Promise(figure="objects/s", at_least=10), [told(10), told(12), told(4)], "10", True),
         (Promise(figure="objects/s", at_least=11), [told(10), told(12), told(4)], "10", False),
         (Promise(figure="objects/s", at_least=11), [], "-", None),
     ],
-    ids=["most is kept", "most is broken", "share", "least is kept", "least is broken", "none"],
+    ids=[
+        "most is kept",
+        "most is broken",
+        "share",
+        "stored",
+        "least is kept",
+        "least is broken",
+        "none",
+    ],
 )
 def test_promise_is_about_ours_alone(
     promise: Promise, pairs: list[Pair], figure: str, is_met: bool | None

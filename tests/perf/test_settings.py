@@ -39,6 +39,7 @@ LONG = (
     *("epoch-cached", "epoch-wait", "epoch-wait-inline"),
     *("checkpoint-save-76MB", "checkpoint-save-298MB", "checkpoint-save-2.5GB"),
     *("checkpoint-load-76MB", "checkpoint-load-298MB", "checkpoint-load-2.5GB"),
+    *("compression-bf16", "compression-fp32", "compression-master", "compression-adam"),
 )
 THREADS = {"dataflux x4": 3, "dataflux x8": 3, "dataflux x16": 3}
 
@@ -113,6 +114,18 @@ def test_a_state_is_moved_over_a_link_too(name: str) -> None:
         assert 100_000_000 in {server.connection_bytes_per_second, server.received_bytes_per_second}
 
 
+@pytest.mark.parametrize("name", ["compression-bf16", "compression-fp32"])
+def test_compression_is_held_against_none_on_a_link(name: str) -> None:
+    matches = [match for match in SCENARIOS[name].matches() if match.case.endswith("link")]
+    found = [(match.case, match.name, match.at_least) for match in matches]
+    assert found == [("save, link", "uncompressed", 0.92), ("load, link", "uncompressed", 1)]
+    for match in matches:
+        server, work = match.ours.server, match.ours.work
+        assert server == match.theirs.server
+        rates = {server.connection_bytes_per_second, server.received_bytes_per_second}
+        assert 400_000_000 in {work.in_flight * rate for rate in rates if rate}
+
+
 def test_peers_of_a_state_are_chosen_with_and_without_a_link() -> None:
     (scenario,) = chosen("checkpoint-save-76MB", "--peers", "gcsfs_checkpoint", "--toy")
     found = [(match.case, match.name, match.at_least) for match in scenario.matches()]
@@ -131,6 +144,10 @@ def test_figures_of_ours_alone_are_promised() -> None:
         "epoch-cached": (Promise(figure="requests", at_most=0),),
         "epoch-wait": (Promise(figure="waiting", at_most=0.05),),
         "epoch-wait-inline": (Promise(figure="waiting", at_most=0.05),),
+        "compression-bf16": (Promise(figure="stored", at_most=0.69),),
+        "compression-fp32": (Promise(figure="stored", at_most=0.85),),
+        "compression-master": (Promise(figure="stored", at_most=0.35),),
+        "compression-adam": (Promise(figure="stored", at_most=0.85),),
     }
 
 
@@ -151,7 +168,10 @@ def test_dataflux_meets_us_with_each_number_of_threads() -> None:
 def test_reads_find_their_objects_and_those_of_a_warm_up(scenario: Scenario) -> None:
     for match in (*scenario.matches(), *scenario.toy().matches()):
         for turn in (match.ours, match.theirs):
-            if turn.work.operation.startswith(("put", "save")):
+            if turn.work.operation.endswith("compress"):
+                continue
+            # Who loads what only it can read saves it first.
+            if turn.work.operation.startswith(("put", "save", "load_compressed", "load_plain")):
                 assert turn.server.written_bytes > turn.work.size_bytes
                 continue
             if turn.work.operation == "load_state":
@@ -332,4 +352,4 @@ def test_only_what_nginx_cannot_do_asks_for_the_embedded_server() -> None:
         for name, one in SCENARIOS.items()
     }
     embedded = {name for name, kind in kinds.items() if kind != {ServerSpec().kind}}
-    assert embedded == {"paced", "faults"}
+    assert embedded == {"paced", "faults", "compression-bf16", "compression-fp32"}
