@@ -25,6 +25,7 @@ from aioflux._errors import (
 from aioflux._meta import ObjectMeta
 from aioflux._policy import TransferOptions
 from aioflux.checkpoint._commit import StoredObject, plan_block_size
+from aioflux.checkpoint._steps import uri_below
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
@@ -213,15 +214,15 @@ async def read_range(
     name = key or stored.key
     if not 0 <= start <= end <= stored.size:
         raise CheckpointCorruptError(
-            f"{store.uri}{name} has {stored.size} bytes, and [{start}, {end}) of it is asked for: "
-            "the commit contradicts itself; load an earlier checkpoint"
+            f"{uri_below(store, name)} has {stored.size} bytes, and [{start}, {end}) of it is asked "
+            "for: the commit contradicts itself; load an earlier checkpoint"
         )
     if start == end:
         return 0
     block = stored.block_size
     meta = ObjectMeta(
         key=name,
-        uri=f"{store.uri}{name}",
+        uri=uri_below(store, name),
         size=stored.size,
         generation=stored.generation if is_pinned else "",
     )
@@ -303,6 +304,6 @@ async def publish(
         )
     except (AlreadyExistsError, PreconditionFailedError) as exc:
         raise CheckpointError(
-            f"could not commit {store.uri}{key}: another save of this checkpoint was committed "
-            "meanwhile, and stays; save under another name, or again to replace it"
+            f"could not commit {uri_below(store, key)}: another save of this checkpoint was "
+            "committed meanwhile, and stays; save under another name, or again to replace it"
         ) from exc

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from aioflux._errors import CheckpointCorruptError, CheckpointNotFoundError, NotFoundError
-from aioflux._uri import parse_uri
+from aioflux._uri import parse_uri, quote_path
 from aioflux.checkpoint._commit import (
     COMMIT_KEY,
     INDEX_KEY,
@@ -105,7 +105,8 @@ def as_prefix(prefix: str) -> str:
 
 def uri_below(store: Store, key: str) -> str:
     """Return the whole uri of a key or prefix of a store."""
-    return store.uri + key if store.uri.endswith("/") else f"{store.uri}/{key}"
+    root = store.uri if store.uri.endswith("/") else f"{store.uri}/"
+    return root + (quote_path(key) if root.startswith("file:") else key)
 
 
 def is_home(store: Store, prefix: str, commit: Commit) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from aioflux import open_store
 from aioflux._errors import CheckpointCorruptError, CheckpointNotFoundError
 from aioflux.checkpoint._commit import COMMIT_KEY, step_prefix
-from aioflux.checkpoint._steps import is_home, list_steps, read_step, summarize
+from aioflux.checkpoint._steps import is_home, list_steps, read_step, summarize, uri_below
 from tests.checkpoint.saves import METADATA, save_step
 
 ROOTS = ["gs://bucket/run", "memory://steps/run", "file"]
@@ -46,6 +46,15 @@ async def test_a_step_reads_as_it_was_saved(store) -> None:
     assert data.startswith(METADATA)
     assert is_home(store, step_prefix(100), commit)
     assert not is_home(store, step_prefix(101), commit)
+
+
+@pytest.mark.parametrize("root", ["memory://bucket", "memory://bucket/run", "file:///a%25b"])
+async def test_uris_of_objects_are_those_that_the_store_tells(root, tmp_path) -> None:
+    """Also below a bucket itself, and where a name on disk holds a percent sign."""
+    uri = root.replace("file:///", f"file://{tmp_path}/")
+    async with open_store(uri) as store:
+        meta = await store.put("c%41/d", b"")
+        assert uri_below(store, "c%41/d") == meta.uri == (await store.head("c%41/d")).uri
 
 
 async def test_one_place_on_disk_has_several_names(tmp_path) -> None:
