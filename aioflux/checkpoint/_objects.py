@@ -214,8 +214,8 @@ async def read_range(
     name = key or stored.key
     if not 0 <= start <= end <= stored.size:
         raise CheckpointCorruptError(
-            f"{uri_below(store, name)} has {stored.size} bytes, and [{start}, {end}) of it is asked "
-            "for: the commit contradicts itself; load an earlier checkpoint"
+            f"{uri_below(store, name)} has {stored.size} bytes, and [{start}, {end}) of it is "
+            "asked for: the commit contradicts itself; load an earlier checkpoint"
         )
     if start == end:
         return 0
