@@ -179,6 +179,36 @@ def test_a_storm_that_passes_fails_nothing(
     assert_loads(place, tmp_path, 3, "storm")
 
 
+def test_in_any_storm_ranks_agree_and_the_last_success_stays(
+    ranks: Ranks, place: GCSServer, tmp_path: Path
+) -> None:
+    """Whatever meets whichever request: both ranks say the same, and what they say is so."""
+    kinds: list[dict[str, Any]] = [
+        {"status": 503},
+        {"reset": True},
+        {"lost": True},
+        {"status": 500},
+    ]
+    outcomes = []
+    possible = {0}
+    assert_saved(ranks.save(0, uri="gs://bucket/any"), 0)
+    for seed in range(1, 13):
+        for number, kind in enumerate(kinds):
+            place.faults.add("*", probability=0.15, seed=31 * seed + number, **kind)
+        answers = ranks.save(seed, uri="gs://bucket/any", options={"objects_per_rank": 2})
+        place.faults.clear()
+        assert answers[0] == answers[1]
+        outcomes.append("saved" in answers[0])
+        # A commit whose every answer was lost may be there although the save was told to fail.
+        possible = {seed} if outcomes[-1] else {*possible, seed}
+        folder = copy_down(place, "any", tmp_path / str(seed))
+        loaded = stock_load(folder, whole_state(0))
+        assert loaded["step"] in possible
+        assert_equal(loaded, whole_state(loaded["step"]))
+        possible = {loaded["step"]}
+    assert any(outcomes)
+
+
 def test_parts_that_fail_fail_the_save(ranks: Ranks, place: GCSServer) -> None:
     """Objects of several parts; only later ones fail."""
     with place.faults.inject("xml.multipart.part", status=503, key="*/__1_0.distcp", skip=1):
