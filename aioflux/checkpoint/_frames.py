@@ -208,7 +208,6 @@ def _decode_planes(head: FrameHead, body: Bytes, target: Bytes) -> None:
     if begin + sum(sizes) != end:
         raise _corrupt("its planes do not fill it")
     elements = target[: num_planes * num_elements]
-    memory = elements[None] if num_planes == 1 else None
     planes = list[Bytes]()
     for index, size in enumerate(sizes):
         plane, begin = body[begin : begin + size], begin + size
@@ -216,7 +215,7 @@ def _decode_planes(head: FrameHead, body: Bytes, target: Bytes) -> None:
             if size != num_elements:
                 raise _corrupt(f"its plane {index} has {size:,} bytes of {num_elements:,}")
         else:
-            room = np.empty(num_elements, np.uint8) if memory is None else memory[0]
+            room = elements if num_planes == 1 else np.empty(num_elements, np.uint8)
             _decompress(plane, room)
             plane = room
         planes.append(plane)
