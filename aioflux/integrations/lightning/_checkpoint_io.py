@@ -17,6 +17,7 @@ from aioflux.checkpoint._target import split_uri
 from aioflux.integrations.lightning._background import Background
 from aioflux.integrations.lightning._objects import copy, exists, find, remove
 from aioflux.integrations.lightning._staged import Slabs, Staged
+from aioflux.integrations.lightning._together import has_company, load_together
 from aioflux.integrations.lightning._uris import to_uri
 from aioflux.store import open_store
 
@@ -136,6 +137,8 @@ class AiofluxCheckpointIO(CheckpointIO):
     ) -> dict[str, Any]:
         """Load a checkpoint, once all that is under way is stored.
 
+        Ranks of one host that load it at the same time share one download, and one copy of it.
+
         Args:
             path: A uri, or a path of the local disk.
             map_location: As `torch.load`; by default tensors come to host memory, as Lightning
@@ -151,15 +154,22 @@ class AiofluxCheckpointIO(CheckpointIO):
         place: Any = "cpu" if map_location is None else map_location
         if uri.startswith(("http://", "https://")):
             return TorchCheckpointIO().load_checkpoint(uri, place, weights_only)
-        loaded: dict[str, Any] = load(
-            uri,
-            map_location=place,
-            weights_only=cast("bool", weights_only),  # None is torch's default
-            # An accelerator gets its own copy, and the mapping goes. An optimizer in host memory
-            # would keep what it is given, and with it the mapping of the whole checkpoint.
-            mmap=torch.accelerator.is_available(),
-            **self.options,
-        )
+        # An accelerator gets its own copy, and the mapping goes. An optimizer in host memory would
+        # keep what it is given, and with it the mapping of the whole checkpoint.
+        is_mapped = torch.accelerator.is_available()
+        loaded: dict[str, Any]
+        if has_company() and not uri.startswith("file://"):
+            loaded = load_together(
+                uri, self.options, map_location=place, weights_only=weights_only, mmap=is_mapped
+            )
+        else:
+            loaded = load(
+                uri,
+                map_location=place,
+                weights_only=cast("bool", weights_only),  # None is torch's default
+                mmap=is_mapped,
+                **self.options,
+            )
         return loaded
 
     def remove_checkpoint(self, path: Path) -> None:
