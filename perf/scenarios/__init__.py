@@ -6,6 +6,7 @@ from perf.scenarios import (
     checkpoint_load,
     checkpoint_save,
     compression,
+    dcp,
     epoch,
     faults,
     get_into,
@@ -23,7 +24,7 @@ from perf.scenarios._scenario import Match, MemoryGoal, Promise, Rival, Scenario
 
 __all__ = ["GROUPS", "SCENARIOS", "Match", "MemoryGoal", "Promise", "Rival", "Scenario", "Turn"]
 
-_GROUPS = (listing, loader, epoch, checkpoint_save, checkpoint_load, compression)
+_GROUPS = (listing, loader, epoch, checkpoint_save, checkpoint_load, compression, dcp)
 _MODULES = (
     *(get_many, get_one, get_into, latency, paced, put_one, put_many, sync_facade, faults),
     *_GROUPS,

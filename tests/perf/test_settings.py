@@ -40,6 +40,7 @@ LONG = (
     *("checkpoint-save-76MB", "checkpoint-save-298MB", "checkpoint-save-2.5GB"),
     *("checkpoint-load-76MB", "checkpoint-load-298MB", "checkpoint-load-2.5GB"),
     *("compression-bf16", "compression-fp32", "compression-master", "compression-adam"),
+    *("dcp-save-1", "dcp-load-1", "dcp-save-4", "dcp-load-4", "dcp-reshard-4-3"),
 )
 THREADS = {"dataflux x4": 3, "dataflux x8": 3, "dataflux x16": 3}
 
@@ -94,6 +95,10 @@ def test_a_group_stands_for_its_scenarios() -> None:
         ("epoch-wait-inline", {"bound": 0.95}),
         ("checkpoint-save-298MB", {"gcsfs_checkpoint": 8, "google_checkpoint": 4}),
         ("checkpoint-load-298MB", {"gcsfs_checkpoint": 4, "google_checkpoint": 2}),
+        ("dcp-save-1", {"gcsfs_dcp": 4}),
+        ("dcp-load-1", {"gcsfs_dcp": 3}),
+        ("dcp-save-4", {"gcsfs_dcp": 4}),
+        ("dcp-load-4", {"gcsfs_dcp": 3}),
     ],
 )
 def test_scenario_promises(name: str, goals: dict[str, float]) -> None:
@@ -148,6 +153,7 @@ def test_figures_of_ours_alone_are_promised() -> None:
         "compression-fp32": (Promise(figure="stored", at_most=0.85),),
         "compression-master": (Promise(figure="stored", at_most=0.35),),
         "compression-adam": (Promise(figure="stored", at_most=0.85),),
+        "dcp-reshard-4-3": (Promise(figure="read", at_most=1.05),),
     }
 
 
@@ -171,7 +177,8 @@ def test_reads_find_their_objects_and_those_of_a_warm_up(scenario: Scenario) -> 
             if turn.work.operation.endswith("compress"):
                 continue
             # Who loads what only it can read saves it first.
-            if turn.work.operation.startswith(("put", "save", "load_compressed", "load_plain")):
+            saves = ("put", "save", "load_compressed", "load_plain", "load_dcp", "reshard_dcp")
+            if turn.work.operation.startswith(saves):
                 assert turn.server.written_bytes > turn.work.size_bytes
                 continue
             if turn.work.operation == "load_state":
@@ -281,7 +288,7 @@ def test_unknown_peer_ends_with_exit_status_2(capsys: pytest.CaptureFixture[str]
         main(["get-1KiB", "--peers", "nosuch"])
     assert caught.value.code == 2
     assert (
-        "there are aioflux, aioflux_checkpoint, aioflux_data, aioflux_sync, "
+        "there are aioflux, aioflux_checkpoint, aioflux_data, aioflux_dcp, "
         in capsys.readouterr().err
     )
 
@@ -352,4 +359,5 @@ def test_only_what_nginx_cannot_do_asks_for_the_embedded_server() -> None:
         for name, one in SCENARIOS.items()
     }
     embedded = {name for name, kind in kinds.items() if kind != {ServerSpec().kind}}
-    assert embedded == {"paced", "faults", "compression-bf16", "compression-fp32"}
+    distributed = {name for name in SCENARIOS if name.startswith("dcp-")}
+    assert embedded == {"paced", "faults", "compression-bf16", "compression-fp32"} | distributed

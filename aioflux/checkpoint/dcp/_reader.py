@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
     from aioflux._policy import StoreOptions
+    from aioflux._stats import StoreStats
     from aioflux.store import Store
 
 __all__ = ["StorageReader"]
@@ -126,6 +127,11 @@ class StorageReader(dcp_storage.StorageReader):
     def checkpoint_id(self) -> str:
         """Uri of the checkpoint that is read."""
         return self._store.uri.rstrip("/")
+
+    @property
+    def stats(self) -> StoreStats:
+        """What this reader has done so far in this process: requests, retries, bytes, latency."""
+        return self._store.stats
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -1,0 +1,234 @@
+"""Saves and loads of torch.distributed.checkpoint, by one process or by several ranks.
+
+`python -m perf.ranks '<json>'` is one rank of a gloo group: it reads a task as JSON from each line
+of its input, and answers with a line.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import warnings
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.distributed.tensor as sharding
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from perf.states import state_of
+from perf.work import Told
+
+if TYPE_CHECKING:
+    from perf.work import Work
+
+__all__ = ["RESHARDED_RANKS", "Task", "do", "prepare"]
+
+RESHARDED_RANKS = 3
+"""Ranks that load what one more saved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What every rank is told to do."""
+
+    peer: str
+    """Module below `perf.peers`: its `writer(task)` and `reader(task)` are DCP's."""
+    operation: str
+    """`save_dcp`, `load_dcp` or `reshard_dcp`."""
+    url: str
+    """Root of the server."""
+    bucket: str
+    """The bucket on it."""
+    directory: str
+    """Where what needs no server is written."""
+    dtype: str
+    """Of the tensors."""
+    size_bytes: int
+    """Size of all tensors of all ranks."""
+    world_size: int
+    """Ranks that save."""
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of the checkpoint; what is read is not what a measured save writes."""
+        place = "saved" if self.operation == "save_dcp" else "read"
+        return f"dcp/{self.peer}/{self.world_size}-{self.dtype}-{self.size_bytes}/{place}"
+
+    def state(self) -> dict[str, Any]:
+        """Return the part of this rank, full of bytes."""
+        own = state_of(self.dtype, self.size_bytes // self.world_size)
+        if self.world_size == 1:
+            return dict(own)
+        mesh = _mesh(self.world_size)
+        return {name: DTensor.from_local(each, mesh, [Shard(0)]) for name, each in own.items()}
+
+    def target(self) -> dict[str, Any]:
+        """Return tensors to load into, in memory that was written."""
+        if self.world_size == 1:
+            own = state_of(self.dtype, self.size_bytes)
+            return {name: torch.zeros_like(each).fill_(1) for name, each in own.items()}
+        num_ranks = RESHARDED_RANKS if self.operation == "reshard_dcp" else self.world_size
+        mesh, target = _mesh(num_ranks), {}
+        for name, each in state_of(self.dtype, self.size_bytes // self.world_size).items():
+            sizes = (each.shape[0] * self.world_size, *each.shape[1:])
+            made = sharding.zeros(*sizes, dtype=each.dtype, device_mesh=mesh, placements=[Shard(0)])
+            made.to_local().fill_(1)
+            target[name] = made
+        return target
+
+
+@cache
+def _mesh(num_ranks: int) -> DeviceMesh:
+    return DeviceMesh("cpu", list(range(num_ranks)))
+
+
+_targets: dict[Task, dict[str, Any]] = {}
+
+
+def _prepare(task: Task) -> None:
+    """Make what the measured part starts from: memory, and a checkpoint to read."""
+    if task.operation == "save_dcp":
+        task.state()
+    elif task not in _targets:
+        peer: Any = importlib.import_module(f"perf.peers.{task.peer}")
+        dcp.save(task.state(), storage_writer=peer.writer(task))
+        _targets.clear()
+        _targets[task] = task.target()
+
+
+def _perform(task: Task) -> int:
+    """Do it, and return the bytes that were read from the service, where the peer tells."""
+    peer: Any = importlib.import_module(f"perf.peers.{task.peer}")
+    if task.operation == "save_dcp":
+        dcp.save(task.state(), storage_writer=peer.writer(task))
+        return 0
+    _prepare(task)
+    reader = peer.reader(task)
+    dcp.load(_targets[task], storage_reader=reader)
+    return int(peer.num_bytes_read(reader)) if hasattr(peer, "num_bytes_read") else 0
+
+
+class _Ranks:
+    """Processes of one group."""
+
+    def __init__(self, world_size: int) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        self._processes = [
+            subprocess.Popen(  # noqa: S603  our own command
+                [sys.executable, "-m", "perf.ranks", json.dumps([rank, world_size, port])],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(world_size)
+        ]
+        atexit.register(self._close)
+
+    def tell(self, verb: str, task: Task) -> list[int]:
+        """Let all ranks do the same, and return what they answer."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps([verb, asdict(task)]) + "\n")
+            process.stdin.flush()
+        return [self._answer(process) for process in self._processes]
+
+    @staticmethod
+    def _answer(process: subprocess.Popen[str]) -> int:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a rank ended with status {process.wait()}")
+        return int(line)
+
+    def _close(self) -> None:
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+@cache
+def _ranks(world_size: int) -> _Ranks:
+    return _Ranks(world_size)
+
+
+@cache
+def _directory() -> str:
+    directory = tempfile.mkdtemp(prefix="aioflux-perf-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+def _task(work: Work) -> Task:
+    return Task(
+        peer=work.peer,
+        operation=work.operation,
+        url=work.url,
+        bucket=work.bucket,
+        directory=_directory(),
+        dtype=work.dtype,
+        size_bytes=work.size_bytes,
+        world_size=max(1, work.num_workers),
+    )
+
+
+def prepare(work: Work) -> None:
+    """Make what the work starts from, outside the measured part."""
+    task = _task(work)
+    if task.world_size == 1:
+        _quietly(_prepare, task)
+    else:
+        _ranks(task.world_size).tell("prepare", task)
+
+
+def do(work: Work) -> Told:
+    """Save or load, and return the bytes of all tensors; and those that were read, where told."""
+    task = _task(work)
+    if task.world_size == 1:
+        read = _quietly(_perform, task)
+    else:
+        read = sum(_ranks(task.world_size).tell("perform", task))
+    return Told(task.size_bytes, stored_bytes=read)
+
+
+def _quietly(act: Any, task: Task) -> Any:
+    with warnings.catch_warnings():  # DCP warns where there is no process group
+        warnings.simplefilter("ignore")
+        return act(task)
+
+
+def main() -> None:
+    """Be one rank."""
+    rank, world_size, port = json.loads(sys.argv[1])
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    init = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=init, rank=rank, world_size=world_size)
+    for line in sys.stdin:
+        verb, fields = json.loads(line)
+        task = replace(Task(**fields))
+        dist.barrier()
+        answer = _perform(task) if verb == "perform" else _prepare(task)
+        dist.barrier()
+        print(answer or 0, flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Distributed checkpoints saved and loaded, by one process and by four: dcp.
+
+The embedded server keeps what is written: loads read what the same contender saved. It is one
+process of Python, which answers for both sides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from perf.scenarios._scenario import MIB, Match, Promise, Rival, Scenario, Turn, duels
+from perf.servers import ServerSpec
+from perf.work import Work
+
+__all__ = ["GROUP", "SCENARIOS", "Distributed"]
+
+GROUP = "dcp"
+_OURS = Rival(peer="aioflux_dcp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distributed(Scenario):
+    """One operation on a state, by some ranks."""
+
+    operation: str
+    """Function of the adapters."""
+    size_bytes: int = 256 * MIB
+    """Size of all tensors of all ranks."""
+    world_size: int = 1
+    """Ranks that save."""
+    dtype: str = "bf16"
+    """Of the tensors."""
+    most_read: float = 0.0
+    """Bytes to read at most, as a share of those that are needed; 0 where nothing is promised."""
+
+    @property
+    def is_by_name_only(self) -> bool:
+        """See base class."""
+        return True
+
+    @property
+    def displayed_bytes(self) -> int:
+        """See base class."""
+        return self.size_bytes
+
+    def promises(self) -> tuple[Promise, ...]:
+        """See base class."""
+        return (Promise(figure="read", at_most=self.most_read),) if self.most_read else ()
+
+    def matches(self) -> tuple[Match, ...]:
+        """See base class."""
+        return duels(self.rivals, self._turn, ours=_OURS)
+
+    def toy(self) -> Self:
+        """See base class."""
+        return replace(self, size_bytes=4 * MIB)
+
+    def _turn(self, rival: Rival) -> Turn:
+        work = Work(
+            peer=rival.peer,
+            operation=self.operation,
+            url="",
+            size_bytes=self.size_bytes,
+            num_objects=1,
+            num_keys=1,
+            num_workers=self.world_size,
+            dtype=self.dtype,
+        )
+        return Turn(
+            work=work, server=ServerSpec(kind="embedded", written_bytes=3 * self.size_bytes)
+        )
+
+
+_SAVE = (Rival(peer="gcsfs_dcp", at_least=4.0), Rival(peer="disk_dcp"))
+_LOAD = (Rival(peer="gcsfs_dcp", at_least=3.0), Rival(peer="disk_dcp"))
+SCENARIOS = (
+    Distributed(name="dcp-save-1", operation="save_dcp", rivals=_SAVE),
+    Distributed(name="dcp-load-1", operation="load_dcp", rivals=_LOAD),
+    Distributed(name="dcp-save-4", operation="save_dcp", world_size=4, rivals=_SAVE),
+    Distributed(name="dcp-load-4", operation="load_dcp", world_size=4, rivals=_LOAD),
+    Distributed(
+        name="dcp-reshard-4-3",
+        operation="reshard_dcp",
+        world_size=4,
+        most_read=1.05,
+        rivals=(Rival(peer="gcsfs_dcp"),),
+    ),
+)
