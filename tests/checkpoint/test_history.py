@@ -115,6 +115,22 @@ async def test_writers_at_the_same_time_lose_nothing(server) -> None:
         assert text.count("\n") == 26
 
 
+async def test_who_gathers_second_leaves_it_to_the_other(server) -> None:
+    """The other was through between the read and the write of the first."""
+    async with open_store("gs://bucket/run") as store, open_store("gs://bucket/run") as other:
+        await append(store, record(1))
+
+        async def put(key, data, **options):
+            if key.endswith(".json") and "record-" not in key:
+                del store.put
+                await append(other, record(3))
+            return await type(store).put(store, key, data, **options)
+
+        store.put = put
+        await append(store, record(2))
+        assert await read_history(store) == [record(1), record(2), record(3)]
+
+
 async def test_a_writer_killed_at_any_request_loses_nothing_that_was_durable() -> None:
     for at in range(50):
         budget = [10**9]
