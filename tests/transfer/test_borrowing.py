@@ -101,3 +101,29 @@ async def test_a_part_that_cannot_be_stored_fails_the_writer(server):
             await write(store, *[bytes(3 * MIB)] * 12)
         assert [meta.key async for meta in store.list()] == []
         assert (await store.clean(older_than_seconds=0, dry_run=True)).aborted == ()
+
+
+async def test_copies_may_be_changed_and_borrowed_memory_lies_between_them(uri, server):
+    """In parts of 5 MiB, across their borders, with 10 MiB of copies at most on their way."""
+    rng, expected = random.Random(0), []
+    memory = bytearray(3 * MIB)
+    async with open_store(uri, server, transfer=SMALL_PARTS) as store:
+        async with store.open_writer("a", borrow=True) as writer:
+            for number in range(12):
+                borrowed = rng.randbytes(rng.choice((1, MIB, 6 * MIB)))
+                await writer.write(borrowed)
+                memory[:] = bytes([number]) * len(memory)
+                assert await writer.write_copy(memory) == len(memory)
+                expected += [borrowed, bytes(memory)]
+        assert await store.get("a") == b"".join(expected)
+
+
+async def test_a_large_copy_goes_through_small_memory(uri, server):
+    data = random.randbytes(33 * MIB + 5)
+    async with open_store(uri, server, transfer=SMALL_PARTS) as store:
+        async with store.open_writer("a", borrow=True) as writer:
+            assert await writer.write_copy(data) == len(data)
+        assert await store.get("a") == data
+        async with store.open_writer("b") as writer:
+            await writer.write_copy(data)
+        assert await store.get("b") == data
