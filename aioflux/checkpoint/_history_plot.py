@@ -5,6 +5,7 @@ matplotlib is loaded when a picture is asked for.
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import IO, TYPE_CHECKING, Any
 
@@ -36,11 +37,11 @@ def plot(
     if not records:
         raise ValueError("there is nothing to draw: the history has no records")
     try:
-        from matplotlib.figure import Figure
+        figures = importlib.import_module("matplotlib.figure")
     except ImportError as exc:
         raise ImportError("a plot needs matplotlib: pip install matplotlib") from exc
     # Without pyplot, which would choose a window system and keep every figure.
-    figure = Figure(figsize=(9, 6), layout="constrained")
+    figure = figures.Figure(figsize=(9, 6), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
     _draw_throughput(upper, records)
     _draw_seconds(lower, records)
