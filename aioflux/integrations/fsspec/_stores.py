@@ -15,6 +15,7 @@ from fsspec.utils import stringify_path  # type: ignore[import-untyped]
 from aioflux import bridge
 from aioflux.integrations.fsspec._names import place_of, strip
 from aioflux.integrations.fsspec._options import store_options
+from aioflux.integrations.fsspec._transaction import Transaction
 from aioflux.store import close_session, open_store
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Stores(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
 
     # The class has its blocking methods (see `_mirror`), so that fsspec adds none to an instance.
     mirror_sync_methods = False
+    transaction_type = Transaction
 
     def __init__(
         self,

@@ -308,6 +308,36 @@ def test_a_transaction_does_not_commit_what_was_dropped(
     assert shared.keys(bucket) == []
 
 
+def test_a_transaction_whose_commit_fails_is_over(
+    shared: GCSServer, fs: GSFileSystem, bucket: str
+) -> None:
+    def work() -> None:
+        with fs.transaction:
+            for name in ("a", "b", "c"):
+                with fs.open(f"{bucket}/{name}", "xb") as file:
+                    file.write(bytes(20 * MIB))
+            shared.put(bucket, "b", b"other")
+
+    with pytest.raises(FileExistsError):
+        work()
+    assert shared.keys(bucket) == ["a", "b"]
+    assert shared.stats.open_uploads == 0
+    with fs.open(f"{bucket}/d", "wb") as file:
+        file.write(b"d")
+    assert shared.get(bucket, "d") == b"d"
+
+
+def test_a_transaction_within_another_is_refused(
+    shared: GCSServer, fs: GSFileSystem, bucket: str
+) -> None:
+    """fsspec's own forgets what was written in the outer one."""
+    with fs.transaction:
+        fs.pipe_file(f"{bucket}/a", b"a")
+        with pytest.raises(RuntimeError, match="one at a time"):
+            fs.transaction.start()
+    assert shared.keys(bucket) == ["a"]
+
+
 def test_torch_saves_and_loads(fs: GSFileSystem, bucket: str) -> None:
     state = {"w": torch.arange(3 * MIB, dtype=torch.float32), "step": 3}
     with fs.open(f"{bucket}/a.pt", "wb") as file:
