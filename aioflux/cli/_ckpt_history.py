@@ -76,7 +76,10 @@ def history(
         else:
             await tell(_table(records))
         if picture:
-            plot(records, picture, title=title)
+            try:
+                plot(records, picture, title=title)
+            except ImportError as exc:
+                raise ValueError(f"--picture: {exc}") from exc
         return 0
 
     return run(work)

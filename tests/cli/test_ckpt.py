@@ -237,6 +237,13 @@ def test_history_as_a_picture(aioflux, saved, tmp_path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_picture_without_matplotlib_says_what_to_install(aioflux, saved, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    ended = aioflux("ckpt", "history", saved, "--picture", "x.png")
+    assert (ended.status, ended.err.count("\n")) == (1, 1)
+    assert "pip install matplotlib" in ended.err
+
+
 def test_copy_of_a_run_to_disk_and_of_a_checkpoint_back(aioflux, run, bucket, tmp_path) -> None:
     ended = aioflux("ckpt", "copy", run, tmp_path / "new" / "copy", "--step", 100, "--step", 300)
     assert ended.status == 0
