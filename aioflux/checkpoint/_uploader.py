@@ -23,6 +23,7 @@ from aioflux.checkpoint._uploader_wire import MAX_FDS, MAX_READ_BYTES, Inbox, en
 from aioflux.checkpoint._uploader_work import Uploads
 
 if TYPE_CHECKING:
+    from aioflux.checkpoint._uploader_job import SaveResult
     from aioflux.store import Store
 
 __all__ = ["main"]
@@ -50,7 +51,7 @@ class _Server:
         self._store: Store | None = None
         self._uploads: Uploads | None = None
         self._arenas: dict[int, mmap.mmap] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._tasks: dict[int, asyncio.Task[SaveResult]] = {}
 
     async def run(self) -> None:
         """Serve until the trainer is gone and all is done."""
@@ -116,22 +117,24 @@ class _Server:
             case ("job", int(number), Job() as job):
                 task = asyncio.get_running_loop().create_task(self._carry_out(number, job))
                 self._tasks[number] = task
-                task.add_done_callback(lambda _: self._tasks.pop(number))
+                task.add_done_callback(lambda task: self._end(number, job, task))
 
-    async def _carry_out(self, number: int, job: Job) -> None:
+    async def _carry_out(self, number: int, job: Job) -> SaveResult:
         assert self._uploads is not None
         arena = self._arenas.get(job.arena)
         memory = memoryview(arena) if arena is not None else memoryview(b"")
-        try:
-            result = await self._uploads.run(
-                job, memory, lambda count: self._tell("sent", number, count)
-            )
-        except (Exception, asyncio.CancelledError) as exc:
-            if os.getppid() != self._trainer:
-                _log.error("step %d was staged by a trainer that is gone: %s", job.step, exc)
-            self._tell("failed", number, portable(exc))
-        else:
-            self._tell("done", number, result)
+        return await self._uploads.run(job, memory, lambda count: self._tell("sent", number, count))
+
+    def _end(self, number: int, job: Job, task: asyncio.Task[SaveResult]) -> None:
+        """Tell how a job ended; one that was cancelled may not even have begun."""
+        del self._tasks[number]
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None:
+            self._tell("done", number, task.result())
+            return
+        if os.getppid() != self._trainer:
+            _log.error("step %d was staged by a trainer that is gone: %s", job.step, error)
+        self._tell("failed", number, portable(error))
 
 
 def main() -> None:

@@ -455,3 +455,20 @@ class TestSchedule:
 def test_settings_are_checked(options: dict[str, Any], says: str) -> None:
     with pytest.raises((ValueError, TypeError), match=says):
         Checkpointer(URI, **options)
+
+
+def test_keys_that_are_numbers_and_empty_dictionaries_come_back(checkpointer: Checkpointer) -> None:
+    """With text for its keys, an optimizer would take its state for nothing."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    state = {"optimizer": optimizer.state_dict(), "empty": {}, "numbers": {1: 2}}
+    checkpointer.save(1, state)
+    loaded = checkpointer.load()
+    assert list(loaded["optimizer"]["state"]) == [0, 1]
+    assert loaded["empty"] == {}
+    assert loaded["numbers"] == {1: 2}
+    other = torch.optim.AdamW(model.parameters())
+    other.load_state_dict(loaded["optimizer"])
+    assert same(other.state[model.weight], optimizer.state[model.weight])

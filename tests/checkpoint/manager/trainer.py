@@ -75,8 +75,9 @@ def train(plan: dict[str, Any]) -> None:
         if plan.get("wait", True):
             handle.result()
             say("committed", step)
-    checkpointer.close()
-    say("closed")
+    if plan.get("close", True):
+        checkpointer.close()
+        say("closed")
     if world_size > 1:
         dist.destroy_process_group()
 

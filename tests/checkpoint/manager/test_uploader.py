@@ -1,0 +1,218 @@
+"""The uploader process: it outlives the trainer, and the trainer outlives it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+import aioflux
+from aioflux import RetryPolicy
+from aioflux._errors import CheckpointError, PermissionDeniedError
+from aioflux.checkpoint import Checkpointer
+from aioflux.checkpoint._uploader_job import portable
+from aioflux.checkpoint._uploader_wire import Inbox, encode, send
+from tests.checkpoint.manager.desk import Rank, is_alive, train, wait_until
+from tests.checkpoint.manager.trainer import is_state_of, state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aioflux.testing import GCSServer
+
+URI = "gs://bucket/run"
+WRITE = "*insert*"
+DATA = "*.distcp"
+
+
+@pytest.fixture
+def checkpointer(server: GCSServer) -> Iterator[Checkpointer]:
+    retry = RetryPolicy(max_attempts=2, initial_seconds=0.01)
+    with Checkpointer(URI, staging="process", retry=retry) as checkpointer:
+        yield checkpointer
+
+
+def uploader_of(checkpointer: Checkpointer) -> int:
+    child = checkpointer._uploader._child  # type: ignore[attr-defined]
+    return int(child.process.pid)
+
+
+def keys() -> list[str]:
+    with aioflux.sync.open_store(URI) as store:
+        return [meta.key for meta in store.list("step-")]
+
+
+def test_saves_and_their_progress_cross_the_border(checkpointer: Checkpointer) -> None:
+    state = state_of(1)
+    handle = checkpointer.save_async(1, state, {"loss": 0.5})
+    state["model"]["cut"].zero_()
+    assert handle.result().num_bytes == handle.num_bytes
+    assert handle.progress == 1
+    assert is_state_of(1, checkpointer.load())
+    assert checkpointer.verify(1).metrics == {"loss": 0.5}
+    pid = uploader_of(checkpointer)
+    checkpointer.save(2, state_of(2))
+    assert uploader_of(checkpointer) == pid
+    checkpointer.close()
+    assert not is_alive(pid)
+
+
+def test_errors_and_cancellations_cross_it_too(
+    checkpointer: Checkpointer, server: GCSServer
+) -> None:
+    server.faults.add(WRITE, key="*step-00000001/*" + DATA, status=403)
+    with pytest.raises(PermissionDeniedError, match="step-00000001") as caught:
+        checkpointer.save(1, state_of(1))
+    assert caught.value.status == 403
+    server.faults.add(WRITE, key="*step-00000002/*" + DATA, delay_seconds=60)
+    handle = checkpointer.save_async(2, state_of(2))
+    assert handle.cancel()
+    assert keys() == []
+
+
+def test_a_save_that_was_staged_outlives_its_trainer(server: GCSServer) -> None:
+    rank = Rank(server, 0, 1, "")
+    try:
+        rank.await_ready()
+        rank.ask("open", uri=URI, staging="process")
+        rank.ask("save", step=1)
+        uploader = rank.ask("uploader")
+        with server.faults.inject(WRITE, key=DATA, delay_seconds=1):
+            rank.ask("begin", step=2)
+            rank.ask("begin", step=3)
+            rank.kill()
+            with Checkpointer(URI) as checkpointer:
+                assert 3 not in checkpointer.steps()
+                wait_until(lambda: not is_alive(uploader))
+                assert checkpointer.steps() == [1, 2, 3]
+                assert is_state_of(3, checkpointer.load())
+    finally:
+        rank.end()
+
+
+@pytest.mark.parametrize("when", ["idle", "uploading"])
+def test_an_uploader_that_dies_is_started_again(
+    checkpointer: Checkpointer, server: GCSServer, when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpointer.save(1, state_of(1))
+    pid = uploader_of(checkpointer)
+    if when == "idle":
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not is_alive(pid))
+        handle = checkpointer.save_async(1, state_of(2))
+    else:
+        server.faults.add(WRITE, key="*__0_0.distcp", delay_seconds=60, times=1)
+        handle = checkpointer.save_async(1, state_of(2))
+        wait_until(
+            lambda: any(kind == "delay" for kind in server.faults.injected) or handle.progress
+        )
+        os.kill(pid, signal.SIGKILL)
+        handle.result()
+        assert "1 saves are begun anew" in caplog.text
+    handle.result()
+    assert uploader_of(checkpointer) != pid
+    assert is_state_of(2, checkpointer.load())
+    wait_until(lambda: len(keys()) == 2)  # nothing of the attempt that died
+
+
+def test_a_save_that_kills_its_uploaders_is_given_up(
+    checkpointer: Checkpointer, server: GCSServer
+) -> None:
+    server.faults.add(WRITE, key=DATA, delay_seconds=60)
+    handle = checkpointer.save_async(1, state_of(1))
+    killed: set[int] = set()
+    while not handle.done():
+        pid = uploader_of(checkpointer) if checkpointer._uploader._child else 0  # type: ignore[attr-defined]
+        if pid and pid not in killed:
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        handle.wait(0.05)
+    with pytest.raises(CheckpointError, match="4 uploader processes died of it"):
+        handle.result()
+    server.faults.clear()
+    checkpointer.save(2, state_of(2))
+
+
+def test_signals_mean_the_trainer(checkpointer: Checkpointer) -> None:
+    checkpointer.save(1, state_of(1))
+    pid = uploader_of(checkpointer)
+    os.kill(pid, signal.SIGINT)
+    os.kill(pid, signal.SIGTERM)
+    checkpointer.save(2, state_of(2))
+    assert uploader_of(checkpointer) == pid
+
+
+def test_a_trainer_that_ends_without_close_leaves_its_saves_behind(server: GCSServer) -> None:
+    plan = {"uri": URI, "steps": 2, "wait": False, "close": False}
+    with server.faults.inject(WRITE, key=DATA, delay_seconds=0.5):
+        trainer = train(server, {**plan, "options": {"staging": "process"}})
+        trainer.communicate()
+    assert trainer.returncode == 0
+    with Checkpointer(URI) as checkpointer:
+        wait_until(lambda: checkpointer.steps() == [1, 2])
+
+
+def test_memory_of_another_process_is_refused() -> None:
+    with pytest.raises(ValueError, match="another process has another memory"):
+        Checkpointer("memory://here/run", staging="process")
+
+
+def test_a_store_that_does_not_pickle_is_told_of_at_once() -> None:
+    with pytest.raises(TypeError, match="credentials are never carried along"):
+        Checkpointer(URI, staging="process", credentials=lambda: "token")
+
+
+def test_messages_arrive_whole_and_in_order() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        read, write = os.pipe()
+        send(here, ("arena", 1), [write])
+        send(here, ("job", b"x" * 1000))
+        inbox = Inbox()
+        messages = []
+        while len(messages) < 2:
+            data, fds, _, _ = socket.recv_fds(there, 7, 4)
+            messages += inbox.feed(data, fds)
+        assert messages == [("arena", 1), ("job", b"x" * 1000)]
+        (fd,) = inbox.fds
+        os.write(fd, b"!")
+        assert os.read(read, 1) == b"!"
+        for each in (fd, read, write):
+            os.close(each)
+    assert list(Inbox().feed(encode("a") + encode("b")[:-1])) == ["a"]
+
+
+def test_every_error_crosses() -> None:
+    class LocalError(Exception):
+        pass
+
+    told = portable(LocalError("here"))
+    assert isinstance(told, CheckpointError)
+    assert str(told) == "LocalError: here"
+    mine = PermissionDeniedError("no", uri="gs://b/k", status=403)
+    assert pickle.loads(pickle.dumps(portable(mine))).uri == "gs://b/k"
+
+
+def test_arenas_are_shared_once_and_given_back(server: GCSServer) -> None:
+    def num_fds() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    state = {"a": torch.ones(1_000_000)}
+    with Checkpointer(URI, staging="process") as checkpointer:
+        checkpointer.save(1, state)
+        before = num_fds()
+        for step in (2, 3, 4):
+            checkpointer.save(step, state)
+        assert num_fds() == before
+        for size in (2, 3, 4):
+            checkpointer.save(9, {"a": torch.ones(size * 1_000_000)})
+        assert num_fds() == before
+        stats = os.stat(f"/proc/{uploader_of(checkpointer)}/fd")
+        assert stats
+    gc.collect()
