@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from aioflux._errors import CheckpointError
 from aioflux.checkpoint._storage_data import pickle_index, pickle_metadata
 from aioflux.checkpoint._uploader_job import Whole
+from aioflux.checkpoint.dcp._nesting import CONTAINERS, tell_containers
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
@@ -175,7 +176,7 @@ class Planner:
             local = planner.create_local_plan()
         except Exception as exc:
             failure = f"rank {self._ranks.rank}: {type(exc).__name__}: {exc}"
-        final, whole, failure = self._exchange(planner, local, failure)
+        final, whole, failure = self._exchange(planner, local, failure, seen.state)
         if failure:
             raise CheckpointError(f"the state cannot be planned: {failure}")
         items = _ordered(planner.finish_plan(final).items)
@@ -187,7 +188,11 @@ class Planner:
         return _pick(planned, seen, planner)
 
     def _exchange(
-        self, planner: DefaultSavePlanner, local: SavePlan, failure: str
+        self,
+        planner: DefaultSavePlanner,
+        local: SavePlan,
+        failure: str,
+        state: Mapping[str, Any],
     ) -> tuple[SavePlan, Whole | None, str]:
         told = self._ranks.gather((local, failure))
         answers: list[tuple[SavePlan, str]] = []
@@ -198,7 +203,7 @@ class Planner:
             if not failure:
                 try:
                     plans, metadata = planner.create_global_plan(plans)
-                    whole = _whole(metadata, plans)
+                    whole = _whole(metadata, plans, state)
                 except Exception as exc:
                     failure = f"{type(exc).__name__}: {exc}"
             answers = [(plan, failure) for plan in plans]
@@ -206,11 +211,12 @@ class Planner:
         return final, whole, failure
 
 
-def _whole(metadata: Metadata, plans: list[SavePlan]) -> Whole:
+def _whole(metadata: Metadata, plans: list[SavePlan], state: Mapping[str, Any]) -> Whole:
     metadata.storage_meta = StorageMeta()
     metadata.version = "1.0.0"
     orders = (tuple(pickle_index(i.index) for i in _ordered(plan.items)) for plan in plans)
-    return Whole(pickle_metadata(metadata), tuple(orders))
+    extra = {CONTAINERS: tell_containers(state)}
+    return Whole(pickle_metadata(metadata), tuple(orders), extra)
 
 
 def _ordered(items: list[WriteItem]) -> list[WriteItem]:

@@ -36,6 +36,8 @@ class Whole:
     """DCP's metadata, pickled, without where things are stored."""
     orders: tuple[tuple[bytes, ...], ...]
     """The indices of what each rank writes, pickled, in the order in which it does."""
+    extra: Mapping[str, str] = field(default_factory=dict)
+    """What the metadata does not tell of the state, for the commit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -308,6 +308,7 @@ class _Save:
             step=job.step,
             objects=tuple(stored for objects in told for stored in objects),
             metrics=dict(job.metrics),
+            extra=dict(job.whole.extra),
         )
         data = encode_commit(_metadata(job.whole, told), commit)
         before = replaces[0] if replaces is not None else None
