@@ -173,6 +173,7 @@ class Planner:
         local = SavePlan([])
         try:
             planner.set_up_planner(seen.state, None, self._ranks.is_coordinator)
+            _refuse_sparse(planner.state_dict)
             local = planner.create_local_plan()
         except Exception as exc:
             failure = f"rank {self._ranks.rank}: {type(exc).__name__}: {exc}"
@@ -209,6 +210,20 @@ class Planner:
             answers = [(plan, failure) for plan in plans]
         final, failure = self._ranks.scatter(answers)
         return final, whole, failure
+
+
+def _refuse_sparse(values: Mapping[str, Any]) -> None:
+    """Raise an error for what DCP would save and never load.
+
+    Raises:
+        TypeError: A tensor is not strided.
+    """
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+            raise TypeError(
+                f"{name!r} is a tensor of layout {value.layout}; save its indices and values as "
+                "tensors of their own, or value.to_dense()"
+            )
 
 
 def _whole(metadata: Metadata, plans: list[SavePlan], state: Mapping[str, Any]) -> Whole:

@@ -409,6 +409,35 @@ class TestLoad:
             checkpointer.load(into=into)
         assert is_state_of(1, into)
 
+    def test_a_step_that_is_saved_anew_meanwhile_is_read_anew(
+        self, checkpointer: Checkpointer, server: GCSServer
+    ) -> None:
+        checkpointer.save(1, state_of(1))
+        with (
+            Checkpointer(URI) as other,
+            server.faults.inject("objects.media", key="*" + DATA, delay_seconds=0.5, times=1),
+        ):
+            saved = None
+
+            class Late(dict[str, Any]):
+                """A state whose template is asked for when the commit was read."""
+
+                def items(self) -> Any:
+                    nonlocal saved
+                    if saved is None:
+                        saved = other.save(1, state_of(2))
+                    return super().items()
+
+            for step in (None, 1):
+                saved = None
+                into = Late(state_of(9))
+                if step is None:
+                    with pytest.warns(RuntimeWarning, match="another is tried"):
+                        checkpointer.load(step, into)
+                else:
+                    checkpointer.load(step, into)
+                assert is_state_of(2, dict(into))
+
     def test_nothing_is_there(self, checkpointer: Checkpointer) -> None:
         with pytest.raises(CheckpointNotFoundError, match="no checkpoint below gs://bucket/run"):
             checkpointer.load()
@@ -472,3 +501,9 @@ def test_keys_that_are_numbers_and_empty_dictionaries_come_back(checkpointer: Ch
     other = torch.optim.AdamW(model.parameters())
     other.load_state_dict(loaded["optimizer"])
     assert same(other.state[model.weight], optimizer.state[model.weight])
+
+
+def test_a_sparse_tensor_is_refused_before_it_is_saved(checkpointer: Checkpointer) -> None:
+    with pytest.raises(CheckpointError, match="'eye' is a tensor of layout torch.sparse_coo"):
+        checkpointer.save(1, {"eye": torch.eye(3).to_sparse()})
+    assert keys() == []
