@@ -16,10 +16,12 @@ from aioflux.checkpoint._objects import publish
 from aioflux.checkpoint._steps import decode, is_home
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Iterable, Sequence
 
     from aioflux._meta import ObjectMeta
     from aioflux.checkpoint._commit import Commit
+    from aioflux.checkpoint.dcp._turn import Turn
     from aioflux.store import Store
 
 __all__ = ["Seen", "Unfinished", "begin", "finish", "sweep"]
@@ -40,14 +42,21 @@ class Unfinished(NamedTuple):
     store: Store
     keys: Sequence[str]
     save_id: str
+    turn: weakref.ref[Turn]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody is at it any more."""
+        turn = self.turn()
+        return turn is None or turn.is_over
 
 
 async def begin(
-    store: Store, keys: Sequence[str], unfinished: Unfinished | None
+    store: Store, keys: Sequence[str], unfinished: Sequence[Unfinished]
 ) -> tuple[Seen, ...]:
-    """Return what a save replaces, after what the last one left behind was deleted."""
-    if unfinished is not None:
-        await sweep(unfinished)
+    """Return what a save replaces, after what failed ones left was deleted."""
+    for each in unfinished:
+        await sweep(each)
     return await _look(store, keys)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import secrets
+import weakref
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -36,10 +37,11 @@ from aioflux.checkpoint._commit import (
 )
 from aioflux.checkpoint._objects import open_checkpoint
 from aioflux.checkpoint.dcp._plan_writes import Placement, plan_objects
-from aioflux.checkpoint.dcp._publish import Seen, Unfinished, begin, finish, sweep
+from aioflux.checkpoint.dcp._publish import Unfinished, begin, finish, sweep
 from aioflux.checkpoint.dcp._safetensors import dump_metadata, plan_ranks
 from aioflux.checkpoint.dcp._safetensors_parts import Part, finish_objects
 from aioflux.checkpoint.dcp._safetensors_upload import contents_of, index_of, plan_uploads
+from aioflux.checkpoint.dcp._turn import Turn, begin_turn, run, turn_of
 from aioflux.checkpoint.dcp._upload import Upload, describe, upload_items, upload_objects
 from aioflux.store import open_store
 
@@ -127,12 +129,8 @@ class StorageWriter(dcp_storage.StorageWriter):
         self.metrics = {name: float(value) for name, value in (metrics or {}).items()}
         self._options = options
         self._store = self._open(uri)
-        self._rank: int | None = None
-        self._is_collective = True
-        self._commits = False
-        self._save_id = ""
-        self._seen: tuple[Seen, ...] = ()
-        self._unfinished: Unfinished | None = None
+        self._last = Turn(self._store)
+        self._unfinished: list[Unfinished] = []
 
     def __repr__(self) -> str:
         return f"<StorageWriter {self.checkpoint_id}>"
@@ -140,10 +138,11 @@ class StorageWriter(dcp_storage.StorageWriter):
     def __getstate__(self) -> dict[str, Any]:
         pickle.dumps(self._store)  # refuses where that would carry a token along
         options = {name: value for name, value in self._options.items() if name != "progress"}
-        return {**self.__dict__, "_options": options, "_seen": (), "_unfinished": None}
+        return {**self.__dict__, "_options": options, "_last": None, "_unfinished": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._last = Turn(self._store)
         bridge.close_when_dropped(self._store)
 
     def _open(self, uri: str) -> Store:
@@ -153,8 +152,19 @@ class StorageWriter(dcp_storage.StorageWriter):
 
     @property
     def checkpoint_id(self) -> str:
-        """Uri of the checkpoint that is written."""
-        return self._store.uri.rstrip("/")
+        """Uri of the checkpoint that this thread writes, or that is written next."""
+        turn = turn_of(self)
+        is_at_work = turn is not None and turn.is_begun and not turn.is_over
+        return (turn.store if turn is not None and is_at_work else self._store).uri.rstrip("/")
+
+    @property
+    def _turn(self) -> Turn:
+        return turn_of(self) or self._last
+
+    def _begin_turn(self) -> Turn:
+        self._last = turn = Turn(self._store)
+        begin_turn(self, turn)
+        return turn
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -174,14 +184,16 @@ class StorageWriter(dcp_storage.StorageWriter):
             ValueError: It is not a whole uri, or was taken apart by `pathlib.Path`.
         """
         if checkpoint_id is None or checkpoint_id == "":
+            self._begin_turn()
             return
         if not self.validate_checkpoint_id(checkpoint_id):
             raise ValueError(
                 f"checkpoint_id must be a whole uri in a string, such as {self.checkpoint_id!r}, "
                 f"not {checkpoint_id!r}; a Path drops a slash of gs://"
             )
-        if str(checkpoint_id).rstrip("/") != self.checkpoint_id:
+        if str(checkpoint_id).rstrip("/") != self._store.uri.rstrip("/"):
             self._store = self._open(str(checkpoint_id))
+        self._begin_turn()
 
     def storage_meta(self) -> StorageMeta:
         """Return what planners are told of the storage."""
@@ -194,22 +206,26 @@ class StorageWriter(dcp_storage.StorageWriter):
             AlreadyExistsError: `mode="create"`, and there is a checkpoint.
             CheckpointError: It cannot be read.
         """
-        self._rank = kwargs.get("rank")
-        self._is_collective = kwargs.get("use_collectives", True)
-        self._commits = is_coordinator or not self._is_collective
-        self._seen = ()
-        if self.layout == "safetensors" and not self._is_collective:
+        turn = turn_of(self)
+        if turn is None or turn.is_begun:
+            turn = self._begin_turn()
+        turn.is_begun = True
+        turn.rank = kwargs.get("rank")
+        turn.is_collective = kwargs.get("use_collectives", True)
+        turn.commits = is_coordinator or not turn.is_collective
+        if self.layout == "safetensors" and not turn.is_collective:
             raise CheckpointError(
                 f"could not save {self.checkpoint_id}: safetensors hold whole tensors, which ranks "
                 "cannot agree on with use_collectives=False"
             )
-        if not self._commits:
+        if not turn.commits:
             return
-        unfinished, self._unfinished = self._unfinished, None
+        over = [each for each in self._unfinished if each.is_over]
+        self._unfinished = [each for each in self._unfinished if each not in over]
         with self._telling("begin to save"):
-            self._seen = bridge.run(begin(self._store, self._commit_keys(), unfinished))
-        if self._seen and self.mode == "create":
-            uri = self._seen[0].meta.uri
+            turn.seen = run(begin(turn.store, self._commit_keys(turn), over))
+        if turn.seen and self.mode == "create":
+            uri = turn.seen[0].meta.uri
             raise AlreadyExistsError(
                 f'could not create {self.checkpoint_id}: {uri} exists; mode="overwrite" replaces '
                 "it once the new checkpoint is whole",
@@ -225,8 +241,8 @@ class StorageWriter(dcp_storage.StorageWriter):
 
         Plans come in the order of ranks; without collectives there is one, of this rank.
         """
-        save_id = _fresh_save_id()
-        ranks = range(len(plans)) if self._is_collective else [self._rank or 0]
+        turn, save_id = self._turn, _fresh_save_id()
+        ranks = range(len(plans)) if turn.is_collective else [turn.rank or 0]
         return [
             dataclasses.replace(plan, storage_data=Placement(save_id, rank, layout))
             for rank, plan, layout in zip(ranks, plans, self._layouts(plans), strict=True)
@@ -249,14 +265,14 @@ class StorageWriter(dcp_storage.StorageWriter):
             CheckpointError: An object could not be written; it names rank and object. Nothing that
                 this rank uploaded stays.
         """
-        placement = plan.storage_data
+        turn, placement = self._turn, plan.storage_data
         if not isinstance(placement, Placement):  # planned for another writer, and cached
-            placement = Placement(_fresh_save_id(), self._rank or 0)
-        rank = placement.rank if self._rank is None else self._rank
-        save_id = self._save_id = placement.use()
-        if self._commits:
-            self._unfinished = Unfinished(self._store, self._commit_keys(), save_id)
-        upload = Upload(self._store, planner, rank, save_id)
+            placement = Placement(_fresh_save_id(), turn.rank or 0)
+        rank = placement.rank if turn.rank is None else turn.rank
+        turn.save_id = placement.use()
+        if turn.commits:
+            self._unfinished = [*self._unfinished, self._unfinished_of(turn)]
+        upload = Upload(turn.store, planner, rank, turn.save_id)
         with self._telling("save"), ExitStack() as stack:
             if self.compression is not None:
                 codec = stack.enter_context(self.compression.open_codec())
@@ -264,7 +280,7 @@ class StorageWriter(dcp_storage.StorageWriter):
                     upload, codec=codec, descriptor=self.compression.get_descriptor()
                 )
             uploads = self._uploads(upload, plan.items, placement.layout)
-            written = bridge.run(upload_objects(upload, uploads))
+            written = run(upload_objects(upload, uploads))
         future: Future[list[WriteResult]] = Future()
         future.set_result(written)
         return future
@@ -294,7 +310,8 @@ class StorageWriter(dcp_storage.StorageWriter):
             CheckpointError: It could not be made visible: another save was faster, for one.
         """
         written = [result for each in results for result in each]
-        save_id = written[0].storage_data.save_id if written else self._save_id
+        turn = self._turn
+        save_id = written[0].storage_data.save_id if written else turn.save_id
         metadata.version = _VERSION
         metadata.storage_meta = StorageMeta(checkpoint_id=self.checkpoint_id, save_id=save_id)
         commit = Commit(
@@ -307,23 +324,24 @@ class StorageWriter(dcp_storage.StorageWriter):
             metrics=self.metrics,
         )
         with self._telling("commit"):
-            bridge.run(self._finish(metadata, written, commit))
-        self._unfinished = None
+            run(self._finish(turn, metadata, written, commit))
+        self._unfinished = [each for each in self._unfinished if each.save_id != save_id]
+        turn.is_over, turn.seen = True, ()
 
     async def _finish(
-        self, metadata: Metadata, results: Sequence[WriteResult], commit: Commit
+        self, turn: Turn, metadata: Metadata, results: Sequence[WriteResult], commit: Commit
     ) -> None:
         write = self._finish_dcp if self.layout == "dcp" else self._finish_safetensors
         try:
-            await write(metadata, results, commit)
+            await write(turn, metadata, results, commit)
         except AiofluxError as exc:
             # Where no answer was heard it may be visible all the same, now or in a moment.
             if not isinstance(exc, TransientError):
-                await sweep(Unfinished(self._store, self._commit_keys(), commit.save_id))
+                await sweep(self._unfinished_of(turn))
             raise
 
     async def _finish_dcp(
-        self, metadata: Metadata, results: Sequence[WriteResult], commit: Commit
+        self, turn: Turn, metadata: Metadata, results: Sequence[WriteResult], commit: Commit
     ) -> None:
         told = [result.storage_data for result in results]
         metadata.storage_data = {
@@ -332,14 +350,14 @@ class StorageWriter(dcp_storage.StorageWriter):
         stored = tuple(each.stored for each in told if each.stored is not None)
         commit = msgspec.structs.replace(commit, objects=stored)
         data = encode_commit(pickle.dumps(metadata, protocol=_PICKLE_PROTOCOL), commit)
-        await finish(self._store, self._commit_keys()[0], data, commit, self._seen)
+        await finish(turn.store, self._commit_keys(turn)[0], data, commit, turn.seen)
 
     async def _finish_safetensors(
-        self, metadata: Metadata, results: Sequence[WriteResult], commit: Commit
+        self, turn: Turn, metadata: Metadata, results: Sequence[WriteResult], commit: Commit
     ) -> None:
         parts = [each.storage_data for each in results if isinstance(each.storage_data, Part)]
-        async with open_checkpoint(self.checkpoint_id, **self._options) as reader:
-            shared = await finish_objects(self._store, reader, parts, rank=self._rank or 0)
+        async with open_checkpoint(turn.store.uri, **self._options) as reader:
+            shared = await finish_objects(turn.store, reader, parts, rank=turn.rank or 0)
         contents = contents_of(metadata, results, shared)
         metadata.storage_data = contents.metadata.storage_data
         pickled = pickle.dumps(contents.metadata, protocol=_PICKLE_PROTOCOL)
@@ -347,22 +365,25 @@ class StorageWriter(dcp_storage.StorageWriter):
             commit, objects=contents.objects, extra=dump_metadata(pickled)
         )
         await finish(
-            self._store,
-            self._commit_keys()[0],
+            turn.store,
+            self._commit_keys(turn)[0],
             encode_index(index_of(contents), commit),
             commit,
-            self._seen,
+            turn.seen,
             content_type="application/json",
             has_leftovers=bool(parts),
         )
 
-    def _commit_keys(self) -> list[str]:
+    def _unfinished_of(self, turn: Turn) -> Unfinished:
+        return Unfinished(turn.store, self._commit_keys(turn), turn.save_id, weakref.ref(turn))
+
+    def _commit_keys(self, turn: Turn) -> list[str]:
         """Return the key of the commit object, and those that a checkpoint here may have beside."""
         if self.layout == "safetensors":
             return [INDEX_KEY, COMMIT_KEY]
-        if self._is_collective:
+        if turn.is_collective:
             return [COMMIT_KEY, INDEX_KEY]
-        return [f"__{self._rank or 0}{COMMIT_KEY}"]
+        return [f"__{turn.rank or 0}{COMMIT_KEY}"]
 
     @contextmanager
     def _telling(self, doing: str) -> Iterator[None]:
@@ -372,8 +393,9 @@ class StorageWriter(dcp_storage.StorageWriter):
         except CheckpointError:
             raise
         except Exception as exc:
+            rank = self._turn.rank or 0
             raise CheckpointError(
-                f"rank {self._rank or 0} could not {doing} {self.checkpoint_id}: {describe(exc)}"
+                f"rank {rank} could not {doing} {self.checkpoint_id}: {describe(exc)}"
             ) from exc
 
 

@@ -6,6 +6,8 @@ import io
 import pickle
 import subprocess
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -537,6 +539,50 @@ def test_an_async_save_that_fails_tells_its_future(server: GCSServer) -> None:
     with server.faults.inject("*", status=403, key="*distcp"), no_warnings():
         future = dcp.async_save(small_state(), storage_writer=StorageWriter(URI, retry=QUICK))
         assert isinstance(future.exception(60), CheckpointException)
+
+
+class _Waiting(DefaultSavePlanner):
+    """A planner that is stopped at one tensor until it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go_on = threading.Event()
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        if write_item.index.fqn == "model.weight":
+            assert self.may_go_on.wait(60)
+        return super().resolve_data(write_item)
+
+
+@pytest.mark.parametrize("uri", [URI, "gs://bucket/run/step-2"], ids=["same", "another"])
+def test_saves_of_one_writer_that_overlap_do_not_mix(
+    server: GCSServer, tmp_path: Path, uri: str
+) -> None:
+    """One is half uploaded when the other begins; to the same uri, only the faster one is saved."""
+    writer, planner = StorageWriter(URI, objects_per_rank=2), _Waiting()
+    with no_warnings():
+        first = dcp.async_save(
+            small_state(1), storage_writer=writer, planner=planner, checkpoint_id=URI
+        )
+        try:
+            while not server.keys("bucket"):
+                time.sleep(0.01)
+            save(small_state(2), writer, checkpoint_id=uri)
+            assert len(data_keys(server)) >= 1
+        finally:
+            planner.may_go_on.set()
+        error = first.exception(60)
+    if uri == URI:
+        assert isinstance(error, CheckpointException)
+        assert "committed meanwhile" in str(error.failures[0][0])
+        assert len(data_keys(server)) == 2
+    else:
+        assert error is None
+        folder = copy_down(server, "run/step-1", tmp_path / "first")
+        assert_equal(stock_load(folder, small_state(1)), small_state(1))
+    folder = copy_down(server, uri.removeprefix("gs://bucket/"), tmp_path / "second")
+    assert_equal(stock_load(folder, small_state(2)), small_state(2))
+    assert writer.checkpoint_id == uri
 
 
 def test_no_dist_saves_by_itself(server: GCSServer, tmp_path: Path) -> None:
