@@ -504,6 +504,6 @@ def test_keys_that_are_numbers_and_empty_dictionaries_come_back(checkpointer: Ch
 
 
 def test_a_sparse_tensor_is_refused_before_it_is_saved(checkpointer: Checkpointer) -> None:
-    with pytest.raises(CheckpointError, match="'eye' is a tensor of layout torch.sparse_coo"):
+    with pytest.raises(CheckpointError, match=r"'eye' is a tensor of layout torch\.sparse_coo"):
         checkpointer.save(1, {"eye": torch.eye(3).to_sparse()})
     assert keys() == []
