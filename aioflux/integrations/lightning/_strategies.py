@@ -95,7 +95,8 @@ class _InBucket(ParallelStrategy):
         """
         uri = self.broadcast(to_uri(filepath))
         if not self._saves_shards:
-            ParallelStrategy.save_checkpoint(self, checkpoint, uri, storage_options)
+            with self._agreeing(uri):
+                ParallelStrategy.save_checkpoint(self, checkpoint, uri, storage_options)
             return
         plugin = self._plugin
         options = plugin.merged(storage_options, _WRITER)

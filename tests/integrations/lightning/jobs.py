@@ -177,4 +177,21 @@ def killed(uri: str) -> None:
     tiny.fit(12, AiofluxCheckpointIO(background=True), [saving, kill])
 
 
-JOBS = {"shard": shard, "killed": killed}
+def forked(uri: str, directory: str) -> None:
+    """Train in two processes that Lightning forks, and keep what the trainer has afterwards."""
+    del os.environ["LOCAL_RANK"]
+    saving = ModelCheckpoint(uri, every_n_train_steps=2, save_last=True)
+    plugin = AiofluxCheckpointIO(background=True)
+    _, model = tiny.fit(
+        4,
+        plugin,
+        [saving],
+        strategy="ddp_fork",
+        devices=2,
+        use_distributed_sampler=False,
+        default_root_dir=directory,
+    )
+    torch.save(model.state_dict(), Path(directory, "home.pt"))
+
+
+JOBS = {"shard": shard, "killed": killed, "forked": forked}

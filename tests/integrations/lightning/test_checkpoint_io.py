@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from multiprocessing.context import set_spawning_popen
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -151,7 +152,13 @@ def test_it_pickles_without_what_is_under_way_and_without_secrets(server: GCSSer
     other.teardown()
     assert stored(server) == 2
     with pytest.raises(TypeError, match="credentials go along to processes"):
-        pickle.dumps(AiofluxCheckpointIO(credentials=object()))
+        pickle.dumps(AiofluxCheckpointIO(credentials=Custom()))
+    set_spawning_popen(object())
+    try:
+        spawned = pickle.dumps(AiofluxCheckpointIO(credentials=Custom()))
+    finally:
+        set_spawning_popen(None)
+    assert isinstance(pickle.loads(spawned).options["credentials"], Custom)
 
 
 def test_pytorch_lightning_takes_it_for_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ from tests.integrations.lightning.tiny import OF_LIGHTNING, At, Tiny, fit
 from tests.integrations.lightning.watch import Watch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.integrations.lightning.zygote import Zygote
 
 RUN = "gs://bucket/run"
@@ -110,14 +112,48 @@ def test_what_a_run_resumed_from_and_what_is_elsewhere_stays(server: GCSServer) 
     ]
 
 
-def test_sigterm_saves_before_the_run_ends(server: GCSServer) -> None:
+def terminate(_: object) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def fail(_: object) -> None:
+    raise ArithmeticError("in step 4")
+
+
+@pytest.mark.parametrize(
+    ("action", "error", "num_done"),
+    [(terminate, SIGTERMException, 4), (fail, ArithmeticError, 3)],
+    ids=["sigterm", "exception"],
+)
+def test_what_ends_a_run_early_is_saved_before(
+    server: GCSServer, action: Callable[[Any], None], error: type[BaseException], num_done: int
+) -> None:
+    """After SIGTERM a step is finished first; of a step that fails, the batch is lost."""
     plugin = AiofluxCheckpointIO(background=True)
-    terminate = At(3, lambda _: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(SIGTERMException):
-        fit(8, plugin, [every(100, save_on_exception=True, save_last=True), terminate])
-    assert server.keys("bucket") == ["run/epoch=0-step=4.ckpt", "run/last.ckpt"]
-    running, _ = fit(8, plugin, [every(100, save_last=True)], ckpt_path="last")
+    saving = every(100, save_on_exception=True, save_last=True)
+    with pytest.raises(error):
+        fit(8, plugin, [saving, At(3, action)])
+    assert server.keys("bucket") == [f"run/epoch=0-step={num_done}.ckpt", "run/last.ckpt"]
+    running, resumed = fit(8, plugin, [every(100, save_last=True)], ckpt_path="last")
     assert running.global_step == 8
+    if num_done == 4:
+        assert_equal(fit(8, AiofluxCheckpointIO(), [], enable_checkpointing=False)[1], resumed)
+    assert "run/last-v1.ckpt" not in server.keys("bucket")
+
+
+def test_a_run_in_forked_processes_brings_its_weights_home(
+    server: GCSServer, zygote: Zygote, tmp_path: Path
+) -> None:
+    """Lightning hands them over through the plugin, after its end, in a file that must be whole."""
+    log = tmp_path / "log"
+    args = (RUN, str(tmp_path))
+    assert zygote.run("forked", *args, log=log, STORAGE_EMULATOR_HOST=server.url) == [0], (
+        log.read_text()
+    )
+    assert server.keys("bucket") == ["run/epoch=0-step=4.ckpt", "run/last.ckpt"]
+    _, unbroken = fit(4, AiofluxCheckpointIO(), [], enable_checkpointing=False)
+    at_home = torch.load(tmp_path / "home.pt")
+    assert all(torch.equal(at_home[name], each) for name, each in unbroken.state_dict().items())
 
 
 def test_storage_options_reach_the_plugin_through_the_trainer(server: GCSServer) -> None:

@@ -84,7 +84,7 @@ def trainer(
 ) -> pl.Trainer:
     return pl.Trainer(
         accelerator="cpu",
-        devices=1,
+        devices=options.pop("devices", 1),
         max_steps=max_steps,
         plugins=[plugin],
         callbacks=list(callbacks),
