@@ -84,6 +84,18 @@ def test_a_failure_of_one_rank_is_one_of_all(
     two.ask("close")
 
 
+def test_a_coordinator_that_may_not_delete_is_heard_all_the_same(
+    two: Ranks, server: GCSServer, uri: str
+) -> None:
+    """Manifests stay then, and only the commit object tells of the commit."""
+    server.faults.add("*objects.delete", status=403)
+    two.ask("open", uri=uri, commit_seconds=120)
+    two.ask("save", step=1)
+    two.ask("close")
+    with Checkpointer(uri, endpoint_url=server.url) as checkpointer:
+        assert checkpointer.steps() == [1]
+
+
 def test_a_state_that_cannot_be_copied_on_one_rank(two: Ranks, server: GCSServer, uri: str) -> None:
     two.ask("open", uri=uri)
     first, second = two.all
