@@ -18,6 +18,7 @@ import signal
 import time
 import warnings
 import weakref
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -44,7 +45,7 @@ from aioflux.checkpoint._uploader_process import ProcessUploader
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from types import TracebackType
     from typing import Unpack
 
@@ -351,10 +352,11 @@ class Checkpointer:
         """
         if into is not None and map_location is not None:
             raise ValueError("map_location has no effect with into: its tensors are where they are")
+        failure: BaseException | None = None
         with self._lock:
             for found in self._candidates(step):
                 uri = self.uri + step_prefix(found)
-                failure: BaseException | None = None
+                failure = None
                 try:
                     loaded = self._load_from(uri, into, map_location, weights_only)
                 except Exception as exc:  # told to the other ranks, who load beside this one
@@ -367,9 +369,12 @@ class Checkpointer:
                     return loaded
                 if failure is None:
                     failure = CheckpointError(f"another rank could not load {uri}")
-                if worst == 2 or step is not None:
+                if worst == 2:
                     raise failure
-                _warn(f"{uri} cannot be loaded, and the step before is tried: {failure}")
+                if step is None:
+                    _warn(f"{uri} cannot be loaded, and another is tried: {failure}")
+        if step is not None and failure is not None:
+            raise failure
         raise CheckpointNotFoundError(
             f"there is no checkpoint below {self.uri} that can be loaded; `aioflux ckpt verify` "
             "tells what is wrong with those that are there"
@@ -385,10 +390,7 @@ class Checkpointer:
 
     def _candidates(self, step: int | None) -> Iterator[int]:
         """Yield the steps to try, the same on all ranks: the coordinator looks which verify."""
-        if step is not None:
-            yield step
-            return
-        valid = self._valid_steps() if self._ranks.is_coordinator else iter(())
+        valid = self._valid_steps(step) if self._ranks.is_coordinator else iter(())
         while True:
             found: int | None = None
             failure: AiofluxError | None = None
@@ -403,10 +405,20 @@ class Checkpointer:
                 return
             yield found
 
-    def _valid_steps(self) -> Iterator[int]:
-        for looked in bridge.iterate(_verify.newest_first(self._store)):
-            if looked.is_valid and looked.step is not None:
-                yield looked.step
+    def _valid_steps(self, step: int | None) -> Iterator[int]:
+        """Yield the steps that verify; one again that was saved anew while it was loaded."""
+        if step is not None:
+            looks: Iterable[Verification] = [self.verify(step)]
+        else:
+            looks = bridge.iterate(_verify.newest_first(self._store))
+        for looked in looks:
+            found = looked if step is None else replace(looked, step=step)
+            while found.step is not None and (found.is_valid or step is not None):
+                yield found.step
+                again = self.verify(found.step)
+                if again.generation in {"", found.generation}:
+                    break
+                found = again
             else:
                 told = looked.problems[0].message if looked.problems else "it has no step"
                 _warn(f"{looked.uri} does not verify, and the step before is tried: {told}")

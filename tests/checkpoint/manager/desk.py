@@ -90,19 +90,15 @@ class Ranks:
         return [each[1] for each in told]
 
 
-def train(server: GCSServer, plan: dict[str, Any], *, rank: int = 0, world_size: int = 1) -> Any:
-    """Start a `trainer`."""
+def train(server: GCSServer, *plan: dict[str, Any]) -> subprocess.Popen[str]:
+    """Start a `trainer`: of one plan, or one that forks."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.checkpoint.manager.trainer", json.dumps(plan)],
+        [sys.executable, "-m", "tests.checkpoint.manager.trainer", *map(json.dumps, plan)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={
-            **os.environ,
-            "STORAGE_EMULATOR_HOST": server.url,
-            "RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-        },
+        env={**os.environ, "STORAGE_EMULATOR_HOST": server.url},
     )
 
 

@@ -1,14 +1,17 @@
 """A training run in a process of its own, for tests that kill it.
 
     python -m tests.checkpoint.manager.trainer '{"uri": ..., "steps": 3}'
+    python -m tests.checkpoint.manager.trainer          a line of such plans each, trained in forks
 
-Each line on stdout is an event, such as `staged 2`; the state of a step is known by its number.
+Each line on stdout is an event, such as `staged 2`, in forks with the number of the process before
+it; the state of a step is known by its number.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from functools import cache
 from typing import Any
@@ -54,33 +57,47 @@ def is_state_of(step: int, state: dict[str, Any]) -> bool:
 
 
 def say(*words: object) -> None:
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
-    sys.stdout.flush()
+    """One write for each line, so that those of several processes do not mix."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-def train(plan: dict[str, Any]) -> None:
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+def train(plan: dict[str, Any], *before: object) -> None:
+    rank, world_size = plan.get("rank", 0), plan.get("world_size", 1)
     torch.set_num_threads(1)
     if world_size > 1:
         dist.init_process_group(
             "gloo", init_method=plan["meeting"], rank=rank, world_size=world_size
         )
     checkpointer = Checkpointer(plan["uri"], **plan.get("options", {}))
-    say("ready")
+    say(*before, "ready")
     for number in range(plan["steps"]):
         step = plan.get("first", 1) + number
-        at = step if not plan.get("overwrite") else 1
-        handle = checkpointer.save_async(at, state_of(step, rank=rank, world_size=world_size))
-        say("staged", step)
+        state = state_of(step, rank=rank, world_size=world_size)
+        handle = checkpointer.save_async(plan.get("only_step", step), state)
+        say(*before, "staged", step)
         if plan.get("wait", True):
             handle.result()
-            say("committed", step)
+            say(*before, "committed", step)
     if plan.get("close", True):
         checkpointer.close()
-        say("closed")
+        say(*before, "closed")
     if world_size > 1:
         dist.destroy_process_group()
 
 
+def fork_trainers() -> None:
+    """Fork a process for each line: torch is imported once for all."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    say("ready")
+    for line in sys.stdin:
+        if not os.fork():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            train(json.loads(line), os.getpid())
+            os._exit(0)
+
+
 if __name__ == "__main__":
-    train(json.loads(sys.argv[1]))
+    if len(sys.argv) > 1:
+        train(json.loads(sys.argv[1]))
+    else:
+        fork_trainers()
