@@ -3,7 +3,8 @@
     from aioflux.compat.dataflux import dataflux_mapstyle_dataset
 
 is the only line that changes. What the old library got wrong is right here, and the docstring of
-each class says what that is. google-cloud-storage is needed by those alone who pass a client.
+each class says what that is. google-cloud-storage is needed by those alone who pass a client, and
+`lightning` by those who import `aioflux.compat.dataflux.lightning`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
     size <= 4 MiB    the whole object with the first read, verified by its crc32c
     read in order    streamed: ranges in parallel, ahead of the reader
     jumps            exactly the bytes that are asked for, in one request or parallel ranges
+    64 MiB at once   the same
 
 What is asked for is at least `block_size`, 1 MiB by default: small reads are served from it.
 """
@@ -32,6 +33,9 @@ _WHOLE_BYTES = 4 * 1024 * 1024
 
 _NUM_IN_ORDER = 3
 """Reads in order after which more of them are expected."""
+
+_DIRECT_BYTES = 64 * 1024 * 1024
+"""Reads from here on are ranges enough by themselves: they go straight into the caller's memory."""
 
 _GAP_BYTES = 64 * 1024
 """A jump forward that is read over: torch.load skips the headers and paddings of a zip file."""
@@ -93,7 +97,7 @@ class _RawFile(io.RawIOBase):
             self._whole = bridge.run(self._store.get(self.meta))
         if self._whole is not None:
             view[:] = memoryview(self._whole)[start:end]
-        elif self._run.is_in_order(start, end):
+        elif self._run.is_in_order(start, end) and view.nbytes < _DIRECT_BYTES:
             reader = self._reader()
             reader.seek(start)
             bridge.run(reader.readinto(view))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import tomllib
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -14,11 +17,10 @@ from fsspec.registry import _registry as registry
 
 import aioflux
 from aioflux.integrations.fsspec import GSFileSystem, LocalFileSystem, MemoryFileSystem, register
+from aioflux.integrations.fsspec._system import SCHEMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
-
     from aioflux.testing import GCSServer
 
 LARGE = 5 * 1024 * 1024 + 11
@@ -42,6 +44,18 @@ def test_urls_are_opened_by_protocol(registered: None, shared: GCSServer, bucket
     shared.put(bucket, "a", b"data")
     with fsspec.open(f"aioflux+gs://{bucket}/a", endpoint_url=shared.url) as file:
         assert file.read() == b"data"
+
+
+def test_an_installed_aioflux_is_known_to_fsspec() -> None:
+    """By the entry points that the project declares."""
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    declared = project.get("entry-points", {}).get("fsspec.specs")
+    if declared is None:
+        pytest.skip("the project declares no filesystems")
+    for name, target in declared.items():
+        module, _, kind = target.partition(":")
+        assert name in getattr(importlib.import_module(module), kind).protocol
+    assert set(declared) == {f"aioflux+{scheme}" for scheme in SCHEMES}
 
 
 def test_plain_protocols_are_taken_over_on_request(
