@@ -21,6 +21,7 @@ from aioflux.integrations.fsspec._system import SCHEMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
     from aioflux.testing import GCSServer
 
 LARGE = 5 * 1024 * 1024 + 11
