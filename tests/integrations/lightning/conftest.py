@@ -21,6 +21,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[GCSServer]:
 
 
 @pytest.fixture(scope="package")
-def zygote() -> Iterator[Zygote]:
-    with Zygote() as zygote:
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    with Zygote(tmp_path_factory.mktemp("zygote")) as zygote:
         yield zygote

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import pytest
 import torch
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
@@ -172,6 +173,20 @@ def test_a_bucket_that_fsspec_does_not_see_is_no_reason_to_begin_anew(
         plugin = AiofluxCheckpointIO(endpoint_url=server.url)
         with pytest.raises(aioflux.CheckpointError, match=r"last\.ckpt is there, but fsspec"):
             fit(4, plugin, [every(1, save_last=True)], ckpt_path="last")
+
+
+def test_fsspec_can_be_told_the_endpoint(
+    server: GCSServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = AiofluxCheckpointIO(endpoint_url=server.url)
+    with GCSServer(buckets=("bucket",)) as elsewhere:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", elsewhere.url)
+        monkeypatch.setitem(fsspec.config.conf, "gs", {"endpoint_url": server.url})
+        fit(2, plugin, [every(1, save_last=True)])
+        running, _ = fit(3, plugin, [every(1, save_last=True)], ckpt_path="last")
+        assert elsewhere.keys("bucket") == []
+    assert running.global_step == 3
+    assert server.keys("bucket") == ["run/epoch=0-step=3.ckpt", "run/last.ckpt"]
 
 
 @pytest.mark.filterwarnings("ignore:.*there is no last checkpoint available")

@@ -19,11 +19,16 @@ from typing import Any, Self
 class Zygote:
     """The process, from outside."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.integrations.lightning.zygote"],
             cwd=Path(__file__).parents[3],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONWARNINGS": "ignore",
+                "TMPDIR": str(directory),
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
