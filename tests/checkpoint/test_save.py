@@ -17,9 +17,9 @@ import torch
 from torch.utils.serialization import config
 
 import aioflux
-from aioflux import TransferOptions
+from aioflux import TransferOptions, bridge
 from aioflux.checkpoint import load, save
-from aioflux.checkpoint._save import plan_part_size
+from aioflux.checkpoint._save import _borrowing, _Opening, _StateFile, plan_part_size
 from aioflux.checkpoint._tensor_memory import TensorMemory
 from tests.checkpoint.test_torch import assert_equal, state
 
@@ -140,6 +140,19 @@ def test_memory_of_others_is_not_known() -> None:
     assert memory.find(view[:401]) is None
     assert memory.find(view[400:]) is None
     assert memory.find(memoryview(torch.arange(100).numpy()).cast("B")) is None
+
+
+def test_memory_that_is_not_known_is_copied_at_once(server: GCSServer) -> None:
+    """torch copies memory of a GPU, hands the copy over, and lets go of it."""
+    memory, expected = bytearray(2 * MIB), []
+    held = _Opening(lambda: bridge.Held(_borrowing("gs://bucket/run", "model.pt", {}, {})))
+    with _StateFile(held, URI, TensorMemory()) as file:
+        for number in range(20):
+            for size in (7, 100_000, 2 * MIB):
+                memory[:] = bytes([number]) * len(memory)
+                expected.append(bytes(memory[:size]))
+                assert file.write(memoryview(memory)[:size]) == size
+    assert server.get("bucket", KEY) == b"".join(expected)
 
 
 def test_crc32_is_left_out_in_one_context_alone(server: GCSServer) -> None:
