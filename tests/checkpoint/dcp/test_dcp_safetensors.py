@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import pickle
@@ -349,3 +350,63 @@ async def test_a_tensor_with_a_missing_part_is_refused() -> None:
                 parts += [result.storage_data for result in await write()]
         with pytest.raises(CheckpointError, match="27 of the 30 elements of 'small'"):
             await finish_objects(store, store, parts, rank=0)
+
+
+@pytest.mark.parametrize(
+    ("edges", "kind"),
+    [([0, 5, 10], Kind.COMPOSED), ([0, 5, 9], Kind.ASSEMBLED), ([1, 5, 10], Kind.ASSEMBLED)],
+    ids=["rows", "end-missing", "begin-missing"],
+)
+def test_only_all_rows_are_composed(edges: list[int], kind: Kind) -> None:
+    tensor = torch.empty(1, dtype=torch.uint8).expand(10, 4 * 2**20)
+    plans = [[rows_of("large", tensor, *edge)] for edge in itertools.pairwise(edges)]
+    for layout in plan_ranks(plans, 1):
+        assert [each.kind for each in layout.roles.values()] == [kind]
+        assert layout.num_objects == 1
+
+
+def test_columns_are_not_composed() -> None:
+    halves = [
+        WriteItem(
+            MetadataIndex("large", at),
+            WriteItemType.SHARD,
+            tensor_data=TensorWriteData(
+                ChunkStorageMetadata(offsets=torch.Size(at), sizes=torch.Size([10, 2**22])),
+                TensorProperties(dtype=torch.uint8),
+                torch.Size([10, 2**23]),
+            ),
+        )
+        for at in ([0, 0], [0, 2**22])
+    ]
+    for layout in plan_ranks([[half] for half in halves], 1):
+        assert [each.kind for each in layout.roles.values()] == [Kind.ASSEMBLED]
+
+
+def test_a_planner_that_changes_a_dtype_in_secret_is_refused(server: GCSServer) -> None:
+    class Halving(DefaultSavePlanner):
+        def resolve_data(self, write_item: WriteItem) -> Any:
+            data = super().resolve_data(write_item)
+            return data.half() if isinstance(data, torch.Tensor) else data
+
+    with pytest.raises(CheckpointException, match=r"planned as 12288 bytes of torch\.float32"):
+        save(small_state(), writer(), planner=Halving())
+
+
+async def test_composed_objects_are_verified() -> None:
+    """A rank that tells wrong checksums, or parts that do not lie behind each other."""
+    tensors = {"large": torch.zeros(40, 2**20, dtype=torch.uint8)}
+    plans = [[rows_of("large", tensors["large"], *edge)] for edge in ((0, 20), (20, 40))]
+    planner: Any = _Whole(tensors)
+    parts: list[Part] = []
+    async with open_store("memory://verified/c") as store:
+        for rank, layout in enumerate(plan_ranks(plans, 1)):
+            upload = Upload(store, planner, rank, SAVE_ID)
+            for write in plan_uploads(upload, plans[rank], layout, 1).values():
+                parts += [result.storage_data for result in await write()]
+        first, *others = parts[1].runs
+        wrong = dataclasses.replace(parts[1], runs=(first._replace(crc32c=1), *others))
+        with pytest.raises(CheckpointError, match="was composed of"):
+            await finish_objects(store, store, [parts[0], wrong], rank=0)
+        moved = dataclasses.replace(parts[1], role=parts[1].role._replace(offset=7))
+        with pytest.raises(CheckpointError, match="has a part at byte 7"):
+            await finish_objects(store, store, [parts[0], moved], rank=0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import pickle
 import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,13 +19,20 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._extension import ExtensionRegistry
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.planner import SavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import AsyncStager
 
-from aioflux import AlreadyExistsError, CheckpointError, RetryPolicy, TransferOptions
+from aioflux import (
+    AlreadyExistsError,
+    CheckpointError,
+    RetryPolicy,
+    TransferOptions,
+    open_store,
+)
 from aioflux.checkpoint._commit import Commit, decode_commit, find_save_id
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.checkpoint.dcp import StorageWriter
+from aioflux.checkpoint.dcp._upload import Upload, upload_items, upload_objects
 from tests.checkpoint.dcp.states import (
     UnpicklableError,
     assert_equal,
@@ -306,6 +315,58 @@ def test_a_lost_answer_to_the_commit_is_no_failure(server: GCSServer) -> None:
     assert commit_of(server).objects
 
 
+def test_a_commit_that_was_told_to_fail_and_did_not_keeps_its_objects(
+    server: GCSServer, tmp_path: Path
+) -> None:
+    """Every answer after the write is lost, and so is every look at it."""
+    writer = StorageWriter(URI, retry=QUICK)
+    with server.faults.inject("*", lost=True, key="*.metadata", skip=1):
+        failure_of(writer, small_state(1))
+    folder = copy_down(server, "run/step-1", tmp_path / "1")
+    assert_equal(stock_load(folder, small_state(1)), small_state(1))
+    with server.faults.inject("*", status=403, key="*/__0_0.distcp"):
+        failure_of(writer, small_state(2))
+    folder = copy_down(server, "run/step-1", tmp_path / "2")
+    assert_equal(stock_load(folder, small_state(1)), small_state(1))
+    save(small_state(3), writer)
+    assert len(server.keys("bucket")) == 2
+
+
+def test_what_cannot_be_looked_for_is_left(server: GCSServer) -> None:
+    """Clean-up that fails fails no save."""
+    writer = StorageWriter(URI, retry=QUICK)
+    with server.faults.inject("*insert*", reset=True, key="*.metadata"):
+        failure_of(writer, small_state(1))
+    with server.faults.inject("*objects.list", status=403):
+        save(small_state(2), writer)
+    assert len(data_keys(server)) == 2
+
+
+async def test_a_cancelled_upload_leaves_nothing() -> None:
+    planner = _Waiting()
+    planner.set_up_planner(small_state(), None, True)
+    plans, _ = planner.create_global_plan([planner.create_local_plan()])
+    async with open_store("memory://cancelled/c") as store:
+        upload = Upload(store, planner, 0, "20261122T031500.123Z-3f9a12cd")
+        done, all_others = [], asyncio.Event()
+
+        async def write(item: WriteItem) -> Any:
+            done.append(await upload_items(upload, item.index.fqn, [item]))
+            if len(done) == len(plans[0].items) - 1:
+                all_others.set()
+            return done[-1]
+
+        objects = {item.index.fqn: partial(write, item) for item in plans[0].items}
+        task = asyncio.create_task(upload_objects(upload, objects))
+        await all_others.wait()
+        assert len(await store.list_all()) == len(objects) - 1
+        task.cancel()
+        planner.may_go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await store.list_all() == []
+
+
 def test_a_failed_upload_names_rank_and_object_and_leaves_nothing(server: GCSServer) -> None:
     writer = StorageWriter(URI, objects_per_rank=3, retry=QUICK)
     save(small_state(1), writer)
@@ -456,6 +517,14 @@ def test_plans_that_were_made_for_another_writer_are_served(
     assert_equal(stock_load(folder, small_state(1)), small_state(1))
 
 
+@pytest.mark.usefixtures("_no_cached_plans")
+def test_plans_that_some_ranks_cached_are_no_layout_of_safetensors(server: GCSServer) -> None:
+    writer = StorageWriter(URI, layout="safetensors")
+    writer.set_up_storage_writer(True, rank=0, use_collectives=True)
+    with pytest.raises(CheckpointError, match="changed on some ranks alone"):
+        writer.prepare_global_plan([SavePlan([], usable=False), SavePlan([])])
+
+
 def test_reset_takes_a_whole_uri_and_keeps_all_settings(
     server: GCSServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,7 +550,15 @@ def test_paths_are_refused_as_checkpoint_ids(tmp_path: Path) -> None:
     from pathlib import Path as AnyPath
 
     writer = StorageWriter(URI)
-    for wrong in (AnyPath("gs://bucket/run"), tmp_path, str(tmp_path), "run/step-2", "s3://b/c"):
+    wrongs = (
+        AnyPath("gs://bucket/run"),
+        tmp_path,
+        str(tmp_path),
+        "run/step-2",
+        "s3://b/c",
+        "gs://",
+    )
+    for wrong in wrongs:
         assert not StorageWriter.validate_checkpoint_id(wrong)
         with pytest.raises(ValueError, match="checkpoint_id must be a whole uri"):
             writer.reset(wrong)
@@ -523,6 +600,7 @@ def test_a_writer_carries_no_credentials_to_another_process() -> None:
 def test_dcp_stages_by_itself() -> None:
     """A writer that were a stager would be used as one, and block."""
     assert not isinstance(StorageWriter(URI), AsyncStager)
+    assert repr(StorageWriter(URI)) == f"<StorageWriter {URI}>"
 
 
 def test_async_saves_in_a_thread_upload_a_copy(server: GCSServer, tmp_path: Path) -> None:
