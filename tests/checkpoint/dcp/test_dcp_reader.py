@@ -256,6 +256,7 @@ def test_numbers_as_keys_and_empty_dictionaries_come_back_where_the_commit_tells
     }
     flat, ways = flatten_state_dict(state)
     assert nest(flat, ways, tell_containers(state)) == state
+    assert nest({}, {}, tell_containers({})) == {}
 
 
 def test_load_state_nests_as_the_commit_tells(server: GCSServer) -> None:
@@ -286,7 +287,21 @@ def test_ways_that_contradict_each_other_are_refused(ways: Any) -> None:
         nest(dict.fromkeys(ways, 1), ways)
 
 
-@pytest.mark.parametrize("told", ["{", "[1]", '{"integers": [["no"]]}', '{"empty": [[1.5]]}'])
+def test_ways_that_lead_nowhere_are_damage(server: GCSServer) -> None:
+    save({"a": torch.ones(2)}, StorageWriter(URI))
+    pickled, commit = decode_commit(server.get("bucket", "run/step-1/.metadata"), uri="")
+    assert commit is not None
+    metadata = pickle.loads(pickled)
+    metadata.planner_data = {"a": ("x", 2**40)}
+    forged = encode_commit(pickle.dumps(metadata), commit)
+    server.put("bucket", "run/step-1/.metadata", forged)
+    with pytest.raises(CheckpointCorruptError, match="do not nest"):
+        load_state(URI)
+
+
+@pytest.mark.parametrize(
+    "told", ['{"integers": [["a"]]}', "{", "[1]", '{"integers": [["no"]]}', '{"empty": [[1.5]]}']
+)
 def test_containers_that_are_none_are_refused_or_left_out(told: str) -> None:
     try:
         assert nest({"a": 1}, None, told) == {"a": 1}
@@ -673,6 +688,59 @@ def test_damage_to_a_stock_checkpoint_is_a_typed_error_or_other_numbers(
     finally:
         (stock / name).write_bytes(whole)
     assert isinstance(loaded, dict | CheckpointError)
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", "large"])
+def test_a_stock_object_that_is_missing_or_cut_off_is_an_error(
+    server: GCSServer, tmp_path: Path, name: str
+) -> None:
+    stock_save({"w": torch.randn(300, 1000)}, tmp_path)
+    copy_up(server, tmp_path)
+    key = "run/step-1/__0_0.distcp"
+    if name == "large":
+        server.put("bucket", key, server.get("bucket", key)[:-5000])
+    else:
+        with sync.open_store("gs://bucket") as store:
+            store.delete(key)
+    with pytest.raises(CheckpointCorruptError, match=r"missing|cut off") as caught:
+        load_state(URI)
+    assert key in str(caught.value)
+
+
+def test_a_stock_item_that_is_another_tensor_is_an_error(tmp_path: Path) -> None:
+    for kind in (torch.float32, torch.int32):
+        stock_save({"w": torch.ones(300, 1000, dtype=kind)}, tmp_path / str(kind))
+    data = (tmp_path / "torch.int32" / "__0_0.distcp").read_bytes()
+    (tmp_path / "torch.float32" / "__0_0.distcp").write_bytes(data)
+    with pytest.raises(CheckpointCorruptError, match="not what the metadata says"):
+        load_state(f"file://{tmp_path}/torch.float32")
+
+
+def test_a_transform_that_gives_more_than_there_can_be_is_an_error(tmp_path: Path) -> None:
+    import zstandard
+
+    stock_save({"w": torch.ones(100)}, tmp_path, _extensions=[StockZStandard()])
+    metadata = pickle.loads((tmp_path / ".metadata").read_bytes())
+    (info,) = metadata.storage_data.values()
+    bomb = zstandard.ZstdCompressor().compress(bytes(64 * MIB))
+    (tmp_path / "__0_0.distcp").write_bytes(bomb)
+    info.offset, info.length = 0, len(bomb)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointCorruptError, match="gives more than"):
+        load_state(f"file://{tmp_path}")
+
+
+def test_without_verification_ranges_are_exact_and_generations_pinned(server: GCSServer) -> None:
+    state = {"w": torch.randn(300, 1000)}
+    save(state, StorageWriter(URI))
+    server.stats.reset()
+    assert_equal(state, load_state(URI, verify=False))
+    metadata = len(server.get("bucket", "run/step-1/.metadata"))
+    assert server.stats.total.bytes_out - metadata - state["w"].nbytes < 1024
+    (key,) = keys(server)
+    server.put("bucket", key, server.get("bucket", key))
+    with pytest.raises(CheckpointCorruptError, match="missing, or not the object"):
+        load_state(URI, verify=False)
 
 
 def test_small_buffers_are_enough(server: GCSServer) -> None:

@@ -197,6 +197,11 @@ HOSTILE = {
     "no stop": b"\x80\x04}",
     "nothing": b"",
     "protocol of tomorrow": b"\x80\x09N.",
+    "global that is a number": opcodes(b"K\x01K\x02\x93"),
+    "call without arguments": opcodes(named("torch", "Size"), b"K\x01R"),
+    "call with two": opcodes(named("torch", "Size"), b"))\x86R"),
+    "new without arguments": opcodes(named(HERE, "Metadata"), b"K\x01\x81"),
+    "properties of text": opcodes(named(HERE, "TensorProperties"), b")\x81", text("x"), b"b"),
     "something else": pickle.dumps({"a": 1}),
     "empty stack": b"\x80\x04R.",
     "no mark": b"\x80\x04Kt.",
@@ -230,6 +235,28 @@ def test_memory_grows_with_the_bytes_and_not_with_what_they_claim() -> None:
         tracemalloc.stop()
 
 
+def changed(**fields: Any) -> Metadata:
+    each = metadata()
+    each.state_dict_metadata["model.w"].__dict__.update(fields)
+    return each
+
+
+def described(values: dict[str, Any]) -> Metadata:
+    each = metadata()
+    each.state_dict_metadata = values
+    return each
+
+
+def stored(places: dict[Any, Any]) -> Metadata:
+    each = metadata()
+    each.storage_data = places
+    return each
+
+
+def bare(kind: type) -> Any:
+    return kind.__new__(kind)
+
+
 CONTRADICTIONS = {
     "part outside of its tensor": metadata(offsets=(1, 0)),
     "part of other dimensions": metadata(size=(4,), offsets=(0,)),
@@ -238,6 +265,12 @@ CONTRADICTIONS = {
     "object at the root": metadata(key="/etc/passwd"),
     "object of Windows": metadata(key="..\\x"),
     "object without a name": metadata(key=""),
+    "tensor larger than anything": changed(size=torch.Size((2**40, 2**40))),
+    "tensor of text": changed(chunks=["x"]),
+    "field of another kind": changed(size=(4, 6)),
+    "value of another kind": described({"a": 1}),
+    "tensor without fields": described({"a": bare(TensorStorageMetadata)}),
+    "objects of another kind": stored({MetadataIndex("a"): 1}),
 }
 
 

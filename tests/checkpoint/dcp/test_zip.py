@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import struct
+import sys
 import zipfile
 from typing import Any
 
@@ -113,12 +113,55 @@ class Runs:
         return os.system, ("touch /tmp/never",)
 
 
+def find(pickled: bytes) -> RawTensor | None:
+    """Look for the tensor of a pickle in a zip that holds just that and some bytes."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as target:
+        target.writestr("archive/data.pkl", pickled)
+        target.writestr("archive/data/0", bytes(64))
+    return find_tensor(file.getvalue())
+
+
 def test_a_hostile_pickle_is_not_run() -> None:
-    hostile = pickle.dumps(Runs(), protocol=2)
-    name = b"archive/data.pkl"
-    head = struct.pack("<4sHHHHHIIIHH", b"PK\x03\x04", 0, 0, 0, 0, 0, 0, 0, 0, len(name), 0)
-    assert find_tensor(head + name + hostile + bytes(500)) is None
+    assert find(pickle.dumps(Runs(), protocol=2)) is None
     assert not os.path.exists("/tmp/never")
+
+
+PLAIN = zipfile.ZipFile(io.BytesIO(saved(torch.zeros(2, 3)))).read("archive/data.pkl")
+ODD = {
+    "of another kind": (b"storageq", b"sturageq"),
+    "storage": (b"FloatStorage", b"CrazyStorage"),
+    "module": (b"ctorch\nFloat", b"ctorcy\nFloat"),
+    "untyped": (b"ctorch\nFloatStorage\n", b"ctorch.storage\nUntypedStorage\n"),
+    "on no device": (b"X\x03\x00\x00\x00cpu", b"X\x04\x00\x00\x00meta"),
+    "negative": (b"K\x02K\x03\x86", b"J\xff\xff\xff\xffK\x03\x86"),
+    "of fewer strides": (b"K\x02K\x03\x86", b"K\x06\x85"),
+    "with hooks": (b"ccollections\nOrderedDict\n", b"cother\nOrderedDict\n"),
+    "no storage": (b"X\x01\x00\x00\x000", b"K\x00"),
+    "short reference": (b"K\x06t", b"t"),
+    "an instance": (b")R", b")\x81"),
+    "filled": (b")R", b")}b"),
+    "with keys": (b")R", b"}(]K\x01u"),
+}
+
+
+def test_a_plain_pickle_is_understood() -> None:
+    found = find(PLAIN)
+    assert found is not None
+    assert found[:2] == ("float32", (2, 3))
+
+
+@pytest.mark.parametrize("change", ODD.values(), ids=ODD)
+def test_a_tensor_that_is_odd_is_left_to_torch_load(change: tuple[bytes, bytes]) -> None:
+    assert change[0] in PLAIN
+    assert find(PLAIN.replace(*change)) is None
+
+
+def test_machines_of_the_other_byte_order_leave_it_to_torch_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "byteorder", "big")
+    assert find(PLAIN) is None
 
 
 ITEM = saved(torch.arange(40.0).reshape(5, 8))
