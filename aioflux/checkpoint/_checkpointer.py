@@ -353,10 +353,13 @@ class Checkpointer:
         if into is not None and map_location is not None:
             raise ValueError("map_location has no effect with into: its tensors are where they are")
         failure: BaseException | None = None
+        failed: int | None = None
         with self._lock:
             for found in self._candidates(step):
                 uri = self.uri + step_prefix(found)
-                failure = None
+                if failed not in {None, found}:
+                    _warn(f"{uri} is loaded, because a newer step cannot be: {failure}")
+                failure, failed = None, found
                 try:
                     loaded = self._load_from(uri, into, map_location, weights_only)
                 except Exception as exc:  # told to the other ranks, who load beside this one
@@ -371,8 +374,6 @@ class Checkpointer:
                     failure = CheckpointError(f"another rank could not load {uri}")
                 if worst == 2:
                     raise failure
-                if step is None:
-                    _warn(f"{uri} cannot be loaded, and another is tried: {failure}")
         if step is not None and failure is not None:
             raise failure
         raise CheckpointNotFoundError(

@@ -1,0 +1,46 @@
+"""The example of asynchronous checkpoints as its page says: both runs end alike."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "checkpoint_async" / "checkpoint_async.py"
+
+
+def run(*arguments: str) -> str:
+    environment = {
+        key: value for key, value in os.environ.items() if key != "STORAGE_EMULATOR_HOST"
+    }
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments],
+        capture_output=True,
+        text=True,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stderr
+    return done.stdout
+
+
+def check(said: str) -> None:
+    saved = re.findall(r"step +(\d+) .* staged in .* committed after", said)
+    assert saved == ["5", "10", "15", "20", "25", "30", "35", "40"]
+    assert re.search(r"go on from step 25; there are \[.*20, 25\]", said)
+    assert "both runs end with the same weights: True" in said
+
+
+def test_both_runs_end_alike_on_a_server_of_its_own() -> None:
+    check(run())
+
+
+@pytest.mark.parametrize("staging", ["process"])
+def test_it_leaves_nothing_in_another_place(tmp_path: Path, staging: str) -> None:
+    check(run("--uri", f"file://{tmp_path}", "--staging", staging))
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
