@@ -89,11 +89,11 @@ def test_the_last_checkpoint_is_copied_on_the_service_and_goes_on_under_its_name
     server: GCSServer,
 ) -> None:
     plugin = AiofluxCheckpointIO()
-    fit(4, plugin, [every(2, save_last=True)])
-    assert server.keys("bucket") == ["run/epoch=0-step=4.ckpt", "run/last.ckpt"]
-    assert server.stats.operation("objects.insert").requests == 2
-    assert plugin.load_checkpoint(f"{RUN}/last.ckpt")["global_step"] == 4
-    _, _ = fit(6, plugin, [every(2, save_last=True)], ckpt_path="last")
+    fit(2, plugin, [every(2, save_last=True)])
+    assert server.keys("bucket") == ["run/epoch=0-step=2.ckpt", "run/last.ckpt"]
+    assert server.stats.operation("objects.insert").requests == 1
+    assert plugin.load_checkpoint(f"{RUN}/last.ckpt")["global_step"] == 2
+    fit(6, plugin, [every(2, save_last=True)], ckpt_path="last")
     assert server.keys("bucket") == ["run/epoch=0-step=6.ckpt", "run/last.ckpt"]
     assert plugin.load_checkpoint(f"{RUN}/last.ckpt")["global_step"] == 6
 

@@ -88,16 +88,13 @@ def test_the_others_help_themselves_where_the_first_one_fails(
 def test_what_a_killed_rank_told_is_not_believed(server: GCSServer, temporary: Path) -> None:
     """Its number may be that of another process now, with another file."""
     AiofluxCheckpointIO().save_checkpoint({"step": 7}, URI)
-    other = os.open(os.devnull, os.O_RDONLY)
-    try:
-        with opened_together(URI, {}):
-            (lock,) = (each for each in temporary.rglob("*") if each.is_file() and not each.suffix)
-            told = json.loads(lock.read_text())
-            for path in (f"/proc/{os.getpid()}/fd/{other}", "/proc/0/fd/0"):
-                lock.write_text(json.dumps({**told, "path": path}))
-                assert load() == {"step": 7}
-    finally:
-        os.close(other)
+    with opened_together(URI, {}), (temporary / "other").open("w+b") as other:
+        (lock,) = (each for each in temporary.rglob("*") if len(each.name) == 64)
+        told = json.loads(lock.read_text())
+        other.truncate(told["size"])
+        for path in (f"/proc/{os.getpid()}/fd/{other.fileno()}", "/proc/0/fd/0"):
+            lock.write_text(json.dumps({**told, "path": path}))
+            assert load() == {"step": 7}
 
 
 def test_a_directory_that_others_can_write_is_not_used(server: GCSServer, temporary: Path) -> None:
