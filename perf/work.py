@@ -62,6 +62,7 @@ MIB = 1024 * 1024
 _PR_SET_PDEATHSIG = 1
 LOOPLESS = frozenset(
     {
+        "aioflux_async",
         "aioflux_data",
         "aioflux_checkpoint",
         "aioflux_dcp",
@@ -77,8 +78,10 @@ LOOPLESS = frozenset(
         "google",
         "google_checkpoint",
         "litdata",
+        "memory_copy",
         "obstore_data",
         "requests",
+        "stock_async",
         "torch_zstd",
         "transfer_manager",
         "wrk",
@@ -119,7 +122,7 @@ class Work:
     """Its function: `get_many`, `get_one`, `get_into`, `put_many` or `put_one`; `list_all` or
     `parse_all`; `load`, `stream`, `load_first` or `load_again`; `save_state` or `load_state`;
     `compress`, `decompress`, `save_compressed`, `save_plain`, `load_compressed` or `load_plain`;
-    `save_dcp`, `load_dcp` or `reshard_dcp`."""
+    `save_dcp`, `load_dcp` or `reshard_dcp`; `stage`, `train_alone` or `train_saving`."""
     url: str
     """Root of the server, `http://` or `https://`."""
     ca_file: str = ""

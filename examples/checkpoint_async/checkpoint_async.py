@@ -1,7 +1,7 @@
 """Save a training run beside the training, stop it, and go on as if it had never stopped.
 
-    python examples/checkpoint_async/checkpoint_async.py                          against its own server
-    python examples/checkpoint_async/checkpoint_async.py --uri gs://bucket/tmp    against a real bucket
+    python examples/checkpoint_async/checkpoint_async.py                          server of its own
+    python examples/checkpoint_async/checkpoint_async.py --uri gs://bucket/tmp    a real bucket
 
 A small network learns the sums of vectors that lie in the bucket, one object each. It is trained
 twice: once without a break, and once with one in the middle. Both end with the same weights.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perf.scenarios import (
+    checkpoint_async,
     checkpoint_load,
     checkpoint_save,
     compression,
@@ -24,7 +25,10 @@ from perf.scenarios._scenario import Match, MemoryGoal, Promise, Rival, Scenario
 
 __all__ = ["GROUPS", "SCENARIOS", "Match", "MemoryGoal", "Promise", "Rival", "Scenario", "Turn"]
 
-_GROUPS = (listing, loader, epoch, checkpoint_save, checkpoint_load, compression, dcp)
+_GROUPS = (
+    *(listing, loader, epoch),
+    *(checkpoint_save, checkpoint_load, checkpoint_async, compression, dcp),
+)
 _MODULES = (
     *(get_many, get_one, get_into, latency, paced, put_one, put_many, sync_facade, faults),
     *_GROUPS,

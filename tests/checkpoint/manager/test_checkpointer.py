@@ -406,7 +406,7 @@ class TestLoad:
         server.faults.add("objects.media", key="*step-00000002/*" + DATA, flip_at=90_000)
         into = state_of(9)
         with pytest.warns(
-            RuntimeWarning, match=r"step-00000001/ is loaded, because.*step-00000002/"
+            RuntimeWarning, match=r"00001/ is loaded, because.*00002/"
         ):
             checkpointer.load(into=into)
         assert is_state_of(1, into)
