@@ -405,9 +405,7 @@ class TestLoad:
             checkpointer.save(step, state_of(step))
         server.faults.add("objects.media", key="*step-00000002/*" + DATA, flip_at=90_000)
         into = state_of(9)
-        with pytest.warns(
-            RuntimeWarning, match=r"00001/ is loaded, because.*00002/"
-        ):
+        with pytest.warns(RuntimeWarning, match=r"00001/ is loaded, because.*00002/"):
             checkpointer.load(into=into)
         assert is_state_of(1, into)
 

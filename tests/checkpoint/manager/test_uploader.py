@@ -7,6 +7,8 @@ import os
 import pickle
 import signal
 import socket
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -216,3 +218,9 @@ def test_arenas_are_shared_once_and_given_back(server: GCSServer) -> None:
         stats = os.stat(f"/proc/{uploader_of(checkpointer)}/fd")
         assert stats
     gc.collect()
+
+
+def test_the_process_does_without_torch() -> None:
+    """Which would take it seconds and 200 MB."""
+    code = "import sys, aioflux.checkpoint._uploader; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,166 @@
+"""Plans and staging: the same as DCP's, kept while nothing changes, copied once."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+
+from aioflux.checkpoint._planning import Planner, survey
+from aioflux.checkpoint._ranks import Ranks
+from aioflux.checkpoint._staging import Stager
+from aioflux.checkpoint._staging_copy import Copy, address_of, copy_all
+from aioflux.checkpoint._storage_data import Place, complete, pickle_index, pickle_metadata
+
+leaves = st.one_of(
+    st.integers(),
+    st.text(max_size=3),
+    st.none(),
+    st.just(torch.ones(2)),
+    st.tuples(st.integers(), st.just(torch.ones(1))),
+)
+states = st.dictionaries(
+    st.text("abc", min_size=1, max_size=2),
+    st.recursive(
+        leaves,
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3),
+            st.dictionaries(st.text("xyz", min_size=1, max_size=2), inner, max_size=3),
+        ),
+        max_leaves=8,
+    ),
+    max_size=4,
+)
+
+
+@given(states)
+def test_leaves_are_those_of_dcp_in_its_order(state: dict[str, Any]) -> None:
+    flat, _ = flatten_state_dict(state)
+    found = survey(state).leaves
+    assert len(found) == len(flat)
+    assert all(mine is theirs for mine, theirs in zip(found, flat.values(), strict=True))
+
+
+def resolved(planner: Planner, state: dict[str, Any]) -> Any:
+    seen = survey(state)
+    return planner.resolve(seen, is_known=planner.is_known(seen))
+
+
+@pytest.mark.parametrize(
+    ("change", "is_new"),
+    [
+        (lambda state: state["a"].add_(1), False),
+        (lambda state: state.update(a=torch.zeros(3)), False),
+        (lambda state: state.update(lr=0.2), False),
+        (lambda state: state.update(a=torch.zeros(4)), True),
+        (lambda state: state.update(a=torch.zeros(3, dtype=torch.float64)), True),
+        (lambda state: state.update(more=1), True),
+        (lambda state: state["list"].append(torch.ones(1)), True),
+        (lambda state: state.update(lr=torch.ones(1)), True),
+        (lambda state: state.update(a=state.pop("a")), True),
+    ],
+    ids=["values", "tensor", "number", "shape", "dtype", "name", "list", "kind", "order"],
+)
+def test_a_plan_is_kept_while_the_structure_is_the_same(change: Any, is_new: bool) -> None:
+    planner = Planner(Ranks())
+    state = {"a": torch.ones(3), "lr": 0.1, "list": [torch.ones(2)]}
+    first = resolved(planner, state)
+    change(state)
+    again = resolved(planner, state)
+    assert (again.number != first.number) == is_new
+    assert [each.index.fqn for each in again.items if each.is_tensor] == [
+        name for name, value in flatten_state_dict(state)[0].items() if torch.is_tensor(value)
+    ]
+
+
+def test_staging_uses_its_memory_again_and_copies_what_changed() -> None:
+    planner, stager = Planner(Ranks()), Stager(1 << 30)
+    state = {"a": torch.ones(1000), "b": torch.ones(5, dtype=torch.bool), "lr": 0.1}
+    addresses = set()
+    for value in (1.0, 2.0, 3.0):
+        state["a"].fill_(value)
+        state["lr"] = value
+        plan = resolved(planner, state)
+        staged = stager.stage(plan, stager.lay_out(plan))
+        assert staged.arena is not None
+        addresses.add(id(staged.arena))
+        item = staged.items[0]
+        data = staged.arena.view[item.data_start : item.data_start + item.data_size]
+        assert torch.equal(torch.frombuffer(data, dtype=torch.float32), state["a"])
+        whole = bytes(staged.arena.view[: staged.size]) + b"".join(staged.tail)
+        assert staged.num_bytes == len(whole)
+        item = staged.items[2]
+        told = whole[item.offset : item.offset + item.length]
+        assert torch.load(io.BytesIO(told), weights_only=True) == value
+        del data
+        stager.give_back(staged.arena)
+    assert len(addresses) == 1
+    assert stager.used_bytes == 0
+    stager.close()
+
+
+def test_free_memory_is_bounded_too() -> None:
+    planner, stager = Planner(Ranks()), Stager(5 << 20)
+    plan = resolved(planner, {"a": torch.ones(1_000_000)})
+    layout = stager.lay_out(plan)
+    first = stager.stage(plan, layout)
+    assert not stager.has_room(layout)
+    second = stager.stage(plan, layout)
+    for staged in (first, second):
+        assert staged.arena is not None
+        stager.give_back(staged.arena)
+    assert len(stager._free) == 1
+
+
+def test_what_cannot_be_copied_leaves_its_memory() -> None:
+    planner, stager = Planner(Ranks()), Stager(1 << 30)
+    plan = resolved(planner, {"a": torch.ones(3), "b": lambda: None})
+    with pytest.raises(Exception, match="pickle"):
+        stager.stage(plan, stager.lay_out(plan))
+    assert stager.used_bytes == 0
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("size", [0, 10, 100_000, 20_000_003])
+def test_copies_of_every_size(num_threads: int, size: int) -> None:
+    source = torch.randint(0, 255, (size,), dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        copy_all([Copy(target.data_ptr(), source.data_ptr(), size)])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(source, target)
+
+
+def test_only_bytes_in_a_row_have_an_address() -> None:
+    whole = torch.randn(4, 4, dtype=torch.complex64)
+    assert address_of(whole) == whole.data_ptr()
+    assert address_of(whole[1:]) == whole[1:].data_ptr()
+    for each in (whole.T, whole[:, 1], whole.conj(), whole.imag, torch.empty(3, device="meta")):
+        assert address_of(each) == 0
+
+
+@pytest.mark.parametrize("offset", [0, 7, 2**31 - 1, 2**31, 2**40])
+@pytest.mark.parametrize("transforms", [(), ("stream.zstd/1", "x")])
+def test_the_last_piece_of_the_metadata(offset: int, transforms: tuple[str, ...]) -> None:
+    indices = [MetadataIndex("a.b", torch.Size([3, 0]), 1), MetadataIndex("c")]
+    begun = pickle_metadata(Metadata({}, planner_data={"c": ("c",)}, version="1.0.0"))
+    places = [
+        (pickle_index(index), Place("s/__0_0.distcp", offset, 5, transforms)) for index in indices
+    ]
+    metadata = pickle.loads(complete(begun, places))
+    told = _StorageInfo("s/__0_0.distcp", offset, 5, list(transforms) or None)
+    assert metadata == Metadata(
+        {}, planner_data={"c": ("c",)}, storage_data=dict.fromkeys(indices, told), version="1.0.0"
+    )
+    assert [index.index for index in metadata.storage_data] == [1, None]
