@@ -121,6 +121,13 @@ def test_paths_that_name_nothing_are_refused(fs: GSFileSystem) -> None:
     assert fs.isdir("")
 
 
+def test_depths_are_counted_from_1(fs: GSFileSystem, bucket: str) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        fs.find(bucket, maxdepth=0)
+    with pytest.raises(ValueError, match="at least 1"):
+        list(fs.walk(bucket, maxdepth=0))
+
+
 def test_a_missing_bucket_is_no_directory(fs: GSFileSystem) -> None:
     assert not fs.exists("no-such-bucket")
     with pytest.raises(FileNotFoundError, match="no-such-bucket"):
