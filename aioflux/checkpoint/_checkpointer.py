@@ -5,6 +5,8 @@
     load:        newest step that verifies -> state, else the step before
 
 Each step is a checkpoint of `torch.distributed.checkpoint` of its own: stock DCP loads it, too.
+
+Over 500 lines because it is one public class, of which half is signatures and docstrings.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from aioflux.checkpoint._signals import Schedule, Signals
 from aioflux.checkpoint._staging import Staged, Stager
 from aioflux.checkpoint._steps import list_steps
 from aioflux.checkpoint._uploader_client import LoopUploader, Uploader
-from aioflux.checkpoint._uploader_job import Job, SaveResult, UploadSettings
+from aioflux.checkpoint._uploader_job import Compression, Job, SaveResult, UploadSettings
 from aioflux.checkpoint._uploader_process import ProcessUploader
 from aioflux.store import open_store
 
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
     from aioflux._policy import StoreOptions
     from aioflux.checkpoint._verify import Verification
+    from aioflux.checkpoint.compression import ZStandard
 
 __all__ = ["Checkpointer"]
 
@@ -77,11 +80,36 @@ class Checkpointer:
         ttl_seconds: float | None = None,
         staging: Literal["thread", "process"] = "thread",
         every: int | timedelta | None = None,
+        compression: ZStandard | None = None,
         max_staged_bytes: int = 4 * 1024**3,
         commit_seconds: float = 600.0,
         process_group: Any = None,
         **options: Unpack[StoreOptions],
     ) -> None:
+        """Sends nothing yet.
+
+        Args:
+            uri: Prefix of the run, such as `gs://bucket/run-7`; `step-00000100/` and so on follow.
+            keep_last: Keep so many of the newest steps. Without any of these rules all are kept.
+            keep_every: Keep every step that this number divides.
+            keep_best: Keep the step of the best metric, `("loss", "min")`; with a third, so many.
+            ttl_seconds: Keep what is younger, in seconds.
+            staging: Who uploads: a "thread" of this process, or a "process" that outlives it and
+                finishes what was staged.
+            every: When `should_save` says yes: after so many steps, or so much time.
+            compression: Compress tensors on their way, such as `ZStandard()`.
+            max_staged_bytes: Memory for states that are not yet uploaded, in bytes; 4 GiB by
+                default. `save_async` waits where there is no more; one state alone may be larger.
+            commit_seconds: How long ranks wait for each other, in seconds; 600 by default.
+            process_group: Whose ranks save together; all by default, and this process alone where
+                torch.distributed is not initialised. Every rank of it builds one at the same time.
+            options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
+                `ssl_context`, as `aioflux.open_store`.
+
+        Raises:
+            ValueError: A setting is out of its range, or has no effect.
+            TypeError: `staging="process"` with credentials that do not pickle.
+        """
         if staging not in {"thread", "process"}:
             raise ValueError(f'staging must be "thread" or "process", not {staging!r}')
         if max_staged_bytes < 1 or not commit_seconds > 0:
@@ -97,7 +125,11 @@ class Checkpointer:
         self._options = options
         self._store = open_store(uri, **options)
         bridge.close_when_dropped(self._store)
-        self._settings = UploadSettings(commit_seconds=commit_seconds, retention=retention)
+        self._settings = UploadSettings(
+            commit_seconds=commit_seconds,
+            retention=retention,
+            compression=_plain(compression) if compression is not None else None,
+        )
         kind = ProcessUploader if staging == "process" else LoopUploader
         self._uploader: Uploader = kind(self._store, self._settings)
         self._ranks = open_ranks(process_group, commit_seconds)
@@ -236,9 +268,12 @@ class Checkpointer:
             self._wait_for_one()
         failure: Exception | None = None
         staged = Staged(None, 0, (), ())
+        element_sizes: tuple[int, ...] = ()
         try:
             numbers = {name: float(value) for name, value in metrics.items()}
             staged = self._stager.stage(plan, layout)
+            sizes = [tensor.itemsize for tensor in plan.tensors] + [0] * len(plan.values)
+            element_sizes = tuple(sizes)
         except Exception as exc:  # the other ranks wait for what becomes of this one
             failure, numbers = exc, {}
         job = Job(
@@ -250,6 +285,7 @@ class Checkpointer:
             size=staged.size,
             tail=staged.tail,
             items=staged.items,
+            element_sizes=element_sizes,
             whole=plan.whole,
             metrics=numbers,
             protected=tuple(self._protected),
@@ -496,6 +532,16 @@ class Checkpointer:
             bridge.run(self._store.aclose())
             if failure is not None:
                 raise failure
+
+
+def _plain(compression: ZStandard) -> Compression:
+    """Return a compression as what uploads knows it, which has no torch."""
+    return Compression(
+        level=compression.level,
+        threads=compression.threads,
+        byte_planes=compression.byte_planes,
+        descriptor=compression.get_descriptor(),
+    )
 
 
 _open: weakref.WeakSet[Checkpointer] = weakref.WeakSet()

@@ -15,7 +15,30 @@ from aioflux.checkpoint._retention import Retention
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Job", "Manifest", "SaveResult", "UploadSettings", "Whole", "manifest_key", "portable"]
+__all__ = [
+    "Compression",
+    "Job",
+    "Manifest",
+    "SaveResult",
+    "UploadSettings",
+    "Whole",
+    "manifest_key",
+    "portable",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compression:
+    """How tensors are compressed; `aioflux.checkpoint.compression.ZStandard` without torch."""
+
+    level: int
+    """zstd's."""
+    threads: int
+    """Threads of a save."""
+    byte_planes: bool
+    """Whether byte k of all elements is compressed together."""
+    descriptor: str
+    """How the metadata calls it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +49,8 @@ class UploadSettings:
     """How long a rank that is done waits for the others, in seconds; 600 by default."""
     retention: Retention = field(default_factory=Retention)
     """Which steps are kept."""
+    compression: Compression | None = None
+    """How tensors are compressed; None where they are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +85,8 @@ class Job:
     """What follows them in the data object."""
     items: tuple[StoredItem, ...]
     """What lies in the data object."""
+    element_sizes: tuple[int, ...]
+    """Bytes of an element of each; 0 for a value that is no tensor."""
     whole: Whole | None
     """The plan of all ranks, on the coordinator."""
     metrics: Mapping[str, float]

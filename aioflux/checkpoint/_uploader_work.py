@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,13 +41,14 @@ from aioflux.checkpoint._retention import prune
 from aioflux.checkpoint._steps import read_commit
 from aioflux.checkpoint._storage_data import Place, complete
 from aioflux.checkpoint._uploader_job import Manifest, SaveResult, manifest_key
+from aioflux.checkpoint._uploader_pieces import compressed_pieces, staged_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from aioflux._meta import ObjectMeta
     from aioflux.checkpoint._history import Outcome
-    from aioflux.checkpoint._uploader_job import Job, UploadSettings, Whole
+    from aioflux.checkpoint._uploader_job import Compression, Job, UploadSettings, Whole
     from aioflux.store import Store
 
 __all__ = ["Uploads"]
@@ -120,6 +121,7 @@ class _Save:
         self._is_coordinator = job.rank == 0
         self._upload_seconds = 0.0
         self._num_retries = store.stats.num_retries
+        self._num_bytes = 0
         self._is_told = False
         self._heard: set[int] = set()
 
@@ -155,7 +157,7 @@ class _Save:
             step=job.step,
             uri=self._uri,
             save_id=job.save_id,
-            num_bytes=job.num_bytes,
+            num_bytes=self._num_bytes,
             staged_seconds=job.staged_seconds,
             upload_seconds=self._upload_seconds,
             seconds=time.time() - job.begun,
@@ -190,18 +192,28 @@ class _Save:
                 if not told.error:
                     return told.objects
         begun = time.monotonic()
-        segments: list[bytes | memoryview] = [self._memory[: job.size], *job.tail]
         key = data_key(job.save_id, job.rank, job.attempt)
-        stored = await write_object(
+        items = list(job.items)
+        if (compression := self._settings.compression) is None:
+            stored = await self._write(key, staged_pieces(job, self._memory))
+        else:
+            items.clear()
+            packing = compressed_pieces(job, self._memory, compression, items)
+            async with aclosing(packing) as pieces:
+                stored = await self._write(key, pieces)
+        self._num_bytes = stored.size
+        self._upload_seconds = time.monotonic() - begun
+        return (replace(stored, key=key, items=tuple(items)),)
+
+    async def _write(self, key: str, pieces: Any) -> StoredObject:
+        return await write_object(
             self._store,
             self._prefix + key,
-            segments,
-            rank=job.rank,
-            size_hint=job.num_bytes,
+            pieces,
+            rank=self._job.rank,
+            size_hint=self._job.num_bytes,
             progress=self._progress,
         )
-        self._upload_seconds = time.monotonic() - begun
-        return (replace(stored, key=key, items=job.items),)
 
     async def _forget_attempts(self, objects: Sequence[StoredObject]) -> None:
         """Remove what uploads that died had written, now that the save is committed without it."""
@@ -319,7 +331,7 @@ class _Save:
             metrics=dict(job.metrics),
             extra=dict(job.whole.extra),
         )
-        data = encode_commit(_metadata(job.whole, told), commit)
+        data = encode_commit(_metadata(job.whole, told, self._settings.compression), commit)
         before = replaces[0] if replaces is not None else None
         try:
             await publish(self._store, self._prefix + COMMIT_KEY, data, replaces=before)
@@ -496,7 +508,9 @@ def _ranks(ranks: set[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {first}{', ...' if len(ranks) > 8 else ''}"
 
 
-def _metadata(whole: Whole, told: Sequence[tuple[StoredObject, ...]]) -> bytes:
+def _metadata(
+    whole: Whole, told: Sequence[tuple[StoredObject, ...]], compression: Compression | None
+) -> bytes:
     """Return the pickle of DCP's metadata, with where everything is stored.
 
     Raises:
@@ -510,5 +524,6 @@ def _metadata(whole: Whole, told: Sequence[tuple[StoredObject, ...]]) -> bytes:
                 f"rank {rank} uploaded {len(items)} items where its plan has {len(order)}"
             )
         for index, (key, item) in zip(order, items, strict=True):
-            places.append((index, Place(key, item.offset, item.length)))
+            done = (compression.descriptor,) if compression and item.frame_size else ()
+            places.append((index, Place(key, item.offset, item.length, done)))
     return complete(whole.metadata, places)

@@ -19,6 +19,7 @@ import aioflux
 from aioflux import PermissionDeniedError, RetryPolicy
 from aioflux._errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
 from aioflux.checkpoint import Checkpointer
+from aioflux.checkpoint.compression import ZStandard
 from tests.checkpoint.manager.trainer import is_state_of, state_of
 
 if TYPE_CHECKING:
@@ -135,6 +136,21 @@ def test_the_state_may_change_when_the_handle_is_there(
     assert handle.progress == 1
     assert handle.exception() is None
     assert "committed" in repr(handle)
+
+
+@pytest.mark.parametrize("staging", ["thread", "process"])
+def test_compressed_steps_are_smaller_and_load_alike(server: GCSServer, staging: Any) -> None:
+    state = state_of(3)
+    state["model"]["small"] = torch.arange(7)
+    state["model"]["half"] = torch.randn(50_001).to(torch.bfloat16)
+    with Checkpointer(URI, staging=staging, compression=ZStandard()) as checkpointer:
+        handle = checkpointer.save_async(1, state)
+        assert handle.result().num_bytes < 0.7 * handle.num_bytes
+        assert same(checkpointer.load(), state)
+        into = {"model": {name: torch.zeros_like(t) for name, t in state["model"].items()}}
+        checkpointer.load(into=into)
+        assert same(into["model"], state["model"])
+        assert checkpointer.verify(1, deep=True).is_valid
 
 
 def test_saves_are_committed_in_order(checkpointer: Checkpointer, server: GCSServer) -> None:
