@@ -257,6 +257,8 @@ class Checkpointer:
     def _save(self, step: int, state: Any, metrics: Mapping[str, float]) -> SaveHandle:
         if self._is_closed:
             raise ValueError(f"{self!r} is closed; open another")
+        if self._pid != os.getpid():
+            raise RuntimeError(f"{self!r} was built before a fork; build one in this process")
         begun, clock = time.time(), time.perf_counter()
         step_prefix(step)
         self._reap()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from aioflux.checkpoint import Checkpointer
 from perf.states import num_bytes_of, state_of
 from perf.training import train
+from perf.work import WARM_UP_BYTES
 
 if TYPE_CHECKING:
     from aioflux.checkpoint import SaveHandle
@@ -45,9 +46,14 @@ async def stage(work: Work) -> int:
     return num_bytes_of(state)
 
 
+def _num_steps(work: Work) -> int:
+    """Return how many steps are made: few where it is a warm-up."""
+    return work.in_flight if work.size_bytes > WARM_UP_BYTES else 5
+
+
 async def train_alone(work: Work) -> int:
     """Train, and save nothing."""
-    train(work.in_flight, lambda _: None)
+    train(_num_steps(work), lambda _: None)
     return work.size_bytes
 
 
@@ -60,5 +66,5 @@ async def train_saving(work: Work) -> int:
         if not under_way or under_way[-1].done():
             under_way.append(checkpointer.save_async(2 + step, state))
 
-    train(work.in_flight, save)
+    train(_num_steps(work), save)
     return work.size_bytes

@@ -76,7 +76,7 @@ class Staging(_Async):
 class Training(_Async):
     """Steps per second, with saves and without."""
 
-    num_steps: int = 400
+    num_steps: int = 200
     """Steps of a sample."""
     least_share: float = 0.85
     """Share of the steps per second of a run without saves."""

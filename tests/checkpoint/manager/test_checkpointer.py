@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import gc
 import logging
+import os
 import subprocess
 import sys
 from datetime import timedelta
@@ -160,6 +161,20 @@ def test_saves_are_committed_in_order(checkpointer: Checkpointer, server: GCSSer
         second.result()
         assert first.done()
     assert checkpointer.steps() == [1, 2]
+
+
+def test_a_forked_process_builds_one_of_its_own(checkpointer: Checkpointer) -> None:
+    checkpointer.save(1, state_of(1))
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            checkpointer.save(2, state_of(2))
+        except RuntimeError:
+            status = 0
+        os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    checkpointer.save(3, state_of(3))
 
 
 @pytest.mark.parametrize("metrics", [{"loss": "low"}, {"loss": None}])
