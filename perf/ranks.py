@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import importlib
 import json
-import shutil
 import socket
 import subprocess
 import sys
@@ -53,7 +52,7 @@ class Task:
     bucket: str
     """The bucket on it."""
     directory: str
-    """Where what needs no server is written."""
+    """Where `disk_dcp`, which needs no server, writes."""
     dtype: str
     """Of the tensors."""
     size_bytes: int
@@ -182,10 +181,19 @@ def _ranks(world_size: int) -> _Ranks:
     return _Ranks(world_size)
 
 
+_keepers: list[subprocess.Popen[bytes]] = []
+
+
 @cache
 def _directory() -> str:
-    directory = tempfile.mkdtemp(prefix="aioflux-perf-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    """Return a directory that is removed when this process is gone, however it ends."""
+    directory = tempfile.mkdtemp(prefix="aioflux-perf-dcp-")
+    keeper = subprocess.Popen(  # noqa: S603  our own command
+        ["/bin/sh", "-c", 'cat >/dev/null; rm -rf "$0"', directory],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    _keepers.append(keeper)  # whose input ends with this process
     return directory
 
 
@@ -195,7 +203,7 @@ def _task(work: Work) -> Task:
         operation=work.operation,
         url=work.url,
         bucket=work.bucket,
-        directory=_directory(),
+        directory=_directory() if work.peer == "disk_dcp" else "",
         dtype=work.dtype,
         size_bytes=work.size_bytes,
         world_size=max(1, work.num_workers),
