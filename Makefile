@@ -19,6 +19,7 @@ PURE := $(addprefix aioflux/,_arguments.py _checksums.py _errors.py _meta.py _po
 	transfer/_counters.py transfer/_limits.py transfer/_retry.py \
 	transfer/_staged.py cli/_copy_plan.py \
 	checkpoint/_commit.py checkpoint/_frames.py checkpoint/_methods.py checkpoint/_planes.py \
+	checkpoint/_storage_data.py \
 	compat/dataflux/lightning/_uris.py integrations/fsspec/_names.py)
 
 PYTEST_ARGS ?= -n 2 --dist loadfile

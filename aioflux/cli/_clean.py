@@ -83,9 +83,7 @@ def clean(
         root, key = place.split()
         prefix = key if not key or key.endswith("/") else f"{key}/"
         async with open_place(root, access) as store:
-            result = await clean_store(
-                store, prefix, older_than_seconds=seconds, dry_run=dry_run
-            )
+            result = await clean_store(store, prefix, older_than_seconds=seconds, dry_run=dry_run)
         rows = _rows(result, store)
         await tell(
             "\n".join(json_line(row) if as_json else _line(row, dry_run=dry_run) for row in rows)
