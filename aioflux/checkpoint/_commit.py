@@ -60,7 +60,14 @@ _MAGIC = b"aioflux1"
 _MIN_BLOCK_BYTES = 64 * 1024
 _MAX_BLOCKS = 65_536
 
+_MAX_BLOCK_BYTES = 256 * 1024 * 1024
+"""What `plan_block_size` asks for in objects of 16 TiB, more than any service takes."""
+
 _SAVE_ID = re.compile(r"\d{8}T\d{6}\.\d{3}Z-[0-9a-f]{8}")
+_DATA_KEY = re.compile(
+    rf"{_SAVE_ID.pattern}/__\d+_\d+\.distcp|"
+    rf"model-{_SAVE_ID.pattern}-\d+-of-\d+\.safetensors"
+)
 _STEP = re.compile(r"step-(\d{8,})/?")
 _INDEX_FIELD = "aioflux"
 
@@ -194,7 +201,7 @@ def decode_index(data: bytes, *, uri: str) -> tuple[dict[str, Any], Commit | Non
     """
     try:
         index = json.loads(data)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise _corrupt(uri, f"it is no JSON: {exc}") from exc
     inner = index.get("metadata", {}) if isinstance(index, dict) else None
     if not isinstance(inner, dict) or not isinstance(index.get("weight_map"), dict):
@@ -218,7 +225,7 @@ def _decode(text: bytes, uri: str) -> Commit:
         commit = _decoder.decode(text)
     except msgspec.ValidationError as exc:
         raise _corrupt(uri, f"its commit does not read: {exc}") from exc
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, RecursionError) as exc:
         raise _corrupt(uri, f"its commit is no JSON: {exc}") from exc
     if commit.format > FORMAT:
         raise CheckpointCorruptError(
@@ -226,7 +233,11 @@ def _decode(text: bytes, uri: str) -> Commit:
             "install a newer one"
         )
     for each in commit.objects:
-        num_blocks = -(-each.size // each.block_size) if each.block_size > 0 else -1
+        # What is not directly below the checkpoint may be of another, and is deleted with this one.
+        if _DATA_KEY.fullmatch(each.key) is None:
+            raise _corrupt(uri, f"{each.key[:200]!r} is no data object of a checkpoint")
+        is_sane = 0 < each.block_size <= _MAX_BLOCK_BYTES
+        num_blocks = -(-each.size // each.block_size) if is_sane else -1
         if each.size < 0 or len(each.block_crcs) != 4 * num_blocks:
             raise _corrupt(uri, f"the blocks of {each.key!r} do not fit its size")
     return commit

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import zipfile
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import torch
@@ -93,6 +94,7 @@ def copy_item(data: torch.Tensor, wanted: Wanted, uri: str, registry: ExtensionR
 
 def _load_tensor(data: torch.Tensor, wanted: Wanted, uri: str) -> torch.Tensor:
     try:
+        _refuse_packed(as_bytes(data))
         tensor = torch.load(io.BytesIO(as_bytes(data)), map_location="cpu", weights_only=True)
     except Exception as exc:  # of many kinds, for whatever is wrong with the bytes
         raise _corrupt(uri, wanted, f"torch.load says {_first_line(exc)}") from exc
@@ -179,6 +181,7 @@ def load_value(
         CheckpointCorruptError: It cannot be read.
     """
     try:
+        _refuse_packed(data)
         file = io.BytesIO(data)
         return torch.load(file, map_location=map_location, weights_only=weights_only)
     except pickle.UnpicklingError as exc:
@@ -193,6 +196,22 @@ def load_value(
             f"{uri} is damaged: {name!r} cannot be read: {_first_line(exc)}; load an earlier "
             "checkpoint"
         ) from exc
+
+
+def _refuse_packed(data: memoryview) -> None:
+    """Raise an error for a zip that holds more than it has bytes: torch.save packs nothing.
+
+    Raises:
+        ValueError: It does.
+        zipfile.BadZipFile: It is no whole zip.
+    """
+    if bytes(data[:2]) != b"PK":
+        return
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        entries = archive.infolist()
+    is_packed = any(each.compress_type != zipfile.ZIP_STORED for each in entries)
+    if is_packed or sum(each.file_size for each in entries) > data.nbytes:
+        raise ValueError("its zip is packed, which torch.save never does")
 
 
 def _first_line(error: BaseException) -> str:

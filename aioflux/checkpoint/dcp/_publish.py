@@ -11,7 +11,6 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from aioflux._errors import AiofluxError, CheckpointCorruptError, NotFoundError
-from aioflux.checkpoint._commit import find_save_id
 from aioflux.checkpoint._objects import publish
 from aioflux.checkpoint._steps import decode, is_home
 
@@ -34,6 +33,7 @@ class Seen(NamedTuple):
 
     meta: ObjectMeta
     commit: Commit | None
+    is_damaged: bool = False
 
 
 class Unfinished(NamedTuple):
@@ -66,18 +66,18 @@ async def _look(store: Store, keys: Sequence[str]) -> tuple[Seen, ...]:
     async for batch in store.fetch_batches(keys, return_exceptions=True):
         for each in batch:
             if each[0] is not None:
-                seen.append(Seen(each[0], _decode(*each)))
+                seen.append(_decode(*each))
             elif not isinstance(each[1], NotFoundError):
                 raise each[1]
     return tuple(seen)
 
 
-def _decode(meta: ObjectMeta, data: bytes) -> Commit | None:
+def _decode(meta: ObjectMeta, data: bytes) -> Seen:
     try:
-        return decode(meta, data)
+        return Seen(meta, decode(meta, data))
     except CheckpointCorruptError as exc:
         _log.warning("the checkpoint that a save replaces is damaged: %s", exc)
-        return None
+        return Seen(meta, None, is_damaged=True)
 
 
 async def sweep(unfinished: Unfinished) -> None:
@@ -85,10 +85,16 @@ async def sweep(unfinished: Unfinished) -> None:
     store, save_id = unfinished.store, unfinished.save_id
     try:
         seen = await _look(store, unfinished.keys)
+        if any(each.is_damaged for each in seen):
+            return  # nobody can tell what it names
+        # Whoever caches plans may count saves differently on each rank: a commit of another save
+        # may name objects of this one.
+        named = _named(each.commit for each in seen)
         if any(each.commit is not None and each.commit.save_id == save_id for each in seen):
             return
         for prefix in (f"{save_id}/", f"model-{save_id}-"):
-            await _delete(store, await store.list_all(prefix), "a save that failed")
+            listed = [each for each in await store.list_all(prefix) if each.key not in named]
+            await _delete(store, listed, "a save that failed")
     except AiofluxError as exc:
         _log.warning("what a failed save left below %s%s/ stays: %s", store.uri, save_id, exc)
 
@@ -119,7 +125,11 @@ async def finish(
     if has_leftovers:
         await _delete_unnamed(store, commit)
     for each in seen:
-        await _discard(store, each, is_replaced=each.meta.key == key)
+        await _discard(store, each, commit, is_replaced=each.meta.key == key)
+
+
+def _named(commits: Iterable[Commit | None]) -> set[str]:
+    return {each.key for commit in commits if commit is not None for each in commit.objects}
 
 
 async def _delete_unnamed(store: Store, commit: Commit) -> None:
@@ -132,7 +142,7 @@ async def _delete_unnamed(store: Store, commit: Commit) -> None:
     await _delete(store, [each for each in listed if each.key not in named], "a save")
 
 
-async def _discard(store: Store, old: Seen, *, is_replaced: bool) -> None:
+async def _discard(store: Store, old: Seen, commit: Commit, *, is_replaced: bool) -> None:
     """Delete what a commit object names that is not in force any more; log what cannot be."""
     if old.commit is None:
         _log.info("what %s named stays: it is no commit of aioflux", old.meta.uri)
@@ -140,6 +150,7 @@ async def _discard(store: Store, old: Seen, *, is_replaced: bool) -> None:
     if not is_replaced and not await _delete(store, [old.meta], "another layout"):
         return
     is_pinned = is_home(store, "", old.commit)
+    named = _named([commit])
     doomed = [
         dataclasses.replace(
             old.meta,
@@ -148,8 +159,7 @@ async def _discard(store: Store, old: Seen, *, is_replaced: bool) -> None:
             generation=each.generation if is_pinned else "",
         )
         for each in old.commit.objects
-        # Whatever a commit says: an object of another save is none of it.
-        if find_save_id(each.key) == old.commit.save_id
+        if each.key not in named
     ]
     await _delete(store, doomed, "the checkpoint that was replaced")
 
@@ -158,7 +168,7 @@ async def _delete(store: Store, metas: Iterable[ObjectMeta], what: str) -> bool:
     """Delete objects, and tell whether all are gone; what stays is logged."""
     try:
         errors = (await store.delete_many(metas)).errors
-    except AiofluxError as exc:
+    except (AiofluxError, OSError, ValueError) as exc:  # what was committed stays committed
         _log.warning("%s below %s could not be deleted: %s", what, store.uri, exc)
         return False
     for key, error in errors.items():

@@ -182,14 +182,21 @@ def plan_ranks(plans: Sequence[Sequence[WriteItem]], objects_per_rank: int) -> l
     roles: list[dict[MetadataIndex, Role]] = [{} for _ in plans]
     parts: dict[str, list[tuple[int, WriteItem]]] = {}
     num_objects = 0
+    # One rank may hold all rows of a tensor, and the others none of them.
+    cut = {
+        item.index.fqn
+        for items in plans
+        for item in items
+        if is_storable(item) and not _is_whole(item)
+    }
     for rank, items in enumerate(plans):
         storable = [item for item in items if is_storable(item)]
-        whole = [item for item in storable if _is_whole(item)]
+        whole = [item for item in storable if item.index.fqn not in cut]
         for each in plan_objects(whole, objects_per_rank):
             num_objects += 1
             roles[rank] |= {item.index: Role(Kind.WHOLE, num_objects) for item in each}
         for item in storable:
-            if not _is_whole(item):
+            if item.index.fqn in cut:
                 parts.setdefault(item.index.fqn, []).append((rank, item))
     composed: dict[str, list[tuple[int, WriteItem]]] = {}
     assembled: list[str] = []

@@ -181,7 +181,9 @@ def decode_source(store: Store, read: CommitBytes) -> Source:
         pickled = load_metadata(commit, uri=uri)
     else:
         pickled, commit = decode_commit(read.data, uri=uri)
-    metadata = decode_metadata(pickled, uri=uri)
+    # What one rank wrote of itself alone is called `__<rank>.metadata`.
+    is_partial = read.key not in {COMMIT_KEY, INDEX_KEY}
+    metadata = decode_metadata(pickled, uri=uri, is_partial=is_partial)
     storage = (metadata.storage_data or {}).values()
     if commit is None and any(find_save_id(info.relative_path) for info in storage):
         raise CheckpointCorruptError(

@@ -243,12 +243,13 @@ def _fill_properties(instance: TensorProperties, state: Any) -> None:
     instance.__setstate__(state)  # type: ignore[no-untyped-call]
 
 
-def decode_metadata(data: bytes, *, uri: str) -> Metadata:
+def decode_metadata(data: bytes, *, uri: str, is_partial: bool = False) -> Metadata:
     """Return the metadata whose pickle `data` begins with.
 
     Args:
         data: The pickle; what stands behind it is not looked at.
         uri: The object that it came from, for errors.
+        is_partial: It is of one rank, and may tell of a part of each tensor only.
 
     Raises:
         CheckpointCorruptError: It is damaged, contradicts itself, or holds what metadata does not:
@@ -256,7 +257,7 @@ def decode_metadata(data: bytes, *, uri: str) -> Metadata:
     """
     try:
         metadata, _ = run_pickle(data, _Metadata())
-        _check(metadata)
+        _check(metadata, is_partial=is_partial)
     except PickleError as exc:
         raise CheckpointCorruptError(
             f"{uri} is no metadata that can be trusted: {exc}; nothing was executed. Load an "
@@ -265,7 +266,7 @@ def decode_metadata(data: bytes, *, uri: str) -> Metadata:
     return metadata  # type: ignore[no-any-return]
 
 
-def _check(metadata: Any) -> None:
+def _check(metadata: Any, *, is_partial: bool) -> None:
     """Raise PickleError where metadata contradicts itself."""
     if type(metadata) is not Metadata or "state_dict_metadata" not in metadata.__dict__:
         raise PickleError("it holds something else")
@@ -273,7 +274,7 @@ def _check(metadata: Any) -> None:
         if type(name) is not str or type(each) not in {TensorStorageMetadata, BytesStorageMetadata}:
             raise PickleError("what it says of a value does not fit")
         if type(each) is TensorStorageMetadata:
-            _check_tensor(name, each)
+            _check_tensor(name, each, is_partial=is_partial)
     for index, info in (metadata.storage_data or {}).items():
         if type(index) is not MetadataIndex or type(info) is not _StorageInfo or not info.__dict__:
             raise PickleError("what it says of an object does not fit")
@@ -281,7 +282,7 @@ def _check(metadata: Any) -> None:
             raise PickleError("it names an object outside of the checkpoint")
 
 
-def _check_tensor(name: str, tensor: TensorStorageMetadata) -> None:
+def _check_tensor(name: str, tensor: TensorStorageMetadata, *, is_partial: bool) -> None:
     if "chunks" not in tensor.__dict__ or not tensor.properties.__dict__:
         raise PickleError("a tensor is incomplete")
     if math.prod(tensor.size) > _MAX_SIZE:
@@ -294,6 +295,35 @@ def _check_tensor(name: str, tensor: TensorStorageMetadata) -> None:
             for offset, size, whole in zip(each.offsets, each.sizes, tensor.size, strict=True)
         ):
             raise PickleError(f"a part of {name[:200]!r} lies outside of it")
+    parts = {(tuple(each.offsets), tuple(each.sizes)) for each in tensor.chunks}
+    parts = {part for part in parts if math.prod(part[1])}
+    if not _are_disjoint(sorted(parts)):
+        raise PickleError(f"parts of {name[:200]!r} overlap")
+    if not is_partial and sum(math.prod(sizes) for _, sizes in parts) < math.prod(tensor.size):
+        raise PickleError(f"parts of {name[:200]!r} are missing")
+
+
+def _are_disjoint(parts: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
+    """Tell whether no two parts, sorted by their offsets, share an element.
+
+    Compares each with those before it that reach its first row: few, where a tensor was cut by
+    rows, and those of one row of a grid otherwise.
+    """
+    if parts and not parts[0][0]:
+        return len(parts) == 1  # a number
+    reaching: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    for offsets, sizes in parts:
+        reaching = [each for each in reaching if each[0][0] + each[1][0] > offsets[0]]
+        for other_offsets, other_sizes in reaching:
+            if all(
+                start < other + length and other < start + size
+                for start, size, other, length in zip(
+                    offsets, sizes, other_offsets, other_sizes, strict=True
+                )
+            ):
+                return False
+        reaching.append((offsets, sizes))
+    return True
 
 
 _OUTSIDE = re.compile(r"(?:^|[/\\])\.\.?(?:[/\\]|$)|^[/\\]|//|^$|\0")
