@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import logging
+import operator
 import os
 import secrets
 import signal
@@ -40,7 +41,7 @@ from aioflux.checkpoint._ranks import open_ranks
 from aioflux.checkpoint._retention import Pruned, Retention, prune
 from aioflux.checkpoint._signals import Schedule, Signals
 from aioflux.checkpoint._staging import Staged, Stager
-from aioflux.checkpoint._steps import list_steps
+from aioflux.checkpoint._steps import list_steps, uri_below
 from aioflux.checkpoint._uploader_client import LoopUploader, Uploader
 from aioflux.checkpoint._uploader_job import Compression, Job, SaveResult, UploadSettings
 from aioflux.checkpoint._uploader_process import ProcessUploader
@@ -120,6 +121,12 @@ class Checkpointer:
             keep_best=keep_best,
             ttl_seconds=ttl_seconds,
         )
+        provider = options.get("credentials")
+        if staging == "process" and getattr(provider, "__module__", "") == "__main__":
+            raise ValueError(
+                f'staging="process" cannot use the credentials {provider!r}: the process that '
+                "uploads cannot import __main__; put the function into a module of its own"
+            )
         self._schedule = Schedule(every)
         self._signals = Signals()
         self._options = options
@@ -260,13 +267,13 @@ class Checkpointer:
         if self._pid != os.getpid():
             raise RuntimeError(f"{self!r} was built before a fork; build one in this process")
         begun, clock = time.time(), time.perf_counter()
-        step_prefix(step)
+        step = _checked_step(step)
         self._reap()
         self._schedule.begin()
         seen, save_id, is_known = self._agree(step, state)
         plan = self._planner.resolve(seen, is_known=is_known)
         layout = self._stager.lay_out(plan)
-        while not self._stager.has_room(layout):
+        while not self._stager.has_room(layout, self._pickled_bytes()):
             self._wait_for_one()
         failure: Exception | None = None
         staged = Staged(None, 0, (), ())
@@ -345,6 +352,10 @@ class Checkpointer:
             if staged.arena is not None:
                 self._stager.give_back(staged.arena)
 
+    def _pickled_bytes(self) -> int:
+        """Return the bytes of saves under way that lie in no arena."""
+        return sum(staged.num_bytes - staged.size for _, staged in self._in_flight)
+
     def _wait_for_one(self) -> None:
         """Wait until a save ends."""
         futures = [handle.future for handle, _ in self._in_flight]
@@ -394,7 +405,7 @@ class Checkpointer:
         failed: int | None = None
         with self._lock:
             for found in self._candidates(step):
-                uri = self.uri + step_prefix(found)
+                uri = uri_below(self._store, step_prefix(found))
                 if failed not in {None, found}:
                     _warn(f"{uri} is loaded, because a newer step cannot be: {failure}")
                 failure, failed = None, found
@@ -562,3 +573,17 @@ def _warn(message: str) -> None:
     """Say that another step is loaded than the newest: in the log, and as a warning."""
     _log.warning(message)
     warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
+def _checked_step(step: Any) -> int:
+    """Return a step as the number that it is.
+
+    Raises:
+        TypeError: It is none.
+        ValueError: It is negative.
+    """
+    if isinstance(step, bool) or not hasattr(step, "__index__"):
+        raise TypeError(f"a step is a whole number, not {step!r}")
+    number = operator.index(step)
+    step_prefix(number)
+    return number

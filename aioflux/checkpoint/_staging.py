@@ -238,9 +238,15 @@ class Stager:
             self._pickled.clear()
         return self._layout
 
-    def has_room(self, layout: Layout) -> bool:
-        """Tell whether a state fits now: else one that is staged must be uploaded first."""
-        return not self._used or self.used_bytes + layout.size <= self.max_staged_bytes
+    def has_room(self, layout: Layout, pickled_bytes: int = 0) -> bool:
+        """Tell whether a state fits now: else one that is staged must be uploaded first.
+
+        Args:
+            layout: What `lay_out` says of its plan.
+            pickled_bytes: Bytes of staged states that lie in no arena.
+        """
+        held = self.used_bytes + pickled_bytes
+        return not held or held + layout.size <= self.max_staged_bytes
 
     def stage(self, plan: Resolved, layout: Layout) -> Staged:
         """Copy a state.

@@ -18,6 +18,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from aioflux._errors import CheckpointError
 from aioflux.checkpoint._uploader_job import Job, portable
 from aioflux.checkpoint._uploader_wire import MAX_FDS, MAX_READ_BYTES, Inbox, encode
 from aioflux.checkpoint._uploader_work import Uploads
@@ -120,7 +121,11 @@ class _Server:
                 task.add_done_callback(lambda task: self._end(number, job, task))
 
     async def _carry_out(self, number: int, job: Job) -> SaveResult:
-        assert self._uploads is not None
+        if self._uploads is None:
+            raise CheckpointError(
+                "the uploader process could not take over the store; its log says why, such as "
+                "credentials that are a function which it cannot import"
+            )
         arena = self._arenas.get(job.arena)
         memory = memoryview(arena) if arena is not None else memoryview(b"")
         return await self._uploads.run(job, memory, lambda count: self._tell("sent", number, count))

@@ -38,7 +38,7 @@ from aioflux.checkpoint._commit import (
 from aioflux.checkpoint._history import SaveRecord
 from aioflux.checkpoint._objects import publish, write_object
 from aioflux.checkpoint._retention import prune
-from aioflux.checkpoint._steps import read_commit
+from aioflux.checkpoint._steps import read_commit, uri_below
 from aioflux.checkpoint._storage_data import Place, complete
 from aioflux.checkpoint._uploader_job import Manifest, SaveResult, manifest_key
 from aioflux.checkpoint._uploader_pieces import compressed_pieces, staged_pieces
@@ -116,7 +116,7 @@ class _Save:
         self._memory = memory
         self._progress = progress
         self._prefix = step_prefix(job.step)
-        self._uri = store.uri + self._prefix
+        self._uri = uri_below(store, self._prefix)
         self._is_alone = job.world_size == 1
         self._is_coordinator = job.rank == 0
         self._upload_seconds = 0.0

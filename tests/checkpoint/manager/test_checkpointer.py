@@ -533,3 +533,43 @@ def test_a_sparse_tensor_is_refused_before_it_is_saved(checkpointer: Checkpointe
     with pytest.raises(CheckpointError, match=r"'eye' is a tensor of layout torch\.sparse_coo"):
         checkpointer.save(1, {"eye": torch.eye(3).to_sparse()})
     assert keys() == []
+
+
+@pytest.mark.parametrize("step", [True, 3.0, "5", None])
+def test_a_step_is_a_whole_number(checkpointer: Checkpointer, step: Any) -> None:
+    with pytest.raises(TypeError, match="a step is a whole number"):
+        checkpointer.save(step, {"a": 1})
+    assert keys() == []
+
+
+def test_a_step_may_be_what_counts_as_a_number(checkpointer: Checkpointer) -> None:
+    checkpointer.save(torch.tensor(7), {"a": 1})  # type: ignore[arg-type]
+    assert checkpointer.steps() == [7]
+
+
+@pytest.mark.parametrize("root", ["gs://whole-bucket", "memory://whole-bucket"])
+def test_a_root_may_be_a_whole_bucket(server: GCSServer, root: str) -> None:
+    server.create_bucket("whole-bucket")
+    with Checkpointer(root) as checkpointer:
+        result = checkpointer.save(1, {"a": torch.ones(2)})
+        assert result.uri == f"{root}/step-00000001/"
+        assert same(checkpointer.load(), {"a": torch.ones(2)})
+        assert checkpointer.verify(1).is_valid
+
+
+def test_what_is_pickled_counts_as_staged(server: GCSServer) -> None:
+    server.faults.add(WRITE, key=DATA, delay_seconds=0.5)
+    with Checkpointer(URI, max_staged_bytes=1_000_000) as checkpointer:
+        for step in range(3):
+            checkpointer.save_async(step, {"a": bytes(2_000_000)})
+            assert len(checkpointer._in_flight) == 1
+        server.faults.clear()
+
+
+def test_credentials_that_the_uploader_cannot_import_are_refused() -> None:
+    def token() -> str:
+        return "token"
+
+    token.__module__ = "__main__"
+    with pytest.raises(ValueError, match="cannot import __main__"):
+        Checkpointer(URI, staging="process", credentials=token)
