@@ -39,6 +39,7 @@ LONG = (
     *("epoch-cached", "epoch-wait", "epoch-wait-inline"),
     *("checkpoint-save-76MB", "checkpoint-save-298MB", "checkpoint-save-2.5GB"),
     *("checkpoint-load-76MB", "checkpoint-load-298MB", "checkpoint-load-2.5GB"),
+    *("checkpoint-async-stage", "checkpoint-async-train"),
     *("compression-bf16", "compression-fp32", "compression-master", "compression-adam"),
     *("dcp-save-1", "dcp-load-1", "dcp-save-4", "dcp-load-4", "dcp-reshard-4-3"),
 )
@@ -177,7 +178,16 @@ def test_reads_find_their_objects_and_those_of_a_warm_up(scenario: Scenario) -> 
             if turn.work.operation.endswith("compress"):
                 continue
             # Who loads what only it can read saves it first.
-            saves = ("put", "save", "load_compressed", "load_plain", "load_dcp", "reshard_dcp")
+            saves = (
+                "put",
+                "save",
+                "stage",
+                "train",
+                "load_compressed",
+                "load_plain",
+                "load_dcp",
+                "reshard_dcp",
+            )
             if turn.work.operation.startswith(saves):
                 assert turn.server.written_bytes > turn.work.size_bytes
                 continue
@@ -288,7 +298,7 @@ def test_unknown_peer_ends_with_exit_status_2(capsys: pytest.CaptureFixture[str]
         main(["get-1KiB", "--peers", "nosuch"])
     assert caught.value.code == 2
     assert (
-        "there are aioflux, aioflux_checkpoint, aioflux_data, aioflux_dcp, "
+        "there are aioflux, aioflux_async, aioflux_checkpoint, aioflux_data, aioflux_dcp, "
         in capsys.readouterr().err
     )
 
@@ -359,5 +369,5 @@ def test_only_what_nginx_cannot_do_asks_for_the_embedded_server() -> None:
         for name, one in SCENARIOS.items()
     }
     embedded = {name for name, kind in kinds.items() if kind != {ServerSpec().kind}}
-    distributed = {name for name in SCENARIOS if name.startswith("dcp-")}
-    assert embedded == {"paced", "faults", "compression-bf16", "compression-fp32"} | distributed
+    stored = {name for name in SCENARIOS if name.startswith(("dcp-", "checkpoint-async-"))}
+    assert embedded == {"paced", "faults", "compression-bf16", "compression-fp32"} | stored
