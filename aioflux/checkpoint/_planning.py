@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from aioflux.checkpoint._ranks import Ranks
 
 __all__ = ["Planned", "Planner", "Resolved", "Survey", "survey"]
+
+_LEAF: Final = None
+"""Stands among keys for what is no container: which of several is one must not be mistaken."""
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
@@ -67,9 +70,14 @@ def survey(state: Mapping[str, Any]) -> Survey:
 
 
 def _walk_mapping(node: Mapping[Any, Any], keys: list[Any], leaves: list[Any]) -> None:
-    keys.append(tuple(node))
+    names = tuple(node)
+    keys.append(names)
+    # 1, True and 1.0 are equal, and not the same key.
+    if not all(type(name) is str for name in names):
+        keys.append(tuple(map(type, names)))
     for value in node.values():
         if type(value) in _PLAIN:
+            keys.append(_LEAF)
             leaves.append(value)
         else:
             _walk(value, keys, leaves)
@@ -83,6 +91,7 @@ def _walk(value: Any, keys: list[Any], leaves: list[Any]) -> None:
         for each in value:
             _walk(each, keys, leaves)
     else:
+        keys.append(_LEAF)
         leaves.append(value)
 
 
@@ -100,11 +109,11 @@ def _tell(leaf: Any) -> Any:
     """Return what decides how a leaf is cut; the same for all values that are no tensors."""
     kind = type(leaf)
     if kind in _PLAIN:
-        return leaf.dtype, leaf.shape
+        return leaf.dtype, leaf.shape, leaf.layout
     if kind is DTensor:
         return leaf.dtype, leaf.shape, leaf.placements, leaf.device_mesh
     if isinstance(leaf, torch.Tensor):
-        return kind, leaf.dtype, leaf.shape
+        return kind, leaf.dtype, leaf.shape, leaf.layout
     return None
 
 

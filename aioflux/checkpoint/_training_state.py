@@ -93,7 +93,10 @@ class TrainingState:
         for name, optimizer in _named("optimizer", self._optimizers):
             told = optimizer.state_dict()
             state[name] = {
-                "state": {str(number): each for number, each in told["state"].items()},
+                "state": {
+                    str(number): {key: _packed(value) for key, value in each.items()}
+                    for number, each in told["state"].items()
+                },
                 "param_groups": (told["param_groups"],),
             }
         for name, scheduler in _named("scheduler", self._schedulers):
@@ -158,7 +161,10 @@ class TrainingState:
             _load_model(self._model, state["model"])
         for name, optimizer in _named("optimizer", self._optimizers):
             (groups,) = state[name]["param_groups"]
-            told = {int(number): each for number, each in state[name]["state"].items()}
+            told = {
+                int(number): {key: _unpacked(value) for key, value in each.items()}
+                for number, each in state[name]["state"].items()
+            }
             optimizer.load_state_dict({"state": told, "param_groups": groups})
         for name, scheduler in _named("scheduler", self._schedulers):
             (told,) = state[name]
@@ -171,6 +177,16 @@ class TrainingState:
             for (each,) in state["rng"].values():
                 _set_rng_state(each)
         (self.values,) = state["values"]
+
+
+def _packed(value: Any) -> Any:
+    """Return what DCP saves as one, as the lists of tensors that LBFGS has."""
+    is_one = isinstance(value, torch.Tensor | str | int | float) or value is None
+    return value if is_one else (value,)
+
+
+def _unpacked(value: Any) -> Any:
+    return value[0] if isinstance(value, tuple) else value
 
 
 def _several(given: Any) -> list[Any]:

@@ -13,7 +13,7 @@ import pickle
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -92,9 +92,9 @@ class ProcessUploader:
             number = self._num_jobs
             self._pending[number] = _Pending(job, arena, handle)
             handle.attach(_Cancel(self, number))
-            if self._child is None:
-                self._child = self._start()
-            self._hand_over(self._child, number)
+            child = self._child or self._start_again()
+            if child is not None:
+                self._hand_over(child, number)
 
     def forget(self, arena: Arena) -> None:
         """See base class."""
@@ -131,22 +131,26 @@ class ProcessUploader:
         """Start a process and say what it serves."""
         jobs, its_jobs = socket.socketpair()
         told, its_told = socket.socketpair()
-        with its_jobs, its_told:
-            process = subprocess.Popen(  # noqa: S603  ourselves
-                [
-                    sys.executable,
-                    "-m",
-                    "aioflux.checkpoint._uploader",
-                    str(its_jobs.fileno()),
-                    str(its_told.fileno()),
-                ],
-                # A function that returns tokens is found where this process finds it.
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                pass_fds=(its_jobs.fileno(), its_told.fileno()),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        with ExitStack() as ours:
+            ours.enter_context(jobs)
+            ours.enter_context(told)
+            with its_jobs, its_told:
+                process = subprocess.Popen(  # noqa: S603  ourselves
+                    [
+                        sys.executable,
+                        "-m",
+                        "aioflux.checkpoint._uploader",
+                        str(its_jobs.fileno()),
+                        str(its_told.fileno()),
+                    ],
+                    # A function that returns tokens is found where this process finds it.
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    pass_fds=(its_jobs.fileno(), its_told.fileno()),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            ours.pop_all()  # they stay open with the process
         jobs.settimeout(_SEND_SECONDS)
         told.setblocking(False)
         child = _Child(process, jobs, told)
@@ -196,6 +200,22 @@ class ProcessUploader:
             del self._pending[number]
             pending.handle.end(what)
 
+    def _start_again(self) -> _Child | None:
+        """Start another process; where that fails, so does every save that waits for one."""
+        try:
+            self._child = child = self._start()
+        except OSError as exc:
+            waiting, self._pending = self._pending, {}
+            for each in waiting.values():
+                each.handle.end(
+                    CheckpointError(
+                        f"step {each.job.step} was not saved: the uploader process died, and no "
+                        f"other could be started: {exc}"
+                    )
+                )
+            return None
+        return child
+
     def _restart(self, child: _Child) -> None:
         """Start another process where one died, for what it had not finished."""
         with self._lock:
@@ -211,7 +231,9 @@ class ProcessUploader:
                 child.process.returncode,
                 len(self._pending),
             )
-            self._child = self._start()
+            another = self._start_again()
+            if another is None:
+                return
             for number, pending in list(self._pending.items()):
                 job = pending.job
                 pending.job = replace(job, attempt=job.attempt + 1)
@@ -225,7 +247,7 @@ class ProcessUploader:
                         )
                     )
                 else:
-                    self._hand_over(self._child, number)
+                    self._hand_over(another, number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -573,3 +573,26 @@ def test_credentials_that_the_uploader_cannot_import_are_refused() -> None:
     token.__module__ = "__main__"
     with pytest.raises(ValueError, match="cannot import __main__"):
         Checkpointer(URI, staging="process", credentials=token)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"a": {"x": 1}, "b": 2}, {"a": 1, "b": {"x": 2}}),
+        ({"a": {}, "b": 5}, {"a": 5, "b": {}}),
+        ({"a": {"t": torch.ones(2)}, "b": 0}, {"a": torch.ones(2), "b": {"t": 0}}),
+        ({"a": [torch.ones(2)], "b": 0}, {"a": 0, "b": [torch.ones(2)]}),
+        ({"a": {1: 2}}, {"a": {True: 2}}),
+    ],
+    ids=str,
+)
+def test_another_structure_of_the_same_leaves_is_planned_anew(
+    checkpointer: Checkpointer, before: Any, after: Any
+) -> None:
+    checkpointer.save(1, before)
+    checkpointer.save(2, after)
+    loaded = checkpointer.load(2)
+    with Checkpointer("memory://structures/new") as fresh:
+        fresh.save(2, after)
+        assert same(loaded, fresh.load(2))
+        assert str(loaded) == str(fresh.load(2))

@@ -202,3 +202,32 @@ def test_another_number_of_ranks_needs_a_way_to_merge(server: GCSServer) -> None
     assert counted.count == 6
     with pytest.raises(ValueError, match="'values' is taken"):
         TrainingState(values=counted)
+
+
+def test_an_optimizer_whose_state_holds_lists(server: GCSServer) -> None:
+    """Those of LBFGS come back as lists, and its next step is the same."""
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (model(torch.ones(3, 4)) - torch.arange(3.0)[:, None]).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)  # type: ignore[arg-type]
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(4)
+        model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+        return model, torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+    model, optimizer = build()
+    train(model, optimizer)
+    with Checkpointer("gs://bucket/lbfgs") as checkpointer:
+        checkpointer.save(1, TrainingState(model, optimizer))
+        other_model, other = build()
+        checkpointer.load(into=TrainingState(other_model, other))
+    train(model, optimizer)
+    train(other_model, other)
+    for mine, theirs in zip(model.parameters(), other_model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)

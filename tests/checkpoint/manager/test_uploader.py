@@ -224,3 +224,26 @@ def test_the_process_does_without_torch() -> None:
     """Which would take it seconds and 200 MB."""
     code = "import sys, aioflux.checkpoint._uploader; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_an_uploader_that_cannot_be_started_again_fails_what_waits_for_it(
+    checkpointer: Checkpointer, server: GCSServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointer.save(1, state_of(1))
+    server.faults.add(WRITE, key="*__0_0.distcp", delay_seconds=60, times=1)
+    handle = checkpointer.save_async(2, state_of(2))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", refuse)
+        os.kill(uploader_of(checkpointer), signal.SIGKILL)
+        with pytest.raises(CheckpointError, match="no other could be started: too many open files"):
+            handle.result(60)
+        again = checkpointer.save_async(3, state_of(3))
+        with pytest.raises(CheckpointError, match="no other could be started"):
+            again.result(60)
+    server.faults.clear()
+    checkpointer.save(4, state_of(4))
+    assert is_state_of(4, checkpointer.load())
