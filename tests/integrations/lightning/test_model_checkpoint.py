@@ -21,7 +21,7 @@ from tests.integrations.lightning.tiny import OF_LIGHTNING, At, Tiny, fit
 from tests.integrations.lightning.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.integrations.lightning.zygote import Zygote
 
@@ -121,6 +121,15 @@ def fail(_: object) -> None:
     raise ArithmeticError("in step 4")
 
 
+@pytest.fixture
+def plain_sigterm() -> Iterator[None]:
+    """Coverage measures with a handler of its own, which Lightning calls, and which ends all."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("plain_sigterm")
 @pytest.mark.parametrize(
     ("action", "error", "num_done"),
     [(terminate, SIGTERMException, 4), (fail, ArithmeticError, 3)],
