@@ -17,11 +17,11 @@ from torch.futures import Future
 
 from aioflux import bridge
 from aioflux._errors import AiofluxError, CheckpointError, CheckpointNotFoundError
-from aioflux._uri import parse_uri
 from aioflux.checkpoint._objects import open_checkpoint
 from aioflux.checkpoint._steps import uri_below
 from aioflux.checkpoint.dcp._decode import as_bytes, default_registry, load_value
 from aioflux.checkpoint.dcp._fetch import WantedValue, fetch
+from aioflux.checkpoint.dcp._ids import is_checkpoint_uri
 from aioflux.checkpoint.dcp._shared import Loader, find_loader
 from aioflux.checkpoint.dcp._source import CommitBytes, Source, decode_source, read_commit_object
 from aioflux.checkpoint.dcp._units import Wanted
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from aioflux.store import Store
 
 __all__ = ["StorageReader"]
-
-_SCHEMES = ("gs://", "file://", "memory://")
 
 
 class _Unreadable(Metadata):
@@ -136,13 +134,7 @@ class StorageReader(dcp_storage.StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Tell whether this is a uri that a checkpoint can be read from; a path never is."""
-        if not isinstance(checkpoint_id, str) or not checkpoint_id.startswith(_SCHEMES):
-            return False
-        try:
-            parse_uri(checkpoint_id)
-        except ValueError:
-            return False
-        return True
+        return is_checkpoint_uri(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin another load, from another uri where one is given; all settings stay.

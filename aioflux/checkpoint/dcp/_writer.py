@@ -25,7 +25,6 @@ from torch.futures import Future
 
 from aioflux import bridge
 from aioflux._errors import AiofluxError, AlreadyExistsError, CheckpointError, TransientError
-from aioflux._uri import parse_uri
 from aioflux.checkpoint._commit import (
     COMMIT_KEY,
     INDEX_KEY,
@@ -36,6 +35,7 @@ from aioflux.checkpoint._commit import (
     new_save_id,
 )
 from aioflux.checkpoint._objects import open_checkpoint
+from aioflux.checkpoint.dcp._ids import is_checkpoint_uri
 from aioflux.checkpoint.dcp._plan_writes import Placement, plan_objects
 from aioflux.checkpoint.dcp._publish import Unfinished, begin, finish, sweep
 from aioflux.checkpoint.dcp._safetensors import dump_metadata, plan_ranks
@@ -66,8 +66,6 @@ _VERSION = "1.0.0"
 
 _PICKLE_PROTOCOL = 4
 """What every Python reads that torch runs on."""
-
-_SCHEMES = ("gs://", "file://", "memory://")
 
 
 class StorageWriter(dcp_storage.StorageWriter):
@@ -169,13 +167,7 @@ class StorageWriter(dcp_storage.StorageWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Tell whether this is a uri that a checkpoint can be written to; a path never is."""
-        if not isinstance(checkpoint_id, str) or not checkpoint_id.startswith(_SCHEMES):
-            return False
-        try:
-            parse_uri(checkpoint_id)
-        except ValueError:
-            return False
-        return True
+        return is_checkpoint_uri(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin another save, to another uri where one is given; all settings stay.
