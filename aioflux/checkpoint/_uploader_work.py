@@ -5,6 +5,9 @@
 
 The ranks meet in the bucket and in no collective: it runs beside training, in another process where
 it has to outlive the trainer, and a rank that is gone is missed after a time that is known before.
+
+Over 500 lines, because what coordinator and ranks tell each other, and what they take back when a
+save fails, can only be read as one exchange.
 """
 
 from __future__ import annotations
