@@ -95,6 +95,10 @@ class ObjectWriter:
         """Take the bytes of `data` and return how many they are."""
         return bridge.run(self._writer.value.write(data))
 
+    def write_copy(self, data: Buffer) -> int:
+        """As `write`; a writer that borrows what is written takes a copy of this."""
+        return bridge.run(self._writer.value.write_copy(data))
+
     def tell(self) -> int:
         """Return how many bytes were written."""
         return self._writer.value.tell()

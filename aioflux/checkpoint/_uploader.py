@@ -114,7 +114,8 @@ class _Server:
                 self._arenas.pop(number, None)
             case ("cancel", int(number)):
                 if (task := self._tasks.get(number)) is not None:
-                    task.cancel()
+                    # Not before its first step: it has to tell the other ranks.
+                    asyncio.get_running_loop().call_soon(task.cancel)
             case ("job", int(number), Job() as job):
                 task = asyncio.get_running_loop().create_task(self._carry_out(number, job))
                 self._tasks[number] = task
@@ -131,7 +132,7 @@ class _Server:
         return await self._uploads.run(job, memory, lambda count: self._tell("sent", number, count))
 
     def _end(self, number: int, job: Job, task: asyncio.Task[SaveResult]) -> None:
-        """Tell how a job ended; one that was cancelled may not even have begun."""
+        """Tell how a job ended."""
         del self._tasks[number]
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:

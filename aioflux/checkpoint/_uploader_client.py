@@ -74,10 +74,11 @@ class _Running:
     async def run(self) -> None:
         """Carry it out; how it ends, the handle tells."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        assert self._task is not None
         memory = self._arena.view if self._arena is not None else memoryview(b"")
         try:
             if self._is_cancelled:
-                raise asyncio.CancelledError  # noqa: TRY301  before it could be a task's
+                self._task.cancel()
             self._handle.end(await self._uploads.run(self._job, memory, self._handle.advance))
         except BaseException as exc:
             self._handle.end(exc)

@@ -98,8 +98,15 @@ class Uploads:
         save = _Save(self._store, self._settings, job, memory, progress)
         if job.is_urgent:
             return await save.run()
-        async with self._turn:
+        try:
+            await self._turn.acquire()
+        except BaseException as exc:  # cancelled while it waited
+            await save.undo(exc)
+            raise
+        try:
             return await save.run()
+        finally:
+            self._turn.release()
 
 
 class _Save:
@@ -126,7 +133,6 @@ class _Save:
         self._num_retries = store.stats.num_retries
         self._num_bytes = 0
         self._is_told = False
-        self._heard: set[int] = set()
 
     async def run(self) -> SaveResult:
         job = self._job
@@ -148,11 +154,21 @@ class _Save:
                 await self._await_outcome()
             await self._forget_attempts(objects)
         except BaseException as exc:
-            await self._undo(exc)
+            await self.undo(exc)
             if isinstance(exc, _OutcomeError):  # a word among ourselves
                 raise CheckpointError(str(exc)) from exc.__cause__
             raise
         return self._result()
+
+    async def undo(self, error: BaseException) -> None:
+        """Tell the others, and remove what was written; a failure of that is noted on the error."""
+        error.add_note(f"while saving {self._uri} on rank {self._job.rank}")
+        try:
+            await _to_its_end(asyncio.wait_for(self._withdraw(error), _CLEANUP_SECONDS))
+        except TimeoutError:
+            error.add_note("what it wrote could not be removed in time, `aioflux clean` does")
+        except AiofluxError as exc:
+            error.add_note(f"what it wrote could not be removed, `aioflux clean` does: {exc}")
 
     def _result(self) -> SaveResult:
         job = self._job
@@ -253,7 +269,6 @@ class _Save:
             there = await self._told_ranks()
             for rank in there - told.keys() - {0}:
                 told[rank] = await self._read_manifest(rank)
-                self._heard.add(rank)
                 if told[rank].error:
                     raise CheckpointError(
                         f"{self._uri} was not saved: rank {rank}: {told[rank].error}"
@@ -409,16 +424,6 @@ class _Save:
         except AiofluxError as exc:
             _log.warning("the history of %s misses step %d: %s", self._store.uri, job.step, exc)
 
-    async def _undo(self, error: BaseException) -> None:
-        """Tell the others, and remove what was written; a failure of that is noted on the error."""
-        error.add_note(f"while saving {self._uri} on rank {self._job.rank}")
-        try:
-            await _to_its_end(asyncio.wait_for(self._withdraw(error), _CLEANUP_SECONDS))
-        except TimeoutError:
-            error.add_note("what it wrote could not be removed in time, `aioflux clean` does")
-        except AiofluxError as exc:
-            error.add_note(f"what it wrote could not be removed, `aioflux clean` does: {exc}")
-
     async def _withdraw(self, error: BaseException) -> None:
         job = self._job
         is_unknown = isinstance(error, _UnknownOutcomeError)
@@ -431,35 +436,36 @@ class _Save:
             await self._note("cancelled" if _is_cancel(error) else "failed", error=text)
         if is_unknown:
             return  # what it is made of must stay
-        mine = self._prefix + manifest_key(job.save_id, job.rank)
-        if self._is_alone:
-            await self._store.delete_many(self._own_keys())
-        elif self._is_coordinator:
-            await self._store.delete_many(self._own_keys())
-            await self._take_back(mine)
-        elif isinstance(error, _FailedElsewhereError):
-            await self._store.delete_many([*self._own_keys(), mine])
-        elif not self._is_told:
+        if not self._is_coordinator:
+            if self._is_told and not isinstance(error, _FailedElsewhereError):
+                return  # the coordinator may commit what this rank wrote
             await self._tell(Manifest(rank=job.rank, error=text))
-            await self._store.delete_many(self._own_keys())
+        await self._store.delete_many(self._own_keys())
+        if not self._is_alone:
+            await self._forget_failure()
 
-    async def _take_back(self, note: str) -> None:
-        """Remove the note of a failure once every rank has seen it, and what failed ranks told."""
-        everyone = set(range(1, self._job.world_size))
-        async for seconds_left in _polls(_CLEANUP_SECONDS / 2):
-            there = await self._told_ranks() - {0}
-            self._heard |= there
-            for rank in sorted(there):
-                with suppress(NotFoundError):
-                    if (await self._read_manifest(rank)).error:
-                        key = self._prefix + manifest_key(self._job.save_id, rank)
-                        await self._store.delete_many([key])
-                        there.discard(rank)
-            if not there and self._heard >= everyone:
-                await self._store.delete_many([note])
+    async def _forget_failure(self) -> None:
+        """Remove what the ranks told of a failure, once it was told by all.
+
+        The coordinator waits a while for that; after it the last rank to tell does it, so each
+        looks when it has told.
+        """
+        everyone = set(range(self._job.world_size))
+        manifests = [self._prefix + manifest_key(self._job.save_id, rank) for rank in everyone]
+        failed: set[int] = set()
+        async for seconds_left in _polls(_CLEANUP_SECONDS / 2 if self._is_coordinator else 0.0):
+            for rank in await self._told_ranks() - failed:
+                try:
+                    manifest = await self._read_manifest(rank)
+                except NotFoundError:
+                    return  # another rank is at it
+                if manifest.error:
+                    failed.add(rank)
+            if failed == everyone:
+                await self._store.delete_many(manifests)
                 return
             if seconds_left <= 0:
-                return  # a rank that comes late still finds it
+                return
 
 
 def _is_cancel(error: BaseException) -> bool:
@@ -471,7 +477,7 @@ class _StagingError(AiofluxError):
 
 
 class _OutcomeError(CheckpointError):
-    """What tells `_undo` what to do."""
+    """What tells `undo` what to do."""
 
 
 class _FailedElsewhereError(_OutcomeError):

@@ -279,4 +279,4 @@ with GCSServerProcess(buckets=("bucket",)) as server:
     )
     tensors, copies = map(int, done.stdout.split())
     assert tensors < 20
-    assert copies < 20 + 8 + 16
+    assert copies < 20 + 8 + 32

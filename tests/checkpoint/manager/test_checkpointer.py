@@ -329,6 +329,8 @@ class TestCancel:
             assert second.cancel()
             first.result()
         assert checkpointer.steps() == [1]
+        # The other ranks are told, and so is whoever reads the history.
+        assert {each.outcome for each in checkpointer.history()} == {"cancelled", "committed"}
 
     def test_too_late(self, checkpointer: Checkpointer) -> None:
         handle = checkpointer.save_async(1, state_of(1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,8 @@ def test_errors_surface_at_the_next_save_and_at_the_end_with_those_that_followed
     with pytest.raises(OSError, match="third"):
         background.close()
     background.write("gs://b/4", failing("fourth"))
+    while background.is_pending("gs://b/4"):
+        time.sleep(0.001)
     with ThreadPoolExecutor(1) as other, pytest.raises(OSError, match="fourth"):
         other.submit(background.make_room).result(30)
 
