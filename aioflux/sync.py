@@ -70,6 +70,10 @@ class ObjectReader:
         """Fill `view` and return how many bytes there were."""
         return bridge.run(self._reader.value.readinto(view))
 
+    def prefetch(self) -> None:
+        """Begin to fetch what is next, as much as may be held, and wait for none of it."""
+        bridge.run(self._reader.value.prefetch())
+
     def tell(self) -> int:
         """Return the position of the next byte."""
         return self._reader.value.tell()

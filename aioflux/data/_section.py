@@ -76,6 +76,10 @@ class Section:
     def read(self, pairs: Iterable[tuple[int, int]], *, is_ordered: bool) -> Samples:
         """Read `(index, position)` pairs, and give the index with each sample."""
         wanted = ((index, self.item(position)) for index, position in pairs)
+        return self.read_items(wanted, is_ordered=is_ordered)
+
+    def read_items(self, wanted: Wanted, *, is_ordered: bool) -> Samples:
+        """Read `(index, item)` pairs of the store, and give the index with each sample."""
         if self.access.cache is not None:
             return self._cached(wanted, self.access.cache)
         return self._in_order(wanted) if is_ordered else self._as_they_arrive(wanted)

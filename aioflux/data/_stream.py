@@ -69,6 +69,12 @@ class _Raw(io.RawIOBase):
         self._position += filled
         return filled
 
+    def prefetch(self) -> None:
+        """Begin to fetch what is next, without waiting, as long as nobody has jumped."""
+        reader = self._ordered_reader() if self.meta.size else None
+        if reader is not None:
+            reader.prefetch()
+
     def _ordered_reader(self) -> sync.ObjectReader | None:
         """Return what reads in order and ahead, as long as nobody has jumped."""
         if not self._is_in_order:
@@ -113,6 +119,10 @@ class ObjectStream(io.BufferedReader):
     def meta(self) -> ObjectMeta:
         """Metadata of the object."""
         return self.raw.meta
+
+    def prefetch(self) -> None:
+        """Begin to fetch the first ranges, without waiting for them: somebody will read soon."""
+        self.raw.prefetch()
 
     def abandon(self) -> None:
         """Close it in the middle; what was read is not verified once more."""

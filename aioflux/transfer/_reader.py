@@ -157,6 +157,16 @@ class ObjectReader:
             self._next = self._position
         return filled
 
+    async def prefetch(self) -> None:
+        """Begin to fetch what is next, as much as may be held, and wait for none of it.
+
+        An error shows in the read that needs what could not be fetched.
+        """
+        if self._closed:
+            raise ValueError(f"{self.meta.uri} is read from a closed reader")
+        self._session.refuse_in_child(self.meta.key)
+        self._start_window(self._position // self._step)
+
     def _reads_twice(self) -> bool:
         """Tell whether ranges are read twice now, because no whole read covers them."""
         return self._twice and not self._in_order and not self._verified
@@ -169,10 +179,7 @@ class ObjectReader:
 
     async def _range(self, index: int) -> bytes:
         """Return a range, and fetch ahead behind it."""
-        window = self._window()
-        for wanted in range(index, min(index + window, len(self._plan))):
-            if wanted not in self._ranges:
-                self._start(wanted)
+        window = self._start_window(index)
         # Only what lies behind the reader or beyond its window is dropped.
         self._drop_ranges({at for at in self._ranges if not index <= at < index + window})
         data = await self._arrived(index)
@@ -185,6 +192,14 @@ class ObjectReader:
         """Ranges that are held at once; a copy that is only compared takes as much."""
         ranges = self._max_held // self._step
         return max(1, ranges // 2 if self._reads_twice() else ranges)
+
+    def _start_window(self, index: int) -> int:
+        """Fetch a range and those behind it that may be held; return how many may be."""
+        window = self._window()
+        for wanted in range(index, min(index + window, len(self._plan))):
+            if wanted not in self._ranges:
+                self._start(wanted)
+        return window
 
     def _start(self, index: int) -> None:
         self._ranges[index] = asyncio.create_task(self._fetch(index))

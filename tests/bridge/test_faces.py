@@ -74,7 +74,7 @@ def test_both_faces_take_the_same_parameters(name: str) -> None:
     assert parameters(getattr(sync.Store, name)) == parameters(getattr(aioflux.Store, name))
 
 
-@pytest.mark.parametrize("name", ["read", "readinto", "seek", "tell"])
+@pytest.mark.parametrize("name", ["prefetch", "read", "readinto", "seek", "tell"])
 def test_both_readers_take_the_same_parameters(name: str) -> None:
     assert parameters(getattr(sync.ObjectReader, name)) == parameters(
         getattr(asynchronous.ObjectReader, name)

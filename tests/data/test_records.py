@@ -364,3 +364,12 @@ def test_ranges_arrive_while_records_are_taken(bucket: Bucket, store: aioflux.sy
     # Eleven in all; a third is under way where the first one was taken over already.
     assert bucket.server.stats.operation("objects.get").requests in {2, 3}
     records.close()
+
+
+def test_a_prefetch_asks_for_what_is_read_then(bucket: Bucket, store: aioflux.sync.Store) -> None:
+    bucket.put("a", bytes(4000))
+    with open_stream(store, store.head("a"), read_ahead_bytes=4000) as stream:
+        bucket.server.stats.reset()
+        stream.prefetch()
+        assert stream.read() == bytes(4000)
+        assert bucket.server.stats.operation("objects.get").requests == 2

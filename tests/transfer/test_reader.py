@@ -71,6 +71,19 @@ async def test_it_fetches_no_more_than_its_window_while_nobody_reads(rig: Rig) -
         await reach(lambda: rig.service.count("get") == 3)
 
 
+async def test_a_prefetch_asks_for_the_window_that_is_read_then(rig: Rig) -> None:
+    session = rig.new_session(range_size_bytes=PART)  # two ranges are held
+    meta = rig.put("a", pattern(4 * PART))
+    async with ObjectReader(session, meta) as reader:
+        await reader.prefetch()
+        await reach(lambda: rig.service.count("get") == 2)
+        assert reader.tell() == 0
+        assert await reader.read(2) == pattern(4 * PART)[:2]
+        assert rig.service.count("get") == 2
+    with pytest.raises(ValueError, match="closed"):
+        await reader.prefetch()
+
+
 async def test_a_read_after_a_failed_one_gives_the_same_bytes(rig: Rig) -> None:
     meta = rig.put("a", LONG)
     async with ObjectReader(one_range_ahead(rig), meta) as reader:
