@@ -1,12 +1,41 @@
-"""Hypothesis profiles: `HYPOTHESIS_PROFILE=nightly` searches longer and at random."""
+"""Hypothesis profiles: `HYPOTHESIS_PROFILE=nightly` searches longer and at random.
+
+And the servers of other projects that tests of several rooms ask.
+"""
 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers.moto import Moto
+    from tests.servers.seaweedfs import SeaweedFS
 
 # A derandomized run fails only for a change in the code. Busy machines stall, hence no deadline.
 settings.register_profile("ci", derandomize=True, deadline=None, database=None, print_blob=True)
 settings.register_profile("nightly", deadline=None, max_examples=2_000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session")
+def seaweedfs() -> Iterator[SeaweedFS]:
+    """An S3 server that checks signatures; started once, with the bucket `bucket`."""
+    from tests.servers.seaweedfs import SeaweedFS
+
+    with SeaweedFS() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[Moto]:
+    """An S3 server that takes any keys; started once, with the bucket `bucket`."""
+    from tests.servers.moto import Moto
+
+    with Moto() as server:
+        yield server
