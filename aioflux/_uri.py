@@ -1,4 +1,4 @@
-"""Uris: `gs://bucket/prefix`, `file:///dir`, `memory://name/prefix`."""
+"""Uris: `gs://bucket/prefix`, `az://account/container/prefix`, `file:///dir`, and so on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Location:
 
     scheme: str
     bucket: str
-    """Name of the bucket; for `file` the empty string."""
+    """Name of the bucket; for `az` account and container, `account/container`; for `file` the empty
+    string."""
     key: str
     """Key or prefix in the bucket, with no leading slash; for `file` the absolute path."""
 
@@ -86,6 +87,14 @@ def parse_uri(uri: str) -> Location:
     if scheme == "file":
         return _parse_file(uri)
     bucket, _, key = rest.partition("/")
+    if scheme == "az":
+        account, (container, _, key) = bucket, key.partition("/")
+        if not account or not container:
+            raise ValueError(
+                f"{uri!r} names no container; write az://account/container/prefix, the storage "
+                "account first"
+            )
+        bucket = f"{account}/{container}"
     if not bucket:
         raise ValueError(f"{uri!r} names no bucket; write {scheme}://bucket/prefix")
     return Location(scheme, bucket, key)

@@ -14,7 +14,8 @@ buckets = st.text(min_size=1).filter(lambda text: "/" not in text)
 
 @given(scheme=object_schemes, bucket=buckets, key=st.text())
 def test_an_object_uri_parses_to_what_wrote_it(scheme: str, bucket: str, key: str) -> None:
-    location = Location(scheme, bucket, key)
+    root = f"{bucket}/{bucket}" if scheme == "az" else bucket  # account and container
+    location = Location(scheme, root, key)
     assert parse_uri(str(location)) == location
 
 
@@ -44,7 +45,8 @@ def test_any_text_is_parsed_or_refused_with_value_error(text: str) -> None:
         ("gcs://b/k", Location("gs", "b", "k")),
         ("GS://B/K", Location("gs", "B", "K")),
         ("s3://b/k", Location("s3", "b", "k")),
-        ("az://b/k", Location("az", "b", "k")),
+        ("az://acct/b/k/l", Location("az", "acct/b", "k/l")),
+        ("az://acct/b", Location("az", "acct/b", "")),
         ("memory://b/k", Location("memory", "b", "k")),
         ("file:///a/b", Location("file", "", "/a/b")),
         ("file://localhost/a/b", Location("file", "", "/a/b")),
@@ -66,6 +68,9 @@ def test_a_uri_is_split_into(uri: str, location: Location) -> None:
         ("gs:/b/k", "must begin with one of"),
         ("gs://", "names no bucket"),
         ("gs:///key", "names no bucket"),
+        ("az://account", "names no container"),
+        ("az://account/", "names no container"),
+        ("az:///container/key", "names no container"),
         ("file://host/a", "names the host 'host'"),
         ("file://", "is not absolute"),
     ],
