@@ -1,0 +1,90 @@
+"""S3FileLister: urls of the objects below prefixes, `.list_files_by_s3()`."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing
+from typing import TYPE_CHECKING, cast
+
+from torch.utils.data import get_worker_info
+from torch.utils.data.datapipes._decorator import functional_datapipe
+from torch.utils.data.datapipes.datapipe import IterDataPipe
+
+from aioflux._errors import StorageError
+from aioflux.compat.s3_datapipes._options import Stores, with_timeout
+from aioflux.compat.s3_datapipes._urls import ListedUrl
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Iterator
+    from typing import Unpack
+
+    from aioflux._listing import Listing
+    from aioflux._policy import StoreOptions
+
+__all__ = ["S3FileLister"]
+
+_log = logging.getLogger("aioflux")
+
+
+@functional_datapipe("list_files_by_s3")
+class S3FileLister(IterDataPipe[str]):
+    """Yields the url of every object whose url begins with one of the prefixes, sorted by prefix.
+
+    A prefix is a beginning and no directory: `s3://bucket/tr` finds `s3://bucket/train/1`, too. Of
+    consoles' empty objects that end with "/", and stand for directories, there are no urls. A
+    prefix without any object is told by a warning of the logger "aioflux".
+
+    The urls are strings that carry what the listing told (see `ListedUrl`): who loads them reads
+    the generation that was listed.
+
+    Args:
+        source_datapipe: Urls of prefixes or buckets.
+        length: What `len` says; unknown by default.
+        request_timeout_ms: Time in which an answer must go on, in milliseconds; -1 for that of
+            `Timeouts()`.
+        region: Region of the buckets; by default it is found from each. `s3://` only.
+        options: As `aioflux.open_store`.
+
+    Raises:
+        ValueError: Settings do not go together.
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[str],
+        length: int = -1,
+        request_timeout_ms: int = -1,
+        region: str = "",
+        **options: Unpack[StoreOptions],
+    ) -> None:
+        self.source_datapipe = source_datapipe
+        self.length = length
+        self._stores = Stores(with_timeout(options, request_timeout_ms), region=region)
+
+    def __iter__(self) -> Iterator[str]:
+        """List one prefix after the other."""
+        try:
+            for prefix in self.source_datapipe:
+                yield from self._below(prefix)
+        except StorageError as exc:
+            if get_worker_info() is not None:
+                exc.carry_fields()
+            raise
+
+    def _below(self, prefix: str) -> Iterator[str]:
+        store, key = self._stores.at(prefix)
+        pages = cast("Generator[Listing, None, None]", store.list_pages(key))
+        has_any = False
+        with closing(pages):
+            for page in pages:
+                for meta in page:
+                    if meta.size or not meta.key.endswith("/"):
+                        has_any = True
+                        yield ListedUrl(meta)
+        if not has_any:
+            _log.warning("there is no object whose url begins with %s", prefix)
+
+    def __len__(self) -> int:
+        if self.length < 0:
+            raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
+        return self.length

@@ -1,0 +1,100 @@
+"""S3FileLoader: objects as files, fetched ahead, `.load_files_by_s3()`."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import get_worker_info
+from torch.utils.data.datapipes._decorator import functional_datapipe
+from torch.utils.data.datapipes.datapipe import IterDataPipe
+from torch.utils.data.datapipes.utils.common import StreamWrapper
+
+from aioflux._errors import StorageError
+from aioflux._policy import MIB
+from aioflux.compat.s3_datapipes._ahead import Ahead
+from aioflux.compat.s3_datapipes._options import (
+    Stores,
+    buffer_bytes,
+    one_request_at_a_time,
+    with_timeout,
+)
+from aioflux.data._cache import Cache
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator
+    from typing import Unpack
+
+    from aioflux._policy import StoreOptions
+
+__all__ = ["S3FileLoader"]
+
+
+@functional_datapipe("load_files_by_s3")
+class S3FileLoader(IterDataPipe[tuple[str, Any]]):
+    """Yields `(url, StreamWrapper)` for each url, in their order: a binary file, seekable.
+
+    While one object is read, those behind it are on their way, also across batches, and in every
+    DataLoader worker by itself: whole objects up to `TransferOptions.max_in_flight_bytes`
+    (256 MiB), and of a large one as much as `buffer_size`, with as much of the next large one. So
+    a worker holds at most that, twice `buffer_size`, and what the consumer keeps.
+
+    Urls of `list_files_by_s3` are read in the generation that was listed, and fail with
+    NotFoundError where the object was replaced since. Objects that these urls tell to be larger
+    than `buffer_size` are streams, read by one thread; others are in memory, whole and verified,
+    when they are handed out. Share the urls among workers by `sharding_filter` before this pipe: it
+    loads all that it is given.
+
+    Args:
+        source_datapipe: Urls of objects.
+        request_timeout_ms: Time in which an answer must go on, in milliseconds; -1 for that of
+            `Timeouts()`.
+        region: Region of the buckets; by default it is found from each. `s3://` only.
+        buffer_size: Bytes of one large object that are held ahead; 128 MiB by default.
+        multi_part_download: Whether an object is read in ranges side by side, of
+            `TransferOptions.range_size_bytes` each; it is by default. False sends one request for
+            as much as `buffer_size` holds.
+        cache: A local directory that keeps objects between epochs and runs: what is in it is not
+            requested again. Takes urls of `list_files_by_s3` only, and large objects whole.
+        cache_bytes: The most that it takes, in bytes; 64 GiB by default.
+        options: As `aioflux.open_store`. `transfer` says how much is under way at once.
+
+    Raises:
+        ValueError: Settings do not go together.
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[str],
+        request_timeout_ms: int = -1,
+        region: str = "",
+        buffer_size: int | None = None,
+        multi_part_download: bool | None = None,
+        *,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int = 64 * 1024 * MIB,
+        **options: Unpack[StoreOptions],
+    ) -> None:
+        self.source_datapipe = source_datapipe
+        self._buffer_bytes = buffer_bytes(buffer_size)
+        if multi_part_download is False:
+            options = one_request_at_a_time(options, self._buffer_bytes)
+        self._stores = Stores(with_timeout(options, request_timeout_ms), region=region)
+        self._cache = None if cache is None else Cache(cache, max_bytes=cache_bytes)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """Load one url after the other."""
+        urls = iter(self.source_datapipe)
+        ahead = Ahead(urls, self._stores, self._cache, self._buffer_bytes)
+        try:
+            with closing(ahead.files()) as files:
+                for url, file in files:
+                    yield url, StreamWrapper(file, name=url)
+        except StorageError as exc:
+            if get_worker_info() is not None:
+                exc.carry_fields()
+            raise
+
+    def __len__(self) -> int:
+        return len(self.source_datapipe)  # type: ignore[arg-type]  # or TypeError

@@ -1,0 +1,101 @@
+"""The settings of torchdata's pipes as what `open_store` takes, and the stores that they open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from aioflux import sync
+from aioflux._policy import MIB, Timeouts, TransferOptions
+from aioflux.compat.s3_datapipes._urls import place_of
+
+if TYPE_CHECKING:
+    from aioflux._policy import StoreOptions
+
+__all__ = [
+    "DEFAULT_BUFFER_BYTES",
+    "Stores",
+    "buffer_bytes",
+    "one_request_at_a_time",
+    "with_timeout",
+]
+
+DEFAULT_BUFFER_BYTES = 128 * MIB
+"""torchdata's own default of `buffer_size`."""
+_UNSET = -1
+
+
+class Stores:
+    """A store for each bucket that urls name, opened on first use.
+
+    Pickles and forks as its settings: each process opens its own.
+
+    Args:
+        options: What each is opened with.
+        region: Of the buckets; empty where it is to be found.
+    """
+
+    def __init__(self, options: StoreOptions, region: str = "") -> None:
+        self._options = options
+        self._region = region
+        self._stores: dict[str, sync.Store] = {}
+
+    def __reduce__(self) -> tuple[type[Stores], tuple[StoreOptions, str]]:
+        return Stores, (self._options, self._region)
+
+    def at(self, url: str) -> tuple[sync.Store, str]:
+        """Return the store of a url, and the key or prefix in it.
+
+        Raises:
+            TypeError: The url is no string.
+            ValueError: It is none that aioflux can open, or a setting has no effect with it.
+        """
+        place = place_of(url)
+        store = self._stores.get(place.root)
+        if store is None:
+            if self._region and not place.root.startswith("s3://"):
+                raise ValueError(f"region={self._region!r} has no effect with {url}")
+            store = self._stores[place.root] = sync.open_store(place.root, **self._options)
+        return store, place.key
+
+
+def with_timeout(options: StoreOptions, request_timeout_ms: int) -> StoreOptions:
+    """Return options with the time that a request may stand still.
+
+    Args:
+        options: As `open_store` takes them.
+        request_timeout_ms: In milliseconds; -1 for `Timeouts()`.
+
+    Raises:
+        ValueError: It is no time, or `timeouts` say another.
+    """
+    if request_timeout_ms == _UNSET:
+        return options
+    if request_timeout_ms <= 0:
+        raise ValueError(f"request_timeout_ms must be above 0, or -1, not {request_timeout_ms!r}")
+    if options.get("timeouts") is not None:
+        raise ValueError("request_timeout_ms and timeouts say the same; give one of them")
+    seconds = request_timeout_ms / 1000
+    timeouts = Timeouts(connect_seconds=seconds, progress_seconds=seconds)
+    return cast("StoreOptions", {**options, "timeouts": timeouts})
+
+
+def buffer_bytes(buffer_size: int | None) -> int:
+    """Return how much of an object may be held ahead.
+
+    Raises:
+        ValueError: It is not above 0.
+    """
+    if buffer_size is None:
+        return DEFAULT_BUFFER_BYTES
+    if buffer_size <= 0:
+        raise ValueError(f"buffer_size must be above 0, not {buffer_size!r}")
+    return buffer_size
+
+
+def one_request_at_a_time(options: StoreOptions, num_bytes: int) -> StoreOptions:
+    """Return options with which no object up to `num_bytes` is read in parallel ranges."""
+    transfer = options.get("transfer") or TransferOptions()
+    return cast(
+        "StoreOptions", {**options, "transfer": replace(transfer, range_size_bytes=num_bytes)}
+    )
