@@ -145,10 +145,12 @@ class Store:
             credentials=credentials,
             endpoint_url=endpoint_url,
             ssl_context=ssl_context,
+            verify=transfer.verify,
         )
-        if location.scheme not in {"gs", "file", "memory"}:
+        if location.scheme not in {"gs", "s3", "az", "file", "memory"}:
             raise ValueError(f"{location}: aioflux does not yet speak {location.scheme}://")
-        if location.scheme != "gs" and (credentials is not None or endpoint_url is not None):
+        is_ours = location.scheme in {"file", "memory"}
+        if is_ours and (credentials is not None or endpoint_url is not None):
             raise ValueError(f"{location} takes neither credentials nor an endpoint_url")
         self.sessions: Sessions = weakref.WeakKeyDictionary()
         self._progress = progress

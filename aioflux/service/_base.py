@@ -63,8 +63,14 @@ class Capabilities:
     """Keys between two others are listed without reading those before."""
     match_glob: bool = False
     """The service itself leaves out keys that a pattern does not match."""
+    checksums: bool = True
+    """Every object has a crc32c, and answers tell it. Where that is not so, the service itself
+    compares what it can."""
     part_checksums: bool = True
     """Parts travel with their crc32c, which the service compares."""
+    listed_checksums: bool = True
+    """Listings, and answers to reads of a part, tell the crc32c of the whole object; False: what
+    `head` and answers to reads of the whole tell of it."""
     guarded_transport: bool = True
     """Bytes cannot change unseen on their way here: they come over TLS, or over no network. Ranges,
     for which services tell no checksum, are trusted then."""

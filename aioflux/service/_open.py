@@ -33,6 +33,8 @@ class ServiceConfig:
     """Another endpoint than the service's own."""
     ssl_context: ssl.SSLContext | None = None
     """TLS settings; None for the system's trust store."""
+    verify: bool = True
+    """Bytes are compared with checksums, also those that only the service knows of."""
 
 
 def resolve_endpoint(endpoint_url: str | None) -> tuple[str | None, bool]:
@@ -58,6 +60,10 @@ def open_service(config: ServiceConfig) -> Service:
     location = config.location
     if location.scheme == "gs":
         return _open_gcs(config)
+    if location.scheme == "az":
+        return _open_azure(config)
+    if location.scheme == "s3":
+        return _open_s3(config)
     if config.credentials is not None or config.endpoint_url is not None:
         raise ValueError(f"{location} takes neither credentials nor an endpoint_url")
     if location.scheme == "memory":
@@ -86,4 +92,42 @@ def _open_gcs(config: ServiceConfig) -> Service:
         timeouts=config.timeouts,
         max_connections=config.max_connections,
         ssl_context=config.ssl_context,
+    )
+
+
+def _open_azure(config: ServiceConfig) -> Service:
+    from aioflux.service._azure import AzureService
+
+    account, _, container = config.location.bucket.partition("/")
+    return AzureService(
+        account,
+        container,
+        config.location.key,
+        endpoint_url=config.endpoint_url,
+        credentials=config.credentials,
+        timeouts=config.timeouts,
+        max_connections=config.max_connections,
+        verify=config.verify,
+        ssl_context=config.ssl_context,
+    )
+
+
+def _open_s3(config: ServiceConfig) -> Service:
+    from aioflux._access import S3Access
+    from aioflux.service._s3 import S3Service
+
+    environment = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+    endpoint = config.endpoint_url or environment
+    if endpoint and urlsplit(endpoint).path not in {"", "/"}:
+        raise ValueError(f"endpoint_url {endpoint!r} has a path; give scheme, host and port only")
+    access = config.credentials
+    return S3Service(
+        config.location.bucket,
+        config.location.key,
+        access=access if isinstance(access, S3Access) else S3Access(credentials=access),
+        endpoint_url=endpoint,
+        timeouts=config.timeouts,
+        max_connections=config.max_connections,
+        ssl_context=config.ssl_context,
+        verify=config.verify,
     )

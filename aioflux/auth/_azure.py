@@ -1,0 +1,361 @@
+"""Azure credentials: account keys sign, SAS tokens travel in urls, azure-identity gives tokens.
+
+Nothing of Azure's SDK is imported before a token is needed: keys and SAS tokens need none of it.
+Source of the signature: learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key; it
+is checked byte for byte against the policy of azure-storage-blob.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hmac
+import inspect
+import time
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from urllib.parse import parse_qs
+
+from aioflux._errors import CredentialsError, TransientError
+from aioflux.auth._provided import AnonymousToken, ProvidedToken
+from aioflux.auth._renewed import RenewedToken
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+__all__ = [
+    "ANONYMOUS",
+    "AzureAccess",
+    "AzureToken",
+    "SharedKey",
+    "is_sas",
+    "open_access",
+    "parse_connection_string",
+    "string_to_sign",
+]
+
+ANONYMOUS = "anonymous"
+"""As `credentials=`: for public containers."""
+
+SCOPE = "https://storage.azure.com/.default"
+DEVELOPMENT_ACCOUNT = "devstoreaccount1"
+_DEVELOPMENT_KEY = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
+"""Published by Microsoft, the same for everybody
+(learn.microsoft.com/azure/storage/common/storage-connect-azurite)."""
+
+_SIGNED = (
+    b"content-encoding",
+    b"content-language",
+    b"content-length",
+    b"content-md5",
+    b"content-type",
+    b"date",
+    b"if-modified-since",
+    b"if-match",
+    b"if-none-match",
+    b"if-unmodified-since",
+    b"range",
+)
+_HOW_TO_SIGN_IN = (
+    "run 'az login', set AZURE_STORAGE_CONNECTION_STRING, or pass credentials= an account key, a "
+    f"SAS token, a connection string or a credential of azure-identity; {ANONYMOUS!r} for a public "
+    "container"
+)
+
+Source: TypeAlias = "AnonymousToken | ProvidedToken | AzureToken"
+
+
+def is_sas(text: str) -> bool:
+    """Tell whether a text is a SAS token: a query that ends in a signature."""
+    return "sig" in parse_qs(text.removeprefix("?"))
+
+
+def string_to_sign(
+    account: str,
+    method: bytes,
+    path: bytes,
+    query: Mapping[str, str],
+    headers: Iterable[tuple[bytes, bytes]],
+    *,
+    num_bytes: int,
+) -> bytes:
+    """Return the text that an account key signs.
+
+    Args:
+        account: Name of the account.
+        method: Method.
+        path: Path as it is sent, percent-encoded.
+        query: Parameters as they are meant, not encoded.
+        headers: Every header that is sent but Host and Content-Length.
+        num_bytes: Length of the body.
+    """
+    fields = {name.lower(): value for name, value in headers}
+    fields[b"content-length"] = b"%d" % num_bytes if num_bytes else b""
+    lines = [method]
+    lines += [fields.get(name, b"") for name in _SIGNED]
+    own = [name for name in fields if name.startswith(b"x-ms-")]
+    lines += [b"%b:%b" % (name, fields[name]) for name in sorted(own, key=_weight)]
+    lines.append(b"/%b%b" % (account.encode(), path))
+    lines += [f"{name.lower()}:{query[name]}".encode() for name in sorted(query)]
+    return b"\n".join(lines)
+
+
+def _weight(name: bytes) -> bytes:
+    """Return what a header is sorted by: the service leaves hyphens out, and has `_` before all."""
+    return name.replace(b"-", b"").replace(b"_", b" ")
+
+
+class SharedKey:
+    """The key of a storage account. It is in no repr, and does not pickle."""
+
+    def __init__(self, account: str, key: str, *, clock: Callable[[], float] = time.time) -> None:
+        """Take a key as the portal shows it.
+
+        Raises:
+            CredentialsError: It is none.
+        """
+        try:
+            self._key = binascii.a2b_base64(key, strict_mode=True)
+        except ValueError:
+            # Not `from` it: nothing of what was given may be in the trace.
+            raise CredentialsError(
+                f"the key of the storage account {account!r} is not base64; copy it whole, as the "
+                "portal shows it under 'Access keys'"
+            ) from None
+        self._account = account
+        self._prefix = f"SharedKey {account}:".encode()
+        self._clock = clock
+        self._second = 0
+        self._date = b""
+
+    def sign(
+        self,
+        method: bytes,
+        path: bytes,
+        query: Mapping[str, str],
+        headers: Sequence[tuple[bytes, bytes]],
+        *,
+        num_bytes: int = 0,
+    ) -> list[tuple[bytes, bytes]]:
+        """Return the headers that sign a request now: its date and its Authorization."""
+        second = int(self._clock())
+        if second != self._second:
+            self._second, self._date = second, formatdate(second, usegmt=True).encode()
+        dated = (b"x-ms-date", self._date)
+        text = string_to_sign(
+            self._account, method, path, query, (*headers, dated), num_bytes=num_bytes
+        )
+        digest = hmac.digest(self._key, text, "sha256")
+        signature = binascii.b2a_base64(digest, newline=False)
+        return [dated, (b"Authorization", self._prefix + signature)]
+
+    def __repr__(self) -> str:
+        return f"<SharedKey of {self._account}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} does not pickle: credentials are never carried along")
+
+
+class AzureToken(RenewedToken):
+    """An access token of an azure-identity credential, or of one with the same `get_token`."""
+
+    def __init__(self, credential: Any = None, *, clock: Callable[[], float] = time.time) -> None:
+        """Take a credential, or find the default one on first use.
+
+        Args:
+            credential: Has `get_token(scope)`, which may be awaitable.
+            clock: Unix time, in seconds.
+        """
+        super().__init__(clock=clock)
+        self._credential = credential
+
+    async def _refreshed(self) -> tuple[str, float]:
+        if not inspect.iscoroutinefunction(getattr(self._credential, "get_token", None)):
+            return await super()._refreshed()
+        try:
+            found = await self._credential.get_token(SCOPE)
+        except Exception as exc:  # sorted, or raised as it is
+            raise _sorted(exc) from exc
+        return found.token, float(found.expires_on)
+
+    def _refresh(self) -> tuple[str, float]:
+        try:
+            if self._credential is None:
+                self._credential = _default_credential()
+            found = self._credential.get_token(SCOPE)
+        except Exception as exc:  # sorted, or raised as it is
+            raise _sorted(exc) from exc
+        return found.token, float(found.expires_on)
+
+
+def _default_credential() -> Any:
+    try:
+        from azure.identity import DefaultAzureCredential
+    except ImportError as exc:
+        raise CredentialsError(
+            "azure-identity finds credentials, and is not installed: "
+            f"pip install 'aioflux[azure]'; or {_HOW_TO_SIGN_IN}"
+        ) from exc
+    return DefaultAzureCredential()
+
+
+def _sorted(error: Exception) -> Exception:
+    """Return our error for one of a credential; one that is not the SDK's stays what it is."""
+    try:
+        from azure.core import exceptions
+    except ImportError:
+        return error
+    name = type(error).__name__
+    if isinstance(error, exceptions.ClientAuthenticationError):
+        # The first line alone: behind it, each way to sign in tells at length why it did not.
+        said = str(error).strip().partition("\n")[0].rstrip(".:")[:200]
+        return CredentialsError(f"Azure gave no access token ({name}: {said}): {_HOW_TO_SIGN_IN}")
+    if isinstance(error, exceptions.AzureError):
+        return TransientError(
+            f"Azure gave no access token this time ({name}): its sign-in did not answer"
+        )
+    return error
+
+
+@dataclass(slots=True)
+class AzureAccess:
+    """How requests to one account are authorized: one of key, SAS token, access token, nothing."""
+
+    account: str
+    """Name of the storage account."""
+    key: SharedKey | None = field(default=None, repr=False)
+    """Signs each request."""
+    sas: str = field(default="", repr=False)
+    """Query that authorizes each request, without a leading `?`."""
+    token: Source = field(default_factory=AnonymousToken, repr=False)
+    """Gives a bearer token, or nothing."""
+    endpoint_url: str = ""
+    """Where the blobs of the account are, if the credentials tell; else empty."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} does not pickle: credentials are never carried along")
+
+
+def parse_connection_string(text: str) -> dict[str, str]:
+    """Return the settings of a connection string, names in lower case.
+
+    Raises:
+        CredentialsError: It is none.
+    """
+    settings: dict[str, str] = {}
+    for part in filter(None, text.strip().split(";")):
+        name, separator, value = part.partition("=")
+        if not separator:
+            raise CredentialsError(
+                "the connection string has a part without '='; it is name=value;name=value, as the "
+                "portal shows it under 'Access keys'"
+            )
+        settings[name.strip().lower()] = value.strip()
+    return settings
+
+
+def _of_connection_string(account: str, text: str) -> AzureAccess:
+    settings = parse_connection_string(text)
+    key, sas = settings.get("accountkey", ""), settings.get("sharedaccesssignature", "")
+    name = settings.get("accountname", "")
+    endpoint = settings.get("blobendpoint", "")
+    if settings.get("usedevelopmentstorage", "").lower() == "true":
+        name, key = DEVELOPMENT_ACCOUNT, _DEVELOPMENT_KEY
+        endpoint = f"http://127.0.0.1:10000/{name}"
+    if name and name != account:
+        raise CredentialsError(
+            f"the connection string is of the storage account {name!r}, not of {account!r}"
+        )
+    if not endpoint and (suffix := settings.get("endpointsuffix")):
+        protocol = settings.get("defaultendpointsprotocol", "https")
+        endpoint = f"{protocol}://{account}.blob.{suffix}"
+    return AzureAccess(
+        account,
+        key=SharedKey(account, key) if key else None,
+        sas="" if key else sas.removeprefix("?"),
+        endpoint_url=endpoint,
+    )
+
+
+def open_access(
+    account: str, credentials: Any, *, is_http: bool, environ: Mapping[str, str]
+) -> AzureAccess:
+    """Choose how requests to an account are authorized.
+
+    Environment:
+        AZURE_STORAGE_CONNECTION_STRING: As the portal shows it; passed over where it is of another
+            account.
+        AZURE_STORAGE_ACCOUNT with AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN: As the `az` command
+            takes them; passed over where the account is another.
+
+    Args:
+        account: Name of the storage account.
+        credentials: An account key, a SAS token, a connection string, or `ANONYMOUS`; a credential
+            of azure-identity, AzureNamedKeyCredential or AzureSasCredential; a function that
+            returns an access token or a SAS token, or an awaitable of one; None for what the
+            environment tells, else azure-identity's DefaultAzureCredential.
+        is_http: The endpoint is asked without TLS: nobody looks for access tokens then.
+        environ: The environment.
+
+    Raises:
+        CredentialsError: They are damaged, or of another account.
+        TypeError: `credentials` is none of these.
+    """
+    if credentials is None:
+        return _of_environment(account, environ) or _by_default(account, is_http=is_http)
+    if isinstance(credentials, str):
+        return _of_text(account, credentials)
+    named = getattr(credentials, "named_key", None)
+    if named is not None:
+        name, key = named
+        if name != account:
+            raise CredentialsError(f"the key is of the account {name!r}, not of {account!r}")
+        return AzureAccess(account, key=SharedKey(account, key))
+    if isinstance(signature := getattr(credentials, "signature", None), str):
+        return AzureAccess(account, sas=signature.removeprefix("?"))
+    if hasattr(credentials, "get_token"):
+        return AzureAccess(account, token=AzureToken(credentials))
+    if callable(credentials):
+        return AzureAccess(account, token=ProvidedToken(credentials))
+    raise TypeError(
+        "credentials must be text (an account key, a SAS token or a connection string), a "
+        "credential of azure-identity, or a function that returns a token, not "
+        f"{type(credentials).__name__}"
+    )
+
+
+def _of_text(account: str, text: str) -> AzureAccess:
+    if text == ANONYMOUS:
+        return AzureAccess(account)
+    if ";" in text or text.lower().startswith("usedevelopmentstorage="):
+        return _of_connection_string(account, text)
+    if is_sas(text):
+        return AzureAccess(account, sas=text.removeprefix("?"))
+    return AzureAccess(account, key=SharedKey(account, text))
+
+
+def _of_environment(account: str, environ: Mapping[str, str]) -> AzureAccess | None:
+    text = environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
+    if text:
+        settings = parse_connection_string(text)
+        is_development = "usedevelopmentstorage" in settings
+        name = DEVELOPMENT_ACCOUNT if is_development else settings.get("accountname", account)
+        if name == account:
+            return _of_connection_string(account, text)
+    if environ.get("AZURE_STORAGE_ACCOUNT", "") != account:
+        return None
+    if key := environ.get("AZURE_STORAGE_KEY", ""):
+        return AzureAccess(account, key=SharedKey(account, key))
+    if sas := environ.get("AZURE_STORAGE_SAS_TOKEN", ""):
+        return AzureAccess(account, sas=sas.removeprefix("?"))
+    return None
+
+
+def _by_default(account: str, *, is_http: bool) -> AzureAccess:
+    if not is_http:
+        return AzureAccess(account, token=AzureToken())
+    if account == DEVELOPMENT_ACCOUNT:
+        return AzureAccess(account, key=SharedKey(account, _DEVELOPMENT_KEY))
+    return AzureAccess(account)

@@ -1,0 +1,902 @@
+"""Azure Blob Storage: everything on the data plane, authorized by `auth/_azure.py`.
+
+    put -> Put Blob                                  create -> If-None-Match: *
+    parts -> Put Block (id: upload and number) -> Put Block List, which makes them a blob, whole
+
+The service knows no uploads: blocks that belong to no blob yet are in no listing of ours, and go
+after a week. Whoever writes the key meanwhile drops them, so that of two uploads of one key the
+first to end wins, and the other one fails. They cannot be dropped alone: see `abort_upload`.
+
+What is verified: bytes sent, by the MD5 of each request, which the service compares; bytes read in
+one answer, by the MD5 of the blob where it has one (those made of parts have none). Ranges have no
+checksum: over TLS they are trusted, else read twice, as `TransferOptions.verify_ranges` says.
+
+Over 500 lines because all operations of the contract are declared here: their signatures are a
+third of it, and what an answer is worth is decided in `_azure_read` and `_azure_wire`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import hashlib
+import os
+import re
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from aioflux._errors import (
+    CredentialsError,
+    NotFoundError,
+    PreconditionFailedError,
+    StorageError,
+    TransientError,
+)
+from aioflux._meta import OpenUpload
+from aioflux.auth._azure import is_sas, open_access
+from aioflux.auth._provided import WAIT
+from aioflux.http import (
+    CertificateError,
+    ConnectionLostError,
+    FixedHeaders,
+    Origin,
+    ProtocolError,
+    TransportError,
+    open_pool,
+)
+from aioflux.service import _azure_list as listing
+from aioflux.service import _azure_read as reading
+from aioflux.service import _azure_wire as wire
+from aioflux.service._base import Body, Capabilities, Page, Precondition, Service, UploadedPart
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Mapping, Sequence
+
+    from aioflux._meta import ObjectMeta
+    from aioflux._policy import Timeouts
+    from aioflux.http import Response, Waiter
+    from aioflux.service._base import Exchange, Into, Source
+
+__all__ = ["AzureService"]
+
+MIB = 1024 * 1024
+
+_USER_AGENT = (b"User-Agent", b"aioflux")
+_VERSION = (b"x-ms-version", wire.VERSION)
+_PLAIN_NAME = re.compile(
+    r"(?:[A-Za-z0-9_~-][A-Za-z0-9_~-]*/)*[A-Za-z0-9_~-][A-Za-z0-9_.~-]*[A-Za-z0-9_~-]"
+)
+"""Names that stand in a url as they are; `check_name` has nothing against any up to 1024 long."""
+_MAX_ANSWER_BYTES = 64 * MIB
+_COMPLETE_SECONDS = 600.0
+_COPY_SECONDS = (0.05, 2.0)
+"""Time between two looks at a copy that goes on in the background: first and longest."""
+_THREAD_BYTES = 256 * 1024
+"""MD5 of more than this is taken in a thread: it does 0.6 GB/s, so that 16 MiB take 25 ms."""
+_PLAIN_ETAG = re.compile(r"[!#-~]*")
+
+
+class AzureService(Service):
+    """One container and prefix of a storage account."""
+
+    capabilities = Capabilities(
+        compose=False,
+        conditional_complete=True,
+        checksums=False,
+        min_part_size_bytes=1,
+        max_part_size_bytes=4000 * MIB,
+        max_parts=50_000,
+        page_size=5000,
+        list_ranges=False,
+        part_checksums=False,
+    )
+
+    def __init__(
+        self,
+        account: str,
+        container: str,
+        prefix: str,
+        *,
+        endpoint_url: str | None = None,
+        credentials: Any = None,
+        timeouts: Timeouts,
+        max_connections: int,
+        verify: bool = True,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        super().__init__(root_uri=f"az://{account}/{container}/", prefix=prefix)
+        is_http = (endpoint_url or "").startswith("http://")
+        self._access = open_access(account, credentials, is_http=is_http, environ=os.environ)
+        self._token = self._access.token
+        url = endpoint_url or self._access.endpoint_url
+        url = url or f"https://{account}.blob.core.windows.net"
+        self._origin = Origin.from_url(url)
+        self._root = _root_path(url, account)
+        self._container_path = f"{self._root}/{quote(container, safe='')}".encode()
+        self.capabilities = replace(
+            AzureService.capabilities, guarded_transport=self._origin.scheme == "https"
+        )
+        self._pool = open_pool(
+            self._origin,
+            max_connections=max_connections,
+            timeouts=timeouts,
+            ssl_context=ssl_context,
+        )
+        self._verify = verify
+        self._sas = self._access.sas.encode()
+        self._fixed_token: str | None
+        self._fix_headers(None)
+        # Content type and metadata of the uploads under way, which their last request tells.
+        self._begun: dict[str, tuple[str, Mapping[str, str]]] = {}
+        self._sorted: dict[str, listing.ListedPage] = {}
+
+    async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
+        headers = [wire.match_header(generation)] if generation else []
+        try:
+            response = await self._send(
+                b"HEAD", self._path(key), "read the metadata of", key, headers=headers
+            )
+        except PreconditionFailedError as exc:
+            raise self._replaced(key, generation, exc) from exc
+        self._refuse_directory(response, key)
+        told = response.headers.get(b"content-length", b"")
+        if not told.isdigit() or not wire.etag_of(response.headers):
+            raise self._foreign("read the metadata of", key, response)
+        return wire.meta_from_headers(response.headers, key=key, uri=self.uri(key), size=int(told))
+
+    async def get(
+        self,
+        key: str,
+        *,
+        generation: str = "",
+        start: int = 0,
+        end: int | None = None,
+        into: Into | None = None,
+    ) -> Body:
+        is_range = start > 0 or end is not None
+        headers = [reading.range_header(start, end)] if is_range else []
+        if generation:
+            headers.append(wire.match_header(generation))
+        try:
+            response = await self._send(
+                b"GET",
+                self._path(key),
+                "read",
+                key,
+                headers=headers,
+                into=bytes if into is None else into,
+                # Of a service that ignores the range, no more than was asked for is taken.
+                max_body_bytes=None if end is None else end - start,
+                accept=416 if is_range else 0,
+            )
+        except PreconditionFailedError as exc:
+            raise self._replaced(key, generation, exc) from exc
+        body = self._read(key, response, start=start, end=end, generation=generation)
+        if body is None:
+            return await self._look_again(key, generation, start)
+        expected = self._expected_md5(key, response, body, start)
+        if expected is not None:
+            self._compare(key, await _md5([memoryview(body.data)]), expected)
+        return body
+
+    def begin_get(self, key: str, *, generation: str, end: int, waiter: Waiter) -> Exchange | None:
+        token = self._token.ready()
+        # An ETag that is none could change the request; `get` says so.
+        if token is WAIT or _PLAIN_ETAG.fullmatch(generation) is None:
+            return None
+        if token != self._fixed_token:
+            self._fix_headers(token)
+        path = self._path(key)
+        fields = b"%bx-ms-range: bytes=0-%d\r\n" % (self._fixed.encoded, end - 1)
+        if generation:
+            fields += b'If-Match: "%b"\r\n' % generation.encode()
+        if self._access.key is not None:
+            headers = [_VERSION, reading.range_header(0, end)]
+            if generation:
+                headers.append(wire.match_header(generation))
+            for signed in self._access.key.sign(b"GET", path, {}, headers):
+                fields += b"%b: %b\r\n" % signed
+        return self._pool.start(
+            self._origin,
+            b"%b?%b" % (path, self._sas) if self._sas else path,
+            fields,
+            waiter,
+            into=bytes,
+            max_body_bytes=end,
+        )
+
+    def end_get(
+        self, key: str, exchange: Exchange, answer: Response, *, generation: str, end: int
+    ) -> Body | None:
+        self._pool.end(self._origin, exchange)
+        status, headers = answer.status, answer.headers
+        body: Body | None
+        if reading.is_whole(status, headers, answer.num_bytes, end=end, generation=generation):
+            body = self._body(key, answer, answer.body, answer.num_bytes)
+        elif 200 <= status < 300 or status == 416:
+            body = self._read(key, answer, start=0, end=end, generation=generation)
+        else:
+            if status == 401 and self._fixed_token is not None:
+                self._token.refuse(self._fixed_token)
+            error = self._refused(answer, "read", key)
+            if isinstance(error, PreconditionFailedError):
+                raise self._replaced(key, generation, error)
+            raise error
+        expected = None if body is None else self._expected_md5(key, answer, body, 0)
+        if expected is not None:
+            digest = hashlib.md5(answer.body, usedforsecurity=False)
+            self._compare(key, digest.digest(), expected)
+        return body
+
+    def fail_get(self, key: str, exchange: Exchange, error: Exception) -> StorageError | None:
+        self._pool.end(self._origin, exchange)
+        if isinstance(error, ConnectionLostError) and exchange.is_stale:
+            return None
+        return self._failed(error, "read", key)
+
+    def drop_get(self, exchange: Exchange) -> None:
+        exchange.abort()
+        self._pool.end(self._origin, exchange)
+
+    def _read(
+        self, key: str, response: Response, *, start: int, end: int | None, generation: str
+    ) -> Body | None:
+        """Make of an answer what was read; None where it is past the end and tells no size.
+
+        Raises:
+            StorageError: It is another answer than the one that was asked for.
+        """
+        self._refuse_directory(response, key)
+        if response.status == 416:
+            past = reading.size_past_the_end(response.headers, start=start)
+            is_told = past is not None and wire.etag_of(response.headers)
+            return self._body(key, response, b"", past) if is_told and past is not None else None
+        try:
+            size = reading.object_size(
+                response.status,
+                response.headers,
+                response.num_bytes,
+                start=start,
+                end=end,
+                generation=generation,
+            )
+        except ValueError as exc:
+            uri = self.uri(key)
+            raise StorageError(
+                f"could not read {uri}: {exc}", uri=uri, status=response.status
+            ) from exc
+        return self._body(key, response, response.body, size)
+
+    def _body(self, key: str, response: Response, data: Any, size: int) -> Body:
+        headers = response.headers
+        return Body(
+            data,
+            size,
+            wire.etag_of(headers),
+            None,
+            lambda: wire.meta_from_headers(headers, key=key, uri=self.uri(key), size=size),
+        )
+
+    def _expected_md5(self, key: str, response: Response, body: Body, start: int) -> bytes | None:
+        """Return the MD5 that a body must have: of one that is a whole blob, if it tells one."""
+        if not self._verify or start or not body.size or len(body.data) != body.size:
+            return None
+        try:
+            return wire.md5_of(response.headers, is_part=response.status == 206)
+        except ValueError as exc:
+            uri = self.uri(key)
+            raise TransientError(
+                f"could not read what the service told of {uri}: {exc}", uri=uri
+            ) from exc
+
+    def _compare(self, key: str, actual: bytes, expected: bytes) -> None:
+        if actual != expected:
+            uri = self.uri(key)
+            raise TransientError(
+                f"could not read {uri}: its bytes have the MD5 {actual.hex()}, but the service "
+                f"says {expected.hex()}; the object, or what tells its MD5, is damaged, or "
+                "something between here and the service changes bytes",
+                uri=uri,
+            )
+
+    async def _look_again(self, key: str, generation: str, start: int) -> Body:
+        """Find out what a 416 means that does not tell the size of the object."""
+        meta = await self.head(key, generation=generation)
+        if meta.size > start:
+            raise TransientError(
+                f"could not read {meta.uri}: the service says that byte {start} is past its end, "
+                f"and that it has {meta.size} bytes",
+                uri=meta.uri,
+            )
+        return Body(b"", meta.size, meta.generation, None, lambda: meta)
+
+    async def put(
+        self,
+        key: str,
+        data: bytes | memoryview,
+        *,
+        crc32c: int | None,
+        precondition: Precondition,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectMeta:
+        headers = [(b"x-ms-blob-type", b"BlockBlob")]
+        headers += wire.object_headers(content_type, metadata)
+        headers += wire.precondition_headers(precondition)
+        if crc32c is not None:
+            headers.append(await _md5_header([memoryview(data)]))
+        response = await self._send(
+            b"PUT",
+            self._path(key),
+            "write",
+            key,
+            headers=headers,
+            body=data,
+            is_conditional=bool(precondition),
+        )
+        size = memoryview(data).nbytes
+        return self._stored(response, key, size, content_type, metadata)
+
+    def _stored(
+        self,
+        response: Response,
+        key: str,
+        size: int,
+        content_type: str,
+        metadata: Mapping[str, str] | None,
+    ) -> ObjectMeta:
+        if not wire.etag_of(response.headers):
+            raise self._foreign("write", key, response)
+        return wire.meta_from_headers(
+            response.headers,
+            key=key,
+            uri=self.uri(key),
+            size=size,
+            # The answer's own headers are those of its own body, not the object's.
+            content_type=content_type or wire.DEFAULT_TYPE,
+            metadata=dict(metadata or {}),
+        )
+
+    async def delete(self, key: str, *, generation: str = "") -> None:
+        headers = [wire.match_header(generation)] if generation else []
+        response = await self._send(b"DELETE", self._path(key), "delete", key, headers=headers)
+        if response.num_bytes or response.status != 202:
+            raise self._foreign("delete", key, response)
+
+    async def list_page(
+        self,
+        prefix: str,
+        *,
+        start_offset: str = "",
+        end_offset: str = "",
+        delimiter: str = "",
+        match_glob: str = "",
+        page_token: str = "",
+        page_size: int | None = None,
+    ) -> Page:
+        size = page_size or self.capabilities.page_size
+        marker, _, offset = page_token.rpartition(":")
+        found = self._sorted.pop(page_token, None)
+        if found is None:
+            found = await self._listed(prefix, delimiter=delimiter, marker=marker, size=size)
+            if offset or listing.is_in_doubt(found):
+                found = await self._listed_to_the_end(prefix, delimiter, found, size)
+        whole = self._prefix + prefix
+        try:
+            page = listing.in_range(
+                found,
+                prefix=whole,
+                start=start_offset and self._prefix + start_offset,
+                end=end_offset and self._prefix + end_offset,
+            )
+        except ValueError as exc:
+            uri = self.uri(prefix)
+            raise StorageError(
+                f"could not list {uri}: the page is not what was asked for, {exc}", uri=uri
+            ) from exc
+        return self._page(page, marker, int(offset or 0), size)
+
+    def _page(self, page: listing.ListedPage, marker: str, offset: int, size: int) -> Page:
+        """Cut what was sorted as a whole into pages; others are one page already.
+
+        The token of such a page is where the sorting began, and how far it was given away.
+        """
+        blobs = page.blobs
+        token = f"{page.next_marker}:" if page.next_marker else ""
+        if not token and (offset or len(blobs) > size) and not page.prefixes:
+            blobs = page.blobs[offset : offset + size]
+            if offset + size < len(page.blobs):
+                token = f"{marker}:{offset + size}"
+                self._sorted.clear()
+                self._sorted[token] = page
+        cut = len(self._prefix)
+        return Page(
+            objects=listing.listing_of(blobs, prefix=self._prefix, root=self.uri()),
+            prefixes=[name[cut:] for name in page.prefixes],
+            next_token=token,
+        )
+
+    async def _listed_to_the_end(
+        self, prefix: str, delimiter: str, first: listing.ListedPage, size: int
+    ) -> listing.ListedPage:
+        """Read all pages that follow one, and return them as one: what follows may belong before.
+
+        This keeps the rest of the listing in memory, and is what sorted listings cost here.
+        """
+        whole = first
+        while whole.next_marker:
+            page = await self._listed(
+                prefix, delimiter=delimiter, marker=whole.next_marker, size=size
+            )
+            whole = listing.ListedPage(
+                whole.blobs + page.blobs, whole.prefixes + page.prefixes, page.next_marker
+            )
+        return whole
+
+    async def _listed(
+        self,
+        prefix: str,
+        *,
+        delimiter: str = "",
+        marker: str = "",
+        size: int,
+        include: str = "metadata",
+    ) -> listing.ListedPage:
+        query = {
+            "restype": "container",
+            "comp": "list",
+            "include": include,
+            "maxresults": str(size),
+            "prefix": self._prefix + prefix,
+            "delimiter": delimiter,
+            "marker": marker,
+        }
+        query = {name: value for name, value in query.items() if value}
+        response = await self._send(b"GET", self._container_path, "list", prefix, query=query)
+        try:
+            page = listing.parse_page(response.body)
+        except ValueError as exc:
+            uri = self.uri(prefix)
+            raise TransientError(
+                f"could not list {uri}: the answer is not a listing ({exc})", uri=uri
+            ) from exc
+        if page.next_marker and page.next_marker == marker:
+            uri = self.uri(prefix)
+            raise StorageError(
+                f"could not list {uri}: the next page is the same one again", uri=uri
+            )
+        return page
+
+    async def compose(
+        self,
+        key: str,
+        sources: Sequence[Source],
+        *,
+        precondition: Precondition,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectMeta:
+        uri = self.uri(key)
+        raise StorageError(
+            f"could not compose {uri}: Azure has no such operation; write the object with "
+            "open_writer, or keep its pieces",
+            uri=uri,
+        )
+
+    async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
+        # Looked at first: the answer to a copy tells neither size nor type.
+        original = await self.head(source.key, generation=source.generation)
+        action, target = f"copy {original.uri} to", self._path(key)
+        scheme, authority = self._origin.scheme, self._origin.authority.decode()
+        url = f"{scheme}://{authority}{self._path(source.key).decode()}"
+        headers = wire.precondition_headers(precondition)
+        headers.append((b"x-ms-source-if-match", wire.match_header(original.generation)[1]))
+        headers.append((b"x-ms-copy-source", self._with_sas(url.encode())))
+        try:
+            response = await self._send(
+                b"PUT",
+                target,
+                action,
+                key,
+                headers=headers,
+                body=b"",
+                is_conditional=bool(precondition),
+            )
+        except PreconditionFailedError as exc:
+            # Which of the two was it?
+            if source.generation:
+                await self.head(source.key, generation=source.generation)
+            if precondition:
+                raise
+            raise TransientError(
+                f"could not {action} {self.uri(key)}: it was replaced meanwhile", uri=original.uri
+            ) from exc
+        response = await self._copied(key, action, response)
+        meta = wire.meta_from_headers(
+            response.headers, key=key, uri=self.uri(key), size=original.size
+        )
+        return replace(
+            original,
+            key=key,
+            uri=meta.uri,
+            etag=meta.etag,
+            generation=meta.generation,
+            updated=meta.updated,
+            storage_class="",
+        )
+
+    async def _copied(self, key: str, action: str, response: Response) -> Response:
+        """Wait until a copy is done, and return the answer that tells it."""
+        seconds, most = _COPY_SECONDS
+        copy_id = response.headers.get(b"x-ms-copy-id")
+        while (state := response.headers.get(b"x-ms-copy-status")) == b"pending":
+            await asyncio.sleep(seconds)
+            seconds = min(2 * seconds, most)
+            response = await self._send(b"HEAD", self._path(key), action, key)
+        uri = self.uri(key)
+        if response.headers.get(b"x-ms-copy-id") != copy_id:
+            raise PreconditionFailedError(
+                f"could not {action} {uri}: somebody else wrote it meanwhile", uri=uri
+            )
+        if state != b"success" or not wire.etag_of(response.headers):
+            told = response.headers.get(b"x-ms-copy-status-description", b"").decode("latin-1")
+            said = (state or b"of no status").decode("latin-1")
+            raise TransientError(
+                f"could not {action} {uri}: the copy is {said} {told}".rstrip(),
+                uri=uri,
+                maybe_done=True,
+            )
+        return response
+
+    async def initiate_upload(
+        self, key: str, *, content_type: str = "", metadata: Mapping[str, str] | None = None
+    ) -> str:
+        """See base class. No request: an upload is what the ids of its blocks have in common."""
+        self._path(key)
+        wire.object_headers(content_type, metadata)  # what is refused is refused now
+        upload_id = wire.new_upload_id(time.time(), os.urandom(12))
+        self._begun[upload_id] = (content_type, dict(metadata or {}))
+        return upload_id
+
+    async def put_part(
+        self,
+        key: str,
+        upload_id: str,
+        number: int,
+        pieces: Sequence[bytes | memoryview],
+        *,
+        offset: int,
+        crc32c: int | None,
+    ) -> UploadedPart:
+        name = wire.block_id(upload_id, number)
+        headers = []
+        if crc32c is not None:
+            headers.append(await _md5_header([memoryview(piece) for piece in pieces]))
+        action = f"write part {number} of"
+        response = await self._send(
+            b"PUT",
+            self._path(key),
+            action,
+            key,
+            query={"comp": "block", "blockid": name},
+            headers=headers,
+            body=pieces,
+        )
+        if response.status != 201 or b"x-ms-request-id" not in response.headers:
+            raise self._foreign(action, key, response)
+        return UploadedPart(number, name, sum(memoryview(piece).nbytes for piece in pieces))
+
+    async def complete_upload(
+        self,
+        key: str,
+        upload_id: str,
+        parts: Sequence[UploadedPart],
+        *,
+        precondition: Precondition,
+    ) -> ObjectMeta:
+        content_type, metadata = self._begun.get(upload_id, ("", {}))
+        response = await self._send(
+            b"PUT",
+            self._path(key),
+            "complete the upload of",
+            key,
+            query={"comp": "blocklist"},
+            headers=[
+                (b"Content-Type", b"application/xml"),
+                *wire.object_headers(content_type, metadata),
+                *wire.precondition_headers(precondition),
+            ],
+            body=wire.block_list(part.etag for part in parts),
+            head_seconds=_COMPLETE_SECONDS,
+            is_conditional=bool(precondition),
+        )
+        meta = self._stored(response, key, sum(part.size for part in parts), content_type, metadata)
+        self._begun.pop(upload_id, None)
+        return meta
+
+    async def abort_upload(self, key: str, upload_id: str) -> None:
+        """See base class.
+
+        Blocks go with the next write of the key, or a week after the last one; no request drops
+        them alone. An upload of this process is only forgotten, so that nothing is ever visible at
+        its key. One that `Store.clean` found is dropped by making an empty blob of it, if there is
+        none, which is deleted at once; where others write the key it is left alone.
+        """
+        if self._begun.pop(upload_id, None) is not None:
+            return
+        held = await self._blocks(key)
+        if held is None or held.has_committed or not held.uncommitted:
+            return
+        owners = {wire.parse_block_id(each) for each in held.uncommitted}
+        if any(owner is None or owner[0] != upload_id for owner in owners):
+            return
+        action = "abort the upload of"
+        try:
+            response = await self._send(
+                b"PUT",
+                self._path(key),
+                action,
+                key,
+                query={"comp": "blocklist"},
+                headers=[(b"Content-Type", b"application/xml"), (b"If-None-Match", b"*")],
+                body=wire.block_list(()),
+                is_conditional=True,
+            )
+            await self.delete(key, generation=wire.etag_of(response.headers))
+        except (NotFoundError, PreconditionFailedError):
+            return  # somebody else wrote it: their blob is there, and the blocks are gone
+
+    async def _blocks(self, key: str) -> wire.BlockList | None:
+        response = await self._send(
+            b"GET",
+            self._path(key),
+            "list the blocks of",
+            key,
+            query={"comp": "blocklist", "blocklisttype": "all"},
+            accept=404,
+        )
+        if response.status == 404:
+            return None
+        try:
+            return wire.parse_block_list(response.body)
+        except ValueError as exc:
+            uri = self.uri(key)
+            raise TransientError(f"could not list the blocks of {uri}: {exc}", uri=uri) from exc
+
+    async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
+        """See base class. Uploads of other programs, and of keys that have a blob, are not found.
+
+        Each empty blob costs a request, since only its blocks tell whether it is an upload.
+        """
+        found: list[OpenUpload] = []
+        marker, cut = "", len(self._prefix)
+        while True:
+            page = await self._listed(
+                prefix,
+                marker=marker,
+                size=self.capabilities.page_size,
+                include="uncommittedblobs",
+            )
+            for blob in page.blobs:
+                key = blob.name[cut:]
+                held = None if blob.size else await self._blocks(key)
+                if held is None or held.has_committed:
+                    continue
+                known = {wire.parse_block_id(each) for each in held.uncommitted}
+                for upload_id in sorted({each[0] for each in known if each is not None}):
+                    begun = wire.upload_begun(upload_id)
+                    found.append(OpenUpload(key=key, upload_id=upload_id, initiated=begun))
+            marker = page.next_marker
+            if not marker:
+                return sorted(found, key=lambda upload: (upload.key, upload.upload_id))
+
+    async def aclose(self) -> None:
+        await self._pool.aclose()
+        await self._token.close()
+
+    def _path(self, key: str) -> bytes:
+        name = self._prefix + key
+        if len(name) > 1024 or _PLAIN_NAME.fullmatch(name) is None:
+            wire.check_name(name)
+            name = quote(name, safe="/")
+        return b"%b/%b" % (self._container_path, name.encode())
+
+    def _with_sas(self, url: bytes) -> bytes:
+        return b"%b?%b" % (url, self._sas) if self._sas else url
+
+    async def _send(
+        self,
+        method: bytes,
+        path: bytes,
+        action: str,
+        key: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        body: Any = None,
+        into: Any = None,
+        max_body_bytes: int | None = _MAX_ANSWER_BYTES,
+        accept: int = 0,
+        head_seconds: float | None = None,
+        is_conditional: bool = False,
+    ) -> Response:
+        """Send one request; with another token once more, where the service refuses the first.
+
+        Args:
+            method: Method.
+            path: Path, encoded.
+            action: What is asked, as a verb; errors say it.
+            key: Of what.
+            query: Parameters, not encoded.
+            headers: Headers of this request alone.
+            body: See `Pool.request`, as for `into`, `max_body_bytes` and `head_seconds`.
+            into: Where the answer goes.
+            max_body_bytes: Longest answer that is taken.
+            accept: A status beside 2xx that is an answer.
+            head_seconds: Time for the answer to begin.
+            is_conditional: It is to change the object only in a generation.
+        """
+        is_again = False
+        while True:
+            token = self._token.ready()
+            if token is WAIT:
+                token = await self._await_token(action, key)
+            if token != self._fixed_token:
+                self._fix_headers(token)
+            pairs = urlencode(query, quote_via=quote).encode() if query else b""
+            parameters = b"&".join(filter(None, (pairs, self._sas)))
+            try:
+                response = await self._pool.request(
+                    self._origin,
+                    method,
+                    b"%b?%b" % (path, parameters) if parameters else path,
+                    self._signed(method, path, query or {}, headers, body),
+                    body=body,
+                    into=into,
+                    max_body_bytes=max_body_bytes,
+                    head_seconds=head_seconds,
+                    fixed=self._fixed,
+                )
+            except (RuntimeError, TransportError) as exc:
+                raise self._failed(exc, action, key) from exc
+            if response.status != 401 or token is None or is_again:
+                break
+            self._token.refuse(token)
+            is_again = True
+        if 200 <= response.status < 300 or response.status == accept:
+            return response
+        raise self._refused(response, action, key, is_conditional=is_conditional)
+
+    def _signed(
+        self,
+        method: bytes,
+        path: bytes,
+        query: Mapping[str, str],
+        headers: Sequence[tuple[bytes, bytes]],
+        body: Any,
+    ) -> Sequence[tuple[bytes, bytes]]:
+        """Return the headers of a request with its signature, where an account key signs."""
+        if self._access.key is None:
+            return headers
+        pieces = () if body is None else body if isinstance(body, (list, tuple)) else (body,)
+        num_bytes = sum(memoryview(piece).nbytes for piece in pieces)
+        signed = (_VERSION, *headers)
+        return [
+            *headers,
+            *self._access.key.sign(method, path, query, signed, num_bytes=num_bytes),
+        ]
+
+    async def _await_token(self, action: str, key: str) -> str | None:
+        uri = self.uri(key)
+        try:
+            return await self._token.get()
+        except CredentialsError as exc:
+            raise CredentialsError(f"could not {action} {uri}: {exc}") from exc
+        except TransientError as exc:
+            raise TransientError(f"could not {action} {uri}: {exc}", uri=uri) from exc
+
+    def _fix_headers(self, token: str | None) -> None:
+        """Encode the headers that requests have in common; anew with each new token."""
+        headers = [_USER_AGENT, _VERSION]
+        self._fixed_token = token
+        if token is not None and is_sas(token):
+            self._sas = token.removeprefix("?").encode()
+        elif token is not None:
+            self._sas = b""
+            headers.append((b"Authorization", b"Bearer " + token.encode()))
+        self._fixed = FixedHeaders(headers)
+
+    def _refuse_directory(self, response: Response, key: str) -> None:
+        if wire.is_directory(response.headers):
+            uri = self.uri(key)
+            raise NotFoundError(
+                f"there is no object {uri}: it is a directory; list what is below it",
+                uri=uri,
+                status=response.status,
+            )
+
+    def _replaced(self, key: str, generation: str, error: StorageError) -> StorageError:
+        """Return the error for an object that is not in the generation that is to be read."""
+        if not generation:
+            return error
+        uri = self.uri(key)
+        return NotFoundError(
+            f"{uri} is no longer in generation {generation}: it was replaced; list again",
+            uri=uri,
+            status=error.status,
+        )
+
+    def _foreign(self, action: str, key: str, response: Response) -> StorageError:
+        """Return the error for a success that another server than Azure tells."""
+        uri = self.uri(key)
+        return StorageError(
+            f"could not {action} {uri}: the answer, HTTP {response.status}, is not one of Azure "
+            "Blob Storage; check the endpoint, and what stands between here and there",
+            uri=uri,
+            status=response.status,
+        )
+
+    def _failed(self, exc: Exception, action: str, key: str) -> StorageError:
+        """Return our error for one of the data plane; the one place where they are mapped."""
+        uri = self.uri(key)
+        if not isinstance(exc, TransportError):
+            return StorageError(f"could not {action} {uri}: the store was closed", uri=uri)
+        message = f"could not {action} {uri}: {exc}"
+        if isinstance(exc, (ProtocolError, CertificateError)):
+            return StorageError(message, uri=uri)
+        return TransientError(
+            message,
+            uri=uri,
+            num_bytes_received=exc.num_bytes_received,
+            generation=wire.etag_of(exc.head.headers) if exc.head else "",
+            maybe_done=exc.request_sent,
+        )
+
+    def _refused(
+        self, response: Response, action: str, key: str, *, is_conditional: bool = False
+    ) -> StorageError:
+        code, detail = wire.parse_error(response.headers, response.body)
+        retry_after = response.headers.get(b"retry-after")
+        return wire.error_of(
+            response.status,
+            action=action,
+            uri=self.uri(key),
+            code=code,
+            detail=detail,
+            retry_after=retry_after.decode("latin-1") if retry_after else None,
+            is_conditional=is_conditional,
+        )
+
+
+def _root_path(url: str, account: str) -> str:
+    """Return what stands before the container in paths.
+
+    A url with a path tells it. Else the account is in the host's name, as Azure's own hosts have
+    it, or it stands in the path, as emulators take it.
+    """
+    parts = urlsplit(url)
+    path = parts.path.rstrip("/")
+    if path or (parts.hostname or "").split(".")[0] == account.lower():
+        return path
+    return f"/{account}"
+
+
+async def _md5_header(pieces: Sequence[memoryview]) -> tuple[bytes, bytes]:
+    """Write the MD5 that the service compares with what it receives."""
+    return b"Content-MD5", binascii.b2a_base64(await _md5(pieces), newline=False)
+
+
+async def _md5(pieces: Sequence[memoryview]) -> bytes:
+    if sum(piece.nbytes for piece in pieces) > _THREAD_BYTES:
+        return await asyncio.to_thread(_md5_now, pieces)
+    return _md5_now(pieces)
+
+
+def _md5_now(pieces: Sequence[memoryview]) -> bytes:
+    digest = hashlib.md5(usedforsecurity=False)
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest()

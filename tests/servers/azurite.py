@@ -1,0 +1,96 @@
+"""Azurite, Microsoft's own emulator of the Blob service (npm; `make azurite` installs it)."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+
+from tests.servers.process import ServerProcess, free_ports
+
+if TYPE_CHECKING:
+    import http.client
+
+__all__ = ["ACCOUNT", "KEY", "Azurite"]
+
+ACCOUNT = "aiofluxtests"
+KEY = "c2VjcmV0IGtleSBvZiB0aGUgdGVzdHMsIG5vYm9keSdzIG93biE="  # gitleaks:allow  a test server's own
+
+_PROGRAM = Path(__file__).parent / "azurite" / "node_modules" / ".bin" / "azurite-blob"
+
+
+def find_azurite() -> str:
+    """Return the path of azurite, or skip the test."""
+    found = str(_PROGRAM) if _PROGRAM.exists() else shutil.which("azurite-blob")
+    if found is None or shutil.which("node") is None:
+        pytest.skip("azurite is missing; 'npm ci --prefix tests/servers/azurite' installs it")
+    return found
+
+
+class Azurite(ServerProcess):
+    """One server with empty containers, in memory.
+
+    Attributes:
+        account: Name of its storage account.
+        key: The key of it.
+    """
+
+    account = ACCOUNT
+    key = KEY
+
+    def __init__(
+        self, *, containers: tuple[str, ...] = ("container",), tls: tuple[Path, Path] | None = None
+    ) -> None:
+        """Take the names of the containers; start nothing.
+
+        Args:
+            containers: Made at the start.
+            tls: Certificate and key, where it is asked over TLS; it takes access tokens then.
+        """
+        self._containers = containers
+        self._tls = tls
+        [port] = free_ports(1)
+        self._port = port
+        super().__init__(
+            self._arguments,
+            f"http{'s' if tls else ''}://127.0.0.1:{port}",
+            env={"PATH": "/usr/local/bin:/usr/bin:/bin", "AZURITE_ACCOUNTS": f"{ACCOUNT}:{KEY}"},
+        )
+
+    def _arguments(self, directory: Path) -> list[str]:
+        arguments = [
+            find_azurite(),
+            "--inMemoryPersistence",
+            "--skipApiVersionCheck",
+            "--disableTelemetry",
+            "--silent",
+            "--blobHost=127.0.0.1",
+            f"--blobPort={self._port}",
+        ]
+        if self._tls is not None:
+            certificate, key = self._tls
+            arguments += [f"--cert={certificate}", f"--key={key}", "--oauth=basic"]
+        return arguments
+
+    def is_ready(self, answer: http.client.HTTPResponse) -> bool:
+        """Tell whether an answer to `GET /` is azurite's own."""
+        return b"Azurite" in (answer.getheader("Server") or "").encode()
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        try:
+            with self.client() as client:
+                for name in self._containers:
+                    client.create_container(name)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def client(self) -> Any:
+        """Return the SDK's own client: the back door of tests."""
+        from azure.storage.blob import BlobServiceClient
+
+        return BlobServiceClient(f"{self.url}/{ACCOUNT}", credential=KEY)
