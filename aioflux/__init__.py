@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from aioflux import data as data
     from aioflux import sync as sync
     from aioflux import testing as testing
+    from aioflux._access import S3Access
     from aioflux._listing import Listing
     from aioflux._stats import LatencyHistogram, Progress, ProgressHook, StoreStats
     from aioflux.store import Store, open_store
@@ -61,6 +62,7 @@ __all__ = [
     "ProgressHook",
     "RecordError",
     "RetryPolicy",
+    "S3Access",
     "StorageError",
     "Store",
     "StoreStats",
@@ -78,6 +80,7 @@ _LAZY_NAMES = {
     "Listing": "aioflux._listing",
     "Progress": "aioflux._stats",
     "ProgressHook": "aioflux._stats",
+    "S3Access": "aioflux._access",
     "Store": "aioflux.store",
     "StoreStats": "aioflux._stats",
     "open_store": "aioflux.store",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).parents[2] / "aioflux"
 
 GROUND = {
+    "_access",
     "_arguments",
     "_checksums",
     "_columns",

@@ -34,6 +34,7 @@ PUBLIC = {
     "ProgressHook",
     "RecordError",
     "RetryPolicy",
+    "S3Access",
     "StorageError",
     "Store",
     "StoreStats",

@@ -1,0 +1,57 @@
+"""How a service is asked: whose credentials, where, and who pays. Settings, never secrets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["S3Access"]
+
+_ADDRESSINGS = ("auto", "path", "virtual")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class S3Access:
+    """How S3 is asked, for `open_store("s3://...", credentials=S3Access(...))`.
+
+    It pickles where `credentials` is None or a function of a module.
+    """
+
+    region: str = ""
+    """Region of the bucket. Empty: AWS_REGION, AWS_DEFAULT_REGION, the profile's; where these name
+    none, it is asked of the bucket itself; `us-east-1` at an endpoint of your own."""
+    profile: str = ""
+    """Profile of ~/.aws/config and ~/.aws/credentials; empty for AWS_PROFILE, or the default."""
+    credentials: Any = field(default=None, repr=False)
+    """botocore credentials, a session of botocore or boto3, or a function that returns credentials
+    or `(access_key, secret_key[, token])`, or an awaitable of them. None: what botocore finds
+    (environment, profiles, SSO, web identity, assumed roles, containers, instance metadata)."""
+    anonymous: bool = False
+    """Nothing is signed, for public buckets; False by default."""
+    checksums: bool = True
+    """CRC32C is sent and asked for; True by default. False for servers that do not know it, or get
+    it wrong: entity tags are compared then, where they are an MD5."""
+    requester_pays: bool = False
+    """Requests are paid by who asks, not by the bucket's owner; False by default."""
+    addressing: Literal["auto", "path", "virtual"] = "auto"
+    """Whether the bucket stands in the path or in the name of the host; "auto" by default: in the
+    host on AWS where its name can stand there, in the path at an endpoint of your own."""
+
+    def __post_init__(self) -> None:
+        if self.addressing not in _ADDRESSINGS:
+            raise ValueError(
+                f"S3Access.addressing must be one of {', '.join(_ADDRESSINGS)}, not "
+                f"{self.addressing!r}"
+            )
+        for name in ("anonymous", "checksums", "requester_pays"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"S3Access.{name} must be a bool, not {getattr(self, name)!r}")
+        for name in ("region", "profile"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"S3Access.{name} must be a str, not {getattr(self, name)!r}")
+        if self.anonymous and (self.credentials is not None or self.profile):
+            raise ValueError("S3Access(anonymous=True) takes neither credentials nor a profile")
+        if self.anonymous and self.requester_pays:
+            raise ValueError("S3Access(requester_pays=True) must sign: somebody has to pay")
+        if self.credentials is not None and self.profile:
+            raise ValueError("S3Access takes credentials or a profile, not both")

@@ -1,0 +1,290 @@
+"""AWS credentials: found and refreshed by botocore, off the event loop.
+
+Only here botocore is imported, and only when the first request to `s3://` needs keys. Its own
+errors may hold what it was told, so that ours tell their class alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import inspect
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from aioflux._errors import CredentialsError, TransientError
+from aioflux.auth._sigv4 import Keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aioflux._access import S3Access
+
+__all__ = ["WAIT", "AWSSource", "Settings", "Wait"]
+
+_EARLY_SECONDS: Final = 15 * 60
+"""Keys are renewed in the background this long before they end, as botocore does it."""
+_LATE_SECONDS: Final = 60
+"""Nothing is signed any more with keys that end this soon."""
+_CHECK_SECONDS: Final = 5.0
+"""Time between two looks at when keys end, and between two attempts to renew them."""
+
+_HOW_TO_SIGN_IN: Final = (
+    "run 'aws configure' or 'aws sso login', set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or "
+    "AWS_PROFILE, or pass credentials=; for a public bucket pass "
+    "credentials=aioflux.S3Access(anonymous=True)"
+)
+_PASSING: Final = frozenset(
+    {
+        "ConnectTimeoutError",
+        "ConnectionClosedError",
+        "ConnectionError",
+        "EndpointConnectionError",
+        "HTTPClientError",
+        "MetadataRetrievalError",
+        "ReadTimeoutError",
+    }
+)
+"""Errors of botocore that another attempt may mend."""
+
+
+class Wait(enum.Enum):
+    """The one answer of `ready` that is no keys."""
+
+    WAIT = "wait"
+
+
+WAIT: Final = Wait.WAIT
+"""There are no keys at once: `await get()`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the environment and the profile say beside the keys; empty where they say nothing."""
+
+    region: str = ""
+    endpoint_url: str = ""
+    addressing: str = ""
+
+
+class AWSSource:
+    """Where the keys of one store come from; one renewal at a time.
+
+    Attributes:
+        is_anonymous: There are none: nothing is signed.
+    """
+
+    def __init__(self, access: S3Access, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Take the settings; find nothing.
+
+        Raises:
+            TypeError: `access.credentials` is none that can be used.
+        """
+        self.is_anonymous = access.anonymous
+        self._access = access
+        self._clock = clock
+        self._session: Any = None
+        self._credentials: Any = None
+        self._provider: Callable[[], Any] | None = None
+        self._keys: Keys | None = None
+        self._check_at = 0.0
+        self._is_refused = False
+        self._renewal: asyncio.Task[None] | None = None
+        given = access.credentials
+        if given is None:
+            pass
+        elif hasattr(given, "get_frozen_credentials"):
+            self._credentials = given
+        elif hasattr(given, "get_credentials"):
+            # boto3's session has no more of what is used here than that.
+            self._session = getattr(given, "_session", given)
+        elif callable(given):
+            self._provider = given
+        else:
+            raise TypeError(
+                "credentials must be aioflux.S3Access, botocore credentials, a session of botocore "
+                f"or boto3, or a function that returns credentials, not {type(given).__name__}"
+            )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
+    async def settings(self) -> Settings:
+        """Return what the environment and the profile say, found in a thread.
+
+        Raises:
+            CredentialsError: The profile that is asked for does not exist.
+        """
+        if self.is_anonymous:
+            return _from_environment()
+        return await asyncio.to_thread(self._find_settings)
+
+    def ready(self) -> Keys | Wait | None:
+        """Return the keys, or `WAIT` where they have to be found or renewed first."""
+        if self._clock() < self._check_at:
+            return self._keys
+        return None if self.is_anonymous else WAIT
+
+    async def get(self) -> Keys | None:
+        """Return keys that are valid now.
+
+        Raises:
+            CredentialsError: No credentials were found, or they cannot be refreshed.
+            TransientError: They could not be refreshed this time.
+        """
+        if self.is_anonymous:
+            return None
+        if self._provider is not None:
+            return await self._provided()
+        now = self._clock()
+        if now < self._check_at:
+            return self._keys
+        is_usable = self._keys is not None and not self._is_refused
+        if is_usable and not self._ends_within(_EARLY_SECONDS):
+            self._check_at = now + _CHECK_SECONDS
+            return self._keys
+        if self._renewal is None or self._renewal.done():
+            self._renewal = asyncio.create_task(self._renew())
+            self._renewal.add_done_callback(lambda task: task.cancelled() or task.exception())
+        if is_usable and not self._ends_within(_LATE_SECONDS):
+            # The old keys are still valid: nobody waits for the new ones.
+            self._check_at = now + _CHECK_SECONDS
+            return self._keys
+        await asyncio.shield(self._renewal)
+        return self._keys
+
+    def refuse(self, keys: Keys) -> None:
+        """Take note that the service says that keys have ended: the next `get` finds others."""
+        if keys is self._keys:
+            self._is_refused = True
+            self._check_at = 0.0
+
+    async def close(self) -> None:
+        """Stop a renewal that is under way."""
+        if self._renewal is not None and not self._renewal.done():
+            self._renewal.cancel()
+            await asyncio.gather(self._renewal, return_exceptions=True)
+
+    def _ends_within(self, seconds: float) -> bool:
+        refresh_needed = getattr(self._credentials, "refresh_needed", None)
+        return bool(refresh_needed(refresh_in=seconds)) if refresh_needed is not None else False
+
+    async def _provided(self) -> Keys:
+        assert self._provider is not None
+        given: Any = self._provider()
+        if inspect.isawaitable(given):
+            given = await given
+        if hasattr(given, "get_frozen_credentials"):
+            given = await asyncio.to_thread(given.get_frozen_credentials)
+        found = _as_keys(given)
+        if found is None:
+            raise CredentialsError(
+                f"the function given as credentials= returned a {type(given).__name__}; it must "
+                "return botocore credentials or (access_key, secret_key[, token])"
+            )
+        if self._keys is None or found != self._keys:
+            self._keys = found
+        return self._keys
+
+    async def _renew(self) -> None:
+        found = await asyncio.to_thread(self._find)
+        if self._keys is None or self._is_refused or found != self._keys:
+            self._keys = found
+        self._is_refused = False
+        self._check_at = self._clock() + _CHECK_SECONDS
+
+    def _open_session(self) -> Any:
+        if self._session is None:
+            try:
+                import botocore.session  # type: ignore[import-untyped]
+            except ImportError as exc:
+                raise CredentialsError(
+                    "s3:// needs botocore to find credentials: pip install 'aioflux[s3]'"
+                ) from exc
+            self._session = botocore.session.Session(profile=self._access.profile or None)
+        return self._session
+
+    def _find_settings(self) -> Settings:
+        told = _from_environment()
+        if self._access.credentials is not None and self._session is None:
+            return told
+        session = self._open_session()
+        try:
+            profile = session.get_scoped_config()
+            region = session.get_config_variable("region")
+        except Exception as exc:
+            if self._access.profile or os.environ.get("AWS_PROFILE"):
+                raise CredentialsError(
+                    f"the AWS profile could not be read ({type(exc).__name__}): check AWS_PROFILE, "
+                    "or S3Access(profile=...), and ~/.aws/config"
+                ) from None
+            raise CredentialsError(
+                f"~/.aws/config could not be read ({type(exc).__name__})"
+            ) from None
+        nested = profile.get("s3")
+        style = nested.get("addressing_style", "") if isinstance(nested, dict) else ""
+        return Settings(
+            region=told.region or region or "",
+            endpoint_url=told.endpoint_url or profile.get("endpoint_url", ""),
+            addressing=style if style in {"path", "virtual"} else "",
+        )
+
+    def _find(self) -> Keys:
+        try:
+            if self._credentials is None:
+                self._credentials = self._open_session().get_credentials()
+            elif self._is_refused and self._access.credentials is None:
+                # Maybe the file or the environment has others by now.
+                self._session = None
+                self._credentials = self._open_session().get_credentials()
+            frozen = None
+            if self._credentials is not None:
+                frozen = self._credentials.get_frozen_credentials()
+        except CredentialsError:
+            raise
+        except Exception as exc:
+            names = {each.__name__ for each in type(exc).__mro__}
+            if names & _PASSING:
+                raise TransientError(
+                    f"AWS credentials could not be found or refreshed this time "
+                    f"({type(exc).__name__}): who gives them out did not answer"
+                ) from None
+            # Its text may hold what a process, a file or a service told.
+            raise CredentialsError(
+                f"AWS credentials could not be found or refreshed ({type(exc).__name__}): "
+                f"{_HOW_TO_SIGN_IN}"
+            ) from None
+        found = _as_keys(frozen)
+        if found is None:
+            raise CredentialsError(f"no AWS credentials were found: {_HOW_TO_SIGN_IN}")
+        return found
+
+
+def _as_keys(given: Any) -> Keys | None:
+    """Read credentials of any form; None where they are none."""
+    if isinstance(given, (tuple, list)) and 2 <= len(given) <= 3:
+        texts = [*given, None][:3]
+    else:
+        texts = [getattr(given, name, None) for name in ("access_key", "secret_key", "token")]
+    access_key, secret_key, token = texts
+    is_text = isinstance(access_key, str) and isinstance(secret_key, str)
+    if not is_text or not access_key or not secret_key or not isinstance(token or "", str):
+        return None
+    for text in (access_key, token or ""):
+        if not text.isascii() or any(not " " < char <= "~" for char in text):
+            raise CredentialsError(
+                "the AWS access key or session token cannot be sent: it holds spaces, line ends or "
+                "other characters that no header takes; copy it again"
+            )
+    return Keys(access_key, secret_key, token or "")
+
+
+def _from_environment() -> Settings:
+    """Read AWS_REGION, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL."""
+    get = os.environ.get
+    return Settings(
+        region=get("AWS_REGION") or get("AWS_DEFAULT_REGION") or "",
+        endpoint_url=get("AWS_ENDPOINT_URL_S3") or get("AWS_ENDPOINT_URL") or "",
+    )

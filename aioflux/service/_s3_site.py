@@ -1,0 +1,93 @@
+"""Where a bucket of S3 is asked: host, region, and whether the bucket stands in the path. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+from aioflux.http import Origin
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["DEFAULT_REGION", "Site", "discovery_site", "region_told", "site_of"]
+
+DEFAULT_REGION = "us-east-1"
+"""What servers at an endpoint of one's own call their region, and where buckets of AWS are asked
+for theirs."""
+
+_HOST_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+"""Buckets whose name is one label of a host: with a dot in it, no certificate would cover it."""
+_REGION = re.compile(r"[a-z0-9-]{3,40}")
+_EXPRESS = "--x-s3"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """How the objects of one bucket are addressed."""
+
+    origin: Origin
+    """The server."""
+    root: bytes
+    """Path of the bucket: empty where its name stands in the host."""
+    region: str
+    """Region that requests are signed for."""
+    is_aws: bool
+    """It is a host of AWS, which may say that the bucket lives in another region."""
+
+
+def site_of(bucket: str, *, region: str, endpoint_url: str = "", addressing: str = "auto") -> Site:
+    """Return where a bucket is asked.
+
+    Args:
+        bucket: Its name.
+        region: Its region.
+        endpoint_url: Url of another server than AWS, without a path; empty for AWS.
+        addressing: "path", "virtual", or "auto".
+
+    Raises:
+        ValueError: The name, the region or the url is none.
+    """
+    if _REGION.fullmatch(region) is None:
+        raise ValueError(f"{region!r} is no name of a region, such as 'eu-central-1'")
+    if bucket.endswith(_EXPRESS):
+        raise ValueError(
+            f"s3://{bucket} is a directory bucket (S3 Express One Zone), which aioflux does not "
+            "speak to: its listings are not sorted, and its sessions are signed in another way"
+        )
+    can_be_host = _HOST_NAME.fullmatch(bucket) is not None
+    if addressing == "virtual" and not can_be_host:
+        raise ValueError(
+            f"the name of s3://{bucket} cannot stand in that of a host; take addressing='path'"
+        )
+    is_aws = not endpoint_url
+    if is_aws:
+        suffix = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+        endpoint_url = f"https://s3.{region}.{suffix}"
+    if addressing == "auto":
+        is_known = (urlsplit(endpoint_url).hostname or "").endswith((".com", ".com.cn"))
+        is_amazon = "amazonaws.com" in endpoint_url and is_known
+        addressing = "virtual" if is_amazon and can_be_host else "path"
+    origin = Origin.from_url(endpoint_url)
+    if addressing == "virtual":
+        origin = Origin(origin.scheme, f"{bucket}.{origin.host}", origin.port)
+        return Site(origin, b"", region, is_aws)
+    return Site(origin, f"/{quote(bucket, safe='')}".encode(), region, is_aws)
+
+
+def discovery_site(bucket: str) -> Site:
+    """Return where AWS is asked for the region of a bucket, by name, without a signature."""
+    return site_of(bucket, region=DEFAULT_REGION)
+
+
+def region_told(headers: Mapping[bytes, bytes], fields: Mapping[str, str]) -> str:
+    """Return the region that a refusal says the bucket is in; empty where it tells none.
+
+    Args:
+        headers: Headers of the answer, names in lower case.
+        fields: Fields of its XML.
+    """
+    told = headers.get(b"x-amz-bucket-region", b"").decode("latin-1") or fields.get("Region", "")
+    return told if _REGION.fullmatch(told) else ""
