@@ -41,6 +41,7 @@ __all__ = [
     "is_save_id",
     "new_save_id",
     "parse_step",
+    "part_key",
     "plan_block_size",
     "step_prefix",
 ]
@@ -66,6 +67,7 @@ _MAX_BLOCK_BYTES = 256 * 1024 * 1024
 _SAVE_ID = re.compile(r"\d{8}T\d{6}\.\d{3}Z-[0-9a-f]{8}")
 _DATA_KEY = re.compile(
     rf"{_SAVE_ID.pattern}/__\d+_\d+\.distcp|"
+    rf"{_SAVE_ID.pattern}/part-[^/]+|"
     rf"model-{_SAVE_ID.pattern}-\d+-of-\d+\.safetensors"
 )
 _STEP = re.compile(r"step-(\d{8,})/?")
@@ -287,6 +289,16 @@ def find_save_id(key: str) -> str:
 def data_key(save_id: str, rank: int, number: int) -> str:
     """Return the key of a data object, below the checkpoint's prefix."""
     return f"{save_id}/__{rank}_{number}.distcp"
+
+
+def part_key(save_id: str, name: str) -> str:
+    """Return the key of a data object that holds one part with a name, below its prefix.
+
+    Args:
+        save_id: The save.
+        name: The name, with no slash in it.
+    """
+    return f"{save_id}/part-{name}"
 
 
 def step_prefix(step: int) -> str:

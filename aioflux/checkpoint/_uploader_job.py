@@ -103,6 +103,8 @@ class Job:
     """It does not wait for the saves before it."""
     attempt: int = 0
     """How many uploads of it were begun before and not heard of again."""
+    prefix: str = ""
+    """Prefix of the checkpoint; that of its step where it is empty."""
 
     @property
     def num_bytes(self) -> int:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from aioflux.checkpoint._uploader_job import Compression, Job, UploadSettings, Whole
     from aioflux.store import Store
 
-__all__ = ["Uploads"]
+__all__ = ["Save", "Uploads"]
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ class Uploads:
             AiofluxError: It is not committed, on any rank; what it wrote is removed as far as the
                 service lets us.
         """
-        save = _Save(self._store, self._settings, job, memory, progress)
+        save = Save(self._store, self._settings, job, memory, progress)
         if job.is_urgent:
             return await save.run()
         try:
@@ -109,7 +109,7 @@ class Uploads:
             self._turn.release()
 
 
-class _Save:
+class Save:
     """One save of one rank."""
 
     def __init__(
@@ -125,7 +125,7 @@ class _Save:
         self._job = job
         self._memory = memory
         self._progress = progress
-        self._prefix = step_prefix(job.step)
+        self._prefix = job.prefix or step_prefix(job.step)
         self._uri = uri_below(store, self._prefix)
         self._is_alone = job.world_size == 1
         self._is_coordinator = job.rank == 0
@@ -349,13 +349,18 @@ class _Save:
             metrics=dict(job.metrics),
             extra=dict(job.whole.extra),
         )
-        data = encode_commit(_metadata(job.whole, told, self._settings.compression), commit)
+        data = encode_commit(self._describe(told), commit)
         before = replaces[0] if replaces is not None else None
         try:
             await publish(self._store, self._prefix + COMMIT_KEY, data, replaces=before)
         except (AiofluxError, OSError) as exc:
             await self._look_again(exc)
         await self._afterwards(commit, replaces[1] if replaces is not None else None)
+
+    def _describe(self, told: Sequence[tuple[StoredObject, ...]]) -> bytes:
+        """Return the pickle of DCP's metadata."""
+        assert self._job.whole is not None
+        return _metadata(self._job.whole, told, self._settings.compression)
 
     async def _look_again(self, error: Exception) -> None:
         """Return if a commit that failed is there all the same.

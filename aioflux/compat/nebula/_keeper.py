@@ -1,0 +1,522 @@
+"""The keeper: one process of a node that holds its checkpoints in memory and saves them.
+
+    trainers --(pieces of memory, requests)--> keeper --(uploads)--> local disk, bucket
+    trainers <--(pieces of memory)--
+
+It is started by the first trainer of a run and outlives it: what was handed to it is saved, and
+kept in memory a while for the trainer that is started next.
+
+    python -m aioflux.compat.nebula._keeper <descriptor of the socket that it listens on>
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import mmap
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from aioflux._errors import AiofluxError, CheckpointError
+from aioflux.checkpoint._commit import new_save_id
+from aioflux.checkpoint._uploader_job import portable
+from aioflux.checkpoint._uploader_wire import MAX_FDS, MAX_READ_BYTES, Inbox, encode
+from aioflux.compat.nebula._persist import Staged, save_tag
+from aioflux.compat.nebula._shelf import COMMITTED, Shelf, Version
+from aioflux.compat.nebula._stored import remove_tag, trim
+
+if TYPE_CHECKING:
+    from aioflux.compat.nebula._settings import Settings
+    from aioflux.compat.nebula._shelf import Piece
+    from aioflux.store import Store
+
+__all__ = ["Keeper", "lock_path", "main"]
+
+_log = logging.getLogger("aioflux")
+
+_NICENESS: Final = 5
+"""The training goes first where there are too few processors for both."""
+
+_LOOK_SECONDS: Final = 0.5
+"""Time between two looks at what nobody tells: the clock, a lock."""
+
+_LOCAL: Final = "disk"
+_STORE: Final = "storage"
+
+
+@dataclass(slots=True)
+class _Trainer:
+    """One process that saves or loads."""
+
+    number: int
+    sock: socket.socket
+    inbox: Inbox = field(default_factory=Inbox)
+    gone: list[int] = field(default_factory=list)
+    """Pieces of its own that were given up, which it was not told yet."""
+    lent: list[Piece] = field(default_factory=list)
+    """Pieces that it looks at."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    """A piece of memory, mapped here."""
+
+    fd: int
+    map: mmap.mmap
+
+    def close(self) -> None:
+        """Give its pages back at once, also those that its maker has mapped and will not touch."""
+        with suppress(BufferError):  # goes with whoever looks at it still
+            self.map.close()
+        os.ftruncate(self.fd, 0)
+        os.close(self.fd)
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where versions are saved."""
+
+    name: str
+    store: Store
+    interval_seconds: float
+    keep: int = 0
+    """How many tags are kept there; all by default."""
+    begun: float | None = None
+    """When a save began last."""
+    removed: set[str] = field(default_factory=set)
+    """Tags that go when something newer is saved."""
+
+
+class Keeper:
+    """What the processes of one node have handed over."""
+
+    def __init__(self) -> None:
+        self.shelf = Shelf(0)
+        self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._trainers: dict[int, _Trainer] = {}
+        self._num_trainers = 0
+        self._memory: dict[int, _Memory] = {}
+        self._places: list[_Place] = []
+        self._savers: list[asyncio.Task[None]] = []
+        self._commit_seconds = 600.0
+        self.linger_seconds = 600.0
+        self._last_ms = 0
+        self._changed = asyncio.Event()
+        self.is_stopping = False
+
+    @property
+    def num_trainers(self) -> int:
+        """Processes that are connected."""
+        return len(self._trainers)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody is there and all is saved."""
+        return (
+            not self._trainers
+            and all(self._next(place) is None for place in self._places)
+            and not any(version.num_readers for version in self.shelf.versions)
+        )
+
+    async def changed(self, seconds: float) -> None:
+        """Wait until something changes, or so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def serve(self, sock: socket.socket) -> None:
+        """Serve one trainer until it is gone."""
+        self._num_trainers += 1
+        trainer = _Trainer(self._num_trainers, sock)
+        self._trainers[trainer.number] = trainer
+        sock.setblocking(False)
+        try:
+            while True:
+                data, fds = await _receive(sock)
+                if not data:
+                    return
+                for message in trainer.inbox.feed(data, fds):
+                    await _answer(sock, *await self._handle(trainer, message))
+        except OSError:
+            pass  # it died meanwhile
+        finally:
+            del self._trainers[trainer.number]
+            for fd in trainer.inbox.fds:
+                os.close(fd)
+            for piece in trainer.lent:
+                self.shelf.release(piece)
+            self.shelf.leave(trainer.number)
+            self._give_back()
+            self._notify()
+            sock.close()
+
+    async def _handle(self, trainer: _Trainer, message: Any) -> tuple[Any, list[int]]:
+        """Carry out a request, and return what is answered."""
+        name, *arguments = message
+        fds: list[int] = []
+        try:
+            reply = await getattr(self, f"_do_{name}")(trainer, fds, *arguments)
+        except Exception as exc:  # whoever asked is told
+            return ("error", portable(exc)), []
+        finally:
+            self._give_back()
+            self._notify()
+        return ("ok", reply), fds
+
+    async def _do_hello(self, _: _Trainer, __: list[int], settings: Settings) -> int:
+        self.shelf.budget_bytes = settings.budget_bytes
+        self.shelf.retention = settings.retention
+        self.is_stopping = False
+        self._commit_seconds = settings.commit_seconds
+        self.linger_seconds = settings.linger_seconds
+        wanted = []
+        if settings.local is not None:
+            wanted.append(_Place(_LOCAL, settings.local, 0.0, settings.retention))
+        if settings.store is not None:
+            wanted.append(_Place(_STORE, settings.store, settings.interval_seconds))
+        known = {place.name: place for place in self._places}
+        for place in wanted:
+            if (there := known.get(place.name)) is not None:
+                there.interval_seconds, there.keep = place.interval_seconds, place.keep
+                continue
+            self._places.append(place)
+            self._savers.append(asyncio.get_running_loop().create_task(self._save_to(place)))
+        self.shelf.num_places = len(self._places)
+        return os.getpid()
+
+    async def _do_room(
+        self, trainer: _Trainer, _: list[int], size: int
+    ) -> tuple[str, int, int, list[int]]:
+        while True:
+            grant = self.shelf.ask(trainer.number, size)
+            self._give_back()
+            if grant.piece is not None:
+                gone, trainer.gone = trainer.gone, []
+                return grant.kind, grant.piece.number, grant.piece.size, gone
+            self._notify()
+            await self.changed(_LOOK_SECONDS)
+
+    async def _do_saved(
+        self,
+        trainer: _Trainer,
+        _: list[int],
+        number: int,
+        part: tuple[str, str, int],
+        num_files: int,
+        seconds: float,
+    ) -> bool:
+        piece = self.shelf.pieces[number]
+        if number not in self._memory:
+            fd = trainer.inbox.fds.pop(0)
+            self._memory[number] = _Memory(fd, mmap.mmap(fd, piece.size, prot=mmap.PROT_READ))
+        version = self.shelf.put(trainer.number, number, part, num_files, seconds)
+        if self.shelf.is_full(version):
+            self.shelf.close(version, self._mint())
+        return version.is_complete
+
+    async def _do_abandon(self, _: _Trainer, __: list[int], number: int) -> None:
+        self.shelf.abandon(number)
+
+    async def _do_offer(self, _: _Trainer, __: list[int]) -> tuple[str, str, bool]:
+        """Tell who this is, and what a version would be called that were complete now."""
+        place = next((each for each in self._places if each.name == _STORE), None)
+        return self._name, self._mint(), place is not None and self._is_time(place)
+
+    async def _do_commit(
+        self,
+        _: _Trainer,
+        __: list[int],
+        tag: str,
+        save_id: str,
+        is_due: bool,
+        rank: int,
+        num_nodes: int,
+    ) -> bool:
+        if save_id and self.shelf.find(tag, save_id) is not None:
+            return True  # another rank of this node was faster
+        version = self.shelf.open.get(tag)
+        if version is None and num_nodes > 1:  # nothing of it was saved by this node
+            version = self.shelf.open[tag] = Version(tag, COMMITTED)
+        if version is not None:
+            version.rank, version.num_nodes, version.is_due = rank, num_nodes, is_due
+            self.shelf.close(version, save_id or self._mint())
+        elif self.shelf.find(tag) is None:
+            raise CheckpointError(
+                f"{tag!r} has nothing to commit: nothing was saved under it, or the keeper of this "
+                "node died since; save again"
+            )
+        return True
+
+    async def _do_tags(self, _: _Trainer, __: list[int]) -> list[dict[str, Any]]:
+        return [
+            {
+                "tag": version.tag,
+                "save_id": version.save_id,
+                "names": sorted(version.parts),
+                "size_bytes": version.num_bytes,
+                "num_nodes": version.num_nodes,
+                "places": sorted(version.places),
+            }
+            for version in self.shelf.versions
+        ]
+
+    async def _do_fetch(
+        self, trainer: _Trainer, fds: list[int], tag: str, save_id: str, name: str
+    ) -> tuple[int, int, int | None] | None:
+        version = self.shelf.find(tag, save_id)
+        part = version.parts.get(name) if version is not None else None
+        if part is None:
+            return None
+        part.piece.num_readers += 1
+        trainer.lent.append(part.piece)
+        fds.append(self._memory[part.piece.number].fd)
+        return part.piece.number, part.size, part.crc32c
+
+    async def _do_done(self, trainer: _Trainer, _: list[int], number: int) -> None:
+        piece = next(each for each in trainer.lent if each.number == number)
+        trainer.lent.remove(piece)
+        self.shelf.release(piece)
+
+    async def _do_flush(self, _: _Trainer, __: list[int], tag: str) -> None:
+        """Save a version everywhere, by default the newest one, and wait for it."""
+        version = self.shelf.find(tag) if tag else self.shelf.newest
+        if version is None:
+            if tag:
+                raise CheckpointError(f"{tag!r} is not in memory: nothing to flush")
+            return
+        version.is_due = True
+        version.failures.clear()
+        self._notify()
+        while len(version.places) + len(version.failures) < len(self._places):
+            await self.changed(_LOOK_SECONDS)
+            if version not in self.shelf.versions:
+                return  # a newer one of its tag, or of all, stands for it
+        if version.failures:
+            raise CheckpointError(f"{version.tag} was not saved: {_all(version.failures)}")
+
+    async def _do_remove(self, _: _Trainer, __: list[int], tag: str) -> None:
+        """Remove a tag wherever it is, once what is newer is there."""
+        self.shelf.remove(tag)
+        for place in self._places:
+            place.removed.add(tag)
+
+    async def _do_stop(self, _: _Trainer, __: list[int]) -> None:
+        self.is_stopping = True
+
+    def _mint(self) -> str:
+        """Return the name of a save, newer than all before."""
+        self._last_ms = max(self._last_ms + 1, time.time_ns() // 1_000_000)
+        moment = datetime.fromtimestamp(self._last_ms / 1000, UTC)
+        return new_save_id(moment, f"{secrets.randbits(32):08x}")
+
+    def _is_time(self, place: _Place) -> bool:
+        is_over = self.is_stopping or not self._trainers
+        if place.begun is None or is_over:
+            return True
+        return time.monotonic() - place.begun >= place.interval_seconds
+
+    def _next(self, place: _Place) -> Version | None:
+        """Return the version that is to be saved next, None where none is yet."""
+        waiting = [
+            version
+            for version in self.shelf.versions
+            if place.name not in version.places and place.name not in version.failures
+        ]
+        for version in waiting:
+            if version.is_due:
+                return version
+        newest = self.shelf.newest
+        if newest is None or newest not in waiting or not self._is_time(place):
+            return None
+        # What several nodes save together, all of them have to know of: they were told at once.
+        is_ours = newest.num_nodes == 1 or place.name == _LOCAL or not self._trainers
+        return newest if is_ours else None
+
+    async def _save_to(self, place: _Place) -> None:
+        while True:
+            version = self._next(place)
+            if version is None:
+                await self.changed(_LOOK_SECONDS)
+                continue
+            place.begun = time.monotonic()
+            version.num_readers += 1
+            failure = ""
+            try:
+                await self._save(place, version)
+            except (AiofluxError, OSError) as exc:
+                failure = f"{place.store.uri}: {type(exc).__name__}: {exc}"
+                _log.error("%s was not saved: %s", version.tag, failure)
+            finally:
+                version.num_readers -= 1
+            self.shelf.saved(version, place.name, failure)
+            self._give_back()
+            self._notify()
+
+    async def _save(self, place: _Place, version: Version) -> None:
+        parts = [
+            Staged(part.name, memoryview(self._memory[part.piece.number].map)[: part.size])
+            for part in version.parts.values()
+        ]
+        is_shared = place.name == _STORE
+        _, checksums = await save_tag(
+            place.store,
+            version.tag,
+            parts,
+            save_id=version.save_id,
+            begun=time.time(),
+            blocked_seconds=version.blocked_seconds,
+            rank=version.rank if is_shared else 0,
+            num_nodes=version.num_nodes if is_shared else 1,
+            commit_seconds=self._commit_seconds,
+        )
+        for name, checksum in checksums.items():
+            version.parts[name].crc32c = checksum
+        if place.keep:
+            await trim(place.store, place.keep)
+        if place.removed and version is self.shelf.newest:
+            removed, place.removed = place.removed, set()
+            for tag in removed - {version.tag}:
+                await remove_tag(place.store, tag)
+
+    def _give_back(self) -> None:
+        """Give memory back that the shelf has dropped."""
+        dropped, self.shelf.dropped = self.shelf.dropped, []
+        for piece in dropped:
+            if (memory := self._memory.pop(piece.number, None)) is not None:
+                memory.close()
+            if (owner := self._trainers.get(piece.owner)) is not None:
+                owner.gone.append(piece.number)
+
+    async def close(self) -> None:
+        """Stop saving, and give all back."""
+        for saver in self._savers:
+            saver.cancel()
+        await asyncio.gather(*self._savers, return_exceptions=True)
+        for place in self._places:
+            await place.store.aclose()
+        for memory in self._memory.values():
+            memory.close()
+        self._memory.clear()
+
+
+def _all(failures: dict[str, str]) -> str:
+    return "; ".join(failures.values())
+
+
+async def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """Return what has arrived; nothing at the end."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            data, fds, _, _ = socket.recv_fds(sock, MAX_READ_BYTES, MAX_FDS)
+        except BlockingIOError:
+            is_ready = loop.create_future()
+            loop.add_reader(sock.fileno(), _set, is_ready)
+            try:
+                await is_ready
+            finally:
+                loop.remove_reader(sock.fileno())
+        else:
+            return data, fds
+
+
+def _set(is_ready: asyncio.Future[None]) -> None:
+    if not is_ready.done():
+        is_ready.set_result(None)
+
+
+async def _answer(sock: socket.socket, reply: Any, fds: list[int]) -> None:
+    data = memoryview(encode(reply))
+    if fds:  # it waits for them: there is room
+        sent = socket.send_fds(sock, [data], fds)
+        data = data[sent:]
+    await asyncio.get_running_loop().sock_sendall(sock, data)
+
+
+async def _run(listening: socket.socket, lock: int) -> None:
+    """Serve whoever comes, until nobody has for a while."""
+    loop = asyncio.get_running_loop()
+    keeper = Keeper()
+    listening.setblocking(False)
+    serving: set[asyncio.Task[None]] = set()
+
+    async def accept() -> None:
+        while True:
+            sock, _ = await loop.sock_accept(listening)
+            if not _is_ours(sock):
+                sock.close()
+                continue
+            task = loop.create_task(keeper.serve(sock))
+            serving.add(task)
+            task.add_done_callback(serving.discard)
+
+    accepting = loop.create_task(accept())
+    alone = time.monotonic()
+    while True:
+        await keeper.changed(_LOOK_SECONDS)
+        if not keeper.is_idle:
+            alone = time.monotonic()
+            continue
+        is_over = keeper.is_stopping or time.monotonic() - alone >= keeper.linger_seconds
+        if is_over and _is_locked(lock):
+            break  # who comes now waits for the lock, and starts another
+    path = listening.getsockname()
+    for each in (path, lock_path(path)):
+        with suppress(FileNotFoundError):
+            os.unlink(each)
+    accepting.cancel()
+    listening.close()
+    await keeper.close()
+
+
+def lock_path(path: str) -> str:
+    """Return the path of the lock of whoever starts or ends the keeper of a socket."""
+    return f"{path}.lock"
+
+
+def _is_locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_ours(sock: socket.socket) -> bool:
+    """Tell whether the same user is at the other end; the directory admits no other, either."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int.from_bytes(told[4:8], sys.byteorder) == os.getuid()
+
+
+def main() -> None:
+    """Serve the socket whose descriptor is named on the command line."""
+    # Ctrl-C and a scheduler's SIGTERM mean the trainers; their end is ours.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with suppress(OSError):
+        os.nice(_NICENESS)
+    if os.fork():
+        os._exit(0)  # whoever started it need not wait for its end, nor be told of it
+    with socket.socket(fileno=int(sys.argv[1])) as listening:
+        path = lock_path(listening.getsockname())
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        asyncio.run(_run(listening, lock))
+
+
+if __name__ == "__main__":
+    main()
