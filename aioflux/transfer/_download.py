@@ -235,6 +235,8 @@ async def _fetch_unknown(
         return Fetched(data, body.meta), body.crc32c, actual
     if not may_hold(body.size):
         raise NoRoomError(body.meta())
+    if begun < body.size:
+        await _learn_checksum(session, key, body)
     buffer = BytesBuffer(body.size)
     buffer.view[:begun] = first.data
     body.data = b""
@@ -247,6 +249,20 @@ async def _fetch_unknown(
 def _twice_whole(session: Session, expected: int | None) -> bool:
     """Tell whether a whole object is read twice, for want of a checksum."""
     return expected is None and reads_twice(session)
+
+
+def _asks_head(session: Session) -> bool:
+    """Tell whether only `head` knows the checksum of what is read in ranges."""
+    return session.options.verify and not session.service.capabilities.listed_checksums
+
+
+async def _learn_checksum(session: Session, key: str, body: Body) -> None:
+    """Ask for the checksum of an object whose first range came without it."""
+    if body.crc32c is None and body.generation and _asks_head(session):
+        try:
+            body.crc32c = (await head(session, key, body.generation)).crc32c
+        except NotFoundError as exc:
+            raise ReplacedError from exc
 
 
 async def _complete(
@@ -334,15 +350,25 @@ async def _fill_known(
         await _head_of(session, key, meta)
         return 0, None, 0
     expected = meta.crc32c if length == meta.size else None
-    actual = await read_into(
-        session,
-        key,
-        view[:length],
-        start=start,
-        pin=Pin(meta.generation, meta.size),
-        twice=_twice_whole(session, expected),
-    )
-    return length, expected, actual
+
+    async def read() -> int:
+        return await read_into(
+            session,
+            key,
+            view[:length],
+            start=start,
+            pin=Pin(meta.generation, meta.size),
+            twice=_twice_whole(session, expected),
+        )
+
+    if length < meta.size or expected is not None or not _asks_head(session):
+        return length, expected, await read()
+    if reads_twice(session):
+        # A checksum saves the second read.
+        expected = (await _head_of(session, key, meta)).crc32c
+        return length, expected, await read()
+    told, actual = await pair(_head_of(session, key, meta), read())
+    return length, told.crc32c, actual
 
 
 async def _fill_unknown(
@@ -357,6 +383,8 @@ async def _fill_unknown(
     if not length:
         return 0, None, 0
     is_whole = length == body.size
+    if is_whole and begun < length:
+        await _learn_checksum(session, key, body)
     actual = await _complete(
         session,
         key,

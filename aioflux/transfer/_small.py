@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aioflux._checksums import crc32c
-from aioflux.transfer._ranges import First
+from aioflux.transfer._ranges import First, reads_twice
 
 if TYPE_CHECKING:
     from collections.abc import Callable

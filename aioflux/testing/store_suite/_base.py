@@ -56,6 +56,15 @@ class SuiteCapabilities:
     """`ObjectMeta.crc32c` is given."""
     takes_any_key: bool = True
     """Empty segments, dots, trailing slashes and segments of 1024 bytes are names like others."""
+    takes_dots: bool = True
+    """Names between slashes may be `.` and `..`, and may end with a dot."""
+    takes_backslashes: bool = True
+    """A backslash is a character like others."""
+    composes: bool = True
+    """Objects can be concatenated by the service; where they cannot, it is refused."""
+    keeps_uploads_apart: bool = True
+    """Two uploads of one key may be under way, and the last to end wins; else the first does, and
+    the other one fails."""
     max_compose_sources: int = 32
     """Sources of one compose."""
     page_size: int = 5000

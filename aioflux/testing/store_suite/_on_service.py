@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux._errors import AlreadyExistsError, NotFoundError, PreconditionFailedError
+from aioflux._errors import (
+    AlreadyExistsError,
+    NotFoundError,
+    PreconditionFailedError,
+    StorageError,
+)
 from aioflux.testing.store_suite._base import SuiteBase, pattern
 
 if TYPE_CHECKING:
@@ -21,6 +26,7 @@ class ServiceSideContract(SuiteBase):
 
     async def test_compose_concatenates_in_order(self, store: Store) -> None:
         """Sources may repeat and may be empty; they stay."""
+        self.require("composes")
         self.write_all({"s/a": b"aa", "s/b": b"", "s/c": b"c"})
         meta = await store.compose("d/all", ["s/c", "s/a", "s/b", "s/a"])
         assert self.read_back_door("d/all") == b"caaaa"
@@ -31,6 +37,7 @@ class ServiceSideContract(SuiteBase):
 
     async def test_compose_appends_to_one_of_its_sources(self, store: Store) -> None:
         """The result may be a source."""
+        self.require("composes")
         self.write_all({"log": b"1", "more": b"2"})
         await store.compose("log", ["log", "more"])
         await store.compose("log", ["log", "more"])
@@ -38,6 +45,7 @@ class ServiceSideContract(SuiteBase):
 
     async def test_compose_takes_so_many_sources(self, store: Store) -> None:
         """As many as the service declares; none, or more, is a ValueError with the limit."""
+        self.require("composes")
         most = self.can.max_compose_sources
         count = min(most, 32)
         self.write_all({f"s/{at:02}": bytes([at]) for at in range(count)})
@@ -51,6 +59,7 @@ class ServiceSideContract(SuiteBase):
 
     async def test_compose_needs_its_sources(self, store: Store) -> None:
         """A missing source, or one that was replaced since it was listed, is a NotFoundError."""
+        self.require("composes")
         self.write_back_door("a", b"1")
         meta = await store.head("a")
         with pytest.raises(NotFoundError):
@@ -62,6 +71,7 @@ class ServiceSideContract(SuiteBase):
 
     async def test_compose_honours_conditions(self, store: Store) -> None:
         """`mode="create"` and `if_generation_match`, as put."""
+        self.require("composes")
         self.write_all({"a": b"1", "c": b"old"})
         with pytest.raises(AlreadyExistsError, match=r"/c\b"):
             await store.compose("c", ["a"], mode="create")
@@ -75,11 +85,21 @@ class ServiceSideContract(SuiteBase):
 
     async def test_compose_sets_metadata(self, store: Store) -> None:
         """Content type and the user's metadata of the result."""
+        self.require("composes")
         self.require("keeps_metadata")
         self.write_back_door("a", b"1")
         await store.compose("c", ["a"], content_type="text/csv", metadata={"rows": "1"})
         head = await store.head("c")
         assert (head.content_type, dict(head.metadata)) == ("text/csv", {"rows": "1"})
+
+    async def test_compose_may_be_refused(self, store: Store) -> None:
+        """A service that cannot compose says so, and does nothing."""
+        if self.can.composes:
+            pytest.skip("the service composes")
+        self.write_all({"a": b"1", "c": b"old"})
+        with pytest.raises(StorageError, match=r"compose .*/c\b"):
+            await store.compose("c", ["a"])
+        assert self.read_back_door("c") == b"old"
 
     @pytest.mark.parametrize("size", [0, 300_000])
     async def test_copy_copies_the_bytes(self, store: Store, size: int) -> None:

@@ -46,6 +46,12 @@ class WriterContract(SuiteBase):
             await writer.write(pattern(size))
             self.write_back_door("b", b"first")
 
+    async def _write_in_turns(self, store: Store) -> None:
+        async with store.open_writer("a") as first:
+            await first.write(pattern(2 * PART + 1))
+            async with store.open_writer("a") as second:
+                await second.write(pattern(PART + 2, seed=1))
+
     @pytest.mark.parametrize("sizes", WRITES.values(), ids=WRITES)
     async def test_a_writer_concatenates_what_is_written(
         self, store: Store, sizes: list[int]
@@ -132,12 +138,21 @@ class WriterContract(SuiteBase):
 
     async def test_two_writers_do_not_mix(self, store: Store) -> None:
         """The last to end wins, whole."""
+        self.require("keeps_uploads_apart")
         async with store.open_writer("a") as first:
             await first.write(pattern(PART + 1))
             async with store.open_writer("a") as second:
                 await second.write(pattern(PART + 2, seed=1))
             assert self.read_back_door("a") == pattern(PART + 2, seed=1)
         assert self.read_back_door("a") == pattern(PART + 1)
+
+    async def test_of_two_writers_the_first_may_win(self, store: Store) -> None:
+        """Where the service drops what the other one has sent, that one fails, and says so."""
+        if self.can.keeps_uploads_apart:
+            pytest.skip("the last to end wins")
+        with pytest.raises(PreconditionFailedError, match=r"/a\b"):
+            await self._write_in_turns(store)
+        assert self.read_back_door("a") == pattern(PART + 2, seed=1)
 
 
 async def _pieces(reader: ObjectReader) -> AsyncIterator[bytes]:
