@@ -14,6 +14,7 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.servers.azurite import Azurite
     from tests.servers.moto import Moto
     from tests.servers.seaweedfs import SeaweedFS
 
@@ -38,4 +39,13 @@ def moto() -> Iterator[Moto]:
     from tests.servers.moto import Moto
 
     with Moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[Azurite]:
+    """An Azure server that checks signatures; started once, with the container `container`."""
+    from tests.servers.azurite import Azurite
+
+    with Azurite() as server:
         yield server

@@ -250,7 +250,8 @@ class AzureService(Service):
             StorageError: It is another answer than the one that was asked for.
         """
         self._refuse_directory(response, key)
-        if response.status == 416:
+        is_past = response.status == 206 and not response.num_bytes
+        if response.status == 416 or is_past:
             past = reading.size_past_the_end(response.headers, start=start)
             is_told = past is not None and wire.etag_of(response.headers)
             return self._body(key, response, b"", past) if is_told and past is not None else None
@@ -700,7 +701,7 @@ class AzureService(Service):
     def _path(self, key: str) -> bytes:
         name = self._prefix + key
         if len(name) > 1024 or _PLAIN_NAME.fullmatch(name) is None:
-            wire.check_name(name)
+            wire.check_name(name, key)
             name = quote(name, safe="/")
         return b"%b/%b" % (self._container_path, name.encode())
 

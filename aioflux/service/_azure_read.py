@@ -94,13 +94,19 @@ def _part_size(headers: Mapping[bytes, bytes], num_bytes: int, start: int, end: 
 
 
 def size_past_the_end(headers: Mapping[bytes, bytes], *, start: int) -> int | None:
-    """Return the size of the object that an answer 416 tells, or None where it cannot be believed.
+    """Return the size of the object that an answer without bytes tells, or None if it tells none.
 
     Args:
         headers: Headers of the answer, names in lower case.
         start: First byte that was asked for: an object that is longer has it.
     """
-    match = _UNSATISFIED.fullmatch(headers.get(b"content-range") or b"")
-    if match is None or int(match[1]) > start:
+    told = headers.get(b"content-range") or b""
+    match = _UNSATISFIED.fullmatch(told)
+    if match is not None:
+        size = int(match[1])
+    elif (part := _CONTENT_RANGE.fullmatch(told)) is not None and int(part[1]) == int(part[2]) + 1:
+        # An emulator answers 206 with no bytes where the first one asked for is the end.
+        size = int(part[3])
+    else:
         return None
-    return int(match[1])
+    return size if size <= start else None

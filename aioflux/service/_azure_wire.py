@@ -121,32 +121,33 @@ class BlockList(NamedTuple):
     """Ids of blocks that belong to no blob yet."""
 
 
-def check_name(name: str) -> None:
-    """Refuse a name that no blob can have.
+def check_name(name: str, key: str) -> None:
+    """Refuse a name that no blob can have, or not for certain.
 
-    Source: learn.microsoft.com/rest/api/storageservices/naming-and-referencing-containers--blobs--
-    and-metadata. A path in a url has no segments `.` and `..`, and names that end in a dot or a
-    slash lose it on the way through some programs of Azure, so that they are not given out either.
+    The service takes a backslash for a slash, and asks not to end what stands between slashes with
+    a dot: on the way there `.` and `..` may be taken for steps in a path, out of the container even
+    (learn.microsoft.com/rest/api/storageservices/naming-and-referencing-containers--blobs--and-
+    metadata).
 
     Args:
         name: The whole name, the store's prefix included.
+        key: The name below that.
 
     Raises:
         ValueError: It is one.
     """
     name.encode()  # refuses what is no valid Unicode
-    segments = name.split("/")
     if not 1 <= len(name) <= _MAX_NAME:
         why = f"it has {len(name)} characters, not 1 to {_MAX_NAME}"
     elif "\r" in name or "\n" in name:
         why = "it holds the end of a line"
-    elif "" in segments:
-        why = "a slash stands at its beginning, at its end or beside another"
-    elif any(segment.endswith(".") for segment in segments):
-        why = "between slashes it has '.', '..' or what ends with a dot, which the service drops"
+    elif "\\" in name:
+        why = "the service takes a backslash for a slash"
+    elif any(segment.endswith(".") for segment in name.split("/")):
+        why = "no name between slashes may be '.' or '..', or end with a dot"
     else:
         return
-    raise ValueError(f"{name!r} is no name for a blob: {why}")
+    raise ValueError(f"{key!r} is no name for a blob: {why}")
 
 
 def etag_of(headers: Mapping[bytes, bytes]) -> str:
