@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+import pickle
+from contextlib import suppress
+from inspect import signature
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from aioflux import bridge
-from aioflux.checkpoint._mapping import fetch
+from aioflux.checkpoint._mapping import PrivateMemory, fetch
 from aioflux.checkpoint._target import split_uri
 
 if TYPE_CHECKING:
+    import mmap
     from typing import Unpack
 
     from aioflux._policy import StoreOptions
-    from aioflux.checkpoint._mapping import MemoryFile
 
 __all__ = ["load"]
 
@@ -52,22 +56,60 @@ def load(
     import torch
 
     root, key = split_uri(uri)
-    meta, file = bridge.run(fetch(root, key, options))
+    meta, memory = bridge.run(fetch(root, key, options, PrivateMemory))
+    file = memory.mapping
     try:
+        if mmap and file[: len(_ZIP_MAGIC)] == _ZIP_MAGIC:
+            with suppress(_NotByReferenceError):
+                return _by_reference(file, map_location, weights_only)
+            file.seek(0)
+        # What torch.save wrote before it wrote zip files is copied, too.
         return torch.load(
-            file.path,
-            map_location=map_location,
-            weights_only=weights_only,
-            # What torch.save wrote before it wrote zip files cannot be mapped.
-            mmap=mmap and _is_zip(file),
+            cast("IO[bytes]", file), map_location=map_location, weights_only=weights_only
         )
     except Exception as exc:
         exc.add_note(f"while {meta.uri} was loaded, whose bytes are as they were stored")
         raise
     finally:
-        file.close()
+        del file
+        memory.close()
 
 
-def _is_zip(file: MemoryFile) -> bool:
-    with open(file.path, "rb") as opened:
-        return opened.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
+class _NotByReferenceError(Exception):
+    """It is for `torch.load` to say what is to become of this."""
+
+
+def _by_reference(file: mmap.mmap, map_location: Any, weights_only: bool) -> Any:
+    """Return what `torch.load(path, mmap=True)` does, for memory that has no path.
+
+    torch maps a file there and then reads from the mapping, in a function that it has had since
+    2.1; the mapping is all that is another one here.
+
+    Raises:
+        _NotByReferenceError: Not this torch, not this archive, or an error that `torch.load` words.
+    """
+    import torch
+
+    serialization: Any = torch.serialization
+    if "overall_storage" not in signature(serialization._load).parameters:  # noqa: SLF001
+        raise _NotByReferenceError
+    forced = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0").lower()
+    is_restricted = weights_only or forced in {"1", "y", "yes", "true"}
+    unpickler = torch._weights_only_unpickler if is_restricted else pickle  # noqa: SLF001
+    # torch keeps the object that it is given, and not what that exports: of a view, the mapping.
+    whole = torch.frombuffer(memoryview(file), dtype=torch.uint8)
+    try:
+        with serialization._open_zipfile_reader(file) as archive:  # noqa: SLF001
+            if archive.has_record("constants.pkl"):  # TorchScript
+                raise _NotByReferenceError
+            return serialization._load(  # noqa: SLF001
+                archive,
+                map_location,
+                unpickler,
+                overall_storage=whole.untyped_storage(),
+                encoding="utf-8",
+            )
+    except pickle.UnpicklingError as exc:
+        if not is_restricted:
+            raise
+        raise _NotByReferenceError from exc  # nothing of it was run

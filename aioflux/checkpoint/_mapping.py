@@ -1,9 +1,10 @@
-"""A whole object in memory that has a path, so that what maps files can map it.
+"""A whole object in memory, once: private, or under a path for what maps files.
 
-object -> ranges in parallel, straight into the mapping -> crc32c of the whole -> unmapped
-       -> whoever asked maps it again, by its path: the same memory, no copy
+object -> ranges in parallel, straight into the mapping -> crc32c of the whole
+       -> PrivateMemory: tensors refer to it
+       -> MemoryFile: unmapped; whoever asked maps it again, by its path: the same memory, no copy
 
-The bytes are there once. Mapped twice at a time they would be counted twice as resident.
+Mapped twice at a time the bytes of a `MemoryFile` would be counted twice as resident.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ import mmap
 import os
 import sys
 import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from aioflux._checksums import address_of, combine_crc32c, crc32c
 from aioflux._policy import MIB, TransferOptions
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from aioflux._meta import ObjectMeta
     from aioflux._policy import StoreOptions
     from aioflux.store import Store
 
-__all__ = ["MemoryFile", "fetch"]
+__all__ = ["MemoryFile", "PrivateMemory", "fetch"]
 
 _DIRECTORIES = ("/proc/self/fd", "/dev/fd")
 """Where open files have paths."""
@@ -41,6 +42,41 @@ _MADV_POPULATE_WRITE: Final = 23
 _madvise = ctypes.CDLL(None)["madvise"] if sys.platform == "linux" else None
 if _madvise is not None:
     _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class PrivateMemory:
+    """Memory of a fixed size, of this process alone.
+
+    298 MB of it take the kernel 140 ms of CPU time, where memory under a path takes 250, and 50
+    more to be mapped again. Large pages took from 25 to 930, as the host of a virtual machine had
+    them at hand or not.
+
+    Attributes:
+        mapping: The memory, writable; it can be read as a file as well.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        num_mapped = max(num_bytes, 1)
+        if sys.platform == "win32":
+            self.mapping = mmap.mmap(-1, num_mapped)
+        else:
+            self.mapping = mmap.mmap(-1, num_mapped, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)
+        self._num_bytes = num_bytes
+
+    @contextmanager
+    def mapped(self) -> Iterator[memoryview]:
+        """Give its memory, writable, for the length of a `with` block."""
+        with memoryview(self.mapping) as view, view[: self._num_bytes] as used:
+            yield used
+
+    def populate(self, view: memoryview, start: int, end: int) -> None:
+        """Have the kernel give memory for a piece of `view`, which `mapped` gave, all at once."""
+        _populate(view, start, end)
+
+    def close(self) -> None:
+        """Let go of the memory; what refers to it keeps it. Closing twice does nothing."""
+        with suppress(BufferError):
+            self.mapping.close()
 
 
 class MemoryFile:
@@ -97,9 +133,7 @@ class MemoryFile:
         To allocate before it is mapped costs a third less than to map what is not allocated.
         """
         self._allocate(start, end)
-        if _madvise is not None:
-            with address_of(view) as begin:
-                _madvise(begin + start, end - start, _MADV_POPULATE_WRITE)
+        _populate(view, start, end)
 
     def close(self) -> None:
         """Let go of the memory; what has mapped it keeps it. Closing twice does nothing."""
@@ -120,6 +154,15 @@ class MemoryFile:
             os.unlink(name)
 
 
+Memory = TypeVar("Memory", PrivateMemory, MemoryFile)
+
+
+def _populate(view: memoryview, start: int, end: int) -> None:
+    if _madvise is not None:
+        with address_of(view) as begin:
+            _madvise(begin + start, end - start, _MADV_POPULATE_WRITE)
+
+
 def _open_memfd() -> int:
     """Return a descriptor, below 0 where there is none of this kind."""
     if not hasattr(os, "memfd_create"):
@@ -136,8 +179,10 @@ def _path_of(fd: int) -> str:
     return next((path for path in paths if os.path.exists(path)), "")
 
 
-async def fetch(root: str, key: str, options: StoreOptions) -> tuple[ObjectMeta, MemoryFile]:
-    """Read one generation of an object into memory, and verify all of it.
+async def fetch(
+    root: str, key: str, options: StoreOptions, kind: type[Memory]
+) -> tuple[ObjectMeta, Memory]:
+    """Read one generation of an object into memory of a kind, and verify all of it.
 
     Raises:
         NotFoundError: There is no such object.
@@ -148,30 +193,34 @@ async def fetch(root: str, key: str, options: StoreOptions) -> tuple[ObjectMeta,
     plain: StoreOptions = {**options, "transfer": replace(transfer, verify=False)}
     async with open_store(root, **plain) as store:
         meta = await store.head(key)
-        file = MemoryFile(meta.size)
+        memory = kind(meta.size)
         try:
-            with file.mapped() as view:
+            with memory.mapped() as view:
                 is_right = False
                 if meta.crc32c is not None or not transfer.verify:
-                    checksum = await _fill(store, meta, file, view, is_hashed=transfer.verify)
+                    checksum = await _fill(store, meta, memory, view, is_hashed=transfer.verify)
                     is_right = not transfer.verify or checksum == meta.crc32c
                 if not is_right:
                     async with open_store(root, **options) as other:
                         await other.get_into(meta, view)
         except BaseException:
-            file.close()
+            memory.close()
             raise
-        return meta, file
+        return meta, memory
 
 
 async def _fill(
-    store: Store, meta: ObjectMeta, file: MemoryFile, view: memoryview, *, is_hashed: bool
+    store: Store,
+    meta: ObjectMeta,
+    memory: PrivateMemory | MemoryFile,
+    view: memoryview,
+    *,
+    is_hashed: bool,
 ) -> int:
     """Read an object into memory range by range, and return its crc32c; 0 where it is not hashed.
 
     A range is asked for when its memory is there, which a thread makes: the event loop would take
-    as long for it as for the bytes. 298 MB took 0.5 s of CPU time so, half of it the thread's, and
-    0.6 where memory came page by page.
+    as long for it as for the bytes.
     """
     step = min(store.transfer.range_size_bytes, _RANGE_BYTES)
     plan = [(start, min(start + step, meta.size)) for start in range(0, meta.size, step)]
@@ -182,9 +231,8 @@ async def _fill(
 
     reads = []
     try:
-        async with asyncio.TaskGroup() as group:
-            for start, end in plan:
-                await _to_its_end(file.populate, view, start, end)
+        async with asyncio.TaskGroup() as group, aclosing(_populated(memory, view, plan)) as pieces:
+            async for start, end in pieces:
                 reads.append(group.create_task(read(start, end)))
     except BaseExceptionGroup as failed:
         error = failed.exceptions[0]
@@ -195,12 +243,33 @@ async def _fill(
     return checksum
 
 
-async def _to_its_end(function: Callable[..., None], *arguments: Any) -> None:
-    """Call in a thread, and wait for its end also where the caller is cancelled."""
-    running = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+async def _populated(
+    memory: PrivateMemory | MemoryFile, view: memoryview, plan: Sequence[tuple[int, int]]
+) -> AsyncGenerator[tuple[int, int], None]:
+    """Yield each range of `plan` when its memory is there; a thread goes ahead of who reads."""
+    loop = asyncio.get_running_loop()
+    made: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
+    is_over = False
+
+    def make() -> None:
+        try:
+            for start, end in plan:
+                if is_over:
+                    return
+                memory.populate(view, start, end)
+                loop.call_soon_threadsafe(made.put_nowait, (start, end))
+        finally:
+            loop.call_soon_threadsafe(made.put_nowait, None)
+
+    making = asyncio.ensure_future(asyncio.to_thread(make))
     try:
-        await asyncio.shield(running)
+        while (piece := await made.get()) is not None:
+            yield piece
+        await asyncio.shield(making)
     finally:
-        while not running.done():
+        is_over = True
+        # The memory must not go away under the thread, also where the caller is cancelled.
+        while not making.done():
             with suppress(asyncio.CancelledError):
-                await asyncio.wait((running,))
+                await asyncio.wait((making,))
+        making.exception()  # raised above, unless something else was first

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal, overload
 
 from aioflux import bridge
-from aioflux.checkpoint._mapping import fetch
+from aioflux.checkpoint._mapping import MemoryFile, fetch
 from aioflux.checkpoint._target import split_uri
 from aioflux.store import open_store
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from aioflux._meta import ObjectMeta
     from aioflux._policy import StoreOptions
-    from aioflux.checkpoint._mapping import MemoryFile
     from aioflux.store import ObjectReader
 
 __all__ = ["CheckpointReader", "MappedReader", "open_reader"]
@@ -162,7 +161,7 @@ def open_reader(
     """
     root, key = split_uri(uri)
     if mmap:
-        return MappedReader(*bridge.run(fetch(root, key, options)))
+        return MappedReader(*bridge.run(fetch(root, key, options, MemoryFile)))
     return CheckpointReader(_RawReader(bridge.Held(_reading(root, key, options))), _BUFFER_BYTES)
 
 

@@ -7,6 +7,8 @@ import os
 import pickle
 import subprocess
 import sys
+import time
+import weakref
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,10 +19,12 @@ import torch
 
 import aioflux
 from aioflux import TransferOptions
-from aioflux.checkpoint import load, open_reader, open_writer, save
+from aioflux.checkpoint import _load, load, open_reader, open_writer, save
 from tests.checkpoint.test_torch import assert_equal, state
 
 if TYPE_CHECKING:
+    import mmap
+
     from aioflux.testing import GCSServer
 
 MIB = 1024 * 1024
@@ -63,13 +67,60 @@ def test_nothing_stays_but_the_tensors(
     save(state(1000), URI)
     load(URI)  # the loop's own descriptors
     begun = open_fds()
-    loaded = load(URI)
+    with open_reader(URI, mmap=True) as file:
+        loaded = torch.load(file, mmap=True)
+    end = time.monotonic() + 30
+    while open_fds() != begun and time.monotonic() < end:
+        time.sleep(0.01)  # the server's ends of connections close in a thread of their own
     assert open_fds() == begun
     assert not list(tmp_path.iterdir())
     assert "aioflux-checkpoint" in Path("/proc/self/maps").read_text()
     del loaded
     gc.collect()
     assert "aioflux-checkpoint" not in Path("/proc/self/maps").read_text()
+
+
+def test_memory_goes_with_the_last_tensor(
+    server: GCSServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mappings: list[weakref.ref[mmap.mmap]] = []
+
+    class Noted(_load.PrivateMemory):
+        def __init__(self, num_bytes: int) -> None:
+            super().__init__(num_bytes)
+            mappings.append(weakref.ref(self.mapping))
+
+    monkeypatch.setattr(_load, "PrivateMemory", Noted)
+    save({"a": torch.arange(1000), "b": torch.ones(1000)}, URI)
+    loaded = load(URI)
+    last = loaded["a"][10:20]
+    del loaded
+    gc.collect()
+    assert mappings[0]() is not None
+    assert last.tolist() == list(range(10, 20))
+    del last
+    gc.collect()
+    assert mappings[0]() is None
+
+
+def test_a_torch_that_loads_in_another_way_copies(
+    server: GCSServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = state(1000)
+    save(saved, URI)
+    known = torch.serialization._load
+    monkeypatch.setattr(torch.serialization, "_load", lambda *args, **named: known(*args, **named))
+    assert_equal(saved, load(URI))
+
+
+def test_the_word_of_the_environment_counts(
+    server: GCSServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save({"a": Namespace(b=1)}, URI)
+    assert load(URI, weights_only=False)["a"].b == 1
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
+    with pytest.raises(pickle.UnpicklingError, match="Namespace"):
+        load(URI, weights_only=False)
 
 
 def test_loaded_tensors_can_be_written_and_belong_to_this_process(server: GCSServer) -> None:
@@ -171,7 +222,7 @@ def test_memory_is_that_of_the_object() -> None:
 import re
 from pathlib import Path
 import torch
-from aioflux.checkpoint import load, save
+from aioflux.checkpoint import _load, load, save
 from aioflux.testing import GCSServerProcess
 
 def resident(field):
