@@ -48,6 +48,8 @@ _COMPLETE_SECONDS: Final = 600.0
 """Completing an upload of many parts, or copying an object, can take minutes."""
 _UNSORTED_SERVERS: Final = (b"SeaweedFS",)
 """Servers that list what lies below a name before names that only begin with it."""
+_MAX_SORTED: Final = 4
+"""Listings sorted here that are kept for their next page."""
 
 
 class S3Service(Service):
@@ -87,6 +89,8 @@ class S3Service(Service):
         )
         # Listings come out of order: they are read whole, and sorted here.
         self._is_unsorted = False
+        # What is left of such listings, by the tokens of their next pages.
+        self._sorted: dict[str, listing.ListPage] = {}
         # Content type and metadata of the uploads under way, which no later answer repeats.
         self._begun: dict[str, tuple[str, Mapping[str, str]]] = {}
 
@@ -314,11 +318,14 @@ class S3Service(Service):
     ) -> Page:
         start = start_offset and self._prefix + start_offset
         end = end_offset and self._prefix + end_offset
-        ask = partial(self._ask_page, prefix, delimiter, page_size or self.capabilities.page_size)
-        page = await ask(start, page_token)
-        if self._is_unsorted or not listing.is_sorted(page):
+        most = page_size or self.capabilities.page_size
+        ask = partial(self._ask_page, prefix, delimiter, most)
+        page = self._sorted.pop(page_token, None)
+        if page is None and not self._is_unsorted:
+            page = await ask(start, page_token)
+        if page is None or self._is_unsorted or not listing.is_sorted(page):
             self._is_unsorted = True
-            page = await self._whole_listing(ask)
+            page = await self._sorted_page(ask, page, page_token, 0 if delimiter else most)
         if page_token and page.next_token == page_token:
             raise self._wrong_page(prefix, "the next page is the same one again")
         listing.cut(page, start=start, end=end)
@@ -358,15 +365,34 @@ class S3Service(Service):
                 f"could not list {uri}: the answer is not a listing ({exc})", uri=uri
             ) from exc
 
-    async def _whole_listing(self, ask: Any) -> listing.ListPage:
-        """Read all pages one after the other, and sort what they hold."""
-        whole: listing.ListPage = await ask("", "")
-        while whole.next_token:
-            page = await ask("", whole.next_token)
-            whole.extend(page)
-            whole.next_token = "" if page.next_token == whole.next_token else page.next_token
-        listing.sort(whole)
-        return whole
+    async def _sorted_page(
+        self, ask: Any, page: listing.ListPage | None, token: str, most: int
+    ) -> listing.ListPage:
+        """Return a page of a listing that the server does not sort: of all of it, sorted here.
+
+        Args:
+            ask: Asks for a page, by where it starts and its token.
+            page: What has come of it: what is left of it in order, or a page of the server.
+            token: Token of the page.
+            most: Objects of a page; 0 for all.
+        """
+        if page is None or not token.startswith(listing.AFTER):
+            page = await ask("", "")
+            while page.next_token:
+                other = await ask("", page.next_token)
+                page.extend(other)
+                page.next_token = "" if other.next_token == page.next_token else other.next_token
+            listing.sort(page)
+            if token.startswith(listing.AFTER):
+                # What was left is forgotten, for want of room.
+                listing.cut(page, start=token.removeprefix(listing.AFTER) + "\0", end="")
+        if most and len(page.names) > most:
+            rest = page.split(most)
+            page.next_token = listing.AFTER + page.names[-1]
+            self._sorted[page.next_token] = rest
+            while len(self._sorted) > _MAX_SORTED:
+                del self._sorted[next(iter(self._sorted))]
+        return page
 
     def _wrong_page(self, prefix: str, why: str) -> StorageError:
         uri = self.uri(prefix)

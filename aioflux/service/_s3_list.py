@@ -37,6 +37,8 @@ _OBJECT = re.compile(
     r"(?:<StorageClass>([^<]*)</StorageClass>)?</Contents>"
 )
 _FIELDS = ("Key", "LastModified", "ETag", "Size", "StorageClass")
+AFTER = "aioflux:after:"
+"""Begins the token of a page that is sorted here: behind it stands the name before the page."""
 _LAST = "\U0010fffd"
 _MAX_KEY_BYTES = 1024
 _SURROGATES = range(0xD800, 0xE000)
@@ -58,6 +60,15 @@ class ListPage:
         """Add what another page holds."""
         for name in ("names", "sizes", "etags", "updated", "classes", "prefixes"):
             getattr(self, name).extend(getattr(other, name))
+
+    def split(self, at: int) -> ListPage:
+        """Keep the first `at` objects, with all prefixes, and return the others."""
+        rest = ListPage()
+        for name in ("names", "sizes", "etags", "updated", "classes"):
+            column = getattr(self, name)
+            setattr(rest, name, column[at:])
+            setattr(self, name, column[:at])
+        return rest
 
     def pick(self, places: list[int]) -> None:
         """Keep the objects at these places, in this order."""

@@ -9,6 +9,7 @@ Environment:
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import os
@@ -18,6 +19,8 @@ import uuid
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote, urlencode, urlsplit
 
+import google_crc32c
+from botocore.credentials import Credentials
 from google.auth.credentials import AnonymousCredentials
 
 import aioflux
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aioflux.testing import GCSServer
+    from tests.servers.moto import Moto
+    from tests.servers.seaweedfs import SeaweedFS
 
 OTHER_URL = os.environ.get("AIOFLUX_TEST_GCS_URL", "")
 OTHER_BUCKET = os.environ.get("AIOFLUX_TEST_GCS_BUCKET", "bucket")
@@ -152,6 +157,73 @@ class RemotePlace:
         return data
 
 
+class S3Place:
+    """On a server of another process; the back door is boto3.
+
+    Args:
+        server: The server.
+        has_checksums: The back door sends a crc32c with each object.
+        access: Fields of `aioflux.S3Access`.
+    """
+
+    def __init__(
+        self, server: SeaweedFS | Moto, *, has_checksums: bool = False, **access: Any
+    ) -> None:
+        self._client = server.client()
+        self._has_checksums = has_checksums
+        self._prefix = f"{uuid.uuid4().hex}/"
+        self.endpoint_url = server.url
+        self.credentials = aioflux.S3Access(
+            credentials=Credentials(server.access_key, server.secret_key), **access
+        )
+
+    def open(self, **settings: Any) -> aioflux.Store:
+        return aioflux.open_store(
+            f"s3://bucket/{self._prefix}",
+            endpoint_url=self.endpoint_url,
+            credentials=self.credentials,
+            **settings,
+        )
+
+    def write(self, key: str, data: bytes) -> None:
+        sums: dict[str, str] = {}
+        if self._has_checksums:
+            checksum = google_crc32c.value(data).to_bytes(4, "big")
+            sums["ChecksumCRC32C"] = base64.b64encode(checksum).decode()
+        self._client.put_object(Bucket="bucket", Key=self._prefix + key, Body=data, **sums)
+
+    def read(self, key: str) -> bytes:
+        try:
+            answer = self._client.get_object(Bucket="bucket", Key=self._prefix + key)
+        except self._client.exceptions.NoSuchKey as exc:
+            raise KeyError(key) from exc
+        with answer["Body"] as body:
+            data: bytes = body.read()
+        return data
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class MotoPlace(S3Place):
+    """On moto, which checks no signatures: the back door is its HTTP API, by hand."""
+
+    def __init__(self, server: Moto) -> None:
+        super().__init__(server, checksums=False)
+        self._connection = http.client.HTTPConnection(urlsplit(server.url).netloc)
+
+    def write(self, key: str, data: bytes) -> None:
+        target = "/bucket/" + quote(self._prefix + key)
+        self._connection.request("PUT", target, data, {"Content-Type": "text/plain"})
+        answer = self._connection.getresponse()
+        assert answer.status == 200, answer.read()
+        answer.read()
+
+    def close(self) -> None:
+        self._connection.close()
+        super().close()
+
+
 class FlakyPlace:
     """Another place, where a share of all requests fails and is sent again."""
 
@@ -168,6 +240,7 @@ class FlakyPlace:
             retry=aioflux.RetryPolicy(max_attempts=12, initial_seconds=1e-4, max_seconds=1e-3),
             timeouts=aioflux.Timeouts(),
             endpoint_url=getattr(self._place, "endpoint_url", None),
+            credentials=getattr(self._place, "credentials", None),
         )
 
     def write(self, key: str, data: bytes) -> None:

@@ -143,7 +143,11 @@ class ManyContract(SuiteBase):
         pairs = store.get_many(objects)
         async with aclosing(pairs):
             await anext(pairs)
-        assert asyncio.all_tasks() == before
+        left = asyncio.all_tasks() - before
+        if left:
+            # Connections that are being opened, which other requests may take.
+            _, left = await asyncio.wait(left, timeout=10)
+        assert not left
         assert await store.get("n/0002") == objects["n/0002"]
 
     async def test_two_iterations_may_take_turns(self, store: Store) -> None:
