@@ -59,8 +59,7 @@ def random_faults(rng: random.Random, *, share: float, loses: bool = True) -> Dr
     Args:
         rng: Random numbers.
         share: From 0 to 1.
-        loses: Whether answers to writes are lost, too. A service that tells no checksums cannot be
-            asked whether such a write was done.
+        loses: Whether answers to writes are lost, too.
     """
 
     def draw(operation: str) -> Fault | None:

@@ -6,13 +6,14 @@ and crc32c of its sources, one after the other, and what else was asked for.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aioflux._checksums import combine_crc32c
 from aioflux._errors import NotFoundError, PreconditionFailedError
 from aioflux.service._base import Source
 from aioflux.transfer._fanout import gather
-from aioflux.transfer._lost import Fate, call_or_find, is_as_asked
+from aioflux.transfer._lost import Fate, call_or_find, checksum_of, is_as_asked
 from aioflux.transfer._write import WriteRequest, unmet
 
 if TYPE_CHECKING:
@@ -89,7 +90,9 @@ async def copy(
             original = await session.service.head(source.key, generation=source.generation)
         except NotFoundError:
             return None
-        made = await _made_before(session, key, [source], [original])
+        # A copy that need not be new is sooner made again than compared byte by byte.
+        may_read = bool(precondition)
+        made = await _made_before(session, key, [source], [original], may_read=may_read)
         as_asked = made and is_as_asked(made, original.content_type, original.metadata)
         return made if as_asked else None
 
@@ -115,22 +118,42 @@ async def _head(session: Session, source: Source) -> ObjectMeta:
 
 
 async def _made_before(
-    session: Session, key: str, sources: Sequence[Source], metas: Sequence[ObjectMeta]
+    session: Session,
+    key: str,
+    sources: Sequence[Source],
+    metas: Sequence[ObjectMeta],
+    *,
+    may_read: bool = False,
 ) -> ObjectMeta | None:
-    """Return the object if an attempt whose answer was lost made it of the sources."""
+    """Return the object if an attempt whose answer was lost made it of the sources.
+
+    Args:
+        session: Where.
+        key: What was to be made.
+        sources: Of what.
+        metas: What is known of them.
+        may_read: Objects without a checksum are read to compare them.
+    """
     service = session.service
     try:
         metas = metas or [
             await service.head(source.key, generation=source.generation) for source in sources
         ]
         made = await service.head(key)
+        size, checksum = _concatenation(metas)
+        if size != made.size or any(
+            (meta.key, meta.generation) == (key, made.generation) for meta in metas
+        ):
+            return None  # another object, or an append that changed nothing yet
+        if checksum is None and may_read:
+            _, checksum = _concatenation(
+                [replace(meta, crc32c=await checksum_of(session, meta)) for meta in metas]
+            )
+            made = replace(made, crc32c=await checksum_of(session, made))
     except NotFoundError:
         return None
-    size, checksum = _concatenation(metas)
-    if any((meta.key, meta.generation) == (key, made.generation) for meta in metas):
-        return None  # an append that changed nothing yet
     # Without a checksum nothing tells the result from another object of its size.
-    return made if checksum is not None and (made.size, made.crc32c) == (size, checksum) else None
+    return made if checksum is not None and made.crc32c == checksum else None
 
 
 def _concatenation(metas: Sequence[ObjectMeta]) -> tuple[int, int | None]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from aioflux._checksums import crc32c
 from aioflux._errors import NotFoundError, StorageError, TransientError
+from aioflux.transfer._retry import with_retry
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -13,9 +15,10 @@ if TYPE_CHECKING:
     from aioflux._meta import ObjectMeta
     from aioflux.transfer._session import Session
 
-__all__ = ["Fate", "call_or_find", "find_written", "is_as_asked"]
+__all__ = ["Fate", "call_or_find", "checksum_of", "find_written", "is_as_asked"]
 
 T = TypeVar("T")
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _LOOK_SECONDS = 10.0
 """Time for the last look, after the time of the request itself has run out."""
@@ -95,14 +98,44 @@ async def find_written(
     content_type: str = "",
     metadata: Mapping[str, str] | None = None,
 ) -> ObjectMeta | None:
-    """Return the object if it is what an earlier attempt should have written."""
+    """Return the object if it is what an earlier attempt should have written.
+
+    Of a service that tells no checksum of it, it is read: two objects may be of one size by chance.
+    """
     try:
         meta = await session.service.head(key)
+        is_alike = meta.size == size and is_as_asked(meta, content_type, metadata)
+        is_same = is_alike and crc32c is not None and await checksum_of(session, meta) == crc32c
     except NotFoundError:
         return None
-    # Two objects without a checksum may be of one size by chance.
-    is_same = crc32c is not None and (meta.size, meta.crc32c) == (size, crc32c)
-    return meta if is_same and is_as_asked(meta, content_type, metadata) else None
+    return meta if is_same else None
+
+
+async def checksum_of(session: Session, meta: ObjectMeta) -> int:
+    """Return the crc32c of an object; of one that has none, by reading it.
+
+    Raises:
+        NotFoundError: It was replaced meanwhile.
+    """
+    if meta.crc32c is not None:
+        return meta.crc32c
+    value, step = 0, session.options.range_size_bytes
+    for start in range(0, meta.size, step):
+        value = crc32c(await _read(session, meta, start, min(start + step, meta.size)), value)
+    return value
+
+
+async def _read(session: Session, meta: ObjectMeta, start: int, end: int) -> Buffer:
+    """Read a range; not by `Session.call`, since a request that waits for this has a place."""
+    service, key, generation = session.service, meta.key, meta.generation
+
+    async def attempt(_: int) -> Buffer:
+        body = await service.get(key, generation=generation, start=start, end=end)
+        if len(body.data) != end - start:
+            raise TransientError(f"could not read {meta.uri}: its body is short", uri=meta.uri)
+        return body.data
+
+    return await with_retry(attempt, session.retry, uri_of=lambda: meta.uri)
 
 
 def is_as_asked(meta: ObjectMeta, content_type: str, metadata: Mapping[str, str] | None) -> bool:

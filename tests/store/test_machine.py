@@ -62,6 +62,10 @@ class StoreMachine(RuleBasedStateMachine):
     def new_place(self) -> Place:
         raise NotImplementedError
 
+    def composes(self) -> bool:
+        """Tell whether the service concatenates objects."""
+        return True
+
     def teardown(self) -> None:
         self.exit.close()
 
@@ -151,6 +155,7 @@ class StoreMachine(RuleBasedStateMachine):
         for key in result.deleted:
             self.gone.append(self.objects.pop(key).meta)
 
+    @precondition(lambda self: self.composes())
     @rule(key=keys, sources=st.lists(keys, min_size=1, max_size=4))
     def compose(self, key: str, sources: list[str]) -> None:
         if all(source in self.objects for source in sources):

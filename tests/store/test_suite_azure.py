@@ -14,12 +14,15 @@ from aioflux.testing.store_suite._reading import ReadContract
 from aioflux.testing.store_suite._streams import WriterContract
 from aioflux.testing.store_suite._writing import WriteContract
 from tests.store.azure_place import AzurePlace, account_sas
+from tests.store.places import FlakyPlace
 from tests.store.suite import OnPlace, PlaceSuite
+from tests.store.test_machine import StoreMachine, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.servers.azurite import Azurite
+    from tests.store.places import Place
 
 AZURE = SuiteCapabilities(
     composes=False,
@@ -44,7 +47,7 @@ class TestAzure(PlaceSuite):
         place.close()
 
 
-class TestAzureBySAS(OnPlace, ReadContract, WriteContract, ServiceSideContract):
+class TestAzureBySAS(OnPlace, ReadContract, ServiceSideContract):
     can = AZURE
 
     @pytest.fixture(autouse=True)
@@ -54,7 +57,27 @@ class TestAzureBySAS(OnPlace, ReadContract, WriteContract, ServiceSideContract):
         place.close()
 
 
-class TestAzureBlocking(OnPlace, ReadContract, WriterContract):
+class TestFlakyAzure(OnPlace, WriteContract, WriterContract, ServiceSideContract):
+    """One request in ten fails, or its answer is lost, also of writes: what they did is found."""
+
+    can = AZURE
+
+    @pytest.fixture(autouse=True)
+    def set_place(
+        self,
+        azurite: Azurite,
+        request: pytest.FixtureRequest,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> Iterator[None]:
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", azurite.account)
+        monkeypatch.setenv("AZURE_STORAGE_KEY", azurite.key)
+        place = AzurePlace(azurite)
+        self.place = FlakyPlace(place, seed=request.node.name)
+        yield
+        place.close()
+
+
+class TestAzureBlocking(OnPlace, WriterContract):
     can = AZURE
     face = "sync"
 
@@ -63,3 +86,16 @@ class TestAzureBlocking(OnPlace, ReadContract, WriterContract):
         self.place = place = AzurePlace(azurite)
         yield
         place.close()
+
+
+def test_azure_is_like_a_dict(azurite: Azurite) -> None:
+    class AzureMachine(StoreMachine):
+        def new_place(self) -> Place:
+            place = AzurePlace(azurite)
+            self.exit.callback(place.close)
+            return place
+
+        def composes(self) -> bool:
+            return False
+
+    check(AzureMachine, 4)

@@ -49,9 +49,7 @@ class TestFlakyLocal(OnPlace, ReadContract, WriteContract, WriterContract, Servi
 
     @pytest.fixture(autouse=True)
     def set_place(self, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-        self.place = FlakyPlace(
-            LocalPlace(tmp_path / "objects"), seed=request.node.name, loses=False
-        )
+        self.place = FlakyPlace(LocalPlace(tmp_path / "objects"), seed=request.node.name)
 
 
 async def test_faults_are_met() -> None:
