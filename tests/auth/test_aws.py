@@ -1,0 +1,243 @@
+"""AWS keys: found by botocore in a thread, renewed before they end, one renewal at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.credentials import Credentials
+from botocore.exceptions import (
+    CredentialRetrievalError,
+    EndpointConnectionError,
+    NoCredentialsError,
+)
+
+from aioflux import CredentialsError, S3Access, TransientError
+from aioflux.auth._aws import WAIT, AWSSource
+from aioflux.auth._sigv4 import Keys
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Renewed:
+    """Credentials that end, on a fake clock, and are renewed in whatever thread asks for them."""
+
+    def __init__(self, clock: Clock, *, seconds: float = 3600.0) -> None:
+        self.clock = clock
+        self.ends_at = clock.now + seconds
+        self.num_renewed = 0
+        self.failure: Exception | None = None
+        self.threads: set[int] = set()
+        self.may_end = threading.Event()
+        self.may_end.set()
+
+    def refresh_needed(self, refresh_in: float) -> bool:
+        return self.ends_at - self.clock.now < refresh_in
+
+    def get_frozen_credentials(self) -> Credentials:
+        self.threads.add(threading.get_ident())
+        assert self.may_end.wait(10)
+        if self.failure is not None:
+            raise self.failure
+        if self.refresh_needed(15 * 60):
+            self.num_renewed += 1
+            self.ends_at = self.clock.now + 3600
+        return Credentials("id", f"secret-{self.num_renewed}", "token")
+
+
+def source_of(credentials: object, clock: Clock | None = None) -> AWSSource:
+    return AWSSource(S3Access(credentials=credentials), clock=clock or Clock())
+
+
+async def test_keys_are_found_once_and_off_the_loop() -> None:
+    clock = Clock()
+    credentials = Renewed(clock)
+    source = source_of(credentials, clock)
+    assert source.ready() is WAIT
+    found = await asyncio.gather(*[source.get() for _ in range(5)])
+    assert found[0] == Keys("id", "secret-0", "token")
+    assert all(each is found[0] for each in found)
+    assert source.ready() is found[0]
+    assert threading.get_ident() not in credentials.threads
+
+
+async def test_keys_are_renewed_in_the_background_before_they_end() -> None:
+    clock = Clock()
+    credentials = Renewed(clock)
+    source = source_of(credentials, clock)
+    first = await source.get()
+    clock.now = credentials.ends_at - 600
+    credentials.may_end.clear()
+    assert await source.get() is first  # nobody waits while they are valid
+    credentials.may_end.set()
+    assert source._renewal is not None
+    await source._renewal
+    assert await source.get() == Keys("id", "secret-1", "token")
+    await source.close()
+
+
+async def test_keys_that_have_ended_are_waited_for() -> None:
+    clock = Clock()
+    credentials = Renewed(clock)
+    source = source_of(credentials, clock)
+    await source.get()
+    clock.now = credentials.ends_at - 30
+    assert await source.get() == Keys("id", "secret-1", "token")
+
+
+async def test_refused_keys_are_found_anew() -> None:
+    clock = Clock()
+    credentials = Renewed(clock)
+    source = source_of(credentials, clock)
+    first = await source.get()
+    assert isinstance(first, Keys)
+    credentials.ends_at = clock.now
+    source.refuse(first)
+    assert source.ready() is WAIT
+    second = await source.get()
+    assert second == Keys("id", "secret-1", "token")
+    source.refuse(first)  # old news
+    assert source.ready() is second
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (EndpointConnectionError(endpoint_url="http://hush"), TransientError),
+        (CredentialRetrievalError(provider="process", error_msg="hush"), CredentialsError),
+        (NoCredentialsError(), CredentialsError),
+        (RuntimeError("hush"), CredentialsError),
+    ],
+)
+async def test_failures_tell_their_class_and_nothing_else(
+    failure: Exception, expected: type[Exception]
+) -> None:
+    """What botocore was told by a process or a service may be a secret."""
+    credentials = Renewed(Clock())
+    credentials.failure = failure
+    with pytest.raises(expected) as error:
+        await source_of(credentials).get()
+    assert type(failure).__name__ in str(error.value)
+    assert "hush" not in str(error.value)
+    assert error.value.__cause__ is None
+
+
+async def as_awaitable() -> tuple[str, str]:
+    return "id", "secret"
+
+
+@pytest.mark.parametrize(
+    "provider",
+    [
+        lambda: ("id", "secret"),
+        lambda: ("id", "secret", ""),
+        lambda: Credentials("id", "secret"),
+        as_awaitable,
+    ],
+)
+async def test_a_function_may_give_keys_in_several_forms(provider: Any) -> None:
+    source = source_of(provider)
+    first = await source.get()
+    assert first == Keys("id", "secret")
+    assert await source.get() is first
+
+
+@pytest.mark.parametrize("given", [None, "text", ("id",), ("id", ""), ("id", 5), {}])
+async def test_a_function_that_gives_none_is_told(given: object) -> None:
+    with pytest.raises(CredentialsError, match="must return botocore credentials"):
+        await source_of(lambda: given).get()
+
+
+async def test_keys_that_no_header_takes_are_refused() -> None:
+    with pytest.raises(CredentialsError, match="copy it again") as error:
+        await source_of(lambda: ("id\r\nX: y", "secret")).get()
+    assert "X: y" not in str(error.value)
+
+
+def test_what_is_no_credentials_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="not int"):
+        source_of(5)
+
+
+def test_settings_that_exclude_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="neither credentials nor a profile"):
+        S3Access(anonymous=True, profile="p")
+    with pytest.raises(ValueError, match="not both"):
+        S3Access(credentials=lambda: None, profile="p")
+    with pytest.raises(ValueError, match="somebody has to pay"):
+        S3Access(anonymous=True, requester_pays=True)
+    with pytest.raises(ValueError, match="addressing"):
+        S3Access(addressing="dns")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="anonymous"):
+        S3Access(anonymous="no")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="region"):
+        S3Access(region=None)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def no_aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment in which botocore finds nothing."""
+    import os
+
+    for name in tuple(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    return tmp_path
+
+
+async def test_a_profile_tells_keys_region_endpoint_and_addressing(no_aws: Path) -> None:
+    (no_aws / "config").write_text(
+        "[profile work]\nregion = eu-west-3\nendpoint_url = http://there\n"
+        "s3 =\n  addressing_style = virtual\n"
+    )
+    (no_aws / "credentials").write_text(
+        "[work]\naws_access_key_id = id\naws_secret_access_key = secret\n"
+    )
+    source = AWSSource(S3Access(profile="work"))
+    settings = await source.settings()
+    assert (settings.region, settings.endpoint_url) == ("eu-west-3", "http://there")
+    assert settings.addressing == "virtual"
+    assert await source.get() == Keys("id", "secret")
+
+
+async def test_the_environment_goes_before_the_profile(
+    no_aws: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (no_aws / "config").write_text("[default]\nregion = eu-west-3\n")
+    monkeypatch.setenv("AWS_REGION", "us-west-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
+    source = AWSSource(S3Access())
+    assert (await source.settings()).region == "us-west-1"
+    assert await source.get() == Keys("id", "secret", "token")
+
+
+async def test_a_profile_that_does_not_exist_is_named_as_such(no_aws: Path) -> None:
+    with pytest.raises(CredentialsError, match="profile"):
+        await AWSSource(S3Access(profile="nobody")).settings()
+
+
+async def test_no_credentials_say_how_to_sign_in(no_aws: Path) -> None:
+    with pytest.raises(CredentialsError, match="aws sso login"):
+        await AWSSource(S3Access()).get()
+
+
+async def test_who_is_anonymous_has_no_keys(no_aws: Path) -> None:
+    source = AWSSource(S3Access(anonymous=True))
+    assert source.ready() is None
+    assert await source.get() is None

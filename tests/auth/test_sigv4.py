@@ -1,0 +1,158 @@
+"""Signatures are those that botocore makes of the same requests."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from unittest import mock
+from urllib.parse import quote
+
+import botocore.auth
+import pytest
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux.auth._sigv4 import EMPTY_HASH, UNSIGNED, Keys, Signer, canonical_query
+
+NOW = 1_790_000_000.0
+HOST = "bucket.s3.eu-central-1.amazonaws.com"
+
+names = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1, max_size=40)
+values = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=30)
+header_names = st.sampled_from(
+    ["Content-Type", "If-Match", "If-None-Match", "Range", "x-amz-meta-label", "x-amz-acl"]
+)
+queries = st.dictionaries(
+    st.sampled_from(["uploads", "partNumber", "uploadId", "prefix", "list-type", "versionId"]),
+    values,
+    max_size=4,
+)
+
+
+def by_botocore(
+    method: str,
+    target: str,
+    headers: dict[str, str],
+    body: bytes,
+    keys: Keys,
+    *,
+    signs_body: bool,
+) -> str:
+    """Return the Authorization header that botocore makes."""
+    request = AWSRequest(method=method, url=f"http://{HOST}{target}", data=body, headers=headers)
+    settings = {"payload_signing_enabled": signs_body}
+    request.context["client_config"] = SimpleNamespace(s3=settings)
+    credentials = Credentials(keys.access_key, keys.secret_key, keys.token or None)
+    signer = botocore.auth.S3SigV4Auth(credentials, "s3", "eu-central-1")
+    moment = datetime.fromtimestamp(NOW, UTC)
+    with mock.patch.object(botocore.auth, "get_current_datetime", return_value=moment):
+        signer.add_auth(request)
+    authorization: str = request.headers["Authorization"]
+    return authorization
+
+
+def signer_of(keys: Keys, **settings: object) -> Signer:
+    return Signer(keys, region="eu-central-1", host=HOST.encode(), **settings)  # type: ignore[arg-type]
+
+
+@given(
+    method=st.sampled_from(["GET", "PUT", "POST", "DELETE", "HEAD"]),
+    name=names,
+    query=queries,
+    headers=st.dictionaries(header_names, values, max_size=4),
+    body=st.binary(max_size=50),
+    token=st.sampled_from(["", "session/token+with=signs"]),
+    signs_body=st.booleans(),
+)
+def test_a_signature_is_that_of_botocore(
+    method: str,
+    name: str,
+    query: dict[str, str],
+    headers: dict[str, str],
+    body: bytes,
+    token: str,
+    *,
+    signs_body: bool,
+) -> None:
+    keys = Keys("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", token)
+    pairs = "&".join(f"{key}={quote(value, safe='-_.~')}" for key, value in query.items())
+    target = "/" + quote(name, safe="/~") + (f"?{pairs}" if pairs else "")
+    expected = by_botocore(method, target, headers, body, keys, signs_body=signs_body)
+    payload = hashlib.sha256(body).hexdigest().encode() if signs_body else UNSIGNED
+    given_headers = [(name.encode(), value.encode()) for name, value in headers.items()]
+    sent = dict(
+        signer_of(keys).sign(method.encode(), target.encode(), given_headers, payload, now=NOW)
+    )
+    assert sent[b"Authorization"].decode() == expected
+
+
+@given(
+    name=names,
+    version=st.sampled_from(["", "versionId=a.B_c"]),
+    byte_range=st.sampled_from([b"", b"bytes=0-99"]),
+    etag=st.sampled_from([b"", b'"5d41402abc4b2a76b9719d911017c592"']),
+    token=st.sampled_from(["", "token"]),
+    requester_pays=st.booleans(),
+)
+def test_a_read_is_signed_as_any_request(
+    name: str, version: str, byte_range: bytes, etag: bytes, token: str, *, requester_pays: bool
+) -> None:
+    """The lines of a read without a task are the headers of a signed request."""
+    keys = Keys("AKIDEXAMPLE", "secret", token)
+    target = ("/" + quote(name, safe="/~") + (f"?{version}" if version else "")).encode()
+    headers = [(b"x-amz-checksum-mode", b"ENABLED")]
+    headers += [(b"If-Match", etag)] if etag else []
+    headers += [(b"Range", byte_range)] if byte_range else []
+    with mock.patch("time.time", return_value=NOW):
+        lines = signer_of(keys, requester_pays=requester_pays).read_lines(
+            target, byte_range=byte_range, etag=etag
+        )
+    signed = signer_of(keys, requester_pays=requester_pays).sign(
+        b"GET", target, headers, EMPTY_HASH, now=NOW
+    )
+    assert sorted(lines.split(b"\r\n")[:-1]) == sorted(b"%b: %b" % pair for pair in signed)
+
+
+def test_a_day_that_ends_changes_the_key() -> None:
+    signer = signer_of(Keys("AKIDEXAMPLE", "secret"))
+    before = dict(signer.sign(b"GET", b"/a", [], EMPTY_HASH, now=NOW))
+    after = dict(signer.sign(b"GET", b"/a", [], EMPTY_HASH, now=NOW + 86_400))
+    fresh = signer_of(Keys("AKIDEXAMPLE", "secret"))
+    assert before[b"Authorization"] != after[b"Authorization"]
+    assert after == dict(fresh.sign(b"GET", b"/a", [], EMPTY_HASH, now=NOW + 86_400))
+
+
+def test_a_clock_that_is_wrong_is_set_right() -> None:
+    ahead = signer_of(Keys("AKIDEXAMPLE", "secret"), skew_seconds=3600.0)
+    right = signer_of(Keys("AKIDEXAMPLE", "secret"))
+    assert ahead.sign(b"GET", b"/a", [], EMPTY_HASH, now=NOW) == right.sign(
+        b"GET", b"/a", [], EMPTY_HASH, now=NOW + 3600
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        (b"", b""),
+        (b"uploads", b"uploads="),
+        (b"b=2&a=1", b"a=1&b=2"),
+        (b"uploads&prefix=x%2Fy", b"prefix=x%2Fy&uploads="),
+        (b"a=2&a=1", b"a=1&a=2"),
+        (b"a-b=1&a=1", b"a=1&a-b=1"),
+    ],
+)
+def test_a_query_is_signed_sorted_by_name(query: bytes, expected: bytes) -> None:
+    assert canonical_query(query) == expected
+
+
+def test_keys_show_no_secret_and_do_not_pickle() -> None:
+    keys = Keys("AKIDEXAMPLE", "hush-hush", "token-hush")
+    signer = signer_of(keys)
+    for each in (keys, signer):
+        assert "hush" not in repr(each)
+        with pytest.raises(TypeError, match="credentials are never carried along"):
+            pickle.dumps(each)
