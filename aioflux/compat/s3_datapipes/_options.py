@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from aioflux import sync
+from aioflux._access import S3Access
 from aioflux._policy import MIB, Timeouts, TransferOptions
+from aioflux._uri import parse_uri
 from aioflux.compat.s3_datapipes._urls import place_of
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ __all__ = [
     "DEFAULT_BUFFER_BYTES",
     "Stores",
     "buffer_bytes",
+    "in_region",
     "one_request_at_a_time",
     "with_timeout",
 ]
@@ -53,10 +56,26 @@ class Stores:
         place = place_of(url)
         store = self._stores.get(place.root)
         if store is None:
-            if self._region and not place.root.startswith("s3://"):
-                raise ValueError(f"region={self._region!r} has no effect with {url}")
-            store = self._stores[place.root] = sync.open_store(place.root, **self._options)
+            options = in_region(self._options, self._region, url)
+            store = self._stores[place.root] = sync.open_store(place.root, **options)
         return store, place.key
+
+
+def in_region(options: StoreOptions, region: str, url: str) -> StoreOptions:
+    """Return options with the region of the bucket of a url; empty is to be found.
+
+    Raises:
+        ValueError: The url's service has no regions, or the options say another.
+    """
+    if not region:
+        return options
+    if parse_uri(url).scheme != "s3":
+        raise ValueError(f"region={region!r} has no effect with {url}")
+    given = options.get("credentials")
+    access = given if isinstance(given, S3Access) else S3Access(credentials=given)
+    if access.region not in {"", region}:
+        raise ValueError(f"region={region!r} is not the {access.region!r} of credentials=")
+    return cast("StoreOptions", {**options, "credentials": replace(access, region=region)})
 
 
 def with_timeout(options: StoreOptions, request_timeout_ms: int) -> StoreOptions:

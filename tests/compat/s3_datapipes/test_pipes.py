@@ -14,6 +14,7 @@ from aioflux import (
     AlreadyExistsError,
     NotFoundError,
     RetryPolicy,
+    S3Access,
     Timeouts,
     TransferOptions,
     sync,
@@ -28,6 +29,7 @@ from aioflux.compat.s3_datapipes import (
     S3FileSaver,
     StreamWrapper,
 )
+from aioflux.compat.s3_datapipes._options import in_region
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -350,6 +352,17 @@ def test_a_region_is_refused_where_there_are_none(bucket: Bucket, name: str) -> 
     pipe = getattr(IterableWrapper(["gs://bucket/a"]), name)(region="us-west-2")
     with pytest.raises(ValueError, match="region='us-west-2' has no effect with gs://bucket/a"):
         list(pipe)
+
+
+def test_a_region_goes_where_credentials_go() -> None:
+    url = "s3://bucket/a"
+    assert in_region({}, "", url) == {}
+    assert in_region({}, "us-west-2", url) == {"credentials": S3Access(region="us-west-2")}
+    given = S3Access(requester_pays=True)
+    expected = S3Access(requester_pays=True, region="us-west-2")
+    assert in_region({"credentials": given}, "us-west-2", url) == {"credentials": expected}
+    with pytest.raises(ValueError, match="is not the 'us-west-2' of credentials="):
+        in_region({"credentials": expected}, "us-east-1", url)
 
 
 def test_a_server_that_stands_still_is_given_up_in_time(bucket: Bucket) -> None:
