@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from aioflux._errors import AiofluxError
 from aioflux.checkpoint._commit import part_key
 from aioflux.checkpoint._steps import uri_below
+from aioflux.checkpoint._tag_names import quote_name
 from aioflux.compat.nebula import _run
 from aioflux.compat.nebula._checkpoint import Checkpoint
-from aioflux.compat.nebula._names import name_of, place_of, quote_name, to_uri
+from aioflux.compat.nebula._names import name_of, place_of, to_uri
 from aioflux.compat.nebula._sources import find_all, find_tag, newest_valid
 
 if TYPE_CHECKING:

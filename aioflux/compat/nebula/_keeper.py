@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aioflux._errors import AiofluxError, CheckpointError
 from aioflux.checkpoint._commit import new_save_id
-from aioflux.checkpoint._uploader_job import portable
+from aioflux.checkpoint._tag_save import PartData, tag_job
+from aioflux.checkpoint._tags import remove_tag, trim
+from aioflux.checkpoint._uploader_job import UploadSettings, portable
 from aioflux.checkpoint._uploader_wire import MAX_FDS, MAX_READ_BYTES, Inbox, encode
-from aioflux.compat.nebula._persist import Staged, save_tag
+from aioflux.compat.nebula._persist import NebulaSave
 from aioflux.compat.nebula._shelf import COMMITTED, Shelf, Version
-from aioflux.compat.nebula._stored import remove_tag, trim
 
 if TYPE_CHECKING:
     from aioflux.compat.nebula._settings import Settings
@@ -367,22 +368,22 @@ class Keeper:
 
     async def _save(self, place: _Place, version: Version) -> None:
         parts = [
-            Staged(part.name, memoryview(self._memory[part.piece.number].map)[: part.size])
+            PartData(part.name, [memoryview(self._memory[part.piece.number].map)[: part.size]])
             for part in version.parts.values()
         ]
         is_shared = place.name == _STORE
-        _, checksums = await save_tag(
-            place.store,
+        job = tag_job(
             version.tag,
-            parts,
-            save_id=version.save_id,
-            begun=time.time(),
-            blocked_seconds=version.blocked_seconds,
+            version.save_id,
             rank=version.rank if is_shared else 0,
-            num_nodes=version.num_nodes if is_shared else 1,
-            commit_seconds=self._commit_seconds,
+            world_size=version.num_nodes if is_shared else 1,
+            begun=time.time(),
+            staged_seconds=version.blocked_seconds,
         )
-        for name, checksum in checksums.items():
+        settings = UploadSettings(commit_seconds=self._commit_seconds)
+        save = NebulaSave(place.store, settings, job, version.tag, parts)
+        await save.run()
+        for name, checksum in save.checksums.items():
             version.parts[name].crc32c = checksum
         if place.keep:
             await trim(place.store, place.keep)

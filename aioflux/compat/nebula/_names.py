@@ -1,60 +1,13 @@
-"""Tags, names of parts and places, as they become keys and uris: pure."""
+"""Places of Nebula, as paths and as uris: pure."""
 
 from __future__ import annotations
 
 import os
-import re
 from typing import Any
-from urllib.parse import quote, unquote
 
 from aioflux._uri import parse_uri, quote_path
 
-__all__ = ["name_of", "part_name", "place_of", "quote_name", "step_of", "tag_of", "to_uri"]
-
-_SAFE = " !#$&'()+,;=@[]^{}~"
-"""Beside letters, digits and `-._`: what every service and every disk has in names."""
-
-_MAX_BYTES = 200
-"""A disk takes names of 255 bytes, and ours come with a word before them."""
-
-_NUMBER_AT_END = re.compile(r"(\d{1,15})$")
-_PART = "part-"
-
-
-def quote_name(name: str) -> str:
-    """Return a tag or the name of a part as one segment of a key; `tag_of` undoes it.
-
-    Raises:
-        TypeError: It is no string.
-        ValueError: It is empty, or too long.
-    """
-    if not isinstance(name, str):
-        raise TypeError(f"a tag and the name of a part are strings, not {type(name).__name__}")
-    quoted = quote(name, safe=_SAFE)
-    if quoted.startswith("."):  # what begins with a dot is not listed everywhere, or means a place
-        quoted = f"%2E{quoted[1:]}"
-    if not 1 <= len(quoted) <= _MAX_BYTES:
-        raise ValueError(
-            f"{name!r} is no tag and no name of a part: written into a key it has {len(quoted)} "
-            f"bytes, not 1 to {_MAX_BYTES}"
-        )
-    return quoted
-
-
-def tag_of(segment: str) -> str:
-    """Return what `quote_name` was given."""
-    return unquote(segment)
-
-
-def part_name(key: str) -> str:
-    """Return the name of the part that a data object holds, by its key."""
-    return unquote(key.rpartition("/")[2].removeprefix(_PART))
-
-
-def step_of(tag: str) -> int:
-    """Return the number that a tag ends with, such as 500 of `global_step500`; 0 without one."""
-    found = _NUMBER_AT_END.search(tag)
-    return int(found[1]) if found else 0
+__all__ = ["name_of", "place_of", "to_uri"]
 
 
 def place_of(path: Any) -> str:

@@ -1,7 +1,6 @@
 """What torch.save writes of an object, copied once, into memory that the keeper holds, too.
 
-    torch.save -> _Pieces: headers are gathered, tensors noted where they are -> how much it is
-               -> room of that size -> one copy, by a few threads
+    object -> how many bytes it is -> room of that size -> one copy, by a few threads
 
 Room is asked for when the size is known, so that none of the budget is held for nothing.
 """
@@ -14,76 +13,29 @@ import os
 import tempfile
 import time
 from contextlib import suppress
-from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from aioflux._checksums import address_of, crc32c
+from aioflux._checksums import crc32c
 from aioflux._errors import CheckpointCorruptError, CheckpointError
-from aioflux.checkpoint._save import leave_out_crc32
+from aioflux.checkpoint._pickled import pickled
 from aioflux.checkpoint._staging import Arena
-from aioflux.checkpoint._staging_copy import Copy, copy_all
-from aioflux.checkpoint._tensor_memory import TensorMemory
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer, WriteableBuffer
+    from _typeshed import WriteableBuffer
 
     from aioflux.compat.nebula._client import Client
 
     class _BinaryFile(io.RawIOBase, BinaryIO):
-        """What `torch.save` asks for by its annotations: a file of io is one to no type checker."""
+        """What `torch.load` asks for by its annotations: a file of io is one to no type checker."""
 
 else:
     _BinaryFile = io.RawIOBase
 
 __all__ = ["Snapshots", "load_piece"]
 
-_LEAST_NOTED_BYTES = 16 * 1024
-"""Less is copied at once: to note a piece costs as much as a copy of some 16 KiB."""
 _PAGE_BYTES = 4096
-
-
-class _Pieces(_BinaryFile):
-    """The file that torch.save writes to: what lies in tensors is noted and copied later."""
-
-    def __init__(self, memory: TensorMemory) -> None:
-        self._memory = memory
-        self._pieces: list[memoryview] = []
-        self._small = bytearray()
-        self.num_bytes = 0
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        """Note all of `data`."""
-        view = memoryview(data).cast("B")
-        found = self._memory.find(view) if view.nbytes >= _LEAST_NOTED_BYTES else None
-        if found is None:
-            self._small += view
-        else:
-            self._flush_small()
-            self._pieces.append(found)
-        self.num_bytes += view.nbytes
-        return view.nbytes
-
-    def copy_to(self, target: memoryview) -> None:
-        """Copy everything to memory of that size at least."""
-        self._flush_small()
-        copies, at = [], 0
-        with address_of(target) as begin:
-            for piece in self._pieces:
-                with address_of(piece) as source:
-                    copies.append(Copy(begin + at, source, piece.nbytes))
-                at += piece.nbytes
-            copy_all(copies)
-
-    def _flush_small(self) -> None:
-        if self._small:
-            self._pieces.append(memoryview(bytes(self._small)))
-            self._small.clear()
 
 
 class _DiskArena:
@@ -123,7 +75,7 @@ class Snapshots:
             CheckpointError: It could not be handed over.
         """
         begun = time.perf_counter()
-        pieces = _pickled(value)
+        pieces = pickled(value)
         size = -(-pieces.num_bytes // _PAGE_BYTES) * _PAGE_BYTES
         kind, number, its_size, gone = self._client.call("room", size)
         self._forget(gone)
@@ -171,18 +123,6 @@ class Snapshots:
         for number in gone:
             if (arena := self._arenas.pop(number, None)) is not None:
                 arena.close()
-
-
-def _pickled(value: Any) -> _Pieces:
-    memory = TensorMemory()
-    pieces = _Pieces(memory)
-
-    def run() -> None:
-        leave_out_crc32()
-        torch.save(value, pieces, pickle_module=memory.pickle_module())
-
-    copy_context().run(run)  # of its own: nobody else sees what is set there
-    return pieces
 
 
 class _Lent(_BinaryFile):

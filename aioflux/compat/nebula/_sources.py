@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aioflux import bridge
 from aioflux._errors import CheckpointCorruptError, CheckpointNotFoundError
 from aioflux.checkpoint._steps import uri_below
-from aioflux.compat.nebula._stored import is_valid, list_tags, read_part, read_tag
+from aioflux.checkpoint._tags import is_valid, list_tags, read_part, read_tag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from aioflux.checkpoint._tags import StoredTag
     from aioflux.compat.nebula._client import Client
-    from aioflux.compat.nebula._stored import StoredTag
     from aioflux.store import Store
 
 __all__ = ["Found", "find_all", "find_tag", "newest_valid"]

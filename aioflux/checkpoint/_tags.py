@@ -11,8 +11,8 @@ from aioflux.checkpoint._commit import COMMIT_KEY, part_key
 from aioflux.checkpoint._mapping import MemoryFile
 from aioflux.checkpoint._objects import read_range
 from aioflux.checkpoint._steps import each_bounded, is_home, read_commit, uri_below
+from aioflux.checkpoint._tag_names import part_name, quote_name, tag_of
 from aioflux.checkpoint._verify import plan_pieces, verify
-from aioflux.compat.nebula._names import part_name, quote_name, tag_of
 
 if TYPE_CHECKING:
     from aioflux._meta import ObjectMeta
