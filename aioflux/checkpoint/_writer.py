@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from aioflux import bridge
+from aioflux._files import Holder, WritableFile
 from aioflux.checkpoint._target import split_uri
 from aioflux.store import open_store
 
@@ -16,34 +16,17 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Unpack
 
-    from _typeshed import ReadableBuffer
-
     from aioflux._meta import ObjectMeta
     from aioflux._policy import StoreOptions
     from aioflux.store import ObjectWriter, WriteMode
 
-    class _BinaryFile(io.BufferedIOBase, BinaryIO):
+    class _BinaryFile(WritableFile, BinaryIO):
         """What `torch.save` asks for by its annotations: a file of io is one to no type checker."""
 
 else:
-    _BinaryFile = io.BufferedIOBase
+    _BinaryFile = WritableFile
 
 __all__ = ["CheckpointWriter", "open_writer"]
-
-_PENDING_BYTES = 1024 * 1024
-"""Small writes are gathered up to here before they cross to the event loop: torch.save makes
-several for each tensor, and a crossing costs 35-125 us."""
-
-
-class Holder(Protocol):
-    """What `bridge.Held` is to a file that is written."""
-
-    @property
-    def value(self) -> ObjectWriter:
-        """The object under construction."""
-
-    def leave(self, error: BaseException | None = None, /) -> bool:
-        """Store it, or with an error abort it."""
 
 
 class CheckpointWriter(_BinaryFile):
@@ -56,12 +39,9 @@ class CheckpointWriter(_BinaryFile):
     """
 
     def __init__(self, held: Holder, uri: str) -> None:
+        super().__init__(held, uri)
         self.uri = uri
         """Whole uri of the object."""
-        self._held = held
-        self._pending = bytearray()
-        self._num_written = 0
-        self._failure: BaseException | None = None
 
     @property
     def meta(self) -> ObjectMeta:
@@ -74,36 +54,6 @@ class CheckpointWriter(_BinaryFile):
 
     def __repr__(self) -> str:
         return f"<CheckpointWriter {self.uri}>"
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return how many bytes were written."""
-        self._require_open()
-        return self._num_written
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        """Take the bytes of `data`, whose memory may be used again then; return how many they are.
-
-        Raises:
-            StorageError: What was written before could not be stored. Every later write, and
-                `close`, raise the same.
-        """
-        self._require_open()
-        self._raise_failure()
-        view = memoryview(data)
-        if not view.nbytes:
-            return 0
-        view = view.cast("B")
-        try:
-            self._take(view)
-        except BaseException as exc:
-            self._failure = exc
-            raise
-        self._num_written += view.nbytes
-        return view.nbytes
 
     def flush(self) -> None:
         """Do nothing: what was written becomes visible on `close`, and not in pieces before."""
@@ -162,27 +112,6 @@ class CheckpointWriter(_BinaryFile):
                 source=self,
                 stacklevel=2,
             )
-
-    def _require_open(self) -> None:
-        if self.closed:
-            raise ValueError(f"{self.uri} is written through a closed file")
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def _take(self, view: memoryview) -> None:
-        if len(self._pending) + view.nbytes > _PENDING_BYTES:
-            self._send_pending()
-        if view.nbytes >= _PENDING_BYTES:
-            bridge.run(self._held.value.write(view))
-        else:
-            self._pending += view
-
-    def _send_pending(self) -> None:
-        if self._pending:
-            bridge.run(self._held.value.write(self._pending))
-            self._pending.clear()
 
 
 def open_writer(

@@ -10,6 +10,8 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
+from aioflux._files import PositionedFile
+
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
@@ -24,36 +26,16 @@ _BUFFER_BYTES = 1024 * 1024
 """What one crossing brings for small reads: it costs 35-125 us, as much as copying 1 MiB does."""
 
 
-class _Raw(io.RawIOBase):
+class _Raw(PositionedFile):
     """The unbuffered file below an `ObjectStream`: a read brings all that it asks for."""
 
     def __init__(self, store: sync.Store, meta: ObjectMeta, read_ahead_bytes: int) -> None:
-        self.meta = meta
+        super().__init__(meta)
         self._store = store
         self._read_ahead_bytes = read_ahead_bytes
-        self._position = 0
         self._is_in_order = read_ahead_bytes > 0
         self._opened: AbstractContextManager[sync.ObjectReader] | None = None
         self._reader: sync.ObjectReader | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.meta.size}
-        if whence not in base:
-            raise ValueError(f"whence must be 0, 1 or 2, not {whence!r}")
-        position = base[whence] + offset
-        if position < 0:
-            raise ValueError(f"cannot seek to byte {position} of {self.meta.uri}")
-        self._position = position
-        return position
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         if self.closed:

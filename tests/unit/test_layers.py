@@ -33,8 +33,8 @@ GROUND = {
     "_stats",
     "_uri",
 }
-CORE = ("ground", "http", "auth", "service", "transfer", "store", "bridge", "sync")
-FACE = {"ground", "store", "bridge", "sync"}
+CORE = ("ground", "http", "auth", "service", "transfer", "store", "bridge", "sync", "_files")
+FACE = {"ground", "store", "bridge", "sync", "_files"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     **{room: set(CORE[:floor]) for floor, room in enumerate(CORE)},

@@ -14,6 +14,7 @@ import io
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from aioflux import bridge
+from aioflux._files import PositionedFile
 from aioflux.integrations.fsspec._names import Entry, entry
 
 if TYPE_CHECKING:
@@ -56,35 +57,15 @@ class Run:
         return self._num >= _NUM_IN_ORDER
 
 
-class _RawFile(io.RawIOBase):
+class _RawFile(PositionedFile):
     """The unbuffered file below a `ReadFile`."""
 
     def __init__(self, store: Store, meta: ObjectMeta) -> None:
-        self.meta = meta
+        super().__init__(meta)
         self._store = store
-        self._position = 0
         self._whole: bytes | None = None
         self._run = Run()
         self._held: bridge.Held[ObjectReader] | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.meta.size}
-        if whence not in base:
-            raise ValueError(f"whence must be 0, 1 or 2, not {whence!r}")
-        position = base[whence] + offset
-        if position < 0:
-            raise ValueError(f"cannot seek to byte {position} of {self.meta.uri}")
-        self._position = position
-        return position
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         view = memoryview(buffer).cast("B")

@@ -10,20 +10,16 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from aioflux import bridge
+from aioflux._files import WritableFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, TracebackType
 
-    from _typeshed import ReadableBuffer
-
+    from aioflux import bridge
     from aioflux.store import ObjectWriter
 
 __all__ = ["Deferred", "TextFile", "WriteFile"]
-
-_PENDING_BYTES = 1024 * 1024
-"""Small writes are gathered up to here before they cross to the event loop."""
 
 _BLOCK_ENDS = ("fsspec.core", "pandas.io.common", "pyarrow.parquet.core")
 """Modules whose `with` blocks close a file without telling it of the exception that ended them."""
@@ -47,7 +43,7 @@ def _failure_of_block() -> BaseException | None:
     return None
 
 
-class WriteFile(io.BufferedIOBase):
+class WriteFile(WritableFile):
     """A file that `open(path, "wb")` of an `AiofluxFileSystem` returns: not readable or seekable.
 
     Parts leave while more is written; memory is bounded by `TransferOptions.max_buffered_bytes` and
@@ -66,15 +62,11 @@ class WriteFile(io.BufferedIOBase):
         mode: str,
         autocommit: bool,
     ) -> None:
+        super().__init__(held, uri)
         self.fs = system
         self.path = path
         self.mode = mode
         self.autocommit = autocommit
-        self._uri = uri
-        self._held = held
-        self._pending = bytearray()
-        self._num_written = held.value.tell()  # what an appending file begins with
-        self._failure: BaseException | None = None
         self._is_over = False
 
     @property
@@ -90,36 +82,6 @@ class WriteFile(io.BufferedIOBase):
 
     def __repr__(self) -> str:
         return f"<WriteFile {self._uri}>"
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return how many bytes were written."""
-        self._require_open()
-        return self._num_written
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        """Take the bytes of `data`, whose memory may be used again then; return how many they are.
-
-        Raises:
-            StorageError: What was written before could not be stored. Every later write, and
-                `close`, raise the same.
-        """
-        self._require_open()
-        self._raise_failure()
-        view = memoryview(data)
-        if not view.nbytes:
-            return 0
-        view = view.cast("B")
-        try:
-            self._take(view)
-        except BaseException as exc:
-            self._failure = exc
-            raise
-        self._num_written += view.nbytes
-        return view.nbytes
 
     def flush(self, force: bool = False) -> None:
         """Do nothing: what was written becomes visible on `close`, and not in pieces before."""
@@ -204,27 +166,6 @@ class WriteFile(io.BufferedIOBase):
                 source=self,
                 stacklevel=2,
             )
-
-    def _require_open(self) -> None:
-        if self.closed:
-            raise ValueError(f"{self._uri} is written through a closed file")
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def _take(self, view: memoryview) -> None:
-        if len(self._pending) + view.nbytes > _PENDING_BYTES:
-            self._send_pending()
-        if view.nbytes >= _PENDING_BYTES:
-            bridge.run(self._held.value.write(view))
-        else:
-            self._pending += view
-
-    def _send_pending(self) -> None:
-        if self._pending:
-            bridge.run(self._held.value.write(self._pending))
-            self._pending.clear()
 
 
 class TextFile(io.TextIOWrapper):
