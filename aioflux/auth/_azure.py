@@ -176,8 +176,10 @@ class AzureToken(RenewedToken):
             return await super()._refreshed()
         try:
             found = await self._credential.get_token(SCOPE)
-        except Exception as exc:  # sorted, or raised as it is
-            raise _sorted(exc) from exc
+        except Exception as exc:
+            if (error := _sorted(exc)) is None:
+                raise
+            raise error from exc
         return found.token, float(found.expires_on)
 
     def _refresh(self) -> tuple[str, float]:
@@ -185,8 +187,10 @@ class AzureToken(RenewedToken):
             if self._credential is None:
                 self._credential = _default_credential()
             found = self._credential.get_token(SCOPE)
-        except Exception as exc:  # sorted, or raised as it is
-            raise _sorted(exc) from exc
+        except Exception as exc:
+            if (error := _sorted(exc)) is None:
+                raise
+            raise error from exc
         return found.token, float(found.expires_on)
 
 
@@ -201,12 +205,12 @@ def _default_credential() -> Any:
     return DefaultAzureCredential()
 
 
-def _sorted(error: Exception) -> Exception:
-    """Return our error for one of a credential; one that is not the SDK's stays what it is."""
+def _sorted(error: Exception) -> Exception | None:
+    """Return our error for one of a credential; None for one that is not the SDK's."""
     try:
         from azure.core import exceptions
     except ImportError:
-        return error
+        return None
     name = type(error).__name__
     if isinstance(error, exceptions.ClientAuthenticationError):
         # The first line alone: behind it, each way to sign in tells at length why it did not.
@@ -216,7 +220,7 @@ def _sorted(error: Exception) -> Exception:
         return TransientError(
             f"Azure gave no access token this time ({name}): its sign-in did not answer"
         )
-    return error
+    return None
 
 
 @dataclass(slots=True)

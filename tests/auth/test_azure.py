@@ -1,0 +1,292 @@
+"""Azure credentials: every kind is taken, signatures are the SDK's own, and nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
+from azure.core.exceptions import ClientAuthenticationError, ServiceRequestError
+from azure.storage.blob._shared.authentication import SharedKeyCredentialPolicy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux import CredentialsError, TransientError
+from aioflux.auth._azure import (
+    ANONYMOUS,
+    AzureToken,
+    SharedKey,
+    is_sas,
+    open_access,
+    parse_connection_string,
+)
+from aioflux.auth._provided import WAIT, AnonymousToken, ProvidedToken
+
+KEY = "cGxhbnRlZC1rZXktb2YtdGhlLXRlc3Qtb25seQ=="
+SAS = "sv=2023-11-03&ss=b&srt=co&sp=rwdl&se=2030-01-01&sig=cGxhbnRlZA%3D%3D"
+CONNECTION = f"DefaultEndpointsProtocol=https;AccountName=acct;AccountKey={KEY};EndpointSuffix=x.y"
+
+
+def opened(credentials: Any = None, *, is_http: bool = False, **environ: str) -> Any:
+    return open_access("acct", credentials, is_http=is_http, environ=environ)
+
+
+# --- signatures --------------------------------------------------------------------------
+
+names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,12}", fullmatch=True)
+values = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20)
+segments = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+
+
+@given(
+    method=st.sampled_from(["GET", "PUT", "HEAD", "DELETE"]),
+    path=segments,
+    query=st.dictionaries(
+        st.sampled_from(["comp", "restype", "blockid", "prefix", "marker", "delimiter"]), segments
+    ),
+    metadata=st.dictionaries(names, values, max_size=5),
+    own=st.dictionaries(
+        st.sampled_from(
+            ["x-ms-range", "x-ms-blob-type", "x-ms-copy-source", "x-ms-source-if-match"]
+        ),
+        values,
+    ),
+    standard=st.dictionaries(
+        st.sampled_from(["Content-MD5", "Content-Type", "If-Match", "If-None-Match"]), values
+    ),
+    num_bytes=st.integers(0, 1 << 30),
+)
+def test_signatures_are_those_of_the_sdk(
+    method: str,
+    path: str,
+    query: dict[str, str],
+    metadata: dict[str, str],
+    own: dict[str, str],
+    standard: dict[str, str],
+    num_bytes: int,
+) -> None:
+    from urllib.parse import quote
+
+    lowered = {f"x-ms-meta-{name.lower()}": value for name, value in metadata.items()}
+    headers = {"x-ms-version": "2023-11-03", **own, **standard, **lowered}
+    target = f"/acct/container/{quote(path)}"
+    key = SharedKey("acct", KEY, clock=lambda: 1_700_000_000.5)
+    dated, authorization = key.sign(
+        method.encode(),
+        target.encode(),
+        query,
+        [(name.encode(), value.encode()) for name, value in headers.items()],
+        num_bytes=num_bytes,
+    )
+    assert dated == (b"x-ms-date", b"Tue, 14 Nov 2023 22:13:20 GMT")
+    request = SimpleNamespace(
+        http_request=SimpleNamespace(
+            method=method,
+            url=f"http://host{target}",
+            headers={**headers, "x-ms-date": dated[1].decode(), "Content-Length": str(num_bytes)},
+            query={name: quote(value, safe="") for name, value in query.items()},
+        ),
+        context=SimpleNamespace(transport=None),
+    )
+    SharedKeyCredentialPolicy("acct", KEY).on_request(request)
+    assert authorization == (
+        b"Authorization",
+        request.http_request.headers["Authorization"].encode(),
+    )
+
+
+def test_the_date_of_a_signature_follows_the_clock() -> None:
+    now = [1.0]
+    key = SharedKey("acct", KEY, clock=lambda: now[0])
+    first = key.sign(b"GET", b"/a", {}, [])
+    now[0] = 1.9
+    assert key.sign(b"GET", b"/a", {}, []) == first
+    now[0] = 2.0
+    assert key.sign(b"GET", b"/a", {}, [])[0] != first[0]
+
+
+# --- kinds -------------------------------------------------------------------------------
+
+
+def kind(access: Any) -> str:
+    if access.key is not None:
+        return "key"
+    if access.sas:
+        assert access.sas == SAS
+        return "sas"
+    return {AnonymousToken: "none", ProvidedToken: "function", AzureToken: "token"}[
+        type(access.token)
+    ]
+
+
+class Credential:
+    """As one of azure-identity."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.scopes: list[str] = []
+
+    def get_token(self, scope: str) -> AccessToken:
+        self.scopes.append(scope)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return AccessToken(*answer)
+
+
+class AwaitedCredential(Credential):
+    async def get_token(self, scope: str) -> AccessToken:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return super().get_token(scope)
+
+
+@pytest.mark.parametrize(
+    ("credentials", "expected"),
+    [
+        (KEY, "key"),
+        (SAS, "sas"),
+        (f"?{SAS}", "sas"),
+        (CONNECTION, "key"),
+        (f"BlobEndpoint=https://b.example;SharedAccessSignature={SAS}", "sas"),
+        (ANONYMOUS, "none"),
+        (AzureNamedKeyCredential("acct", KEY), "key"),
+        (AzureSasCredential(SAS), "sas"),
+        (Credential(), "token"),
+        (str, "function"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_credentials_may_be(credentials: Any, expected: str) -> None:
+    assert kind(opened(credentials)) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, "token"),
+        ({"AZURE_STORAGE_CONNECTION_STRING": CONNECTION}, "key"),
+        ({"AZURE_STORAGE_CONNECTION_STRING": CONNECTION.replace("acct", "other")}, "token"),
+        ({"AZURE_STORAGE_ACCOUNT": "acct", "AZURE_STORAGE_KEY": KEY}, "key"),
+        ({"AZURE_STORAGE_ACCOUNT": "acct", "AZURE_STORAGE_SAS_TOKEN": f"?{SAS}"}, "sas"),
+        ({"AZURE_STORAGE_ACCOUNT": "acct"}, "token"),
+        ({"AZURE_STORAGE_ACCOUNT": "other", "AZURE_STORAGE_KEY": KEY}, "token"),
+        ({"AZURE_STORAGE_KEY": KEY}, "token"),
+    ],
+)
+def test_the_environment_may_tell(environ: dict[str, str], expected: str) -> None:
+    assert kind(opened(**environ)) == expected
+
+
+def test_without_tls_nobody_looks_for_tokens() -> None:
+    assert kind(opened(is_http=True)) == "none"
+    access = open_access("devstoreaccount1", None, is_http=True, environ={})
+    assert kind(access) == "key"
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint"),
+    [
+        (CONNECTION, "https://acct.blob.x.y"),
+        (f"AccountName=acct;AccountKey={KEY}", ""),
+        (f"BlobEndpoint=http://h:1/acct;AccountName=acct;AccountKey={KEY}", "http://h:1/acct"),
+    ],
+)
+def test_a_connection_string_tells_the_endpoint(text: str, endpoint: str) -> None:
+    assert opened(text).endpoint_url == endpoint
+
+
+def test_the_development_account_is_the_emulators() -> None:
+    text = "UseDevelopmentStorage=true"
+    access = open_access("devstoreaccount1", text, is_http=False, environ={})
+    assert (kind(access), access.endpoint_url) == (
+        "key",
+        "http://127.0.0.1:10000/devstoreaccount1",
+    )
+    environ = {"AZURE_STORAGE_CONNECTION_STRING": text}
+    assert kind(open_access("devstoreaccount1", None, is_http=False, environ=environ)) == "key"
+
+
+@pytest.mark.parametrize(
+    ("credentials", "error", "says"),
+    [
+        ("planted, not base64!", CredentialsError, "not base64"),
+        (CONNECTION.replace("acct", "other"), CredentialsError, "'other', not of 'acct'"),
+        (AzureNamedKeyCredential("other", KEY), CredentialsError, "'other', not of 'acct'"),
+        (f"AccountName=acct;{KEY[:4]}planted", CredentialsError, "a part without '='"),
+        (5, TypeError, "not int"),
+    ],
+)
+def test_damaged_credentials_are_refused_without_being_told(
+    credentials: Any, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says) as raised:
+        opened(credentials)
+    assert "planted" not in str(raised.value)
+    assert KEY not in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
+def test_a_sas_token_is_told_from_a_key() -> None:
+    assert is_sas(SAS)
+    assert not is_sas(KEY)
+    assert parse_connection_string("A=b=c;D=") == {"a": "b=c", "d": ""}
+
+
+# --- tokens ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("credential", [Credential, AwaitedCredential])
+async def test_a_token_is_renewed_before_it_ends(credential: type[Credential]) -> None:
+    now = [1000.0]
+    source = credential(("first", 2000), ("second", 3000))
+    token = AzureToken(source, clock=lambda: now[0])
+    assert token.ready() is WAIT
+    assert await token.get() == token.ready() == "first"
+    now[0] = 1900.0
+    assert await token.get() == "first"  # still valid, while the next one is on its way
+    while await token.get() == "first":  # noqa: ASYNC110  it is asked for as requests do
+        await asyncio.sleep(0.001)
+    assert token.ready() == "second"
+    assert source.scopes == ["https://storage.azure.com/.default"] * 2
+    await token.close()
+
+
+@pytest.mark.parametrize("credential", [Credential, AwaitedCredential])
+@pytest.mark.parametrize(
+    ("failure", "error", "says"),
+    [
+        (ClientAuthenticationError("no account.\nthe long story"), CredentialsError, "no account"),
+        (ServiceRequestError("no route to host"), TransientError, "did not answer"),
+        (ZeroDivisionError("a bug"), ZeroDivisionError, "a bug"),
+    ],
+)
+async def test_a_token_that_does_not_come_says_why(
+    credential: type[Credential], failure: Exception, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says) as raised:
+        await AzureToken(credential(failure)).get()
+    assert "long story" not in str(raised.value)
+
+
+# --- secrets -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("credentials", [KEY, SAS, CONNECTION, lambda: KEY])
+def test_no_credential_is_in_a_repr_or_a_pickle(credentials: Any) -> None:
+    access = opened(credentials)
+    for each in (access, access.key, access.token):
+        for secret in (KEY, "sig=", "planted"):
+            assert secret not in repr(each)
+    for each in filter(None, (access, access.key)):
+        with pytest.raises(TypeError, match="does not pickle"):
+            pickle.dumps(each)
+
+
+def test_signing_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        SharedKey("acct", KEY).sign(b"GET", b"/a", {}, [])
+    assert caplog.text == ""
