@@ -1,0 +1,300 @@
+"""How Azure writes things: names, headers, block ids, bodies and errors."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux import (
+    ChecksumError,
+    NotFoundError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+    StorageError,
+    TransientError,
+)
+from aioflux.service import _azure_read as reading
+from aioflux.service import _azure_wire as wire
+from aioflux.service._base import Precondition
+
+WHEN = b"Sun, 22 Nov 2026 07:00:00 GMT"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", "0 characters"),
+        ("k" * 1025, "1025 characters"),
+        ("a\rb", "end of a line"),
+        ("a\nb", "end of a line"),
+        ("a\\b", "backslash"),
+        (".", "'.' or '..'"),
+        ("a/../b", "'.' or '..'"),
+        ("a./b", "end with a dot"),
+        ("a.", "end with a dot"),
+    ],
+)
+def test_a_name_that_no_blob_can_have_is_refused(name: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why) as raised:
+        wire.check_name(f"{name}", name)
+    assert repr(name) in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["k" * 1024, "\u00e9" * 1024, "/a", "a//b", "a/", ".a", "a.b/c"])
+def test_other_names_are_taken(name: str) -> None:
+    wire.check_name(name, name)
+
+
+def test_preconditions_are_etags() -> None:
+    assert wire.precondition_headers(Precondition()) == []
+    assert wire.precondition_headers(Precondition(if_absent=True)) == [(b"If-None-Match", b"*")]
+    expected = Precondition(if_generation_match="0x8D")
+    assert wire.precondition_headers(expected) == [(b"If-Match", b'"0x8D"')]
+    for none in ('a"b', "a b", "", "\u00e9", "a\r\nb"):
+        with pytest.raises(ValueError, match="no ETag"):
+            wire.match_header(none)
+
+
+def test_an_object_is_told_what_it_is() -> None:
+    assert wire.object_headers("", None) == [
+        (b"x-ms-blob-content-type", b"application/octet-stream")
+    ]
+    assert wire.object_headers("image/png", {"label_1": "a cat"}) == [
+        (b"x-ms-blob-content-type", b"image/png"),
+        (b"x-ms-meta-label_1", b"a cat"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["", "1a", "a-b", "a b", "\u00e9", "a:b"])
+def test_metadata_has_names_of_identifiers(name: str) -> None:
+    with pytest.raises(ValueError, match="cannot have the name"):
+        wire.object_headers("", {name: "1"})
+
+
+@pytest.mark.parametrize("value", [" a", "a\n", "a\tb", "\u00e9"])
+def test_metadata_has_values_of_printable_ascii(value: str) -> None:
+    with pytest.raises(ValueError, match="cannot have the value"):
+        wire.object_headers("", {"a": value})
+
+
+def test_metadata_is_read_from_headers() -> None:
+    headers = {
+        b"etag": b'"0x8D"',
+        b"last-modified": WHEN,
+        b"content-type": b"text/csv",
+        b"content-encoding": b"gzip",
+        b"x-ms-access-tier": b"Cool",
+        b"x-ms-meta-rows": b"7",
+    }
+    meta = wire.meta_from_headers(headers, key="k", uri="az://a/c/k", size=3)
+    assert (meta.etag, meta.generation, meta.crc32c) == ("0x8D", "0x8D", None)
+    assert meta.updated == datetime(2026, 11, 22, 7, tzinfo=UTC)
+    assert (meta.content_type, meta.content_encoding) == ("text/csv", "gzip")
+    assert (meta.storage_class, dict(meta.metadata)) == ("Cool", {"rows": "7"})
+    bare = wire.meta_from_headers({}, key="k", uri="u", size=0, content_type="a/b", metadata={})
+    assert (bare.etag, bare.updated, bare.content_type) == ("", None, "a/b")
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, False),
+        ({b"x-ms-resource-type": b"directory"}, True),
+        ({b"x-ms-resource-type": b"file"}, False),
+        ({b"x-ms-meta-hdi_isfolder": b"True"}, True),
+    ],
+)
+def test_directories_are_told_from_objects(headers: dict[bytes, bytes], expected: bool) -> None:
+    assert wire.is_directory(headers) is expected
+
+
+def test_the_md5_of_the_whole_is_told_by_one_header_or_the_other() -> None:
+    told = base64.b64encode(bytes(range(16)))
+    assert wire.md5_of({b"content-md5": told}, is_part=False) == bytes(range(16))
+    assert wire.md5_of({b"content-md5": told}, is_part=True) is None
+    assert wire.md5_of({b"x-ms-blob-content-md5": told}, is_part=True) == bytes(range(16))
+    for damaged in (b"x", base64.b64encode(b"short")):
+        with pytest.raises(ValueError, match=r"base64|16 bytes"):
+            wire.md5_of({b"content-md5": damaged}, is_part=False)
+
+
+@given(now=st.integers(0, 2**32 - 1), random=st.binary(min_size=12, max_size=12))
+def test_an_upload_is_told_by_its_blocks(now: int, random: bytes) -> None:
+    upload_id = wire.new_upload_id(now, random)
+    assert wire.upload_begun(upload_id).timestamp() == now
+    ids = [wire.block_id(upload_id, number) for number in (1, 17, 50_000)]
+    assert len({len(each) for each in ids}) == 1  # the service wants them of one length
+    assert all(len(base64.b64decode(each)) <= 64 for each in ids)
+    assert [wire.parse_block_id(each) for each in ids] == [
+        (upload_id, number) for number in (1, 17, 50_000)
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "not base64!", base64.b64encode(b"block-000001").decode()])
+def test_blocks_of_others_are_nobodys(text: str) -> None:
+    assert wire.parse_block_id(text) is None
+
+
+def test_block_lists() -> None:
+    assert wire.block_list(["a", "b"]).endswith(
+        b"<BlockList><Latest>a</Latest><Latest>b</Latest></BlockList>"
+    )
+    held = wire.parse_block_list(
+        b"\xef\xbb\xbf<BlockList><CommittedBlocks/><UncommittedBlocks><Block><Name>YQ==</Name>"
+        b"<Size>4</Size></Block></UncommittedBlocks></BlockList>"
+    )
+    assert held == (False, ["YQ=="])
+    held = wire.parse_block_list(
+        b"<BlockList><CommittedBlocks><Block><Name>YQ==</Name></Block></CommittedBlocks></BlockList>"
+    )
+    assert held == (True, [])
+    for damaged in (b"<Error/>", b"<BlockList>", b""):
+        with pytest.raises(ValueError, match=r"<Error>|not XML"):
+            wire.parse_block_list(damaged)
+
+
+BODY = (
+    b"\xef\xbb\xbf<?xml version='1.0'?><Error><Code>AuthenticationFailed</Code><Message>Server "
+    b"failed.\nRequestId:1\nTime:2</Message><AuthenticationErrorDetail>sig=planted"
+    b"</AuthenticationErrorDetail></Error>"
+)
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "expected"),
+    [
+        ({}, BODY, ("AuthenticationFailed", "Server failed.")),
+        ({b"x-ms-error-code": b"BlobNotFound"}, b"", ("BlobNotFound", "")),
+        ({b"x-ms-error-code": b"X"}, BODY, ("X", "Server failed.")),
+        ({}, b"<html>", ("", "")),
+        ({}, b"<Error/>", ("", "")),
+    ],
+)
+def test_an_error_is_its_code_and_message(
+    headers: dict[bytes, bytes], body: bytes, expected: tuple[str, str]
+) -> None:
+    assert wire.parse_error(headers, body) == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error", "says"),
+    [
+        (404, "BlobNotFound", NotFoundError, "list the prefix"),
+        (404, "ContainerNotFound", NotFoundError, "no such container"),
+        (409, "BlobAlreadyExists", PreconditionFailedError, "not the expected one"),
+        (412, "ConditionNotMet", PreconditionFailedError, "not the expected one"),
+        (412, "", PreconditionFailedError, "not the expected one"),
+        (412, "LeaseIdMissing", StorageError, "lease"),
+        (412, "Unheard", StorageError, "HTTP 412 Unheard$"),
+        (400, "InvalidBlockList", PreconditionFailedError, "somebody else wrote it"),
+        (400, "Md5Mismatch", ChecksumError, "received other bytes"),
+        (401, "NoAuthenticationInformation", PermissionDeniedError, "no credentials were sent"),
+        (403, "AuthenticationFailed", PermissionDeniedError, "clock"),
+        (403, "AuthorizationFailure", PermissionDeniedError, "firewall"),
+        (403, "AuthorizationPermissionMismatch", PermissionDeniedError, "Blob Data Contributor"),
+        (403, "", PermissionDeniedError, "may read objects"),
+        (409, "PublicAccessNotPermitted", PermissionDeniedError, "no anonymous access"),
+        (409, "BlobArchived", StorageError, "archive tier"),
+        (409, "SnapshotsPresent", StorageError, "snapshots"),
+        (503, "ServerBusy", TransientError, "HTTP 503 ServerBusy"),
+        (500, "OperationTimedOut", TransientError, "HTTP 500"),
+        (400, "InvalidHeaderValue", StorageError, "HTTP 400 InvalidHeaderValue"),
+    ],
+)
+def test_what_an_answer_means(status: int, code: str, error: type[Exception], says: str) -> None:
+    uri = "az://acct/container/key"
+    found = wire.error_of(status, action="read", uri=uri, code=code, detail="", retry_after="7")
+    with pytest.raises(error, match=says):
+        raise found
+    assert type(found) is error
+    assert (found.uri, found.status) == (uri, status)
+    assert uri in str(found)
+    assert str(pickle.loads(pickle.dumps(found))) == str(found)
+
+
+def test_what_must_have_a_generation_and_is_not_there_has_not_got_it() -> None:
+    def error(code: str) -> StorageError:
+        return wire.error_of(
+            404, action="a", uri="u", code=code, detail="", retry_after=None, is_conditional=True
+        )
+
+    assert isinstance(error("BlobNotFound"), PreconditionFailedError)
+    assert isinstance(error("ContainerNotFound"), NotFoundError)
+
+
+# --- answers to reads --------------------------------------------------------------------
+
+TOLD = {b"etag": b'"0x8D"', b"x-ms-request-id": b"1"}
+
+
+@pytest.mark.parametrize(
+    ("status", "part", "num_bytes", "start", "end", "generation", "expected"),
+    [
+        (200, None, 5, 0, None, "", 5),
+        (200, None, 5, 0, 5, "0x8D", 5),
+        (200, None, 5, 0, 4, "", "ignored the range"),
+        (200, None, 5, 2, None, "", "ignored the range"),
+        (206, b"bytes 0-4/9", 5, 0, 5, "0x8D", 9),
+        (206, b"bytes 2-4/5", 3, 2, 9, "", 5),
+        (206, b"bytes 2-4/5", 3, 2, None, "", 5),
+        (206, b"bytes 0-4/5", 5, 0, None, "", "the whole was asked"),
+        (206, b"bytes 1-4/5", 4, 0, 5, "", "another part"),
+        (206, b"bytes 0-4/9", 4, 0, 5, "", "another part"),
+        (206, b"bytes 0-4/4", 5, 0, 5, "", "another part"),
+        (206, b"bytes 0-4/9", 5, 0, 4, "", "more than"),
+        (206, None, 5, 0, 5, "", "no part of known size"),
+        (206, b"bytes 0-4/9", 5, 0, 5, "0x9", "of generation 0x8D"),
+        (204, None, 0, 0, 5, "", "no answer to a read"),
+    ],
+)
+def test_an_answer_is_what_was_asked_for_or_refused(
+    status: int,
+    part: bytes | None,
+    num_bytes: int,
+    start: int,
+    end: int | None,
+    generation: str,
+    expected: int | str,
+) -> None:
+    headers = TOLD if part is None else {**TOLD, b"content-range": part}
+    settings = {"start": start, "end": end, "generation": generation}
+    if isinstance(expected, int):
+        assert reading.object_size(status, headers, num_bytes, **settings) == expected
+        is_whole = bool(end) and reading.is_whole(
+            status, headers, num_bytes, end=end, generation=generation
+        )
+        assert is_whole == (status == 206 and start == 0 and num_bytes == expected)
+    else:
+        with pytest.raises(ValueError, match=expected):
+            reading.object_size(status, headers, num_bytes, **settings)
+
+
+@pytest.mark.parametrize("missing", TOLD)
+def test_an_answer_of_somebody_else_is_refused(missing: bytes) -> None:
+    headers = {name: value for name, value in TOLD.items() if name != missing}
+    with pytest.raises(ValueError, match="Azure did not send it"):
+        reading.object_size(200, headers, 5, start=0, end=None, generation="")
+
+
+@pytest.mark.parametrize(
+    ("told", "start", "expected"),
+    [
+        (b"bytes */5", 5, 5),
+        (b"bytes */5", 4, None),
+        (b"bytes 5-4/5", 5, 5),
+        (b"bytes 0-4/5", 5, None),
+        (b"", 5, None),
+    ],
+)
+def test_the_size_may_be_told_past_the_end(told: bytes, start: int, expected: int | None) -> None:
+    assert reading.size_past_the_end({b"content-range": told}, start=start) == expected
+
+
+def test_ranges_are_written_as_the_service_signs_them() -> None:
+    assert reading.range_header(2, 5) == (b"x-ms-range", b"bytes=2-4")
+    assert reading.range_header(2, None) == (b"x-ms-range", b"bytes=2-")
