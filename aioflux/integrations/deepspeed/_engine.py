@@ -1,0 +1,356 @@
+"""AiofluxCheckpointEngine: what DeepSpeed 0.19 asks of a checkpoint engine.
+
+    create(tag) on all ranks -> save(part) some times -> commit on all ranks -> `latest` moves
+    decoupled:                  copy, upload beside training -> commit when all ranks are done
+
+The engine is no subclass of DeepSpeed's: it needs no DeepSpeed to be imported, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import secrets
+import time
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import torch
+
+from aioflux import bridge
+from aioflux._errors import AiofluxError, CheckpointError, CheckpointNotFoundError
+from aioflux.checkpoint import save as save_object
+from aioflux.checkpoint._commit import new_save_id
+from aioflux.checkpoint._objects import open_checkpoint
+from aioflux.checkpoint._pickled import pickled
+from aioflux.checkpoint._ranks import Ranks, open_ranks
+from aioflux.checkpoint._staging import Arena
+from aioflux.checkpoint._tag_save import PartData, TagSave, tag_job, write_part
+from aioflux.checkpoint._tags import read_part, read_tag
+from aioflux.checkpoint._uploader_job import UploadSettings
+from aioflux.integrations.deepspeed._roots import LATEST, Roots, put_placeholders
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from aioflux._policy import StoreOptions
+    from aioflux.checkpoint._commit import StoredObject
+    from aioflux.checkpoint._uploader_job import Job
+    from aioflux.store import Store
+
+__all__ = ["AiofluxCheckpointEngine", "CommitInfo"]
+
+_LOOK_UP_SECONDS: Final = 0.5
+"""Time between two looks of a waiting caller at signals."""
+
+
+class CommitInfo(Protocol):
+    """What DeepSpeed tells of a checkpoint."""
+
+    tag: str
+    save_dir: str
+    save_latest: bool
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """One checkpoint that is not committed yet."""
+
+    info: CommitInfo
+    uri: str
+    job: Job
+    stored: list[StoredObject] = field(default_factory=list)
+    uploads: list[concurrent.futures.Future[StoredObject]] = field(default_factory=list)
+    arenas: list[Arena] = field(default_factory=list)
+    failure: str = ""
+
+    @property
+    def is_uploaded(self) -> bool:
+        """Whether all parts of this rank have come to their end."""
+        return all(upload.done() for upload in self.uploads)
+
+
+class AiofluxCheckpointEngine:
+    """Stores checkpoints of DeepSpeed; put in its place by `attach`.
+
+    Attributes:
+        name: What DeepSpeed calls it.
+    """
+
+    def __init__(
+        self,
+        config_params: Any = None,
+        *,
+        decoupled: bool = False,
+        commit_seconds: float = 600.0,
+        **options: Unpack[StoreOptions],
+    ) -> None:
+        """Sends nothing yet.
+
+        Args:
+            config_params: What DeepSpeed gives its engines; nothing of it is needed.
+            decoupled: Return from a save when the parts are copied, and commit when all ranks have
+                stored theirs, at the end of a step.
+            commit_seconds: How long ranks wait for each other; 600 by default.
+            options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
+                `ssl_context`, as `aioflux.open_store`.
+        """
+        if not commit_seconds > 0:
+            raise ValueError(f"commit_seconds must be above 0, not {commit_seconds!r}")
+        self.name = type(self).__name__
+        self.roots = Roots()
+        """Directories that stand for uris."""
+        self._is_decoupled = decoupled
+        self._commit_seconds = commit_seconds
+        self._options = options
+        self._ranks: Ranks | None = None
+        self._stores: dict[str, Store] = {}
+        self._current: _UnderWay | None = None
+        self._arenas: list[Arena] = []
+        """Memory of the last checkpoint, for the next."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks of the training; every rank asks for it at the same time."""
+        if self._ranks is None:
+            self._ranks = open_ranks(None, self._commit_seconds)
+        return self._ranks
+
+    def store(self, uri: str) -> Store:
+        """Return the store of a root, which stays open."""
+        if uri not in self._stores:
+            self._stores[uri] = open_checkpoint(uri, **self._options)
+            bridge.close_when_dropped(self._stores[uri])
+        return self._stores[uri]
+
+    def create(self, info: CommitInfo) -> None:
+        """Begin a checkpoint; every rank does. One that is under way is committed first.
+
+        Raises:
+            CheckpointError: A rank could not store the one before.
+        """
+        if self._current is not None:
+            self.commit(self._current.info)
+        uri = self.roots.uri_of(info.save_dir)
+        os.makedirs(info.save_dir, exist_ok=True)
+        ranks = self.ranks
+        save_id = ranks.broadcast(new_save_id(datetime.now(UTC), f"{secrets.randbits(32):08x}"))
+        job = tag_job(
+            info.tag,
+            save_id,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            begun=time.time(),
+            staged_seconds=0.0,
+        )
+        self._current = _UnderWay(info, uri, job)
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Store one part, or copy it to be stored beside the training.
+
+        Args:
+            state_dict: What torch.save takes.
+            path: Where DeepSpeed would write it, `save_dir/tag/name`.
+
+        Raises:
+            StorageError: It could not be stored; the commit then fails on all ranks.
+        """
+        current = self._current
+        if current is None:
+            raise CheckpointError(f"{path} is saved and no checkpoint was begun; call create first")
+        directory, name = os.path.split(path)
+        if os.path.abspath(directory) == os.path.abspath(current.info.save_dir):
+            save_object(state_dict, f"{current.uri}/{name}", **self._options)
+            return  # `save_16bit_model`: an object of its own
+        try:
+            part = PartData(name, self._pieces(state_dict, current))
+            upload = bridge.begin(write_part(self.store(current.uri), current.job, part))
+            current.uploads.append(upload)
+            if not self._is_decoupled:
+                _wait(upload)
+        except BaseException as exc:
+            current.failure = f"{name}: {type(exc).__name__}: {exc}"
+            for each in current.uploads:
+                each.cancel()
+            raise
+        put_placeholders(current.info.save_dir, current.info.tag, [name])
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """Load one part, verified.
+
+        Like DeepSpeed's own engines it loads anything that pickles, which runs code: load nothing
+        that others can write to.
+
+        Args:
+            path: Where DeepSpeed would have written it, `load_dir/tag/name`.
+            map_location: As `torch.load`.
+
+        Raises:
+            CheckpointNotFoundError: There is no such checkpoint, or no such part.
+            CheckpointCorruptError: It is not what was saved.
+        """
+        directory, name = os.path.split(path)
+        root, tag = os.path.split(directory)
+        uri = self.roots.uri_of(root)
+        store = self.store(uri)
+        found = bridge.run(read_tag(store, tag))
+        if found is None and os.path.isfile(path) and os.path.getsize(path):
+            return torch.load(path, map_location=map_location, weights_only=False)  # DeepSpeed's
+        if found is None or name not in found.names:
+            raise CheckpointNotFoundError(
+                f"there is no {name} of {tag} at {uri}: the tag "
+                + ("was not committed" if found is None else f"has {', '.join(found.names)}")
+            )
+        file = bridge.run(read_part(store, found, name))
+        try:
+            return torch.load(file.path, map_location=map_location, weights_only=False, mmap=True)
+        finally:
+            file.close()
+
+    def commit(self, info: CommitInfo) -> bool:
+        """Make a checkpoint count, and move `latest` to it; every rank does.
+
+        Returns:
+            True.
+
+        Raises:
+            CheckpointError: A rank could not store its parts: on no rank does it count, and
+                `latest` stays where it was.
+        """
+        current = self._current
+        if current is None or (current.info.tag, current.info.save_dir) != (
+            info.tag,
+            info.save_dir,
+        ):
+            raise CheckpointError(f"{info.tag} is committed and was not begun; call create first")
+        self._current = None
+        failure = self._finish(current)
+        failures = self._told(failure, bool(current.stored))
+        if failures is None:
+            return True  # nothing but an object of its own
+        error: AiofluxError | None = None
+        job = current.job
+        if failures and not failure:
+            failure = f"another rank: {failures[0]}"
+        try:
+            bridge.run(self._publish(current, job, failure))
+        except AiofluxError as exc:
+            error = exc
+        (is_failed,) = self.ranks.largest([error is not None])
+        if error is not None:
+            raise CheckpointError(f"{info.tag} was not saved to {current.uri}: {error}") from error
+        if is_failed:
+            raise CheckpointError(f"{info.tag} was not saved to {current.uri}: another rank failed")
+        return True
+
+    def _finish(self, current: _UnderWay) -> str:
+        """Wait for the parts of this rank, and return why one could not be stored."""
+        failure = current.failure
+        for upload in current.uploads:
+            try:
+                current.stored.append(_wait(upload))
+            except (AiofluxError, concurrent.futures.CancelledError) as exc:
+                failure = failure or str(exc) or "it was cancelled"
+        # Those of the checkpoint before are given up: two would be held for one that is in use.
+        self._arenas, unused = current.arenas, self._arenas
+        for arena in unused:
+            arena.close()
+        return failure
+
+    def _told(self, failure: str, has_parts: bool) -> list[str] | None:
+        """Return what failed on any rank; None where no rank has saved anything."""
+        ranks = self.ranks
+        told = ranks.gather((failure, has_parts))
+        failures = [f"rank {rank}: {each[0]}" for rank, each in enumerate(told) if each[0]]
+        is_empty = not failures and not any(each[1] for each in told)
+        return ranks.broadcast(None if is_empty else failures)
+
+    async def _publish(self, current: _UnderWay, job: Job, failure: str) -> None:
+        store = self.store(current.uri)
+        settings = UploadSettings(commit_seconds=self._commit_seconds)
+        save = TagSave(store, settings, replace(job, failure=failure), current.stored)
+        await save.run()
+        if current.info.save_latest and job.rank == 0:
+            await store.put(LATEST, current.info.tag.encode(), content_type="text/plain")
+
+    def _pieces(self, state_dict: Any, current: _UnderWay) -> list[memoryview]:
+        """Return the bytes of a part; a copy, where training goes on beside its upload."""
+        found = pickled(state_dict)
+        if not self._is_decoupled:
+            return found.views()
+        arena = self._take(found.num_bytes)
+        current.arenas.append(arena)
+        found.copy_to(arena.view)
+        return [arena.view[: found.num_bytes]]
+
+    def _take(self, size: int) -> Arena:
+        """Return memory, that of an earlier checkpoint where it fits: warm memory is faster."""
+        fitting = [arena for arena in self._arenas if size <= arena.size <= 2 * size]
+        if not fitting:
+            return Arena(0, size, is_shared=False)
+        arena = min(fitting, key=lambda each: each.size)
+        self._arenas.remove(arena)
+        return arena
+
+    # What else DeepSpeed asks of an engine.
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Make a directory for DeepSpeed to look at."""
+        self.roots.uri_of(path)
+        os.makedirs(path, exist_ok=exist_ok)
+
+    def is_data_parallel_writer(self, dp_rank: int) -> bool:
+        """Tell whether this rank saves the model: the first of those that have the same."""
+        return dp_rank == 0
+
+    def is_decoupled(self) -> bool:
+        """Tell whether DeepSpeed commits at the end of a step, and not of a save."""
+        return self._is_decoupled
+
+    def set_commit_info(self, info: CommitInfo) -> None:
+        """Take what `create` was told already."""
+
+    def get_commit_info(self) -> CommitInfo | None:
+        """Return what is to be committed now: what all ranks have stored their parts of.
+
+        DeepSpeed asks on every rank at the end of a step; while something is under way the ranks
+        agree on the answer.
+        """
+        current = self._current
+        if current is None:
+            return None
+        (is_waiting,) = self.ranks.largest([not current.is_uploaded])
+        return None if is_waiting else current.info
+
+    def cleanup(self) -> None:
+        """Commit what is under way, and give all back; every rank does.
+
+        Raises:
+            CheckpointError: It could not be committed.
+        """
+        try:
+            if self._current is not None:
+                self.commit(self._current.info)
+        finally:
+            if self._ranks is not None:
+                self._ranks.close()
+                self._ranks = None
+            stores, self._stores = self._stores, {}
+            for store in stores.values():
+                bridge.run(store.aclose())
+            self.roots.close()
+            for arena in self._arenas:
+                arena.close()
+            self._arenas.clear()
+
+    def preserves_storage_sharing(self) -> bool:
+        """Tell whether tensors that share memory are stored with all of it, as torch.save does."""
+        return True
+
+
+def _wait(upload: concurrent.futures.Future[StoredObject]) -> StoredObject:
+    """Wait for a part; it looks up from time to time, for signals."""
+    while not upload.done():
+        concurrent.futures.wait([upload], _LOOK_UP_SECONDS)
+    return upload.result()

@@ -1,0 +1,89 @@
+"""Directories that stand for uris while DeepSpeed looks at them, with empty files for the parts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from typing import Final
+
+from aioflux._errors import CheckpointError
+from aioflux._uri import SCHEMES, parse_uri, quote_path
+
+__all__ = ["LATEST", "Roots", "is_uri", "put_placeholders"]
+
+LATEST: Final = "latest"
+"""Name of the file, and of the object, that holds the newest tag."""
+
+
+def is_uri(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a directory of DeepSpeed is a uri.
+
+    Raises:
+        ValueError: It was one before `pathlib.Path` took a slash out of it.
+    """
+    text = os.fspath(path)
+    if "://" in text:
+        return True
+    if any(text.startswith(f"{scheme}:/") for scheme in SCHEMES):
+        raise ValueError(
+            f"{text!r} was a uri before pathlib took a slash out of it; pass it as a string"
+        )
+    return False
+
+
+class Roots:
+    """Which directory of this process stands for which uri."""
+
+    def __init__(self) -> None:
+        self._by_uri: dict[str, str] = {}
+        self._by_directory: dict[str, str] = {}
+
+    def stand_in(self, uri: str) -> str:
+        """Return the directory that stands for a uri, made where it is not there."""
+        uri = str(parse_uri(uri)).rstrip("/")
+        directory = self._by_uri.get(uri)
+        if directory is None:
+            directory = tempfile.mkdtemp(prefix="aioflux-deepspeed-")
+            weakref.finalize(self, _remove, directory, os.getpid())
+            self._by_uri[uri] = directory
+            self._by_directory[directory] = uri
+        return directory
+
+    def uri_of(self, directory: str | os.PathLike[str]) -> str:
+        """Return the uri of a directory: what it stands for, or its own.
+
+        Raises:
+            CheckpointError: It is a uri, which DeepSpeed itself cannot look at.
+        """
+        path = os.fspath(directory)
+        if is_uri(path):
+            raise CheckpointError(
+                f"DeepSpeed looks at {path} by itself, as at a directory; let it have one in its "
+                "place: aioflux.integrations.deepspeed.attach(engine)"
+            )
+        absolute = os.path.abspath(path)
+        return self._by_directory.get(absolute) or f"file://{quote_path(absolute)}"
+
+    def close(self) -> None:
+        """Remove the directories."""
+        for directory in self._by_directory:
+            _remove(directory, os.getpid())
+        self._by_uri.clear()
+        self._by_directory.clear()
+
+
+def _remove(directory: str, pid: int) -> None:
+    """Remove a directory, in the process that made it."""
+    if pid == os.getpid():
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def put_placeholders(directory: str, tag: str, names: list[str]) -> None:
+    """Show DeepSpeed the parts of a tag as empty files: it looks for them and reads none."""
+    below = os.path.join(directory, tag)
+    os.makedirs(below, exist_ok=True)
+    for name in names:
+        with open(os.path.join(below, name), "ab"):
+            pass
