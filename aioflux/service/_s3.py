@@ -23,7 +23,7 @@ from aioflux._errors import (
 )
 from aioflux._meta import ObjectMeta
 from aioflux._uri import check_name
-from aioflux.http import ConnectionLostError
+from aioflux.http import ConnectionLostError, ProtocolError
 from aioflux.service import _multipart as multipart
 from aioflux.service import _s3_list as listing
 from aioflux.service import _s3_read as reading
@@ -48,6 +48,9 @@ _COMPLETE_SECONDS: Final = 600.0
 """Completing an upload of many parts, or copying an object, can take minutes."""
 _UNSORTED_SERVERS: Final = (b"SeaweedFS",)
 """Servers that list what lies below a name before names that only begin with it."""
+_MAX_GUESSED_BYTES: Final = 4 * 1024 * 1024
+_NOT_GUESSED: Final = 1000
+"""Reads by name that ask for a range after one that turned out to be longer."""
 _MAX_SORTED: Final = 4
 """Listings sorted here that are kept for their next page."""
 
@@ -87,6 +90,7 @@ class S3Service(Service):
         self.capabilities = replace(
             S3Service.capabilities, guarded_transport=self._sender.is_guarded
         )
+        self._num_not_guessed = 0
         # Listings come out of order: they are read whole, and sorted here.
         self._is_unsorted = False
         # What is left of such listings, by the tokens of their next pages.
@@ -127,18 +131,25 @@ class S3Service(Service):
         into: Into | None = None,
     ) -> Body:
         pin = wire.parse_pin(generation)
-        asked = reading.byte_range(start, end, pin)
-        response = await self._sender.send(
-            b"GET",
-            self._path(key),
-            self._asked("read", key, is_pinned=bool(generation)),
-            query=wire.version_query(pin),
-            headers=wire.read_headers(pin, asked),
-            into=bytes if into is None else into,
-            # Of a service that ignores the range, no more than was asked for is taken.
-            max_body_bytes=None if end is None else end - start,
-            accept=416 if asked else 0,
-        )
+        is_guess = not generation and start == 0 and self._guesses(end)
+        asked = b"" if is_guess else reading.byte_range(start, end, pin)
+        try:
+            response = await self._sender.send(
+                b"GET",
+                self._path(key),
+                self._asked("read", key, is_pinned=bool(generation)),
+                query=wire.version_query(pin),
+                headers=wire.read_headers(pin, asked),
+                into=bytes if into is None else into,
+                # Of a service that ignores the range, no more than was asked for is taken.
+                max_body_bytes=None if end is None else end - start,
+                accept=416 if asked else 0,
+            )
+        except StorageError as exc:
+            if not (is_guess and isinstance(exc.__cause__, ProtocolError)):
+                raise
+            self._guessed_wrong()
+            return await self.get(key, start=start, end=end, into=into)
         body = self._read(key, response, start=start, end=end, pin=pin)
         return await self._look_again(key, generation, start) if body is None else body
 
@@ -147,10 +158,27 @@ class S3Service(Service):
             pin = wire.parse_pin(generation)
         except ValueError:
             return None  # `get` says so
-        asked = reading.byte_range(0, end, pin)
+        is_guess = not generation and self._guesses(end)
+        asked = b"" if is_guess else reading.byte_range(0, end, pin)
         return self._sender.begin(
             self._path(key), wire.version_query(pin), pin, asked, end=end, waiter=waiter
         )
+
+    def _guesses(self, end: int | None) -> bool:
+        """Tell whether all of an object is asked for, where `[0, end)` is wanted.
+
+        Only then S3 tells a checksum. Most reads of small objects by name ask for more than there
+        is; where one asked for less, the connection is lost, and so is the wish to guess, for a
+        while.
+        """
+        if end is None or end > _MAX_GUESSED_BYTES:
+            return False
+        if self._num_not_guessed:
+            self._num_not_guessed -= 1
+        return not self._num_not_guessed
+
+    def _guessed_wrong(self) -> None:
+        self._num_not_guessed = _NOT_GUESSED
 
     def end_get(
         self, key: str, exchange: Exchange, answer: Response, *, generation: str, end: int
@@ -166,6 +194,10 @@ class S3Service(Service):
     def fail_get(self, key: str, exchange: Exchange, error: Exception) -> StorageError | None:
         self._sender.end(exchange)
         if isinstance(error, ConnectionLostError) and exchange.is_stale:
+            return None
+        if isinstance(error, ProtocolError) and not self._num_not_guessed:
+            # Maybe it is longer than was guessed: `get` looks again, and asks for a range.
+            self._guessed_wrong()
             return None
         return self._sender.failed(error, self._asked("read", key))
 

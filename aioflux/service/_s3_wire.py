@@ -56,6 +56,8 @@ _USER_PREFIX = b"x-amz-meta-"
 _USER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_~.-][A-Za-z0-9_.~/-]{0,1023}")
 _VERSION = "version:"
+_GENERATION = re.compile(r"([!#-~]+)/([0-9]{1,18})")
+_ETAG = re.compile(r"[!#-~]+")
 _MAX_USER_BYTES = 2048
 """Names and values of the user's own metadata, together
 (docs.aws.amazon.com/AmazonS3/latest/userguide/UsingMetadata.html)."""
@@ -77,6 +79,9 @@ class Pin(NamedTuple):
         return f'"{self.etag}"'.encode() if self.etag else b""
 
 
+_ANY = Pin()
+
+
 def generation_of(etag: str, size: int) -> str:
     """Write the generation of an object; empty where the service told no entity tag."""
     return f"{etag}/{size}" if etag else ""
@@ -88,14 +93,17 @@ def parse_pin(generation: str) -> Pin:
     Raises:
         ValueError: It could not stand in a request.
     """
+    found = _GENERATION.fullmatch(generation)
+    if found is not None:
+        return Pin(found[1], int(found[2]))
+    if not generation:
+        return _ANY
     if generation.startswith(_VERSION):
         return Pin(version=generation.removeprefix(_VERSION))
-    if not generation.isascii() or not generation.isprintable() or '"' in generation.strip('"'):
+    etag = generation.strip('"')
+    if _ETAG.fullmatch(etag) is None:
         raise ValueError(f"{generation!r} is no generation of S3; pass ObjectMeta.generation")
-    etag, slash, size = generation.rpartition("/")
-    if slash and size.isdigit():
-        return Pin(etag, int(size))
-    return Pin(generation.strip('"'))
+    return Pin(etag)
 
 
 def require_size(pin: Pin, size: int) -> None:
