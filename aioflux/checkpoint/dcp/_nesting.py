@@ -1,14 +1,17 @@
 """A state, from the flat names that DCP gives its values.
 
 DCP names a value by its way through dictionaries and lists, and keeps the ways: text for a key, a
-number for a place in a list. Lost are keys that were numbers, as those of an optimizer's state are,
-and dictionaries without anything in them. Who has the state says so beside, by `tell_containers`.
+number for a place in a list. Lost are keys that were no text, such as the numbers in an optimizer's
+state, and dictionaries without anything in them. Who has the state says so beside, by
+`tell_containers`.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -20,6 +23,7 @@ CONTAINERS: Final = "containers"
 
 _INTEGERS: Final = "integers"
 _EMPTY: Final = "empty"
+_LITERALS: Final = "literals"
 
 _MAX_PLACES: Final = 2**20
 """Places of a list that is built from its ways; a larger number is no place."""
@@ -28,23 +32,43 @@ _Way: TypeAlias = "tuple[str | int, ...]"
 
 
 def tell_containers(state: Mapping[Any, Any]) -> str:
-    """Return what the names of values do not tell of a state: as JSON, small."""
-    told: dict[str, list[_Way]] = {_INTEGERS: [], _EMPTY: []}
+    """Return what the names of values do not tell of a state: as JSON, small.
+
+    Raises:
+        TypeError: A key is neither text nor a plain constant, so that no load could bring it back.
+    """
+    told: dict[str, list[Any]] = {_INTEGERS: [], _EMPTY: [], _LITERALS: []}
     _look((), state, told)
     return json.dumps({kind: ways for kind, ways in told.items() if ways})
 
 
-def _look(way: _Way, value: Any, told: dict[str, list[_Way]]) -> None:
+def _look(way: _Way, value: Any, told: dict[str, list[Any]]) -> None:
     if isinstance(value, Mapping):
         if not value:
             told[_EMPTY].append(way)
         elif all(type(key) is int for key in value):
             told[_INTEGERS].append(way)
+        elif odd := [key for key in value if type(key) is not str]:
+            told[_LITERALS].append((way, {str(key): _literal(way, key) for key in odd}))
         for key, each in value.items():
             _look((*way, str(key)), each, told)
     elif isinstance(value, list) and not _is_value(value):
         for at, each in enumerate(value):
             _look((*way, at), each, told)
+
+
+def _literal(way: _Way, key: Any) -> str:
+    """Return the source text of a key that is a constant, or a tuple of some."""
+    text = repr(key)
+    with suppress(ValueError, SyntaxError):
+        again = ast.literal_eval(text)
+        if again == key and repr(again) == text:
+            return text
+    where = "".join(f"[{step!r}]" for step in way) or "the state"
+    raise TypeError(
+        f"{where} has a key of type {type(key).__name__}, which cannot be stored: {text[:100]}; "
+        "use text, numbers or tuples of them"
+    )
 
 
 def _is_value(values: list[Any]) -> bool:
@@ -78,12 +102,20 @@ def nest(
     for way in told.get(_EMPTY, []):
         if way:
             _put(root, way, {})
+    names: list[tuple[_Way, dict[str, Any] | None]] = [
+        *((way, None) for way in told.get(_INTEGERS, [])),
+        *told.get(_LITERALS, []),
+    ]
     # The longest first: a way is one of text keys as long as its own dictionary is not renamed.
-    for way in sorted(told.get(_INTEGERS, []), key=len, reverse=True):
+    for way, keys in sorted(names, key=lambda each: len(each[0]), reverse=True):
         node = _get(root, way)
-        if type(node) is not dict or not all(_is_integer(key) for key in node):
+        if type(node) is not dict:
+            raise ValueError("what is told to be a dictionary is none")
+        if keys is None and not all(_is_integer(key) for key in node):
             raise ValueError("a dictionary with numbers for keys has others")
-        renamed = {int(key): each for key, each in node.items()}
+        renamed = {
+            int(key) if keys is None else keys.get(key, key): each for key, each in node.items()
+        }
         node.clear()
         node.update(renamed)
     return root
@@ -93,17 +125,36 @@ def _is_integer(key: Any) -> bool:
     return type(key) is str and len(key) < 32 and key.removeprefix("-").isdecimal()
 
 
-def _parse(containers: str) -> dict[str, list[_Way]]:
+def _parse(containers: str) -> dict[str, list[Any]]:
     if not containers:
         return {}
     told = json.loads(containers)  # its error is a ValueError
-    ways: dict[str, list[_Way]] = {}
-    for kind in (_INTEGERS, _EMPTY) if isinstance(told, dict) else ():
+    if not isinstance(told, dict):
+        return {}
+    ways: dict[str, list[Any]] = {}
+    for kind in (_INTEGERS, _EMPTY):
         each = told.get(kind, [])
         if not isinstance(each, list) or not all(map(_is_way, each)):
             raise ValueError("what is told of containers is no list of ways")
         ways[kind] = [tuple(way) for way in each]
+    ways[_LITERALS] = [*map(_parse_literals, _as_list(told.get(_LITERALS, [])))]
     return ways
+
+
+def _parse_literals(told: Any) -> tuple[_Way, dict[str, Any]]:
+    way, texts = (*_as_list(told), None, None)[:2]
+    if not _is_way(way) or not isinstance(texts, dict):
+        raise ValueError("what is told of keys is no way and texts")
+    try:
+        keys = {name: ast.literal_eval(text) for name, text in texts.items()}
+        hash(tuple(keys.values()))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as exc:
+        raise ValueError("what is told of a key is no constant") from exc
+    return tuple(way), keys
+
+
+def _as_list(told: Any) -> list[Any]:
+    return told if isinstance(told, list) else [None]
 
 
 def _is_way(way: Any) -> bool:

@@ -259,6 +259,24 @@ def test_numbers_as_keys_and_empty_dictionaries_come_back_where_the_commit_tells
     assert nest({}, {}, tell_containers({})) == {}
 
 
+def test_keys_that_are_no_text_come_back_as_they_were() -> None:
+    state = {
+        "mixed": {1: 2, "a": {None: 3, (1, "b"): {True: 4, -2.5: 5}}},
+        "bytes": {b"x": {0: 6}},
+        7: {"c": 8},
+    }
+    flat, ways = flatten_state_dict(state)
+    again = nest(flat, ways, tell_containers(state))
+    assert again == state
+    assert repr(again) == repr(state)  # 1 and True are equal
+
+
+@pytest.mark.parametrize("key", [object(), torch.float32, float("nan"), (1, object())], ids=repr)
+def test_keys_that_no_load_could_bring_back_are_refused(key: Any) -> None:
+    with pytest.raises(TypeError, match=r"\['x'\]\[0\] has a key of type "):
+        tell_containers({"x": [{key: torch.ones(1)}]})
+
+
 def test_load_state_nests_as_the_commit_tells(server: GCSServer) -> None:
     state = {"state": {0: {"m": torch.ones(2)}, 7: {"m": torch.zeros(2)}}, "none": {}}
     save(state, StorageWriter(URI))
@@ -307,6 +325,14 @@ def test_containers_that_are_none_are_refused_or_left_out(told: str) -> None:
         assert nest({"a": 1}, None, told) == {"a": 1}
     except ValueError:
         assert told != "[1]"
+
+
+@pytest.mark.parametrize(
+    "told", ["5", "[5]", '[[[], {"a": 1}]]', '[[[], {"a": "f()"}]]', '[[[], {"a": "[1]"}]]']
+)
+def test_keys_that_are_no_constants_are_refused(told: str) -> None:
+    with pytest.raises(ValueError, match="what is told of"):
+        nest({"a": 1}, None, f'{{"literals": {told}}}')
 
 
 def test_tensors_go_to_the_device_that_is_asked_for(server: GCSServer) -> None:
