@@ -1,0 +1,101 @@
+"""An S3 service on a server that answers as a test says, and what its requests were."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from botocore.credentials import Credentials
+
+from aioflux import S3Access, Timeouts
+from aioflux.service._base import Precondition
+from aioflux.service._s3 import S3Service
+from tests.http.scripted import serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from tests.http.scripted import Peer
+
+ANY = Precondition()
+ETAG = "5d41402abc4b2a76b9719d911017c592"
+"""The MD5 of `hello`."""
+PIN = f"{ETAG}/5"
+
+OPERATIONS: dict[str, Callable[[S3Service], Awaitable[object]]] = {
+    "head": lambda service: service.head("a"),
+    "get": lambda service: service.get("a"),
+    "put": lambda service: service.put("b", b"1", crc32c=None, precondition=ANY),
+    "delete": lambda service: service.delete("a", generation=PIN),
+    "list": lambda service: service.list_page(""),
+    "initiate": lambda service: service.initiate_upload("b"),
+    "put_part": lambda service: service.put_part("b", "id", 1, (b"1",), offset=0, crc32c=None),
+    "complete": lambda service: service.complete_upload("b", "id", [], precondition=ANY),
+    "abort": lambda service: service.abort_upload("b", "id"),
+    "list_uploads": lambda service: service.list_uploads(""),
+}
+
+
+@dataclass
+class Asked:
+    """One request."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+
+def answer(status: int, body: bytes | str = b"", **headers: str) -> bytes:
+    """Write an answer; underscores in names of headers stand for dashes."""
+    data = body.encode() if isinstance(body, str) else body
+    lines = [f"HTTP/1.1 {status} Such"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    if "content_length" not in headers and status != 204:
+        lines.append(f"content-length: {len(data)}")
+    return "\r\n".join([*lines, "", ""]).encode() + data
+
+
+def refusal(status: int, code: str, *, fields: str = "", **headers: str) -> bytes:
+    return answer(status, f"<Error><Code>{code}</Code>{fields}</Error>", **headers)
+
+
+def hello(**headers: str) -> bytes:
+    return answer(200, b"hello", etag=f'"{ETAG}"', **headers)
+
+
+@asynccontextmanager
+async def asking(
+    *answers: bytes | Callable[[Asked], bytes], access: S3Access | None = None, **settings: Any
+) -> AsyncIterator[tuple[S3Service, list[Asked]]]:
+    """A service whose n-th request gets the n-th answer, and all others the last one."""
+    asked: list[Asked] = []
+
+    async def script(peer: Peer) -> None:
+        while True:
+            head, body = await peer.read_request()
+            first, *lines = head.decode("latin-1").split("\r\n")
+            method, target, _ = first.split(" ")
+            headers = {
+                name.lower(): value.strip()
+                for name, _, value in (line.partition(":") for line in lines if line)
+            }
+            asked.append(Asked(method, target, headers, body))
+            reply = answers[min(len(asked), len(answers)) - 1]
+            await peer.send(reply if isinstance(reply, bytes) else reply(asked[-1]))
+
+    async with serving(script) as (_, origin):
+        service = S3Service(
+            "bucket",
+            "p/",
+            access=access or S3Access(credentials=Credentials("AKID", "hush-secret")),
+            endpoint_url=f"http://127.0.0.1:{origin.port}",
+            timeouts=Timeouts(),
+            max_connections=4,
+            **settings,
+        )
+        try:
+            yield service, asked
+        finally:
+            await service.aclose()

@@ -1,0 +1,464 @@
+"""S3: what is sent, what its answers and refusals mean, and what is asked again in another way."""
+
+from __future__ import annotations
+
+import email.utils
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.credentials import Credentials
+
+import aioflux.service._s3_send
+from aioflux import (
+    ChecksumError,
+    CredentialsError,
+    NotFoundError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+    S3Access,
+    StorageError,
+    TransientError,
+)
+from aioflux.http import Origin
+from aioflux.service._base import Precondition, Source, UploadedPart
+from aioflux.service._s3_site import Site
+from tests.service.s3_rig import (
+    ANY,
+    ETAG,
+    OPERATIONS,
+    PIN,
+    answer,
+    asking,
+    hello,
+    refusal,
+)
+
+if TYPE_CHECKING:
+    from tests.service.s3_rig import Asked
+
+CRC32C = "mnG7TA=="
+"""Of `hello`."""
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_a_busy_service_is_asked_again_when_it_says(operation: str) -> None:
+    async with asking(refusal(503, "SlowDown", Retry_After="7")) as (service, _):
+        with pytest.raises(TransientError) as error:
+            await OPERATIONS[operation](service)
+    assert error.value.status == 503
+    assert error.value.retry_after_seconds == 7
+    assert not error.value.maybe_done
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_what_is_forbidden_is_not_asked_again(operation: str) -> None:
+    async with asking(refusal(403, "AccessDenied")) as (service, asked):
+        with pytest.raises(PermissionDeniedError, match="s3:ListBucket"):
+            await OPERATIONS[operation](service)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_every_request_is_signed(operation: str) -> None:
+    async with asking(refusal(404, "NoSuchKey")) as (service, asked):
+        with suppress(StorageError):  # an abort takes it as done
+            await OPERATIONS[operation](service)
+    assert asked[0].headers["authorization"].startswith("AWS4-HMAC-SHA256 Credential=AKID/")
+    assert asked[0].target.startswith("/bucket")
+    assert "hush" not in repr(asked)
+
+
+@pytest.mark.parametrize("operation", ["get", "head", "put", "delete", "put_part", "initiate"])
+async def test_a_page_that_stands_in_for_every_answer_is_not_believed(operation: str) -> None:
+    """Such as a hotel's, for all urls."""
+    page = answer(200, "<html>Welcome</html>" if operation != "head" else b"")
+    async with asking(page) as (service, _):
+        with pytest.raises(StorageError):
+            await OPERATIONS[operation](service)
+
+
+# --- keys, regions and clocks ------------------------------------------------------------------
+
+
+async def test_a_request_goes_to_the_region_that_a_refusal_tells() -> None:
+    told = refusal(400, "AuthorizationHeaderMalformed", fields="<Region>eu-west-3</Region>")
+    async with asking(told, hello()) as (service, asked):
+        assert bytes((await service.get("a")).data) == b"hello"
+        await service.get("a")
+    regions = [each.headers["authorization"].split("/")[2] for each in asked]
+    assert regions == ["us-east-1", "eu-west-3", "eu-west-3"]
+
+
+async def test_a_head_learns_the_region_from_a_header() -> None:
+    told = answer(400, x_amz_bucket_region="eu-west-3")
+    async with asking(told, hello(content_length="5")[: -len(b"hello")]) as (service, asked):
+        assert (await service.head("a")).size == 5
+    assert asked[1].headers["authorization"].split("/")[2] == "eu-west-3"
+
+
+async def test_a_region_that_is_no_help_is_an_error() -> None:
+    told = refusal(400, "AuthorizationHeaderMalformed", fields="<Region>us-east-1</Region>")
+    async with asking(told) as (service, asked):
+        with pytest.raises(StorageError, match="AuthorizationHeaderMalformed"):
+            await service.get("a")
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "region"),
+    [
+        (answer(200, x_amz_bucket_region="eu-central-1"), "eu-central-1"),
+        (answer(301, x_amz_bucket_region="eu-north-1"), "eu-north-1"),
+        (answer(403, x_amz_bucket_region="ap-south-1"), "ap-south-1"),
+        (answer(403), "us-east-1"),
+    ],
+)
+async def test_the_region_of_a_bucket_on_aws_is_asked_for(
+    told: bytes, region: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without keys, once, and of AWS itself."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    async with asking(told, hello()) as (service, asked):
+        sender: Any = service._sender
+        origin = Origin.from_url(sender._endpoint_url)
+        sender._endpoint_url = ""  # AWS, which here is this server
+
+        def site(bucket: str, *, region: str = "us-east-1", **_: object) -> Site:
+            return Site(origin, f"/{bucket}".encode(), region, is_aws=True)
+
+        monkeypatch.setattr(aioflux.service._s3_send, "discovery_site", site)
+        monkeypatch.setattr(aioflux.service._s3_send, "site_of", site)
+        await service.get("a")
+        await service.get("a")
+    assert [each.method for each in asked] == ["HEAD", "GET", "GET"]
+    assert "authorization" not in asked[0].headers
+    assert asked[1].headers["authorization"].split("/")[2] == region
+
+
+async def test_keys_that_have_ended_are_replaced() -> None:
+    given = iter([Credentials("old", "s"), Credentials("new", "s")])
+    current = [next(given)]
+
+    def provider() -> Credentials:
+        return current[0]
+
+    def ended(_: Asked) -> bytes:
+        current[0] = next(given)
+        return refusal(400, "ExpiredToken")
+
+    access = S3Access(credentials=provider)
+    async with asking(ended, hello(), access=access) as (service, asked):
+        await service.get("a")
+    ids = [each.headers["authorization"].split("Credential=")[1].split("/")[0] for each in asked]
+    assert ids == ["old", "new"]
+
+
+async def test_keys_that_stay_ended_are_an_error() -> None:
+    async with asking(refusal(403, "ExpiredToken")) as (service, asked):
+        with pytest.raises(PermissionDeniedError, match="aws sso login"):
+            await service.get("a")
+    assert 2 <= len(asked) <= 4
+
+
+async def test_a_clock_that_is_wrong_is_set_by_the_service() -> None:
+    ahead = email.utils.formatdate(time.time() + 7200, usegmt=True)
+    told = refusal(403, "RequestTimeTooSkewed", date=ahead)
+    async with asking(told, hello()) as (service, asked):
+        await service.get("a")
+    first, second = (each.headers["x-amz-date"] for each in asked)
+    assert 7000 <= _seconds(second) - _seconds(first) <= 7300
+
+
+def _seconds(stamp: str) -> float:
+    return time.mktime(time.strptime(stamp, "%Y%m%dT%H%M%SZ"))
+
+
+async def test_who_is_anonymous_signs_nothing() -> None:
+    async with asking(hello(), access=S3Access(anonymous=True)) as (service, asked):
+        await service.get("a")
+    assert not {"authorization", "x-amz-date"} & asked[0].headers.keys()
+
+
+async def test_who_pays_says_so() -> None:
+    access = S3Access(credentials=Credentials("AKID", "s"), requester_pays=True)
+    async with asking(hello(), access=access) as (service, asked):
+        await service.get("a")
+    assert asked[0].headers["x-amz-request-payer"] == "requester"
+    assert ";x-amz-request-payer" in asked[0].headers["authorization"]
+
+
+async def test_no_keys_name_what_needed_them() -> None:
+    access = S3Access(credentials=lambda: None)
+    async with asking(hello(), access=access) as (service, _):
+        with pytest.raises(CredentialsError, match="could not read s3://bucket/p/a"):
+            await service.get("a")
+
+
+async def test_a_body_over_plain_http_is_signed() -> None:
+    async with asking(answer(200, etag='"x"')) as (service, asked):
+        await service.put("a", b"hello", crc32c=None, precondition=ANY)
+        await service.put("a", b"x" * 300_000, crc32c=None, precondition=ANY)
+    assert asked[0].headers["x-amz-content-sha256"].startswith("2cf24dba5fb0a30e26e83b2ac5b9e29e")
+    assert len(asked[1].headers["x-amz-content-sha256"]) == 64
+
+
+# --- reads -------------------------------------------------------------------------------------
+
+
+async def test_a_read_is_pinned_by_its_entity_tag() -> None:
+    async with asking(hello(x_amz_checksum_crc32c=CRC32C)) as (service, asked):
+        body = await service.get("a", generation=PIN, start=0, end=5)
+    assert asked[0].headers["if-match"] == f'"{ETAG}"'
+    assert "range" not in asked[0].headers  # for only of the whole a checksum is told
+    assert (body.generation, body.size, body.crc32c) == (PIN, 5, 0x9A71BB4C)
+
+
+async def test_a_version_is_read_by_its_id() -> None:
+    async with asking(hello()) as (service, asked):
+        await service.get("a", generation="version:a.b")
+    assert asked[0].target == "/bucket/p/a?versionId=a.b"
+    assert "if-match" not in asked[0].headers
+
+
+async def test_an_object_that_was_replaced_is_not_found() -> None:
+    async with asking(refusal(412, "PreconditionFailed")) as (service, _):
+        with pytest.raises(NotFoundError, match="replaced since it was seen"):
+            await service.get("a", generation=PIN)
+        with pytest.raises(NotFoundError):
+            await service.head("a", generation=PIN)
+
+
+async def test_an_answer_of_another_content_is_refused() -> None:
+    """From a cache that does not know conditions."""
+    async with asking(hello()) as (service, _):
+        with pytest.raises(StorageError, match="another content"):
+            await service.get("a", generation="abc/5")
+        with pytest.raises(StorageError, match="5 bytes are there now, not 6"):
+            await service.get("a", generation=f"{ETAG}/6")
+
+
+@pytest.mark.parametrize("generation", ['a"b', "a\nb", "ü"])
+async def test_a_generation_that_is_none_is_refused(generation: str) -> None:
+    async with asking(hello()) as (service, asked):
+        with pytest.raises(ValueError, match="no generation of S3"):
+            await service.get("a", generation=generation)
+    assert not asked
+
+
+async def test_bytes_that_do_not_match_the_entity_tag_are_asked_for_again() -> None:
+    async with asking(answer(200, b"hellO", etag=f'"{ETAG}"')) as (service, _):
+        with pytest.raises(TransientError, match="do not match the checksum"):
+            await service.get("a")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x_amz_checksum_crc32": "NhCmhg=="},
+        {"x_amz_checksum_sha1": "qvTGHdzF6KLavt4PO0gs2a6pQ00="},
+        {"x_amz_checksum_sha256": "LPJNul+wow4m6DsqxbninhsWHlwfp0JecwQzYpOLmCQ="},
+        {},
+    ],
+)
+async def test_other_checksums_vouch_for_bytes(headers: dict[str, str]) -> None:
+    async with asking(hello(**headers), answer(200, b"hellO", etag='"x"', **headers)) as (
+        service,
+        _,
+    ):
+        assert (await service.get("a")).crc32c == 0x9A71BB4C
+        if headers:
+            with pytest.raises(TransientError, match="do not match"):
+                await service.get("a")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"etag": f'"{ETAG}-2"'},
+        {"etag": f'"{ETAG}"', "x_amz_server_side_encryption": "aws:kms"},
+        {"etag": f'"{ETAG}-2"', "x_amz_checksum_crc32c": f"{CRC32C}-2"},
+        {"etag": '"x"', "x_amz_checksum_crc32c": CRC32C, "x_amz_checksum_type": "COMPOSITE"},
+        {"etag": '"x"', "x_amz_checksum_sha256": "AAAA-3"},
+    ],
+)
+async def test_what_is_no_checksum_of_the_bytes_is_not_taken_for_one(
+    headers: dict[str, str],
+) -> None:
+    async with asking(answer(200, b"other", **headers)) as (service, _):
+        assert (await service.get("a")).crc32c is None
+
+
+async def test_a_range_past_the_end_is_empty() -> None:
+    past = refusal(416, "InvalidRange", fields="<ActualObjectSize>5</ActualObjectSize>")
+    async with asking(past) as (service, _):
+        body = await service.get("a", start=7, end=9)
+    assert (bytes(body.data), body.size) == (b"", 5)
+
+
+async def test_a_range_past_the_end_that_tells_no_size_is_looked_at() -> None:
+    looked = hello(content_length="5")[: -len(b"hello")]
+    async with asking(refusal(416, "InvalidRange"), looked) as (service, asked):
+        assert (await service.get("a", start=7, end=9)).size == 5
+    assert asked[1].method == "HEAD"
+
+
+async def test_a_read_by_name_that_guessed_too_little_asks_for_a_range() -> None:
+    part = answer(206, b"hel", etag=f'"{ETAG}"', content_range="bytes 0-2/5")
+    async with asking(hello(), part) as (service, asked):
+        body = await service.get("a", start=0, end=3)
+        assert (bytes(body.data), body.size) == (b"hel", 5)
+        await service.get("a", start=0, end=3)
+    assert [each.headers.get("range") for each in asked] == [None, *["bytes=0-2"] * 2]
+
+
+# --- writes ------------------------------------------------------------------------------------
+
+
+async def test_conditions_travel_as_headers() -> None:
+    async with asking(answer(200, etag='"x"')) as (service, asked):
+        await service.put("a", b"", crc32c=None, precondition=Precondition(if_absent=True))
+        await service.put("a", b"", crc32c=0, precondition=Precondition(if_generation_match=PIN))
+    assert asked[0].headers["if-none-match"] == "*"
+    assert asked[1].headers["if-match"] == f'"{ETAG}"'
+    assert asked[1].headers["x-amz-checksum-crc32c"] == "AAAAAA=="
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(412, "PreconditionFailed"), (404, "NoSuchKey"), (404, "")]
+)
+async def test_a_condition_that_does_not_hold(status: int, code: str) -> None:
+    """AWS says 404 where there is nothing to replace."""
+    wanted = Precondition(if_generation_match=PIN)
+    async with asking(refusal(status, code)) as (service, _):
+        with pytest.raises(PreconditionFailedError):
+            await service.put("a", b"", crc32c=None, precondition=wanted)
+
+
+async def test_a_conflict_is_asked_again_but_not_for_a_completion() -> None:
+    """A completion that met one has lost its upload."""
+    conflict = refusal(409, "ConditionalRequestConflict")
+    absent = Precondition(if_absent=True)
+    async with asking(conflict, answer(404), conflict) as (service, _):
+        with pytest.raises(TransientError):
+            await service.put("a", b"", crc32c=None, precondition=absent)
+        with pytest.raises(PreconditionFailedError):
+            await service.complete_upload("a", "id", [], precondition=absent)
+
+
+async def test_a_version_is_no_condition() -> None:
+    wanted = Precondition(if_generation_match="version:x")
+    async with asking(hello()) as (service, _):
+        with pytest.raises(ValueError, match="compares entity tags"):
+            await service.put("a", b"", crc32c=None, precondition=wanted)
+
+
+@pytest.mark.parametrize("code", ["BadDigest", "XAmzContentChecksumMismatch", "InvalidDigest"])
+async def test_bytes_that_arrived_wrong_are_a_checksum_error(code: str) -> None:
+    async with asking(refusal(400, code)) as (service, _):
+        with pytest.raises(ChecksumError):
+            await service.put("a", b"1", crc32c=1, precondition=ANY)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "maybe_done"),
+    [("InternalError", 500, True), ("SlowDown", 503, False)],
+)
+async def test_an_error_in_a_success_is_an_error(
+    code: str, status: int, *, maybe_done: bool
+) -> None:
+    """A completion and a copy begin their answer before they are done."""
+    failed = refusal(200, code)
+    looked = hello(content_length="5")[: -len(b"hello")]
+    async with asking(failed) as (service, _):
+        with pytest.raises(TransientError) as error:
+            await service.complete_upload("a", "id", [], precondition=ANY)
+    assert (error.value.status, error.value.maybe_done) == (status, maybe_done)
+    async with asking(looked, failed) as (service, _):
+        with pytest.raises(TransientError) as error:
+            await service.copy(Source(key="a"), "b", precondition=ANY)
+    assert error.value.status == status
+
+
+async def test_an_upload_has_one_checksum_of_all_its_parts() -> None:
+    begun = answer(200, "<R><UploadId>u/1</UploadId></R>")
+    part = answer(200, etag='"e"', x_amz_checksum_crc32c=CRC32C)
+    done = answer(
+        200,
+        f"<R><ETag>&quot;e-2&quot;</ETag><ChecksumCRC32C>{CRC32C}</ChecksumCRC32C>"
+        "<ChecksumType>FULL_OBJECT</ChecksumType></R>",
+    )
+    async with asking(begun, part, done) as (service, asked):
+        upload_id = await service.initiate_upload("a", content_type="t/t", metadata={"k": "v"})
+        sent = await service.put_part("a", upload_id, 1, [b"hello"], offset=0, crc32c=0x9A71BB4C)
+        meta = await service.complete_upload("a", upload_id, [sent], precondition=ANY)
+    assert asked[0].target == "/bucket/p/a?uploads="
+    assert asked[0].headers["x-amz-checksum-type"] == "FULL_OBJECT"
+    assert asked[1].target == "/bucket/p/a?partNumber=1&uploadId=u%2F1"
+    assert asked[2].headers["x-amz-checksum-crc32c"] == CRC32C
+    assert (meta.etag, meta.size, meta.generation) == ("e-2", 5, "e-2/5")
+    assert (meta.content_type, dict(meta.metadata), meta.crc32c) == ("t/t", {"k": "v"}, 0x9A71BB4C)
+
+
+async def test_no_checksums_are_sent_to_who_does_not_know_them() -> None:
+    access = S3Access(credentials=Credentials("AKID", "s"), checksums=False)
+    part = UploadedPart(1, '"e"', 5, 0x9A71BB4C)
+    async with asking(answer(200, "<R><ETag>x</ETag></R>", etag='"x"'), access=access) as (
+        service,
+        asked,
+    ):
+        await service.put("a", b"hello", crc32c=0x9A71BB4C, precondition=ANY)
+        await service.put_part("a", "id", 1, [b"hello"], offset=0, crc32c=0x9A71BB4C)
+        await service.complete_upload("a", "id", [part], precondition=ANY)
+    assert not any("x-amz-checksum-crc32c" in each.headers for each in asked)
+
+
+async def test_a_large_object_is_copied_by_parts() -> None:
+    gib = 1024**3
+    looked = answer(200, content_length=f"{6 * gib}", etag='"e"')
+
+    def reply(asked: Asked) -> bytes:
+        if asked.method == "HEAD":
+            return looked
+        if "uploads=" in asked.target:
+            return answer(200, "<R><UploadId>u</UploadId></R>")
+        return answer(200, "<R><ETag>&quot;p&quot;</ETag></R>")
+
+    async with asking(reply) as (service, asked):
+        meta = await service.copy(Source(key="a"), "b", precondition=ANY)
+    copies = [each for each in asked if "x-amz-copy-source-range" in each.headers]
+    assert len(copies) == 12
+    assert {each.headers["x-amz-copy-source"] for each in copies} == {"/bucket/p/a"}
+    assert all(each.headers["x-amz-copy-source-if-match"] == '"e"' for each in copies)
+    assert meta.size == 6 * gib
+
+
+async def test_a_copy_by_parts_that_fails_leaves_no_upload() -> None:
+    def reply(asked: Asked) -> bytes:
+        if asked.method == "HEAD":
+            return answer(200, content_length=f"{6 * 1024**3}", etag='"e"')
+        if "uploads=" in asked.target:
+            return answer(200, "<R><UploadId>u</UploadId></R>")
+        return answer(204) if asked.method == "DELETE" else refusal(403, "AccessDenied")
+
+    async with asking(reply) as (service, asked):
+        with pytest.raises(PermissionDeniedError):
+            await service.copy(Source(key="a"), "b", precondition=ANY)
+    assert asked[-1].method == "DELETE"
+    assert asked[-1].target.endswith("?uploadId=u")
+
+
+async def test_what_s3_cannot_do_is_refused() -> None:
+    async with asking(hello()) as (service, asked):
+        with pytest.raises(StorageError, match="does not concatenate"):
+            await service.compose("a", [Source(key="b")], precondition=ANY)
+    assert not asked
+
+
+async def test_a_closed_service_says_so() -> None:
+    async with asking(hello()) as (service, _):
+        await service.aclose()
+        with pytest.raises(StorageError, match="the store was closed"):
+            await service.get("a")
