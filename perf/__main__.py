@@ -22,6 +22,7 @@ from perf import _machine, _plot, peers
 from perf._pairs import play
 from perf._report import lines_of, markdown, terminal_heading, terminal_row
 from perf._samples import judge, judge_memory, judge_promise, unplayed
+from perf.access import KINDS, SCHEMES
 from perf.scenarios import GROUPS, SCENARIOS
 from perf.servers import open_server
 
@@ -76,7 +77,7 @@ class Servers:
 
     def __call__(self, spec: ServerSpec) -> Server:
         """Return the server for a spec."""
-        if self._run.args.server:
+        if self._run.args.server and spec.kind not in KINDS.values():
             spec = replace(spec, kind=self._run.args.server)
         if spec not in self._running:
             server = self._stack.enter_context(open_server(spec))
@@ -139,7 +140,7 @@ def chosen_matches(scenario: Scenario, peers: Sequence[str]) -> list[Match]:
 
     What we are measured against of our own (a bound, another face) is the peer `aioflux`.
     """
-    matches = scenario.matches()
+    matches = scenario.played()
     if not peers:
         return list(matches)
     return [match for match in matches if match.theirs.work.peer in peers]
@@ -167,7 +168,7 @@ def chosen_scenarios(args: argparse.Namespace) -> list[Scenario]:
     known = known_peers()
     if unknown := [peer for peer in args.peers if peer not in known]:
         raise ValueError(f"unknown peer {unknown[0]!r}; there are {', '.join(known)}")
-    settings: dict[str, str] = {}
+    settings: dict[str, str] = {"scheme": args.scheme} if args.scheme else {}
     for setting in args.set:
         name, equals, value = setting.partition("=")
         if not equals:
@@ -212,6 +213,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="parameters of the scenarios",
     )
+    found.add_argument("--scheme", choices=SCHEMES, help="the cloud; as --set scheme=")
     found.add_argument("--pairs", type=_at_least_one, default=5, help="that count; one precedes")
     found.add_argument("--scale", type=_above_zero, default=1.0, help="times the objects")
     found.add_argument("--server", choices=("nginx", "embedded"), help="instead of what is meant")
@@ -228,7 +230,7 @@ def listing() -> str:
     for scenario in SCENARIOS.values():
         rivals = [
             f"{match.name} >= {match.at_least:g}x" if match.at_least is not None else match.name
-            for match in scenario.matches()
+            for match in scenario.played()
         ]
         lines.append(f"{scenario.name:<16} {', '.join(dict.fromkeys(rivals))}")
         lines.append(f"{'':<16} {scenario.parameters_in_words()}")

@@ -59,6 +59,13 @@ class Task:
     """Size of all tensors of all ranks."""
     world_size: int
     """Ranks that save."""
+    root: str
+    """Uri of the bucket, as aioflux opens it."""
+
+    @property
+    def uri(self) -> str:
+        """Where the checkpoint is."""
+        return f"{self.root}/{self.prefix}"
 
     @property
     def prefix(self) -> str:
@@ -207,6 +214,7 @@ def _task(work: Work) -> Task:
         dtype=work.dtype,
         size_bytes=work.size_bytes,
         world_size=max(1, work.num_workers),
+        root=work.uri(),
     )
 
 

@@ -25,6 +25,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from perf.access import ACCOUNT, sign_in
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
@@ -35,6 +37,8 @@ __all__ = [
     "body_of",
     "bounded",
     "end_with_parent",
+    "lines_key",
+    "lines_prefix",
     "measure",
     "prepare",
     "set_key",
@@ -66,10 +70,14 @@ LOOPLESS = frozenset(
         "aioflux_data",
         "aioflux_checkpoint",
         "aioflux_dcp",
+        "aioflux_lines",
+        "aioflux_nebula",
+        "aioflux_torch_save",
         "aioflux_sync",
         "aioflux_zstd",
         "dataflux",
         "dataflux_checkpoint",
+        "boto3",
         "direct",
         "disk_dcp",
         "gcsfs_checkpoint",
@@ -81,6 +89,10 @@ LOOPLESS = frozenset(
         "memory_copy",
         "obstore_data",
         "requests",
+        "s3fs_lines",
+        "s3torchconnector_checkpoint",
+        "s3torchconnector_data",
+        "s3torchconnector_dcp",
         "stock_async",
         "torch_zstd",
         "transfer_manager",
@@ -107,6 +119,16 @@ def set_key(size_bytes: int, count: int, index: int) -> str:
     return f"{set_prefix(size_bytes, count)}{index:07d}.bin"
 
 
+def lines_prefix(size_bytes: int, count: int) -> str:
+    """Return the prefix of a set of shards of text."""
+    return f"lines-{size_bytes}x{count}/"
+
+
+def lines_key(size_bytes: int, count: int, index: int) -> str:
+    """Return the key of one of them."""
+    return f"{lines_prefix(size_bytes, count)}{index:07d}.txt"
+
+
 def state_key(dtype: str, size_bytes: int) -> str:
     """Return the key of the object that torch.save wrote of a state."""
     return f"state-{dtype}-{size_bytes}/state.pt"
@@ -122,13 +144,15 @@ class Work:
     """Its function: `get_many`, `get_one`, `get_into`, `put_many` or `put_one`; `list_all` or
     `parse_all`; `load`, `stream`, `load_first` or `load_again`; `save_state` or `load_state`;
     `compress`, `decompress`, `save_compressed`, `save_plain`, `load_compressed` or `load_plain`;
-    `save_dcp`, `load_dcp` or `reshard_dcp`; `stage`, `train_alone` or `train_saving`."""
+    `save_dcp`, `load_dcp` or `reshard_dcp`; `stage`, `train_alone` or `train_saving`; `lines`."""
     url: str
     """Root of the server, `http://` or `https://`."""
     ca_file: str = ""
     """PEM of the authority that signed the server's certificate; empty where it has none."""
     bucket: str = "perf"
     """The bucket on it."""
+    scheme: str = "gs"
+    """What is spoken: `gs`, `s3` or `az`."""
     size_bytes: int
     """Size of each object, in bytes."""
     num_objects: int
@@ -166,6 +190,11 @@ class Work:
     def prefix(self) -> str:
         """Prefix of the set."""
         return set_prefix(self.size_bytes, self.num_objects)
+
+    def uri(self, key: str = "") -> str:
+        """Return the uri of a key, or of the bucket, as aioflux opens it."""
+        root = f"{ACCOUNT}/{self.bucket}" if self.scheme == "az" else self.bucket
+        return f"{self.scheme}://{root}/{key}" if key else f"{self.scheme}://{root}"
 
     def each_key(self) -> Iterator[str]:
         """Yield the key of each request."""
@@ -277,6 +306,7 @@ def measure(work: Work, *, wait: Callable[[], None] = lambda: None) -> dict[str,
         `idle_bytes` resident before, the body of an
         object to write among them; `peak_bytes` resident at most meanwhile, without children.
     """
+    sign_in(work)
     adapter = importlib.import_module(f"perf.peers.{work.peer}")
     operation = getattr(adapter, work.operation)
     with asyncio.Runner(loop_factory=_loop_factory(work.peer)) as runner:

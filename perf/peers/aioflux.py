@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def _open(work: Work) -> aioflux.Store:
     part_size = part_size_bytes(work)
     return aioflux.open_store(
-        f"gs://{work.bucket}",
+        work.uri(),
         endpoint_url=work.url,
         ssl_context=ssl_context(work),
         # An emulator behind TLS is no emulator to the store: it would look for credentials.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def _ready(work: Work) -> Checkpointer:
     """Return a Checkpointer that has saved the state twice."""
     checkpointer = Checkpointer(
-        f"gs://{work.bucket}/async", endpoint_url=work.url, staging=_staging(work), keep_last=1
+        work.uri("async"), endpoint_url=work.url, staging=_staging(work), keep_last=1
     )
     state = state_of(work.dtype, work.size_bytes)
     for step in range(2):

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 async def save_state(work: Work) -> int:
     """Save a state and return the bytes of its tensors."""
     state = state_of(work.dtype, work.size_bytes)
-    uri = f"gs://{work.bucket}/put/{state_key(work.dtype, work.size_bytes)}"
+    uri = work.uri(f"put/{state_key(work.dtype, work.size_bytes)}")
     aioflux.checkpoint.save(state, uri, endpoint_url=work.url)
     return num_bytes_of(state)
 
 
 async def load_state(work: Work) -> int:
     """Load a state, read from each of its pages, and return the bytes of its tensors."""
-    uri = f"gs://{work.bucket}/{state_key(work.dtype, work.size_bytes)}"
+    uri = work.uri(state_key(work.dtype, work.size_bytes))
     return touch(aioflux.checkpoint.load(uri, endpoint_url=work.url))

@@ -36,7 +36,7 @@ def _options(work: Work) -> dict[str, Any]:
 
 
 def _uri(work: Work) -> str:
-    return f"gs://{work.bucket}/{work.prefix}"
+    return work.uri(work.prefix)
 
 
 def _map(work: Work) -> MapDataset[Any]:

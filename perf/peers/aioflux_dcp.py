@@ -13,18 +13,14 @@ if TYPE_CHECKING:
     from perf.work import Told, Work
 
 
-def _uri(task: Task) -> str:
-    return f"gs://{task.bucket}/{task.prefix}"
-
-
 def writer(task: Task) -> StorageWriter:
     """Return what writes a checkpoint."""
-    return StorageWriter(_uri(task), endpoint_url=task.url)
+    return StorageWriter(task.uri, endpoint_url=task.url)
 
 
 def reader(task: Task) -> StorageReader:
     """Return what reads it."""
-    return StorageReader(_uri(task), endpoint_url=task.url)
+    return StorageReader(task.uri, endpoint_url=task.url)
 
 
 def num_bytes_read(used: StorageReader) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def _open(work: Work) -> sync.Store:
     return sync.open_store(
-        f"gs://{work.bucket}",
+        work.uri(),
         endpoint_url=work.url,
         ssl_context=ssl_context(work),
         credentials=AnonymousCredentials() if work.ca_file else None,  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""obstore: GCSStore (Rust, XML API)."""
+"""obstore (Rust): GCSStore by its XML API, S3Store and AzureStore."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import obstore
-from obstore.store import GCSStore
+from obstore.store import AzureStore, GCSStore, S3Store
 
+from perf.access import ACCESS_KEY, ACCOUNT, ACCOUNT_KEY, REGION, SECRET_KEY
 from perf.peers._parts import fill, memory_of, part_size_bytes, put_into
 from perf.work import bounded
 
@@ -19,11 +20,29 @@ if TYPE_CHECKING:
 _PIECE_BYTES = 1 << 20
 
 
-def open_store(work: Work) -> GCSStore:
+def open_store(work: Work) -> GCSStore | S3Store | AzureStore:
     """Return a store of the bucket."""
     options: ClientConfig = {"allow_http": True, "timeout": "300s"}
     if work.ca_file:
         options["root_certificate"] = Path(work.ca_file).read_bytes()
+    if work.scheme == "s3":
+        return S3Store(
+            work.bucket,
+            endpoint=work.url,
+            region=REGION,
+            access_key_id=ACCESS_KEY,
+            secret_access_key=SECRET_KEY,
+            virtual_hosted_style_request=False,
+            client_options=options,
+        )
+    if work.scheme == "az":
+        return AzureStore(
+            work.bucket,
+            account_name=ACCOUNT,
+            account_key=ACCOUNT_KEY,
+            endpoint=f"{work.url}/{ACCOUNT}",
+            client_options=options,
+        )
     return GCSStore(
         work.bucket,
         config={"base_url": work.url, "bearer_token": "none", "skip_signature": True},

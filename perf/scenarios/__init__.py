@@ -6,6 +6,7 @@ from perf.scenarios import (
     checkpoint_async,
     checkpoint_load,
     checkpoint_save,
+    clouds,
     compression,
     dcp,
     epoch,
@@ -28,6 +29,7 @@ __all__ = ["GROUPS", "SCENARIOS", "Match", "MemoryGoal", "Promise", "Rival", "Sc
 _GROUPS = (
     *(listing, loader, epoch),
     *(checkpoint_save, checkpoint_load, checkpoint_async, compression, dcp),
+    clouds,
 )
 _MODULES = (
     *(get_many, get_one, get_into, latency, paced, put_one, put_many, sync_facade, faults),

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
+from perf.scenarios._scheme import check_scheme, in_scheme
 from perf.work import WARM_UP_BYTES, Work
 
 if TYPE_CHECKING:
@@ -126,10 +127,16 @@ class Scenario(ABC):
     """What it is called on the command line."""
     rivals: tuple[Rival, ...] = ()
     """The peers that it is measured against."""
+    scheme: str = "gs"
+    """What is spoken: `gs`, `s3` or `az`, each to a server of its own."""
 
     @abstractmethod
     def matches(self) -> tuple[Match, ...]:
         """Return what is played, case by case and rival by rival."""
+
+    def played(self) -> tuple[Match, ...]:
+        """Return the matches of `matches` whose contenders speak the scheme, on its server."""
+        return in_scheme(self.matches(), self.scheme)
 
     @abstractmethod
     def toy(self) -> Self:
@@ -189,6 +196,8 @@ class Scenario(ABC):
                 changes[name] = _parsed(text, types[name])
                 if name == "in_flight":
                     _check_in_flight(changes[name])
+                if name == "scheme":
+                    check_scheme(changes[name])
             except ValueError as exc:
                 raise ValueError(f"{name} of {self.name}: {exc}") from exc
         return replace(self, **changes)

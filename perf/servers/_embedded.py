@@ -13,13 +13,12 @@ import tempfile
 import threading
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perf.servers._spec import BUCKET, Server, ServerSpec, contents
-from perf.servers._states import write_state
-from perf.work import set_key, state_key
+from perf.servers._spec import BUCKET, Server, ServerSpec
+from perf.servers._stock import stock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,19 +71,7 @@ def _server(spec: ServerSpec) -> GCSServer:
     )
     # MD5 would be most of an upload's time.
     server = GCSServer(buckets=(BUCKET,), network=network, tls=spec.tls, md5=False)
-    for size, count in spec.objects:
-        data = contents(size)
-        for index in range(count):
-            server.put(BUCKET, f"{size}/{index}", data)
-    for dtype, size in spec.states:
-        with tempfile.TemporaryDirectory() as directory:
-            path = Path(directory) / "state"
-            write_state(dtype, size, path)
-            server.put(BUCKET, state_key(dtype, size), path.read_bytes())
-    for size, count in spec.sets:
-        data = contents(size)
-        for index in range(count):
-            server.put(BUCKET, set_key(size, count, index), data)
+    stock(spec, partial(server.put, BUCKET))
     if spec.fault_rate:
         server.faults.add("objects.media", status=503, probability=spec.fault_rate, seed=1)
         server.faults.add("objects.media", reset=True, probability=spec.fault_rate, seed=2)
@@ -126,7 +113,7 @@ def main() -> None:
     from aioflux.testing._serve import serve
 
     values = json.loads(sys.argv[1])
-    for name in ("objects", "sets", "states"):
+    for name in ("objects", "sets", "lines", "states"):
         values[name] = tuple(map(tuple, values[name]))
     spec = ServerSpec(**values)
     server = _server(spec)

@@ -1,7 +1,7 @@
 """Keeps one server: ends it, and removes what it stored, when its own parent does.
 
-`python _keeper.py <directory> <command> ...` runs until standard input closes, which happens
-however the parent ends. It imports the standard library alone, so that it starts at once. The
+`python _keeper.py <signal> <directory> <command> ...` runs until standard input closes, which
+happens however the parent ends; the server is then sent the signal, by its number. It imports the standard library alone, so that it starts at once. The
 server ends with the keeper, too.
 """
 
@@ -24,7 +24,7 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def keep(directory: str, command: list[str]) -> int:
+def keep(ending: int, directory: str, command: list[str]) -> int:
     """Run the command until standard input closes or it ends; return its exit status."""
     process = subprocess.Popen(  # noqa: S603  our own command
         command,
@@ -39,7 +39,7 @@ def keep(directory: str, command: list[str]) -> int:
             pass
         return 0
     finally:
-        process.terminate()
+        process.send_signal(ending)
         try:
             process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -52,4 +52,4 @@ if __name__ == "__main__":
     # Ctrl-C is meant for the parent, whose end is the sign here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    sys.exit(keep(sys.argv[1], sys.argv[2:]))
+    sys.exit(keep(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))

@@ -12,6 +12,7 @@ import base64
 import os
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -342,7 +343,8 @@ def _free_port() -> int:
 def _start(directory: Path) -> subprocess.Popen[bytes]:
     binary = _binary()
     assert binary is not None
-    keeper = [sys.executable, "-I", "-S", str(_HERE / "_keeper.py"), str(directory)]
+    keeper = [sys.executable, "-I", "-S", str(_HERE / "_keeper.py")]
+    keeper += [str(int(signal.SIGTERM)), str(directory)]
     command = [binary, "-p", str(directory), "-c", str(directory / "nginx.conf")]
     command += ["-e", str(directory / "errors.log")]
     return subprocess.Popen(  # noqa: S603  our own command

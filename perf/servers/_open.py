@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from perf.servers._azurite import open_azurite
 from perf.servers._embedded import open_embedded
 from perf.servers._nginx import missing, open_nginx
+from perf.servers._seaweedfs import open_seaweedfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,6 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["choose", "open_server"]
 
+_STARTS = {
+    "nginx": open_nginx,
+    "embedded": open_embedded,
+    "seaweedfs": open_seaweedfs,
+    "azurite": open_azurite,
+}
 _STANDS_IN = "the embedded server stands in for nginx"
 
 
@@ -26,8 +34,17 @@ def choose(spec: ServerSpec, lacking: str) -> tuple[ServerSpec, tuple[str, ...]]
         spec: What is asked for.
         lacking: What nginx lacks on this machine, in words; empty where it can serve.
     """
+    if spec.kind in {"seaweedfs", "azurite"}:
+        if spec.tls or spec.has_faults:
+            raise RuntimeError(f"{spec.kind} has neither TLS nor faults here")
+        is_paced = spec.connection_bytes_per_second or spec.received_bytes_per_second
+        if is_paced or spec.latency_seconds:
+            return spec, (f"{spec.kind} answers at once and at full speed: no link is simulated",)
+        return spec, ()
     if spec.kind == "embedded":
         return spec, ()
+    if spec.lines:
+        return replace(spec, kind="embedded"), (f"{_STANDS_IN}: shards of text are not nginx's",)
     if spec.has_faults:
         return replace(spec, kind="embedded"), (f"{_STANDS_IN}: faults are not nginx's",)
     if lacking and spec.received_bytes_per_second:
@@ -48,6 +65,5 @@ def open_server(spec: ServerSpec) -> Iterator[Server]:
         RuntimeError: It did not start; says what it printed.
     """
     served, notes = choose(spec, missing() if spec.kind == "nginx" else "")
-    start = open_nginx if served.kind == "nginx" else open_embedded
-    with start(served) as server:
+    with _STARTS[served.kind](served) as server:
         yield replace(server, notes=(*notes, *server.notes))

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import base64
 import random
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
-__all__ = ["BUCKET", "BUCKET_ROOM_BYTES", "Kind", "Server", "ServerSpec", "contents"]
+__all__ = [
+    "BUCKET",
+    "BUCKET_ROOM_BYTES",
+    "Kind",
+    "Server",
+    "ServerSpec",
+    "contents",
+    "lines_of",
+]
 
-Kind = Literal["nginx", "embedded"]
+Kind = Literal["nginx", "embedded", "seaweedfs", "azurite"]
 BUCKET = "perf"
 """The one bucket of every server."""
 BUCKET_ROOM_BYTES = 64 << 20
 """Room that each server has for what is written, where the spec asks for no more."""
 _BLOCK_BYTES = 1 << 20
+_LINE_BYTES = 1560
+"""Of a line of text, its end among them: 100,000 of them are a shard of 156 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +32,8 @@ class ServerSpec:
     """A server and the way to it."""
 
     kind: Kind = "nginx"
-    """"nginx" measures the client, "embedded" speaks the whole API."""
+    """"nginx" measures the client and "embedded" speaks the whole API, both of `gs`; "seaweedfs" is
+    the server of `s3`, "azurite" that of `az`."""
     tls: bool = False
     """HTTPS, TLS 1.3, with a certificate of its own."""
     latency_seconds: float = 0.0
@@ -40,6 +52,9 @@ class ServerSpec:
     sets: tuple[tuple[int, int], ...] = ()
     """Sets of many objects, told by arithmetic where nginx serves: pairs of size in bytes and
     count, with the keys of `perf.work.set_key`. Each set has a prefix of its own."""
+    lines: tuple[tuple[int, int], ...] = ()
+    """Sets of shards of text: pairs of size in bytes and count, with the keys of
+    `perf.work.lines_key`; not on nginx."""
     states: tuple[tuple[str, int], ...] = ()
     """States that torch.save wrote, to have ready: pairs of dtype and bytes of the tensors, under
     `perf.work.state_key`."""
@@ -48,8 +63,8 @@ class ServerSpec:
 
     def __post_init__(self) -> None:
         """Refuse what no server can do."""
-        if self.kind not in {"nginx", "embedded"}:
-            raise ValueError(f'kind must be "nginx" or "embedded", not {self.kind!r}')
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, not {self.kind!r}")
         if not 0 <= self.fault_rate <= 0.5:
             raise ValueError(f"fault_rate must be from 0 to 0.5, not {self.fault_rate}")
         if self.latency_seconds < 0:
@@ -75,7 +90,9 @@ class ServerSpec:
     @property
     def num_bytes(self) -> int:
         """Room that the objects and what is written take, in bytes."""
-        stored = sum(size * count for size, count in self.files)
+        stored = sum(size * count for size, count in (*self.files, *self.lines))
+        if self.kind not in {"nginx", "embedded"}:
+            stored += sum(size * count for size, count in self.sets)
         return stored + sum(size for _, size in self.states) + self.written_bytes
 
 
@@ -105,3 +122,12 @@ def contents(size_bytes: int) -> bytes:
     if size_bytes <= _BLOCK_BYTES:
         return block
     return (block * (size_bytes // _BLOCK_BYTES + 1))[:size_bytes]
+
+
+def lines_of(size_bytes: int) -> bytes:
+    """Return so many bytes of text, in lines that are alike but for what they say."""
+    text = base64.b64encode(random.Random(size_bytes).randbytes(_BLOCK_BYTES))  # noqa: S311
+    width = _LINE_BYTES - 1
+    starts = range(0, len(text) - width, width)
+    block = b"".join(text[start : start + width] + b"\n" for start in starts)
+    return (block * (size_bytes // len(block) + 1))[: size_bytes - 1] + b"\n"

@@ -42,6 +42,9 @@ LONG = (
     *("checkpoint-async-stage", "checkpoint-async-train"),
     *("compression-bf16", "compression-fp32", "compression-master", "compression-adam"),
     *("dcp-save-1", "dcp-load-1", "dcp-save-4", "dcp-load-4", "dcp-reshard-4-3"),
+    *("s3-get-100KiB", "s3-get-1MiB", "s3-map-100KiB", "s3-map-1MiB", "s3-lines-0", "s3-lines-4"),
+    *("s3-save-1GiB", "s3-load-1GiB", "s3-dcp-save", "s3-dcp-load"),
+    *("az-get-1MiB", "az-get-256MiB", "az-put-256MiB", "nebula-1GiB"),
 )
 THREADS = {"dataflux x4": 3, "dataflux x8": 3, "dataflux x16": 3}
 
@@ -191,6 +194,11 @@ def test_reads_find_their_objects_and_those_of_a_warm_up(scenario: Scenario) -> 
             if turn.work.operation.startswith(saves):
                 assert turn.server.written_bytes > turn.work.size_bytes
                 continue
+            if turn.work.operation == "lines":
+                for whole in (turn.work, eased(turn.work)):
+                    for work in (whole, whole.warm_up()):
+                        assert (work.size_bytes, work.num_objects) in turn.server.lines
+                continue
             if turn.work.operation == "load_state":
                 for work in (turn.work, turn.work.warm_up()):
                     assert (work.dtype, work.size_bytes) in turn.server.states
@@ -257,7 +265,10 @@ def test_set_takes_several_numbers_and_may_be_repeated() -> None:
     ("arguments", "message"),
     [
         (("nosuch",), "unknown scenario 'nosuch'; there are get-1KiB, "),
-        (("get-1KiB", "--set", "nosuch=1"), "get-1KiB has no 'nosuch'; it has size_bytes, "),
+        (
+            ("get-1KiB", "--set", "nosuch=1"),
+            "get-1KiB has no 'nosuch'; it has scheme, size_bytes, ",
+        ),
         (("get-1KiB", "--set", "name=x"), "get-1KiB has no 'name'"),
         (("get-1KiB", "--set", "rivals=x"), "get-1KiB has no 'rivals'"),
         (("get-1KiB", "--set", "num_objects"), "--set takes name=value, not 'num_objects'"),
@@ -268,7 +279,7 @@ def test_set_takes_several_numbers_and_may_be_repeated() -> None:
         (("latency", "--set", "latency_seconds=nan"), "must be finite and not negative"),
         (
             ("get-1KiB", "--peers", "obstore", "nosuch"),
-            "unknown peer 'nosuch'; there are aioflux, ",
+            "unknown peer 'nosuch'; there are aiobotocore, aioflux, ",
         ),
         (("get-1KiB", "--peers", "_parts"), "unknown peer '_parts'; there are "),
         (("get-1KiB", "--set", "in_flight=100001"), "in_flight of get-1KiB: must be at most 100,0"),
@@ -298,7 +309,7 @@ def test_unknown_peer_ends_with_exit_status_2(capsys: pytest.CaptureFixture[str]
         main(["get-1KiB", "--peers", "nosuch"])
     assert caught.value.code == 2
     assert (
-        "there are aioflux, aioflux_async, aioflux_checkpoint, aioflux_data, aioflux_dcp, "
+        "there are aiobotocore, aioflux, aioflux_async, aioflux_checkpoint, aioflux_data, "
         in capsys.readouterr().err
     )
 
@@ -369,5 +380,6 @@ def test_only_what_nginx_cannot_do_asks_for_the_embedded_server() -> None:
         for name, one in SCENARIOS.items()
     }
     embedded = {name for name, kind in kinds.items() if kind != {ServerSpec().kind}}
-    stored = {name for name in SCENARIOS if name.startswith(("dcp-", "checkpoint-async-"))}
+    kept = ("dcp-", "checkpoint-async-", "nebula-", "s3-dcp-", "s3-lines-")
+    stored = {name for name in SCENARIOS if name.startswith(kept)}
     assert embedded == {"paced", "faults", "compression-bf16", "compression-fp32"} | stored

@@ -1,0 +1,31 @@
+"""s3torchconnector: torch.save and torch.load on the files of S3Checkpoint, at its defaults."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from s3torchconnector import S3Checkpoint  # type: ignore[import-untyped]
+
+from perf.peers._s3torchconnector import options
+from perf.states import num_bytes_of, state_of, touch
+from perf.work import state_key
+
+if TYPE_CHECKING:
+    from perf.work import Work
+
+
+async def save_state(work: Work) -> int:
+    """Save a state and return the bytes of its tensors."""
+    state = state_of(work.dtype, work.size_bytes)
+    uri = work.uri(f"put/{state_key(work.dtype, work.size_bytes)}")
+    with S3Checkpoint(**options(work)).writer(uri) as file:
+        torch.save(state, file)
+    return num_bytes_of(state)
+
+
+async def load_state(work: Work) -> int:
+    """Load a state, read from each of its pages, and return the bytes of its tensors."""
+    uri = work.uri(state_key(work.dtype, work.size_bytes))
+    with S3Checkpoint(**options(work)).reader(uri) as file:
+        return touch(torch.load(file, weights_only=True))

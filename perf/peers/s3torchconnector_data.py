@@ -1,0 +1,81 @@
+"""s3torchconnector: its map-style and iterable datasets, at their defaults, sharded by workers."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from s3torchconnector import S3IterableDataset, S3MapDataset  # type: ignore[import-untyped]
+from torch.utils.data import IterableDataset
+
+from perf.peers._lines import Lines
+from perf.peers._loading import Datasets, decode
+from perf.peers._s3torchconnector import options
+from perf.work import lines_prefix
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from perf.work import Work
+
+
+class _Item:
+    """Makes an item of a reader; it is no lambda, so that it pickles."""
+
+    def __init__(self, work: Work) -> None:
+        self._decode = decode(work)
+
+    def __call__(self, reader: Any) -> Any:
+        return self._decode(reader.read())
+
+
+def _map(work: Work) -> Any:
+    found = S3MapDataset.from_prefix(work.uri(work.prefix), transform=_Item(work), **options(work))
+    len(found)  # lists, as those of others are when they are built
+    return found
+
+
+def _stream(work: Work) -> Any:
+    return S3IterableDataset.from_prefix(
+        work.uri(work.prefix), transform=_Item(work), enable_sharding=True, **options(work)
+    )
+
+
+class _Shards(IterableDataset[Any]):
+    """The lines of each shard that a worker reads, each shard taken into memory whole."""
+
+    def __init__(self, work: Work) -> None:
+        prefix = work.uri(lines_prefix(work.size_bytes, work.num_objects))
+        self._shards = S3IterableDataset.from_prefix(prefix, enable_sharding=True, **options(work))
+
+    def __iter__(self) -> Iterator[bytes]:
+        # Its reader knows no lines of its own: they would be read a byte at a time.
+        for reader in self._shards:
+            yield from (line.strip(b"\r\n") for line in io.BytesIO(reader.read()))
+
+
+_DATASETS = {"load": Datasets(_map), "stream": Datasets(_stream)}
+_LINES = Lines(_Shards)
+
+
+def prepare(work: Work) -> None:
+    """Build what is taken through an epoch."""
+    if work.operation == "lines":
+        _LINES.prepare(work)
+    else:
+        _DATASETS[work.operation].prepare(work)
+
+
+async def load(work: Work) -> tuple[int, float]:
+    """Take a map-style dataset through an epoch."""
+    return _DATASETS["load"].epoch(work)
+
+
+async def stream(work: Work) -> tuple[int, float]:
+    """Take an iterable dataset through an epoch."""
+    return _DATASETS["stream"].epoch(work)
+
+
+async def lines(work: Work) -> int:
+    """Take the lines of shards through an epoch."""
+    return _LINES.epoch(work)

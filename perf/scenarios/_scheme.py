@@ -1,0 +1,69 @@
+"""A scenario on another cloud: its server, and the contenders that speak to it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from perf.access import KINDS, SCHEMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from perf.scenarios._scenario import Match, Turn
+
+__all__ = ["check_scheme", "in_scheme", "speaks"]
+
+_EVERY = ("gs", "s3", "az")
+_SPEAKERS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        (
+            *("aioflux", "aioflux_checkpoint", "aioflux_data", "aioflux_dcp"),
+            *("aioflux_lines", "aioflux_nebula", "aioflux_torch_save", "obstore"),
+        ),
+        _EVERY,
+    ),
+    **dict.fromkeys(("disk_dcp", "memory_copy", "memory_data"), _EVERY),
+    **dict.fromkeys(
+        (
+            *("aiobotocore", "boto3", "s3fs", "s3fs_lines"),
+            *("s3torchconnector_checkpoint", "s3torchconnector_data", "s3torchconnector_dcp"),
+        ),
+        ("s3",),
+    ),
+    "azure_blob": ("az",),
+}
+"""What contenders speak; those that are not here speak `gs` alone."""
+
+
+def check_scheme(scheme: str) -> None:
+    """Refuse a scheme that there is none of.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if scheme not in SCHEMES:
+        raise ValueError(f"must be one of {', '.join(SCHEMES)}, not {scheme!r}")
+
+
+def speaks(peer: str, scheme: str) -> bool:
+    """Tell whether a contender knows what a scheme's servers speak."""
+    return scheme in _SPEAKERS.get(peer, ("gs",))
+
+
+def in_scheme(matches: Iterable[Match], scheme: str) -> tuple[Match, ...]:
+    """Return matches as they are played in a scheme: those whose contenders both speak it."""
+    return tuple(
+        replace(match, ours=_moved(match.ours, scheme), theirs=_moved(match.theirs, scheme))
+        for match in matches
+        if speaks(match.ours.work.peer, scheme) and speaks(match.theirs.work.peer, scheme)
+    )
+
+
+def _moved(turn: Turn, scheme: str) -> Turn:
+    if scheme == "gs":
+        return turn
+    kind: Any = KINDS[scheme]
+    return replace(
+        turn, work=replace(turn.work, scheme=scheme), server=replace(turn.server, kind=kind)
+    )
