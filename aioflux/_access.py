@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-__all__ = ["S3Access"]
+__all__ = ["S3Access", "carries_secret"]
 
 _ADDRESSINGS = ("auto", "path", "virtual")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+def carries_secret(credentials: Any) -> bool:
+    """Tell whether what was given as credentials may hold a secret, so that it does not pickle.
+
+    A function of a module pickles as its name, settings as they are; anything else could hold one.
+    """
+    provider = credentials.credentials if isinstance(credentials, S3Access) else credentials
+    return provider is not None and "." in getattr(provider, "__qualname__", ".")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class S3Access:
     """How S3 is asked, for `open_store("s3://...", credentials=S3Access(...))`.
 
@@ -22,7 +31,7 @@ class S3Access:
     none, it is asked of the bucket itself; `us-east-1` at an endpoint of your own."""
     profile: str = ""
     """Profile of ~/.aws/config and ~/.aws/credentials; empty for AWS_PROFILE, or the default."""
-    credentials: Any = field(default=None, repr=False)
+    credentials: Any = None
     """botocore credentials, a session of botocore or boto3, or a function that returns credentials
     or `(access_key, secret_key[, token])`, or an awaitable of them. None: what botocore finds
     (environment, profiles, SSO, web identity, assumed roles, containers, instance metadata)."""
@@ -55,3 +64,26 @@ class S3Access:
             raise ValueError("S3Access(requester_pays=True) must sign: somebody has to pay")
         if self.credentials is not None and self.profile:
             raise ValueError("S3Access takes credentials or a profile, not both")
+
+    def __repr__(self) -> str:
+        told: list[str] = []
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value != each.default:
+                # Of credentials only which they are: filesystems are kept by such texts.
+                is_secret = each.name == "credentials"
+                text = f"<{type(value).__name__} at {id(value):#x}>" if is_secret else repr(value)
+                told.append(f"{each.name}={text}")
+        return f"{type(self).__name__}({', '.join(told)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if carries_secret(self):
+            raise TypeError(
+                f"{self!r} does not pickle: credentials are never carried along; pass a "
+                "module-level function that returns them, or rely on what botocore finds"
+            )
+        return _restore_access, ({each.name: getattr(self, each.name) for each in fields(self)},)
+
+
+def _restore_access(settings: dict[str, Any]) -> S3Access:
+    return S3Access(**settings)

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, overload
 
+from aioflux._access import carries_secret
 from aioflux._arguments import (
     check_listing,
     check_metadata,
@@ -75,17 +76,19 @@ def open_store(
     """Open the objects below a uri. Sends nothing: connections are made on first use.
 
     Args:
-        uri: `gs://bucket/prefix`, `file:///dir` or `memory://name/prefix`. Keys are relative to it;
-            a prefix without a trailing slash gets one.
+        uri: `gs://bucket/prefix`, `s3://bucket/prefix`, `az://account/container/prefix`,
+            `file:///dir` or `memory://name/prefix`. Keys are relative to it; a prefix without a
+            trailing slash gets one.
         transfer: How much is under way at once; `TransferOptions()` by default.
         retry: When a failed request is sent again; `RetryPolicy()` by default.
         timeouts: How long one attempt waits; `Timeouts()` by default.
         credentials: For `gs://`: google-auth credentials, or a function that returns an access
             token (or an awaitable of one). By default Application Default Credentials. A store with
-            credentials of the first kind does not pickle.
+            credentials of the first kind does not pickle. For `s3://`: `aioflux.S3Access`, or what
+            its `credentials` takes; by default what botocore finds.
         endpoint_url: Another endpoint, such as that of an emulator. For `gs://` the environment
             variable STORAGE_EMULATOR_HOST stands in where this is not given. `http://` endpoints
-            are asked without credentials.
+            are asked without credentials. For `s3://` AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL do.
         ssl_context: TLS settings, such as a custom CA; the system's trust store by default. A store
             with one does not pickle.
         progress: Called on the event loop with a `Progress` as bytes of objects move. It belongs to
@@ -175,12 +178,10 @@ class Store:
         config = self._config
         if config.ssl_context is not None:
             raise TypeError(f"{self!r} does not pickle: its ssl_context cannot leave the process")
-        # A function of a module pickles as its name; anything else could hold a token.
-        provider = config.credentials
-        if provider is not None and "." in getattr(provider, "__qualname__", "."):
+        if carries_secret(config.credentials):
             raise TypeError(
                 f"{self!r} does not pickle: credentials are never carried along; pass "
-                "a module-level function that returns a token, or rely on the default credentials"
+                "a module-level function that returns them, or rely on the default credentials"
             )
         settings = (self.transfer, self.retry, config.timeouts)
         return _restore, (config.location, *settings, config.credentials, config.endpoint_url)

@@ -11,6 +11,7 @@ import torch
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 
 from aioflux import bridge
+from aioflux._access import carries_secret
 from aioflux._policy import StoreOptions
 from aioflux.checkpoint import load, save
 from aioflux.checkpoint._target import split_uri
@@ -92,10 +93,7 @@ class AiofluxCheckpointIO(CheckpointIO):
         return f"{type(self).__name__}(background={self.is_background})"
 
     def __getstate__(self) -> dict[str, Any]:
-        provider = self.options.get("credentials")
-        # A function of a module pickles as its name; anything else could hold a token.
-        is_secret = provider is not None and "." in getattr(provider, "__qualname__", ".")
-        if is_secret and get_spawning_popen() is None:
+        if carries_secret(self.options.get("credentials")) and get_spawning_popen() is None:
             raise TypeError(
                 f"{self!r} does not pickle: credentials go along to processes that are being "
                 "started, and into no other pickle; pass a module-level function that returns a "
