@@ -181,11 +181,13 @@ def shutdown() -> None:
     for run in _run.all_runs():
         try:
             run.client.ask("flush", "")
-            run.client.ask("stop")
         except AiofluxError as exc:
             failure = failure or exc
-        finally:
-            _run.forget(run)
+        try:
+            run.client.stop()
+        except AiofluxError as exc:
+            failure = failure or exc
+        _run.forget(run)
     if failure is not None:
         raise failure
 

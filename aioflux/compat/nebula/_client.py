@@ -13,8 +13,9 @@ import pickle
 import socket
 import subprocess
 import sys
+import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from aioflux import bridge
 from aioflux._errors import CheckpointError
@@ -29,7 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Client"]
 
-_BACKLOG = 512
+_BACKLOG: Final = 512
+
+_END_SECONDS: Final = 30.0
+_LOOK_SECONDS: Final = 0.01
+"""How long the end of a keeper is waited for, and the time between two looks."""
 
 
 class Client:
@@ -69,6 +74,16 @@ class Client:
             if not is_connected and (self._is_private or not self._connect(is_started=False)):
                 return None, []
             return self._call(name, arguments, ())
+
+    def stop(self) -> None:
+        """Let the keeper end; wait for that, where this is the last trainer."""
+        is_last = self.ask("stop")[0]
+        self.close()
+        if not is_last or self._is_private:
+            return
+        path, deadline = meeting_path(self._uri, os.environ), time.monotonic() + _END_SECONDS
+        while os.path.exists(path) and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
 
     def close(self) -> None:
         """Leave the keeper to itself."""

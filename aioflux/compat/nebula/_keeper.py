@@ -314,8 +314,10 @@ class Keeper:
         for place in self._places:
             place.removed.add(tag)
 
-    async def _do_stop(self, _: _Trainer, __: list[int]) -> None:
+    async def _do_stop(self, _: _Trainer, __: list[int]) -> bool:
+        """End when all is saved and the last trainer is gone; tell whether this is the last."""
         self.is_stopping = True
+        return len(self._trainers) == 1
 
     def _mint(self) -> str:
         """Return the name of a save, newer than all before."""
@@ -474,13 +476,13 @@ async def _run(listening: socket.socket, lock: int) -> None:
         is_over = keeper.is_stopping or time.monotonic() - alone >= keeper.linger_seconds
         if is_over and _is_locked(lock):
             break  # who comes now waits for the lock, and starts another
+    accepting.cancel()
+    await keeper.close()
     path = listening.getsockname()
     for each in (path, lock_path(path)):
         with suppress(FileNotFoundError):
             os.unlink(each)
-    accepting.cancel()
     listening.close()
-    await keeper.close()
 
 
 def lock_path(path: str) -> str:

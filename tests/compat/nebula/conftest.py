@@ -1,0 +1,57 @@
+"""Nebula on the embedded server, with keepers that end with the test."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from aioflux._errors import AiofluxError
+from aioflux.compat import nebula as nm
+from aioflux.testing import GCSServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+VARIABLES = (
+    "NEBULA_PERSISTENT_STORAGE_PATH",
+    "NEBULA_PERSISTENT_TIME_INTERVAL",
+    "NEBULA_MEMORY_BUFFER_SIZE",
+    "NEBULA_LOCAL_STORAGE_PATH",
+)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the processes of a node meet: of this test alone, so that it ends with a clean node."""
+    directory = Path(tempfile.mkdtemp(prefix="nm-"))
+    monkeypatch.setenv("AIOFLUX_NEBULA_DIR", str(directory))
+    monkeypatch.setenv("AIOFLUX_NEBULA_LINGER_SECONDS", "60")
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    yield directory
+    with suppress(AiofluxError):
+        nm.shutdown()
+    deadline = time.monotonic() + 30
+    while list(directory.glob("*.sock")):
+        assert time.monotonic() < deadline, "a keeper did not end"
+        time.sleep(0.05)
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[GCSServer]:
+    with GCSServer(buckets=("bucket",)) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        yield server

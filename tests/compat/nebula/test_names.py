@@ -1,0 +1,71 @@
+"""Any tag and any name of a part has a key, and is found again by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux.checkpoint._commit import part_key
+from aioflux.checkpoint._tag_names import part_name, quote_name, step_of, tag_of
+from aioflux.compat.nebula._names import name_of, place_of, to_uri
+
+ID = "20261122T071145.918Z-f55e2f04"
+
+
+@given(st.text(min_size=1, max_size=20))
+def test_a_tag_is_one_segment_and_comes_back(tag: str) -> None:
+    try:
+        quoted = quote_name(tag)
+    except (UnicodeEncodeError, ValueError):
+        return  # no text that any service takes
+    assert "/" not in quoted
+    assert not quoted.startswith(".")
+    assert tag_of(quoted) == tag
+    assert part_name(f"tag/{part_key(ID, quoted)}") == tag
+
+
+def test_what_people_write_stays_as_it_is() -> None:
+    assert quote_name("global_step500") == "global_step500"
+    assert quote_name("epoch=1-step=20") == "epoch=1-step=20"
+
+
+@pytest.mark.parametrize("tag", ["", "x" * 201, "ä" * 100])
+def test_a_tag_that_no_disk_takes_is_refused(tag: str) -> None:
+    with pytest.raises(ValueError, match="is no tag"):
+        quote_name(tag)
+
+
+def test_a_tag_is_text() -> None:
+    with pytest.raises(TypeError, match="are strings"):
+        quote_name(500)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("tag", "step"), [("global_step500", 500), ("best", 0), ("7-best", 0), ("12", 12)]
+)
+def test_the_number_at_the_end_is_the_step(tag: str, step: int) -> None:
+    assert step_of(tag) == step
+
+
+@pytest.mark.parametrize(
+    ("given_path", "place"),
+    [(None, ""), ("/tmp/test", "/tmp/test"), (("/tmp/test",), "/tmp/test"), (Path("/a"), "/a")],
+)
+def test_a_place_may_have_a_comma_behind_it(given_path: object, place: str) -> None:
+    assert place_of(given_path) == place
+
+
+@pytest.mark.parametrize("given_path", [5, ("a", "b"), b"/tmp"])
+def test_what_is_no_place_is_refused(given_path: object) -> None:
+    with pytest.raises(TypeError, match="storage path"):
+        place_of(given_path)
+
+
+def test_places_have_uris_and_objects_have_names() -> None:
+    assert to_uri("/tmp/a%b") == "file:///tmp/a%25b"
+    assert to_uri("gcs://bucket/run/") == "gs://bucket/run"
+    assert name_of("file:///tmp/a%25b") == "/tmp/a%b"
+    assert name_of("gs://bucket/a%25b") == "gs://bucket/a%25b"

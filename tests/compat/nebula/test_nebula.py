@@ -1,0 +1,407 @@
+"""Every name of Nebula, with its meaning."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import aioflux
+from aioflux._errors import CheckpointError, CheckpointNotFoundError
+from aioflux.checkpoint import load, verify
+from aioflux.compat import nebula as nm
+from aioflux.compat.nebula import _run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from aioflux.testing import GCSServer
+
+
+def state_of(number: float) -> dict[str, torch.Tensor]:
+    return {"weight": torch.full((300, 100), number), "bias": torch.full((100,), -number)}
+
+
+def is_state_of(number: float, state: dict[str, torch.Tensor]) -> bool:
+    wanted = state_of(number)
+    return all(torch.equal(state[name], wanted[name]) for name in wanted)
+
+
+def commit(tag: str, number: float, name: str = "model") -> None:
+    nm.Checkpoint(tag).save(name, state_of(number))
+
+
+def latest() -> nm.Checkpoint:
+    found = nm.get_latest_checkpoint()
+    assert found is not None
+    return found
+
+
+@pytest.fixture(params=["gs", "file", "memory"])
+def place(request: pytest.FixtureRequest, node: Path, server: GCSServer, tmp_path: Path) -> str:
+    """A storage of each kind."""
+    return {
+        "gs": "gs://bucket/run",
+        "file": str(tmp_path / "tier3"),
+        "memory": f"memory://{node.name}/run",
+    }[str(request.param)]
+
+
+@pytest.fixture
+def inside(node: Path) -> str:
+    """A storage that a keeper in this process serves: no process is started."""
+    return f"memory://{node.name}/run"
+
+
+def test_what_was_saved_last_is_loaded_before_it_is_persisted_and_after(place: str) -> None:
+    nm.init(place, persistent_time_interval=1000)
+    for number in (1, 2):
+        state = state_of(number)
+        checkpoint = nm.Checkpoint(f"global_step{number}")
+        checkpoint.save("model", state)
+        state["weight"].zero_()  # it is ours again
+    assert latest().tag == "global_step2"
+    assert is_state_of(2, latest().load("model"))
+    nm.flush_persistence()
+    listed = nm.list_checkpoints()
+    assert json.loads(json.dumps(listed)) == listed
+    assert list(listed) == ["global_step2", "global_step1"]
+    assert listed["global_step2"]["places"] == ["memory", "storage"]
+    assert listed["global_step2"]["files"] == ["model"]
+    nm.shutdown()
+    if not place.startswith("memory:"):
+        nm.init(place)
+        assert nm.list_checkpoints()["global_step2"]["places"] == ["storage"]
+        assert is_state_of(2, latest().load("model", map_location="cpu", weights_only=True))
+
+
+def test_a_persistent_part_has_a_path_that_torch_load_takes(place: str) -> None:
+    nm.init(place, persistent_time_interval=1000)
+    commit("best", 1, "checkpoint")
+    commit("other", 2, "something")
+    nm.flush_persistence("best")
+    path = nm.get_latest_checkpoint_path("checkpoint", place)
+    assert path is not None
+    if "://" not in place:
+        assert is_state_of(1, torch.load(path))
+    else:
+        assert is_state_of(1, load(path))
+
+
+def test_a_tag_is_a_checkpoint_like_all_others(place: str) -> None:
+    """`aioflux ckpt` and stock DCP know it."""
+    if place.startswith("memory:"):
+        pytest.skip("its objects go with the keeper's store")
+    nm.init(place, persistent_time_interval=0)
+    checkpoint = nm.Checkpoint("any tag/7", 2)
+    checkpoint.save("model", state_of(7))
+    checkpoint.save("step", {"number": 7})
+    nm.flush_persistence()
+    uri = f"{place}/any tag%2F7" if "://" in place else f"file://{place}/any tag%252F7"
+    found = verify(uri, deep=True)
+    assert found.is_valid, found.problems
+    assert found.num_objects == 2
+    from aioflux.checkpoint.dcp import load_state
+
+    loaded = load_state(uri)
+    assert is_state_of(7, loaded["model"])
+    assert loaded["step"] == {"number": 7}
+
+
+def test_a_tag_counts_when_its_number_of_files_is_there(inside: str) -> None:
+    nm.init(inside)
+    checkpoint = nm.Checkpoint("a", 2)
+    checkpoint.save("x", 1)
+    assert nm.get_latest_checkpoint() is None
+    nm.Checkpoint("a", 2).save("y", 2)  # another process of the node would say so
+    assert [latest().load(name) for name in "xy"] == [1, 2]
+
+
+def test_minus_two_means_that_commit_says_when(inside: str) -> None:
+    nm.init(inside)
+    checkpoint = nm.Checkpoint("a", -2)
+    checkpoint.save("x", 1)
+    checkpoint.save("y", 2)
+    assert nm.get_latest_checkpoint() is None
+    assert checkpoint.commit() is True
+    assert [latest().load(name) for name in "xy"] == [1, 2]
+    assert checkpoint.load("x") == 1
+
+
+def test_commit_ends_a_tag_that_has_fewer_files(inside: str) -> None:
+    nm.init(inside)
+    checkpoint = nm.Checkpoint("a", 5)
+    checkpoint.save("x", 1)
+    assert checkpoint.commit()
+    assert latest().load("x") == 1
+
+
+def test_commit_of_nothing_raises(inside: str) -> None:
+    nm.init(inside)
+    with pytest.raises(CheckpointError, match="nothing to commit"):
+        nm.Checkpoint("a", -2).commit()
+
+
+def test_commit_raises_what_a_save_met(inside: str) -> None:
+    nm.init(inside)
+    checkpoint = nm.Checkpoint("a", -2)
+    checkpoint.save("x", 1)
+    with pytest.raises(Exception, match="pickle"):
+        checkpoint.save("y", lambda: 1)
+    with pytest.raises(CheckpointError, match="'y'"):
+        checkpoint.commit()
+    assert nm.get_latest_checkpoint() is None
+
+
+def test_a_tag_is_replaced_when_the_new_one_is_complete(inside: str) -> None:
+    nm.init(inside, persistent_time_interval=0)
+    commit("a", 1)
+    nm.flush_persistence()
+    other = nm.Checkpoint("a", 2)
+    other.save("model", state_of(2))
+    assert is_state_of(1, latest().load("model"))
+    other.save("more", 2)
+    assert is_state_of(2, latest().load("model"))
+
+
+def test_names_that_are_not_there(inside: str) -> None:
+    nm.init(inside)
+    assert nm.get_latest_checkpoint() is None
+    assert nm.get_checkpoint(tag="a") is None
+    assert nm.list_checkpoints() == {}
+    assert nm.get_latest_checkpoint_path("checkpoint", inside) is None
+    with pytest.raises(CheckpointNotFoundError, match="there is no checkpoint 'a'"):
+        nm.Checkpoint("a").load("x")
+    commit("a", 1)
+    with pytest.raises(CheckpointNotFoundError, match="it has model"):
+        latest().load("other")
+    with pytest.raises(CheckpointError, match="not in memory"):
+        nm.flush_persistence("b")
+
+
+@pytest.mark.parametrize("number", [0, -1, -3])
+def test_a_number_of_files_that_means_nothing_is_refused(number: int) -> None:
+    with pytest.raises(ValueError, match="num_of_files"):
+        nm.Checkpoint("a", number)
+
+
+def test_a_checkpoint_without_a_tag_makes_one(inside: str) -> None:
+    nm.init(inside)
+    checkpoint = nm.Checkpoint()
+    checkpoint.save("x", 1)
+    assert latest().tag == checkpoint.tag != ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"persistent_time_interval": -1}, "persistent_time_interval"),
+        ({"num_of_version_in_retention": 0}, "num_of_version_in_retention"),
+        ({"memory_buffer_size": "much"}, "memory_buffer_size"),
+        ({"local_storage_path": "gs://bucket"}, "local_storage_path"),
+        ({"persistent_storage_path": "ftp://x"}, "not a uri"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_settings_out_of_range_are_refused(
+    node: Path, arguments: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        nm.init(**arguments)
+
+
+def test_bare_init_reads_the_environment(
+    inside: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NEBULA_PERSISTENT_STORAGE_PATH", inside)
+    monkeypatch.setenv("NEBULA_PERSISTENT_TIME_INTERVAL", "7")
+    monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "200000000")
+    monkeypatch.setenv("NEBULA_LOCAL_STORAGE_PATH", str(tmp_path))
+    nm.init()
+    settings = _run.current().settings
+    assert settings.uri == inside
+    assert settings.interval_seconds == 7
+    assert settings.budget_bytes == 200_000_000
+    assert settings.local is not None
+    assert settings.local.uri.startswith(f"file://{tmp_path}")
+
+
+def test_versions_between_two_intervals_stay_in_memory(inside: str) -> None:
+    nm.init(inside, persistent_time_interval=1000, num_of_version_in_retention=2)
+    commit("a", 0)
+    nm.flush_persistence()
+    for number in range(1, 5):
+        commit(f"b{number}", number)
+    listed = nm.list_checkpoints()
+    assert list(listed) == ["b4", "b3", "a"]
+    assert listed["b4"]["places"] == ["memory"]
+    assert listed["a"]["places"] == ["storage"]
+
+
+def test_the_history_tells_duration_throughput_and_size(place: str) -> None:
+    if place.startswith("memory:"):
+        pytest.skip("its objects go with the keeper's store")
+    nm.init(place, persistent_time_interval=0)
+    for number in (1, 2):
+        commit(f"global_step{number}", number)
+        nm.flush_persistence()
+    root = place if "://" in place else f"file://{place}"
+    with aioflux.sync.open_store(root) as store:
+        text = store.get("nebula/checkpointHistories.csv").decode()
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [(row["tag"], row["outcome"]) for row in rows] == [
+        ("global_step1", "committed"),
+        ("global_step2", "committed"),
+    ]
+    assert int(rows[0]["size_bytes"]) > 300 * 100 * 4
+    assert float(rows[0]["duration_seconds"]) > 0
+    assert int(rows[0]["throughput_bytes_per_second"]) > 0
+
+
+def test_the_local_disk_keeps_the_newest_and_is_nearer_than_the_bucket(
+    node: Path, server: GCSServer, tmp_path: Path
+) -> None:
+    nm.init("gs://bucket/run", 0, 2, local_storage_path=tmp_path)
+    for number in range(4):
+        commit(f"global_step{number}", number)
+        nm.flush_persistence()
+    nm.shutdown()
+    nm.init("gs://bucket/run", local_storage_path=tmp_path)
+    listed = nm.list_checkpoints()
+    assert [each["places"] for each in listed.values()] == [
+        ["disk", "storage"],
+        ["disk", "storage"],
+        ["storage"],
+        ["storage"],
+    ]
+    assert is_state_of(3, latest().load("model"))
+
+
+def test_a_damaged_place_gives_way_to_the_next(
+    node: Path, server: GCSServer, tmp_path: Path
+) -> None:
+    nm.init("gs://bucket/run", 0, local_storage_path=tmp_path)
+    commit("a", 1)
+    nm.flush_persistence()
+    nm.shutdown()
+    nm.init("gs://bucket/run", local_storage_path=tmp_path)
+    (part,) = tmp_path.rglob("part-model")
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes(data)
+    assert is_state_of(1, latest().load("model"))
+    part.unlink()
+    assert is_state_of(1, latest().load("model"))
+
+
+def test_memory_that_was_damaged_gives_way_to_the_storage(inside: str) -> None:
+    nm.init(inside, 0)
+    commit("a", 1)
+    nm.flush_persistence()
+    arena = next(iter(_run.current().snapshots._arenas.values()))
+    arena.view[arena.size // 2] ^= 1
+    found = latest()
+    assert found._found is not None
+    assert [each.place for each in found._found.sources] == ["memory", "storage"]
+    assert is_state_of(1, found.load("model"))
+
+
+def test_memory_does_not_bring_back_what_was_removed(node: Path, tmp_path: Path) -> None:
+    nm.init(tmp_path / "tier3", 0)
+    commit("a", 1)
+    nm.flush_persistence()
+    (tmp_path / "tier3" / "a" / ".metadata").unlink()
+    assert nm.get_latest_checkpoint() is None
+
+
+def test_a_failed_save_is_told_by_flush_and_history(node: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("in the way")
+    nm.init(tmp_path, 0)
+    commit("a", 1)
+    with pytest.raises(CheckpointError, match="a was not saved"):
+        nm.flush_persistence()
+    assert is_state_of(1, latest().load("model"))
+    (tmp_path / "a").unlink()
+    nm.flush_persistence()
+    assert nm.list_checkpoints()["a"]["places"] == ["memory", "storage"]
+
+
+def test_a_part_for_which_memory_has_no_room_goes_to_the_disk(inside: str) -> None:
+    nm.init(inside, 1000, memory_buffer_size=100_000)
+    commit("a", 1)
+    assert is_state_of(1, latest().load("model"))
+    nm.flush_persistence()
+    commit("b", 2)
+    assert is_state_of(2, latest().load("model"))
+
+
+def test_another_place_is_looked_at_without_touching_this_one(inside: str, tmp_path: Path) -> None:
+    nm.init(tmp_path / "old", 0)
+    commit("before", 1)
+    nm.shutdown()
+    nm.init(inside)
+    commit("now", 2)
+    found = nm.get_latest_checkpoint(persist_path=tmp_path / "old")
+    assert found is not None
+    assert found.tag == "before"
+    assert is_state_of(1, found.load("model"))
+    again = nm.get_checkpoint(tag="before", persist_path=str(tmp_path / "old"))
+    assert again is not None
+    assert latest().tag == "now"
+
+
+def test_the_names_of_nebula_import_without_torch() -> None:
+    names = {"nm.init", "nm.Checkpoint", "nm.get_latest_checkpoint", "nm.list_checkpoints"}
+    program = (
+        f"import sys, aioflux.compat.nebula as nm; {'; '.join(names)}; "
+        "assert not {'torch', 'lightning'} & set(sys.modules)"
+    )
+    told = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            program,
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ},
+    )
+    assert told.returncode == 0, told.stderr
+
+
+def test_private_names_of_nebula_are_there() -> None:
+    assert nm._shutdown is nm.shutdown
+    with pytest.raises(AttributeError, match="no attribute 'other'"):
+        nm.other  # noqa: B018
+
+
+def test_the_alias_is_what_deepspeed_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch_nebula", "nebulaml"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    nm.install_alias()
+    try:
+        import nebulaml  # type: ignore[import-not-found]
+        import torch_nebula  # type: ignore[import-not-found]
+
+        assert torch_nebula.Checkpoint is nm.Checkpoint
+        assert nebulaml is torch_nebula
+        nm.install_alias()  # twice does no harm
+    finally:
+        for name in ("torch_nebula", "nebulaml"):
+            sys.modules.pop(name, None)
+
+
+def test_the_alias_does_not_take_the_place_of_another_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch_nebula", json)
+    with pytest.raises(ImportError, match="torch_nebula is imported already"):
+        nm.install_alias("torch_nebula")

@@ -1,0 +1,174 @@
+"""What memory holds: one budget for all, of which nothing is wasted and nothing is lost."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioflux.compat.nebula._shelf import COMMITTED, GROWING, Piece, Shelf, Version
+
+MIB = 1024 * 1024
+
+
+def keep(shelf: Shelf, owner: int, tag: str, name: str, size: int, num_files: int = 1) -> Version:
+    """Put a part as a trainer does, and complete its version where it is full."""
+    grant = shelf.ask(owner, size)
+    assert grant.piece is not None, "there was no room"
+    version = shelf.put(owner, grant.piece.number, (tag, name, size), num_files, 0.1)
+    if shelf.is_full(version):
+        shelf.close(version, f"{len(tag):03}-{tag}-{id(version)}")
+    return version
+
+
+def test_one_process_may_take_all_of_the_budget() -> None:
+    shelf = Shelf(200 * MIB)
+    for number in range(4):
+        assert shelf.ask(1, 50 * MIB).kind == "new", number
+    assert shelf.used_bytes == 200 * MIB
+
+
+def test_four_processes_share_what_there_is_as_they_need_it() -> None:
+    shelf = Shelf(200 * MIB)
+    sizes = [110 * MIB, 40 * MIB, 30 * MIB, 20 * MIB]
+    assert [shelf.ask(owner, size).kind for owner, size in enumerate(sizes, 1)] == ["new"] * 4
+
+
+def test_what_is_free_is_used_again_by_its_owner() -> None:
+    shelf = Shelf(100 * MIB, retention=1, num_places=0)
+    keep(shelf, 1, "a", "x", MIB)
+    keep(shelf, 1, "b", "x", MIB)
+    assert shelf.ask(1, MIB).kind == "reuse"
+
+
+def test_what_is_free_gives_way_to_another_process() -> None:
+    shelf = Shelf(3 * MIB, retention=1, num_places=0)
+    for tag in "ab":
+        keep(shelf, 1, tag, "x", MIB)
+    assert shelf.ask(2, 2 * MIB).kind == "new"
+    assert [piece.owner for piece in shelf.dropped] == [1]
+
+
+def test_a_version_that_is_nowhere_else_is_kept_and_waited_for() -> None:
+    shelf = Shelf(MIB)
+    version = keep(shelf, 1, "a", "x", MIB)
+    assert shelf.ask(1, MIB).kind == "wait"
+    assert version.is_due
+    shelf.saved(version, "storage")
+    assert shelf.ask(1, MIB).piece is not None
+
+
+def test_without_a_storage_the_newest_version_stays_and_the_disk_helps() -> None:
+    shelf = Shelf(MIB, num_places=0)
+    version = keep(shelf, 1, "a", "x", MIB)
+    grant = shelf.ask(1, MIB)
+    assert grant.kind == "disk"
+    assert shelf.versions == [version]
+
+
+def test_what_could_not_be_saved_is_not_waited_for_for_ever() -> None:
+    shelf = Shelf(MIB)
+    version = keep(shelf, 1, "a", "x", MIB)
+    shelf.ask(1, MIB)
+    shelf.saved(version, "storage", "the bucket is gone")
+    assert shelf.ask(1, MIB).kind == "disk"
+
+
+def test_a_part_larger_than_the_budget_goes_to_the_disk() -> None:
+    assert Shelf(MIB).ask(1, 2 * MIB).kind == "disk"
+
+
+def test_an_upload_keeps_its_memory() -> None:
+    shelf = Shelf(MIB, retention=1)
+    version = keep(shelf, 1, "a", "x", MIB)
+    version.places.add("storage")
+    version.num_readers = 1
+    assert shelf.ask(1, MIB).kind == "wait"
+    version.num_readers = 0
+    assert shelf.ask(1, MIB).piece is not None
+
+
+def test_a_tag_is_complete_with_its_number_of_files() -> None:
+    shelf = Shelf(MIB)
+    assert not keep(shelf, 1, "a", "x", 1, num_files=2).is_complete
+    assert keep(shelf, 2, "a", "y", 1, num_files=2).is_complete
+
+
+def test_a_tag_grows_where_no_number_is_given() -> None:
+    shelf = Shelf(MIB)
+    keep(shelf, 1, "a", "x", 1, num_files=GROWING)
+    keep(shelf, 1, "a", "y", 1, num_files=GROWING)
+    newest = shelf.newest
+    assert newest is not None
+    assert sorted(newest.parts) == ["x", "y"]
+    assert len(shelf.versions) == 1
+
+
+def test_a_part_that_comes_again_begins_a_tag_anew() -> None:
+    shelf = Shelf(MIB)
+    for name in ("x", "y", "x"):
+        keep(shelf, 1, "a", name, 1, num_files=GROWING)
+    newest = shelf.newest
+    assert newest is not None
+    assert list(newest.parts) == ["x"]
+
+
+def test_a_trainer_that_dies_takes_along_what_it_had_not_finished() -> None:
+    shelf = Shelf(10 * MIB)
+    done = keep(shelf, 1, "a", "x", MIB)
+    keep(shelf, 1, "b", "x", MIB, num_files=COMMITTED)
+    shelf.ask(1, MIB)
+    shelf.leave(1)
+    assert shelf.versions == [done]
+    assert not shelf.open
+    assert shelf.used_bytes == MIB
+
+
+def test_what_several_ranks_put_stays_while_one_of_them_lives() -> None:
+    shelf = Shelf(10 * MIB)
+    for owner in (1, 2):
+        keep(shelf, owner, "a", f"rank{owner}", MIB, num_files=COMMITTED)
+    shelf.leave(1)
+    assert set(shelf.open["a"].parts) == {"rank1", "rank2"}
+
+
+def test_retention_keeps_what_is_due() -> None:
+    shelf = Shelf(10 * MIB, retention=1)
+    first = keep(shelf, 1, "a", "x", MIB)
+    first.is_due = True
+    keep(shelf, 1, "b", "x", MIB)
+    assert first in shelf.versions
+    shelf.saved(first, "storage")
+    assert first not in shelf.versions
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 3), st.sampled_from("abc"), st.integers(1, 40), st.booleans()),
+        max_size=60,
+    )
+)
+def test_the_budget_holds_and_the_newest_version_is_never_lost(
+    saves: list[tuple[int, str, int, bool]],
+) -> None:
+    shelf = Shelf(100)
+    for owner, tag, size, is_saved in saves:
+        before = shelf.newest
+        grant = shelf.ask(owner, size)
+        assert shelf.used_bytes <= 100
+        if grant.piece is None:
+            waiting = [each for each in shelf.versions if each.is_due and not each.places]
+            assert waiting, "it waits for nothing"
+            for each in waiting:
+                shelf.saved(each, "storage")
+            grant = shelf.ask(owner, size)
+        elif before is not None and not before.places:
+            assert shelf.newest is before
+        piece: Piece | None = grant.piece
+        assert piece is not None
+        version = shelf.put(owner, piece.number, (tag, "x", size), 1, 0.0)
+        shelf.close(version, f"{id(version)}")
+        if is_saved:
+            shelf.saved(version, "storage")
+        held = {part.piece for each in shelf.versions for part in each.parts.values()}
+        assert held <= set(shelf.pieces.values())
+        assert shelf.newest is version
