@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -11,7 +12,7 @@ import pytest
 from tests.servers.process import ServerProcess, free_ports
 
 if TYPE_CHECKING:
-    import http.client
+    from aioflux.testing.gcs_server._tls import Certificates
 
 __all__ = ["ACCOUNT", "KEY", "Azurite"]
 
@@ -41,13 +42,13 @@ class Azurite(ServerProcess):
     key = KEY
 
     def __init__(
-        self, *, containers: tuple[str, ...] = ("container",), tls: tuple[Path, Path] | None = None
+        self, *, containers: tuple[str, ...] = ("container",), tls: Certificates | None = None
     ) -> None:
         """Take the names of the containers; start nothing.
 
         Args:
             containers: Made at the start.
-            tls: Certificate and key, where it is asked over TLS; it takes access tokens then.
+            tls: Where it is asked over TLS; it takes access tokens then.
         """
         self._containers = containers
         self._tls = tls
@@ -70,9 +71,16 @@ class Azurite(ServerProcess):
             f"--blobPort={self._port}",
         ]
         if self._tls is not None:
-            certificate, key = self._tls
-            arguments += [f"--cert={certificate}", f"--key={key}", "--oauth=basic"]
+            arguments += [f"--cert={self._tls.certificate_file}", f"--key={self._tls.key_file}"]
+            arguments.append("--oauth=basic")
         return arguments
+
+    def connection(self) -> http.client.HTTPConnection:
+        """Return a connection to it that is not open yet."""
+        if self._tls is None:
+            return super().connection()
+        host = self.url.partition("://")[2]
+        return http.client.HTTPSConnection(host, timeout=5, context=self._tls.client_context())
 
     def is_ready(self, answer: http.client.HTTPResponse) -> bool:
         """Tell whether an answer to `GET /` is azurite's own."""
@@ -93,4 +101,7 @@ class Azurite(ServerProcess):
         """Return the SDK's own client: the back door of tests."""
         from azure.storage.blob import BlobServiceClient
 
-        return BlobServiceClient(f"{self.url}/{ACCOUNT}", credential=KEY)
+        verify = True if self._tls is None else str(self._tls.ca_file)
+        return BlobServiceClient(
+            f"{self.url}/{ACCOUNT}", credential=KEY, connection_verify=verify, logging_enable=False
+        )

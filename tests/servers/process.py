@@ -114,6 +114,10 @@ class ServerProcess:
             self._process = None
         shutil.rmtree(self.directory, ignore_errors=True)
 
+    def connection(self) -> http.client.HTTPConnection:
+        """Return a connection to it that is not open yet."""
+        return http.client.HTTPConnection(self.url.partition("://")[2], timeout=5)
+
     def is_ready(self, answer: http.client.HTTPResponse) -> bool:
         """Tell whether an answer to `GET /` is that of a server that works."""
         return answer.status < 500
@@ -124,7 +128,7 @@ class ServerProcess:
         while time.monotonic() < end:
             if self._process.poll() is not None:
                 break
-            connection = http.client.HTTPConnection(self.url.partition("://")[2], timeout=5)
+            connection = self.connection()
             with contextlib.closing(connection), contextlib.suppress(OSError):
                 connection.request("GET", "/")
                 with connection.getresponse() as answer:
