@@ -9,10 +9,12 @@ plan, so that a later save only copies. Warm memory takes 17 GB/s here and fresh
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 import pickle
 import tempfile
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -225,6 +227,7 @@ class Stager:
     _num_arenas: int = 0
     _layout: Layout | None = None
     _pickled: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    _is_new_plan: bool = True
 
     @property
     def used_bytes(self) -> int:
@@ -236,6 +239,7 @@ class Stager:
         if self._layout is None or self._layout.number != plan.number:
             self._layout = _plan_layout(plan.number, plan.tensors)
             self._pickled.clear()
+            self._is_new_plan = True
         return self._layout
 
     def has_room(self, layout: Layout, pickled_bytes: int = 0) -> bool:
@@ -321,22 +325,39 @@ class Stager:
                 if planned.is_tensor:
                     data = encode_object(plan.tensors[number].detach().cpu())
                 else:
-                    data = self._encode(number, next(values))
+                    data = self._encode(number, planned.index.fqn, next(values))
                 stored = StoredItem(at, len(data))
                 tail.append(data)
                 at += len(data)
             items.append(stored)
+        self._is_new_plan = False
         return Staged(arena, layout.size, tuple(tail), tuple(items))
 
-    def _encode(self, number: int, value: Any) -> bytes:
+    def _encode(self, number: int, name: str, value: Any) -> bytes:
         """Return what torch.save writes of a value: of one that is as it was, what it wrote."""
         if not _is_simple(value):
-            return encode_object(value)
+            data = encode_object(value)
+            if self._is_new_plan:
+                _warn_of_refusal(name, data)
+            return data
         told = pickle.dumps(value)
         known = self._pickled.get(number)
         if known is None or known[0] != told:
             known = self._pickled[number] = told, encode_object(value)
         return known[1]
+
+
+def _warn_of_refusal(name: str, data: bytes) -> None:
+    """Say it now if a load will refuse a value: when it is needed, it is too late for another."""
+    refused = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data))
+    if refused:
+        warnings.warn(
+            f"the state's {name!r} holds {', '.join(sorted(refused))}, which a load refuses that "
+            "may not run code: save a number, text or tensor instead, or allow it to loads by "
+            "torch.serialization.add_safe_globals or weights_only=False",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def _is_simple(value: Any) -> bool:

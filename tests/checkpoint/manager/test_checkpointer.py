@@ -9,6 +9,7 @@ import logging
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -307,6 +308,16 @@ class TestFailures:
             assert is_state_of(1, checkpointer.load())
         # Of the second nobody can tell whether it came too late: what it wrote stays for `clean`.
         assert len(keys()) <= len(before) + 1
+
+
+def test_what_a_load_will_refuse_is_told_at_the_first_save(checkpointer: Checkpointer) -> None:
+    state = {"a": torch.ones(2), "options": Namespace(lr=1), "names": ["x"]}
+    with pytest.warns(UserWarning, match=r"'options' holds argparse\.Namespace"):
+        checkpointer.save(1, state)
+    checkpointer.save(2, state)  # told once
+    with pytest.raises(CheckpointError, match=r"'options' in .* is not loaded"):
+        checkpointer.load()
+    assert checkpointer.load(weights_only=False)["options"] == Namespace(lr=1)
 
 
 class TestCancel:
