@@ -85,10 +85,16 @@ def open_store(
         credentials: For `gs://`: google-auth credentials, or a function that returns an access
             token (or an awaitable of one). By default Application Default Credentials. A store with
             credentials of the first kind does not pickle. For `s3://`: `aioflux.S3Access`, or what
-            its `credentials` takes; by default what botocore finds.
+            its `credentials` takes; by default what botocore finds. For `az://`: an account key, a
+            SAS token, a connection string or "anonymous" as text, a credential of azure-identity,
+            or a function that returns an access token or a SAS token (or an awaitable of one); by
+            default AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT with AZURE_STORAGE_KEY
+            or AZURE_STORAGE_SAS_TOKEN, or else azure-identity's DefaultAzureCredential.
         endpoint_url: Another endpoint, such as that of an emulator. For `gs://` the environment
             variable STORAGE_EMULATOR_HOST stands in where this is not given. `http://` endpoints
             are asked without credentials. For `s3://` AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL do.
+            For `az://` the connection string may tell it; where the account is not in the host's
+            name, it is taken to stand in the path, as emulators have it.
         ssl_context: TLS settings, such as a custom CA; the system's trust store by default. A store
             with one does not pickle.
         progress: Called on the event loop with a `Progress` as bytes of objects move. It belongs to

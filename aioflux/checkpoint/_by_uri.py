@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["clean", "copy", "verify"]
 
-_ONLY_GS: Final[tuple[Literal["credentials", "endpoint_url", "ssl_context"], ...]] = (
+_REMOTE: Final = frozenset({"gs", "s3", "az"})
+_ONLY_REMOTE: Final[tuple[Literal["credentials", "endpoint_url", "ssl_context"], ...]] = (
     "credentials",
     "endpoint_url",
     "ssl_context",
@@ -106,7 +107,7 @@ def copy(
 async def _spots(uris: Sequence[str], options: StoreOptions) -> AsyncIterator[list[Spot]]:
     """Open where uris point; those in one bucket are in one store, which copies by itself."""
     locations = [parse_uri(uri) for uri in uris]
-    has_bucket = any(location.scheme == "gs" for location in locations)
+    has_bucket = any(location.scheme in _REMOTE for location in locations)
     stores: dict[str, Store] = {}
     spots = []
     async with AsyncExitStack() as stack:
@@ -115,8 +116,8 @@ async def _spots(uris: Sequence[str], options: StoreOptions) -> AsyncIterator[li
             root = str(location if is_disk else Location(location.scheme, location.bucket, ""))
             if root not in stores:
                 mine = options.copy()
-                if has_bucket and location.scheme != "gs":
-                    for name in _ONLY_GS:
+                if has_bucket and location.scheme not in _REMOTE:
+                    for name in _ONLY_REMOTE:
                         mine.pop(name, None)
                 stores[root] = await stack.enter_async_context(open_checkpoint(root, **mine))
             spots.append(Spot(stores[root], "" if is_disk else as_prefix(location.key)))
