@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aioflux._access import S3Access
 from aioflux._errors import AiofluxError
 from aioflux._uri import Location, parse_uri, quote_path
 from aioflux.cli._text import complain_of
@@ -36,14 +37,25 @@ Endpoint = Annotated[
     typer.Option(
         "--endpoint-url",
         metavar="URL",
-        help="Another endpoint for gs://, such as that of an emulator. The environment variable "
-        "STORAGE_EMULATOR_HOST stands in where this is not given.",
+        help="Another endpoint for gs://, s3:// or az://, such as that of an emulator. The "
+        "environment variables STORAGE_EMULATOR_HOST and AWS_ENDPOINT_URL_S3 stand in where this "
+        "is not given.",
     ),
 ]
 Anonymous = Annotated[
     bool,
-    typer.Option("--anonymous", help="Ask gs:// without credentials, as public buckets allow."),
+    typer.Option(
+        "--anonymous", help="Ask gs:// or s3:// without credentials, as public buckets allow."
+    ),
 ]
+
+
+_SERVICES = {
+    "az": "aioflux.service._azure",
+    "gs": "aioflux.service._gcs",
+    "s3": "aioflux.service._s3",
+}
+"""What reaches the buckets of each scheme."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +147,13 @@ def open_place(root: str, access: Access, *, transfer: TransferOptions | None = 
     """Open the store that `Place.split` names."""
     from aioflux.store import open_store
 
-    if not root.startswith("gs:"):
+    scheme = root.partition(":")[0]
+    if scheme not in _SERVICES:
         return open_store(root, transfer=transfer)
-    credentials = None
-    if access.anonymous:
+    credentials: Any = None
+    if access.anonymous and scheme == "s3":
+        credentials = S3Access(anonymous=True)
+    elif access.anonymous and scheme == "gs":
         from aioflux.auth._google import anonymous_credentials
 
         credentials = anonymous_credentials()
@@ -172,15 +187,23 @@ def check_places(places: Iterable[Place], access: Access) -> None:
     event loop, Ctrl-C ends it at once.
 
     Raises:
-        ValueError: There is such an option, and no `gs://` uri.
+        ValueError: There is such an option, and no uri of a service that it is for, or of several.
     """
-    has_bucket = any(each.location.scheme == "gs" for each in places)
-    for name, is_given in (
-        ("--endpoint-url", access.endpoint_url is not None),
-        ("--anonymous", access.anonymous),
+    schemes = {each.location.scheme for each in places} & set(_SERVICES)
+    for name, is_given, known in (
+        ("--endpoint-url", access.endpoint_url is not None, ("gs", "s3", "az")),
+        ("--anonymous", access.anonymous, ("gs", "s3")),
     ):
-        if is_given and not has_bucket:
-            raise ValueError(f"{name} has an effect on gs:// uris only, and none is given")
+        if is_given and not schemes & set(known):
+            *most, last = (f"{scheme}://" for scheme in known)
+            raise ValueError(
+                f"{name} has an effect on {', '.join(most)} and {last} uris only, and none is given"
+            )
+    if access.endpoint_url is not None and len(schemes) > 1:
+        raise ValueError(
+            "--endpoint-url is of one service, and uris of several are given; set "
+            "STORAGE_EMULATOR_HOST or AWS_ENDPOINT_URL_S3"
+        )
     import_module("aioflux.store")
-    if has_bucket:
-        import_module("aioflux.service._gcs")
+    for scheme in sorted(schemes):
+        import_module(_SERVICES[scheme])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import aioflux
-from aioflux.service._open import resolve_endpoint
+from aioflux._uri import parse_uri
+from aioflux.service._open import ServiceConfig, open_service, resolve_endpoint
 
 
 @pytest.mark.parametrize(
@@ -40,10 +41,22 @@ def test_settings_without_effect_are_refused(uri: str) -> None:
         aioflux.open_store(uri, credentials=str)
 
 
-@pytest.mark.parametrize("uri", ["s3://b/x"])
-def test_schemes_that_are_not_there_yet_say_so(uri: str) -> None:
-    with pytest.raises(ValueError, match="does not yet speak"):
-        aioflux.open_store(uri)
+@pytest.mark.parametrize("scheme", ["gs", "s3", "az"])
+def test_services_are_opened_without_a_request(scheme: str) -> None:
+    bucket = "account/bucket" if scheme == "az" else "bucket"
+    assert aioflux.open_store(f"{scheme}://{bucket}/p").uri == f"{scheme}://{bucket}/p/"
+
+
+def test_an_endpoint_of_s3_has_no_path() -> None:
+    location = parse_uri("s3://bucket/p/")
+    config = ServiceConfig(
+        location=location,
+        timeouts=aioflux.Timeouts(),
+        max_connections=1,
+        endpoint_url="http://e/path",
+    )
+    with pytest.raises(ValueError, match="has a path"):
+        open_service(config)
 
 
 async def test_names_that_mean_the_bucket_never_reach_the_service() -> None:

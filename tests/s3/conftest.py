@@ -1,0 +1,50 @@
+"""A prefix on SeaweedFS, found by what the environment says, as a job finds its bucket."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.servers.seaweedfs import SeaweedFS
+
+
+class Prefix:
+    """An empty prefix, with a back door."""
+
+    def __init__(self, server: SeaweedFS) -> None:
+        self.server = server
+        self.name = uuid.uuid4().hex
+        self.uri = f"s3://bucket/{self.name}"
+
+    def put(self, key: str, data: bytes) -> None:
+        with closing(self.server.client()) as client:
+            client.put_object(Bucket="bucket", Key=f"{self.name}/{key}", Body=data)
+
+    def fill(self, num_objects: int) -> dict[str, bytes]:
+        objects = {f"{number:03d}": b"data of %d" % number for number in range(num_objects)}
+        with closing(self.server.client()) as client:
+            for key, data in objects.items():
+                client.put_object(Bucket="bucket", Key=f"{self.name}/{key}", Body=data)
+        return objects
+
+    def keys(self) -> list[str]:
+        with closing(self.server.client()) as client:
+            found = client.list_objects_v2(Bucket="bucket", Prefix=f"{self.name}/")
+        return sorted(each["Key"][len(self.name) + 1 :] for each in found.get("Contents", []))
+
+
+@pytest.fixture
+def prefix(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Prefix:
+    for name in tuple(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweedfs.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweedfs.secret_key)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", seaweedfs.url)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return Prefix(seaweedfs)
