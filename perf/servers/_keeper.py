@@ -1,8 +1,8 @@
 """Keeps one server: ends it, and removes what it stored, when its own parent does.
 
 `python _keeper.py <signal> <directory> <command> ...` runs until standard input closes, which
-happens however the parent ends; the server is then sent the signal, by its number. It imports the standard library alone, so that it starts at once. The
-server ends with the keeper, too.
+happens however the parent ends; the server is then sent the signal, by its number. It imports the
+standard library alone, so that it starts at once. The server ends with the keeper, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which store and key a path of fsspec means, and what fsspec is told of objects. Pure.
 
-A path is `bucket/key`, or an absolute path for `file`. A directory is what some object lies below:
-there are no others, and nothing makes or removes one.
+A path is `bucket/key`; `account/container/key` for `az`; an absolute path for `file`. A directory
+is what some object lies below: there are no others, and nothing makes or removes one.
 """
 
 from __future__ import annotations
@@ -74,10 +74,12 @@ def place_of(scheme: str, path: str) -> Place:
     """
     if scheme != "file":
         bucket, _, key = path.partition("/")
+        if scheme == "az" and bucket:
+            container, _, key = key.partition("/")
+            bucket = f"{bucket}/{container}" if container else ""
         if not bucket:
-            raise ValueError(
-                f"{path!r} names no bucket, and buckets are not listed; write bucket/prefix"
-            )
+            what = "account/container/prefix" if scheme == "az" else "bucket/prefix"
+            raise ValueError(f"{path!r} names no bucket, and buckets are not listed; write {what}")
         return Place(str(Location(scheme, bucket, "")), f"{bucket}/", key)
     if not path.startswith("/"):
         raise ValueError(f"{path!r} is not absolute; write /absolute/path")

@@ -15,6 +15,7 @@ __all__ = ["store_options"]
 _POLICIES = {"transfer": TransferOptions, "retry": RetryPolicy, "timeouts": Timeouts}
 _PLAIN = ("credentials", "endpoint_url", "ssl_context", "progress")
 _OF_FSSPEC = ("listings_expiry_time", "max_paths", "use_listings_cache")
+_ACCESS = "credentials=aioflux.S3Access(...)"
 _ELSEWHERE = {
     "token": "credentials",
     "requests_timeout": "timeouts",
@@ -22,8 +23,14 @@ _ELSEWHERE = {
     "retries": "retry",
     "project": "nothing: names of buckets are unique",
     "cache_timeout": "nothing: listings are not cached",
+    **dict.fromkeys(("key", "secret", "anon", "profile", "requester_pays"), _ACCESS),
+    "client_kwargs": "endpoint_url, and credentials=aioflux.S3Access(region=...)",
+    "account_key": "credentials",
+    "account_name": "nothing: it is the first part of a path",
+    "connection_string": "credentials",
+    "sas_token": "credentials",
 }
-"""Options of gcsfs, and what says the same here."""
+"""Options of gcsfs, s3fs and adlfs, and what says the same here."""
 
 
 def store_options(given: Mapping[str, Any]) -> StoreOptions:
@@ -61,5 +68,5 @@ def _policy(kind: type[Any], value: Any) -> Any:
 
 def _unknown(name: str) -> str:
     known = ", ".join((*_POLICIES, *_PLAIN))
-    instead = f"; instead of gcsfs's {name}= give {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+    instead = f"; instead of {name}= give {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
     return f"aioflux has no storage option {name!r}; there are {known}{instead}"

@@ -29,6 +29,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Stores"]
 
+_SIGNS = {
+    "gs": "google-cloud-storage's Blob.generate_signed_url does",
+    "s3": "boto3's generate_presigned_url does",
+    "az": "azure-storage-blob's generate_blob_sas does",
+    "file": "they are for objects that are asked for over HTTP",
+    "memory": "they are for objects that are asked for over HTTP",
+}
+"""Who signs urls, where they are signed."""
+
 _MAX_DIRECTORIES = 256
 """Local directories whose stores are remembered."""
 
@@ -73,7 +82,8 @@ class Stores(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
 
     @classmethod
     def _any_store(cls) -> str:
-        return "file:///" if cls.scheme == "file" else f"{cls.scheme}://bucket"
+        bucket = {"file": "/", "az": "account/container"}.get(cls.scheme, "bucket")
+        return f"{cls.scheme}://{bucket}"
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -83,8 +93,10 @@ class Stores(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
     @property
     def fsid(self) -> str:
         """What is the same for filesystems that show the same objects."""
-        endpoint = self.options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST", "")
-        return f"aioflux+{self.scheme}({endpoint if self.scheme == 'gs' else ''})"
+        endpoint = self.options.get("endpoint_url") or ""
+        if self.scheme == "gs" and not endpoint:
+            endpoint = os.environ.get("STORAGE_EMULATOR_HOST", "")
+        return f"aioflux+{self.scheme}({endpoint})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._model.__reduce__()  # raises where credentials would be carried along
@@ -162,8 +174,7 @@ class Stores(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
             NotImplementedError: Always.
         """
         raise NotImplementedError(
-            f"aioflux signs no urls, and so none for {path!r}; google-cloud-storage's "
-            "Blob.generate_signed_url does"
+            f"aioflux signs no urls, and so none for {path!r}; {_SIGNS[self.scheme]}"
         )
 
     def as_list(self, path: Any) -> list[str]:

@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 __all__ = [
     "SCHEMES",
     "AiofluxFileSystem",
+    "AzureFileSystem",
     "GSFileSystem",
     "LocalFileSystem",
     "MemoryFileSystem",
+    "S3FileSystem",
     "register",
 ]
 
@@ -218,6 +220,20 @@ class GSFileSystem(AiofluxFileSystem):
     protocol = ("aioflux+gs", "gs", "gcs")
 
 
+class S3FileSystem(AiofluxFileSystem):
+    """`aioflux+s3://bucket/key`: S3, and what speaks as S3 does at an `endpoint_url`."""
+
+    scheme = "s3"
+    protocol = ("aioflux+s3", "s3", "s3a")
+
+
+class AzureFileSystem(AiofluxFileSystem):
+    """`aioflux+az://account/container/key`: Azure Blob Storage."""
+
+    scheme = "az"
+    protocol = ("aioflux+az", "az")
+
+
 class LocalFileSystem(AiofluxFileSystem):
     """`aioflux+file:///directory/key`: local files that appear whole, as objects do."""
 
@@ -234,23 +250,30 @@ class MemoryFileSystem(AiofluxFileSystem):
 
 
 SCHEMES: dict[str, type[AiofluxFileSystem]] = {
-    kind.scheme: kind for kind in (GSFileSystem, LocalFileSystem, MemoryFileSystem)
+    kind.scheme: kind
+    for kind in (GSFileSystem, S3FileSystem, AzureFileSystem, LocalFileSystem, MemoryFileSystem)
 }
 """Filesystem by scheme."""
 
-_REPLACEABLE = {"gs": GSFileSystem, "gcs": GSFileSystem}
-"""Plain protocols that aioflux may take over. `file` and `memory` it may not: fsspec works with its
-own, whose directories exist by themselves."""
+_REPLACEABLE: dict[str, type[AiofluxFileSystem]] = {
+    "gs": GSFileSystem,
+    "gcs": GSFileSystem,
+    "s3": S3FileSystem,
+    "s3a": S3FileSystem,
+    "az": AzureFileSystem,
+}
+"""Plain protocols that aioflux may take over; its `az` urls name the account first. `file` and
+`memory` it may not: fsspec works with its own, whose directories exist by themselves."""
 
 
 def register(*, replace: Sequence[str] = ()) -> None:
-    """Tell fsspec of the protocols `aioflux+gs`, `aioflux+file` and `aioflux+memory`.
+    """Tell fsspec of `aioflux+gs`, `aioflux+s3`, `aioflux+az` and the other protocols.
 
     An installed aioflux is known to fsspec without this.
 
     Args:
-        replace: Plain protocols that are aioflux's from now on, "gs" and "gcs": whatever opens
-            `gs://` urls through fsspec then uses it, in this process.
+        replace: Plain protocols that are aioflux's from now on, of "gs", "gcs", "s3", "s3a" and
+            "az": whatever opens `gs://` urls, say, through fsspec then uses it, in this process.
 
     Raises:
         TypeError: `replace` is one string.
