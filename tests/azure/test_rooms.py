@@ -86,14 +86,14 @@ def test_samples_are_read(root: str, keys: list[str], num_workers: int) -> None:
 
 
 def test_the_command_line_copies_and_removes(
-    root: str, keys: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    root: str, keys: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run_app(["cp", "-r", f"{root}/data", f"{tmp_path}/data"]) == 0
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == keys
     assert run_app(["cp", f"{root}/data/07", f"{root}/seven"]) == 0
-    capsys.readouterr()
+    capfd.readouterr()
     assert run_app(["ls", f"{root}/"]) == 0
-    assert capsys.readouterr().out.split() == [f"{root}/data/", f"{root}/seven"]
+    assert capfd.readouterr().out.split() == [f"{root}/data/", f"{root}/seven"]
     assert run_app(["clean", root]) == 0
     assert run_app(["rm", "-r", f"{root}/"]) == 0
     with aioflux.sync.open_store(root) as store:
