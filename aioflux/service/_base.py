@@ -68,6 +68,8 @@ class Capabilities:
     compares what it can."""
     part_checksums: bool = True
     """Parts travel with their crc32c, which the service compares."""
+    delete_page_size: int = 0
+    """Objects that one request deletes, at most; 0: one at a time."""
     listed_checksums: bool = True
     """Listings, and answers to reads of a part, tell the crc32c of the whole object; False: what
     `head` and answers to reads of the whole tell of it."""
@@ -232,6 +234,17 @@ class Service(ABC):
     @abstractmethod
     async def delete(self, key: str, *, generation: str = "") -> None:
         """Delete an object."""
+
+    async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
+        """Delete objects in one request, each in its generation where the service knows that.
+
+        Asked only of services that declare a `delete_page_size`.
+
+        Returns:
+            The keys that were not deleted, with the reason; of one that was not there, or was
+            replaced, a service may say that it is.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     async def list_page(

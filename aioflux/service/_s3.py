@@ -30,7 +30,7 @@ from aioflux.service import _s3_read as reading
 from aioflux.service import _s3_wire as wire
 from aioflux.service._base import Body, Capabilities, Page, Precondition, Service, UploadedPart
 from aioflux.service._s3_copy import copy_by_parts
-from aioflux.service._s3_errors import error_in_success
+from aioflux.service._s3_errors import deletion_error, error_in_success
 from aioflux.service._s3_send import Asked, Sender
 
 if TYPE_CHECKING:
@@ -59,7 +59,11 @@ class S3Service(Service):
     """One bucket and prefix of S3."""
 
     capabilities = Capabilities(
-        compose=False, conditional_complete=True, page_size=1000, listed_checksums=False
+        compose=False,
+        conditional_complete=True,
+        delete_page_size=1000,
+        listed_checksums=False,
+        page_size=1000,
     )
 
     def __init__(
@@ -336,6 +340,46 @@ class S3Service(Service):
             raise
         if response.num_bytes:
             raise self._foreign("delete", key, response)
+
+    async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
+        failed: dict[str, StorageError] = {}
+        names: dict[str, str] = {}
+        rows: list[tuple[str, wire.Pin]] = []
+        for source in sources:
+            name = self._name(source.key)
+            if wire.can_be_xml(name):
+                names[name] = source.key
+                rows.append((name, wire.parse_pin(source.generation)))
+            else:
+                try:
+                    await self.delete(source.key, generation=source.generation)
+                except StorageError as exc:
+                    failed[source.key] = exc
+        if not rows:
+            return failed
+        body = wire.delete_body(rows)
+        asked = self._asked("delete objects of", "")
+        response = await self._sender.send(
+            b"POST",
+            b"",
+            asked,
+            query=b"delete=",
+            headers=[(b"Content-Type", b"application/xml"), wire.digest_header(body)],
+            body=body,
+        )
+        try:
+            told = wire.parse_deletions(response.body)
+        except ValueError as exc:
+            uri = asked.uri()
+            raise TransientError(
+                f"could not delete objects of {uri}: the answer is none ({exc})",
+                uri=uri,
+                maybe_done=True,
+            ) from exc
+        for name, (code, words) in told.items():
+            key = names.get(name, "")
+            failed[key] = deletion_error(code, words, uri=self.uri(key))
+        return failed
 
     async def list_page(
         self,

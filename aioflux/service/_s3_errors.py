@@ -16,7 +16,7 @@ from aioflux.service._status import error_from_status
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["EXPIRED_CODES", "SKEWED_CODE", "error_in_success", "refusal"]
+__all__ = ["EXPIRED_CODES", "SKEWED_CODE", "deletion_error", "error_in_success", "refusal"]
 
 EXPIRED_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
 """The keys have ended: others are to be found."""
@@ -32,6 +32,7 @@ _PASSING = {
     "SlowDown": 503,
 }
 """Codes that ask for another attempt, with their status, whatever that of the answer is."""
+_STATUSES = {"AccessDenied": 403, "NoSuchKey": 404, "PreconditionFailed": 412}
 _DIGEST_CODE = "XAmzContentSHA256Mismatch"
 _HINTS = {
     "InvalidAccessKeyId": "no such access key exists; sign in again, or choose another profile",
@@ -113,6 +114,14 @@ def refusal(
         )
     return error_from_status(
         status, action=action, uri=uri, code=code, detail=detail, retry_after=retry_after
+    )
+
+
+def deletion_error(code: str, detail: str, *, uri: str) -> StorageError:
+    """Return the error of one object that a request for many could not delete."""
+    status = _PASSING.get(code) or _STATUSES.get(code, 400)
+    return refusal(
+        status, action="delete", uri=uri, code=code, detail=detail, is_conditional=status == 412
     )
 
 

@@ -8,7 +8,10 @@ Source: docs.aws.amazon.com/AmazonS3/latest/API/API_Operations_Amazon_Simple_Sto
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
+import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 from xml.sax.saxutils import escape
@@ -26,9 +29,11 @@ __all__ = [
     "DEFAULT_TYPE",
     "MAX_COPY_BYTES",
     "Pin",
+    "can_be_xml",
     "canonical_query",
     "copy_headers",
     "delete_body",
+    "digest_header",
     "etag_of",
     "full_crc32c",
     "generation_of",
@@ -36,6 +41,7 @@ __all__ = [
     "is_same_generation",
     "meta_from_headers",
     "object_headers",
+    "parse_deletions",
     "parse_pin",
     "part_query",
     "precondition_headers",
@@ -57,6 +63,7 @@ _USER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_~.-][A-Za-z0-9_.~/-]{0,1023}")
 _VERSION = "version:"
 _GENERATION = re.compile(r"([!#-~]+)/([0-9]{1,18})")
+_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 _ETAG = re.compile(r"[!#-~]+")
 _MAX_USER_BYTES = 2048
 """Names and values of the user's own metadata, together
@@ -213,6 +220,12 @@ def hash_headers(crc32c: int | None) -> list[tuple[bytes, bytes]]:
     return [(b"x-amz-checksum-crc32c", encode_crc32c(crc32c).encode())]
 
 
+def digest_header(body: bytes) -> tuple[bytes, bytes]:
+    """Write the MD5 that a request to delete many must have; every server knows it."""
+    digest = hashlib.md5(body, usedforsecurity=False).digest()
+    return b"Content-MD5", base64.b64encode(digest)
+
+
 def upload_headers(*, has_checksums: bool) -> list[tuple[bytes, bytes]]:
     """Write that a multipart upload is to have one crc32c, of the whole object."""
     if not has_checksums:
@@ -281,12 +294,37 @@ def meta_from_headers(
 
 
 def delete_body(objects: Iterable[tuple[str, Pin]]) -> bytes:
-    """Write which objects one request deletes; of those it tells what it could not."""
+    """Write which objects one request deletes; its answer tells those that it could not."""
     rows: list[str] = []
     for name, pin in objects:
         tag = f"<ETag>{escape(pin.etag)}</ETag>" if pin.etag else ""
         rows.append(f"<Object><Key>{_xml_text(name)}</Key>{tag}</Object>")
-    return f"<Delete>{''.join(rows)}</Delete>".encode()
+    return f"<Delete><Quiet>true</Quiet>{''.join(rows)}</Delete>".encode()
+
+
+def can_be_xml(name: str) -> bool:
+    """Tell whether XML can hold a name: not the control characters, and two others."""
+    return _NOT_XML.search(name) is None
+
+
+def parse_deletions(data: bytes | bytearray | memoryview) -> dict[str, tuple[str, str]]:
+    """Return code and words of each name that could not be deleted.
+
+    Raises:
+        ValueError: The body is no such answer.
+    """
+    try:
+        root = ET.fromstring(bytes(data))  # noqa: S314  see `_multipart._parse`
+    except ET.ParseError as exc:
+        raise ValueError(f"it is not XML: {exc}") from exc
+    if root.tag.rpartition("}")[2] != "DeleteResult":
+        raise ValueError(f"it is <{root.tag.rpartition('}')[2]}>")
+    failed: dict[str, tuple[str, str]] = {}
+    for child in root:
+        if child.tag.rpartition("}")[2] == "Error":
+            told = {each.tag.rpartition("}")[2]: each.text or "" for each in child}
+            failed[told.get("Key", "")] = told.get("Code", ""), told.get("Message", "")
+    return failed
 
 
 def _xml_text(text: str) -> str:

@@ -175,6 +175,10 @@ class FlakyService(Service):
         """Pass on, or fail."""
         await self._run("delete", key, lambda: self._inner.delete(key, generation=generation))
 
+    async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
+        """Pass on, or fail."""
+        return await self._run("delete", "", lambda: self._inner.delete_page(sources))
+
     async def list_page(
         self,
         prefix: str,

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
-from aioflux._errors import NotFoundError, PreconditionFailedError, StorageError
+from aioflux._errors import (
+    NotFoundError,
+    PreconditionFailedError,
+    StorageError,
+    TransientError,
+)
 from aioflux._meta import DeleteResult
+from aioflux.service._base import Source
 from aioflux.transfer._fanout import bounded_map
 from aioflux.transfer._lost import Fate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from aioflux.service._base import Source
     from aioflux.transfer._session import Session
 
 __all__ = ["delete", "delete_many"]
+
+_MIN_PAGE: Final = 8
+"""Fewer objects are deleted one by one: to list what there is, and to delete it, are two requests
+after each other."""
+_MAX_PAGES: Final = 8
+"""Requests at once that delete many."""
+_MAX_LOOKS: Final = 3
+"""Pages that are listed for one such request."""
 
 
 async def delete(session: Session, key: str, *, generation: str = "") -> None:
@@ -65,26 +79,125 @@ async def _delete_once(session: Session, key: str, generation: str) -> None:
     await session.call(key, attempt)
 
 
+@dataclass(slots=True)
+class _Outcome:
+    """What became of the keys of a `delete_many` so far."""
+
+    deleted: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    errors: dict[str, StorageError] = field(default_factory=dict)
+
+    def note(self, key: str, error: StorageError | None) -> None:
+        """Note how the attempt to delete a key has ended."""
+        if error is None:
+            self.deleted.append(key)
+        elif isinstance(error, NotFoundError):
+            self.missing.append(key)
+        else:
+            self.errors[key] = error
+
+
 async def delete_many(
     session: Session, sources: Iterable[Source], *, max_in_flight: int
 ) -> DeleteResult:
-    """Delete each source, and tell what became of it; one that fails does not keep the others."""
-    deleted: list[str] = []
-    missing: list[str] = []
-    errors: dict[str, StorageError] = {}
+    """Delete each source, and tell what became of it; one that fails does not keep the others.
+
+    Where one request deletes many, it is listed first what there is: such a request tells neither
+    what was missing, nor does every server keep what was replaced since it was seen.
+    """
+    outcome = _Outcome()
 
     async def one(source: Source) -> None:
         try:
             await delete(session, source.key, generation=source.generation)
-        except NotFoundError:
-            missing.append(source.key)
         except StorageError as exc:
-            errors[source.key] = exc
+            outcome.note(source.key, exc)
         else:
-            deleted.append(source.key)
+            outcome.note(source.key, None)
 
+    async def page(batch: Sequence[Source]) -> None:
+        for source in await _delete_page(session, batch, outcome):
+            await one(source)
+
+    size = session.service.capabilities.delete_page_size
+    if size:
+        sources = list({source.key: source for source in sources}.values())
+        if len(sources) >= _MIN_PAGE:
+            sources.sort(key=lambda source: source.key)
+            batches = [sources[at : at + size] for at in range(0, len(sources), size)]
+            most = min(max_in_flight, _MAX_PAGES)
+            async for _ in bounded_map(page, batches, max_in_flight=most, ordered=False):
+                pass
+            sources = ()
     async for _ in bounded_map(one, sources, max_in_flight=max_in_flight, ordered=False):
         pass
     return DeleteResult(
-        deleted=tuple(sorted(deleted)), missing=tuple(sorted(missing)), errors=errors
+        deleted=tuple(sorted(outcome.deleted)),
+        missing=tuple(sorted(outcome.missing)),
+        errors=outcome.errors,
     )
+
+
+async def _delete_page(
+    session: Session, batch: Sequence[Source], outcome: _Outcome
+) -> Sequence[Source]:
+    """Delete what is there of a batch by one request, and return what is to be deleted singly."""
+    try:
+        found = await _look(session, batch)
+    except StorageError:
+        return batch  # each tells by itself why it cannot be looked at
+    if found is None:
+        return batch
+    there: list[Source] = []
+    for source in batch:
+        seen = found.get(source.key)
+        uri = session.service.uri(source.key)
+        if seen is None:
+            outcome.missing.append(source.key)
+        elif source.generation and source.generation != seen:
+            outcome.errors[source.key] = PreconditionFailedError(
+                f"could not delete {uri}: it was replaced since it was seen", uri=uri
+            )
+        else:
+            there.append(Source(key=source.key, generation=seen))
+    if not there:
+        return ()
+    fate = Fate()
+    try:
+        failed = await session.call(
+            there[0].key, lambda _: fate.hear(session.service.delete_page(there))
+        )
+    except StorageError:
+        return there
+    again: list[Source] = []
+    for source in there:
+        error = failed.get(source.key)
+        # Gone, or replaced since, where an attempt was lost: that generation is deleted.
+        is_done = isinstance(error, NotFoundError | PreconditionFailedError) and fate.is_open
+        if isinstance(error, TransientError):
+            again.append(source)
+        else:
+            outcome.note(source.key, None if is_done else error)
+    return again
+
+
+async def _look(session: Session, batch: Sequence[Source]) -> dict[str, str] | None:
+    """Return the generations of what there is of a batch; None where too much else lies between."""
+    first, last = batch[0].key, batch[-1].key
+    pairs = enumerate(zip(first, last, strict=False))
+    same = next((at for at, (one, other) in pairs if one != other), min(len(first), len(last)))
+    prefix = first[:same]
+    found: dict[str, str] = {}
+    token = ""
+    for _ in range(_MAX_LOOKS):
+        page = await session.call(
+            prefix,
+            lambda _, token=token: session.service.list_page(  # type: ignore[misc]
+                prefix, start_offset=first, end_offset=last + "\0", page_token=token
+            ),
+        )
+        found.update((meta.key, meta.generation) for meta in page.objects)
+        token = page.next_token
+        if not token:
+            return found
+    return None

@@ -462,3 +462,134 @@ async def test_a_closed_service_says_so() -> None:
         await service.aclose()
         with pytest.raises(StorageError, match="the store was closed"):
             await service.get("a")
+
+
+# --- many at once ------------------------------------------------------------------------------
+
+
+async def test_one_request_deletes_many_and_tells_each_that_stays() -> None:
+    told = (
+        "<DeleteResult><Error><Key>p/b</Key><Code>AccessDenied</Code></Error>"
+        "<Error><Key>p/c&amp;</Key><Code>SlowDown</Code></Error>"
+        "<Error><Key>p/d</Key><Code>PreconditionFailed</Code></Error></DeleteResult>"
+    )
+    sources = [Source(key=key, generation=PIN) for key in ("a", "b", "c&", "d")]
+    async with asking(answer(200, told)) as (service, asked):
+        failed = await service.delete_page(sources)
+    assert {key: type(error) for key, error in failed.items()} == {
+        "b": PermissionDeniedError,
+        "c&": TransientError,
+        "d": PreconditionFailedError,
+    }
+    assert failed["b"].uri == "s3://bucket/p/b"
+    assert asked[0].target == "/bucket?delete="
+    assert asked[0].headers["content-md5"]
+    assert f"<Object><Key>p/c&amp;</Key><ETag>{ETAG}</ETag></Object>".encode() in asked[0].body
+
+
+async def test_a_name_that_xml_cannot_hold_is_deleted_by_itself() -> None:
+    async with asking(answer(204), answer(200, "<DeleteResult/>")) as (service, asked):
+        sources = [Source(key=key, generation=PIN) for key in ("a\x01", "b")]
+        assert await service.delete_page(sources) == {}
+    assert [each.method for each in asked] == ["DELETE", "POST"]
+    assert asked[0].target == "/bucket/p/a%01"
+
+
+@pytest.mark.parametrize("body", ["", "<Error><Code>SlowDown</Code></Error>", "<x/>"])
+async def test_an_answer_that_tells_nothing_of_deletions_is_asked_for_again(body: str) -> None:
+    async with asking(answer(200, body)) as (service, _):
+        with pytest.raises(TransientError) as error:
+            await service.delete_page([Source(key="a")])
+    assert error.value.maybe_done
+
+
+def listed(*names: str, token: str = "", prefixes: tuple[str, ...] = (), **headers: str) -> bytes:
+    rows = "".join(
+        f"<Contents><Key>{name}</Key><LastModified>2026-01-02T03:04:05.000Z</LastModified>"
+        f"<ETag>&quot;{ETAG}&quot;</ETag><Size>5</Size><StorageClass>STANDARD</StorageClass>"
+        "</Contents>"
+        for name in names
+    )
+    rows += "".join(
+        f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>" for name in prefixes
+    )
+    more = "true" if token else "false"
+    rows += f"<IsTruncated>{more}</IsTruncated><EncodingType>url</EncodingType>"
+    if token:
+        rows += f"<NextContinuationToken>{token}</NextContinuationToken>"
+    return answer(200, f"<ListBucketResult>{rows}</ListBucketResult>", **headers)
+
+
+async def test_a_listing_goes_on_by_token() -> None:
+    async with asking(listed("p/a", "p/b%2Bc+d", token="t/1"), listed("p/c")) as (service, asked):
+        first = await service.list_page("")
+        second = await service.list_page("", page_token=first.next_token)
+    assert [meta.key for meta in first.objects] == ["a", "b+c d"]
+    assert [meta.generation for meta in first.objects] == [PIN] * 2
+    assert first.objects[0].updated is not None
+    assert ([meta.key for meta in second.objects], second.next_token) == (["c"], "")
+    assert "continuation-token=t%2F1" in asked[1].target
+
+
+async def test_a_listing_begins_at_a_key_and_ends_before_one() -> None:
+    """S3 leaves out the key that it is told, and knows no end."""
+    async with asking(listed("p/b", "p/bz", "p/c", "p/d", token="t")) as (service, asked):
+        page = await service.list_page("", start_offset="bz", end_offset="d")
+    assert "start-after=p%2Fby%F4%8F%BF%BD" in asked[0].target
+    assert [meta.key for meta in page.objects] == ["bz", "c"]
+    assert page.next_token == ""
+
+
+async def test_a_listing_out_of_order_is_read_whole_and_sorted() -> None:
+    """As SeaweedFS lists what is in a directory before what only begins with its name."""
+    pages = listed("p/a/1", "p/a/2", token="t"), listed("p/a-b", "p/b")
+    for server in ("SeaweedFS 4", "other"):
+        swapped = (listed("p/a/2", "p/a/1", token="t"), pages[1]) if server == "other" else pages
+        first, last = (
+            page.replace(
+                b"HTTP/1.1 200 Such\r\n", f"HTTP/1.1 200 Such\r\nserver: {server}\r\n".encode()
+            )
+            for page in swapped
+        )
+
+        def reply(asked: Asked, first: bytes = first, last: bytes = last) -> bytes:
+            return last if "continuation-token" in asked.target else first
+
+        async with asking(reply) as (service, _):
+            page = await service.list_page("", page_size=3)
+            assert [meta.key for meta in page.objects] == ["a-b", "a/1", "a/2"]
+            rest = await service.list_page("", page_token=page.next_token, page_size=3)
+            assert ([meta.key for meta in rest.objects], rest.next_token) == (["b"], "")
+            # Also where what was left is forgotten.
+            again = await service.list_page("", page_token=page.next_token, page_size=3)
+            assert [meta.key for meta in again.objects] == ["b"]
+            part = await service.list_page("", start_offset="a/", end_offset="b")
+            assert [meta.key for meta in part.objects] == ["a/1", "a/2"]
+
+
+async def test_one_level_is_told_by_prefixes() -> None:
+    async with asking(listed("p/a", prefixes=("p/b%2F", "p/c%2F"))) as (service, asked):
+        page = await service.list_page("", delimiter="/")
+    assert page.prefixes == ["b/", "c/"]
+    assert "delimiter=%2F" in asked[0].target
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "<html/>",
+        "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
+        "<ListBucketResult><IsTruncated>false</IsTrun",
+    ],
+)
+async def test_a_damaged_page_is_asked_for_again(body: str) -> None:
+    async with asking(answer(200, body)) as (service, _):
+        with pytest.raises(TransientError, match="not a listing"):
+            await service.list_page("")
+
+
+async def test_a_page_of_something_else_is_an_error() -> None:
+    async with asking(listed("other/a")) as (service, _):
+        with pytest.raises(StorageError, match="not what was asked for"):
+            await service.list_page("")
