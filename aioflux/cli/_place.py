@@ -45,7 +45,8 @@ Endpoint = Annotated[
 Anonymous = Annotated[
     bool,
     typer.Option(
-        "--anonymous", help="Ask gs:// or s3:// without credentials, as public buckets allow."
+        "--anonymous",
+        help="Ask gs://, s3:// or az:// without credentials, as public buckets allow.",
     ),
 ]
 
@@ -153,6 +154,8 @@ def open_place(root: str, access: Access, *, transfer: TransferOptions | None = 
     credentials: Any = None
     if access.anonymous and scheme == "s3":
         credentials = S3Access(anonymous=True)
+    elif access.anonymous and scheme == "az":
+        credentials = "anonymous"
     elif access.anonymous and scheme == "gs":
         from aioflux.auth._google import anonymous_credentials
 
@@ -192,7 +195,7 @@ def check_places(places: Iterable[Place], access: Access) -> None:
     schemes = {each.location.scheme for each in places} & set(_SERVICES)
     for name, is_given, known in (
         ("--endpoint-url", access.endpoint_url is not None, ("gs", "s3", "az")),
-        ("--anonymous", access.anonymous, ("gs", "s3")),
+        ("--anonymous", access.anonymous, ("gs", "s3", "az")),
     ):
         if is_given and not schemes & set(known):
             *most, last = (f"{scheme}://" for scheme in known)

@@ -98,3 +98,14 @@ def test_the_command_line_copies_and_removes(
     assert run_app(["rm", "-r", f"{root}/"]) == 0
     with aioflux.sync.open_store(root) as store:
         assert store.list_all() == []
+
+
+def test_the_command_reads_public_containers(
+    azurite: Azurite, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name = f"c{uuid.uuid4().hex}"
+    with azurite.client() as client:
+        client.create_container(name, public_access="container").upload_blob("a", b"1")
+    options = ["--anonymous", "--endpoint-url", azurite.url]
+    assert run_app(["cat", *options, f"az://{azurite.account}/{name}/a"]) == 0
+    assert capfd.readouterr().out == "1"
