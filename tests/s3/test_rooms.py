@@ -144,4 +144,4 @@ def test_the_command_takes_uris_of_s3(
     assert prefix.keys() == []
     assert run_app(["clean", prefix.uri]) == 0
     assert run_app(["ls", "--anonymous", "file:///tmp"]) != 0
-    assert "gs:// and s3:// uris only" in capfd.readouterr().err
+    assert "--anonymous has an effect on gs://, s3://" in capfd.readouterr().err

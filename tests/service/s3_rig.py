@@ -47,6 +47,10 @@ class Asked:
     body: bytes
 
 
+class Cut(bytes):
+    """An answer after which the connection is reset: cut short, or empty for none."""
+
+
 def answer(status: int, body: bytes | str = b"", **headers: str) -> bytes:
     """Write an answer; underscores in names of headers stand for dashes."""
     data = body.encode() if isinstance(body, str) else body
@@ -84,6 +88,9 @@ async def asking(
             asked.append(Asked(method, target, headers, body))
             reply = answers[min(len(asked), len(answers)) - 1]
             await peer.send(reply if isinstance(reply, bytes) else reply(asked[-1]))
+            if isinstance(reply, Cut):
+                peer.writer.close()
+                return
 
     async with serving(script) as (_, origin):
         service = S3Service(
