@@ -50,6 +50,9 @@ _NICENESS: Final = 5
 _LOOK_SECONDS: Final = 0.5
 """Time between two looks at what nobody tells: the clock, a lock."""
 
+_EMPTY_LINGER_SECONDS: Final = 5.0
+"""How long it stays when it holds nothing."""
+
 _LOCAL: Final = "disk"
 _STORE: Final = "storage"
 
@@ -473,7 +476,9 @@ async def _run(listening: socket.socket, lock: int) -> None:
         if not keeper.is_idle:
             alone = time.monotonic()
             continue
-        is_over = keeper.is_stopping or time.monotonic() - alone >= keeper.linger_seconds
+        is_over = keeper.is_stopping or time.monotonic() - alone >= (
+            keeper.linger_seconds if keeper.shelf.versions else _EMPTY_LINGER_SECONDS
+        )
         if is_over and _is_locked(lock):
             break  # who comes now waits for the lock, and starts another
     accepting.cancel()

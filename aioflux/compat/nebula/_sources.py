@@ -178,22 +178,32 @@ def find_all(client: Client | None, stores: Iterable[tuple[str, Store]]) -> list
         client: Who asks the keeper; None where there is none to ask.
         stores: The stores to look in with the names of their places, the nearest first.
     """
+    told = _told(client)
     stored = {place: (store, bridge.run(list_tags(store))) for place, store in stores}
-    return _merge(client, stored)
+    return _merge(client, told, stored)
 
 
 def find_tag(client: Client | None, stores: Iterable[tuple[str, Store]], tag: str) -> list[Found]:
     """Return the saves of one tag, the newest first; they are not verified."""
+    told = _told(client)
     stored = {}
     for place, store in stores:
         found = bridge.run(read_tag(store, tag))
         stored[place] = (store, [found] if found is not None else [])
-    return [each for each in _merge(client, stored) if each.tag == tag]
+    return [each for each in _merge(client, told, stored) if each.tag == tag]
 
 
-def _merge(client: Client | None, stored: dict[str, tuple[Store, list[StoredTag]]]) -> list[Found]:
+def _told(client: Client | None) -> list[dict[str, Any]]:
+    """Return what is in memory; asked before stores are looked at, which then have what it says."""
+    return (client.ask("tags")[0] if client is not None else None) or []
+
+
+def _merge(
+    client: Client | None,
+    told: list[dict[str, Any]],
+    stored: dict[str, tuple[Store, list[StoredTag]]],
+) -> list[Found]:
     found: dict[str, Found] = {}
-    told = (client.ask("tags")[0] if client is not None else None) or []
     committed = {
         place: {each.commit.save_id for each in tags} for place, (_, tags) in stored.items()
     }

@@ -1,0 +1,202 @@
+"""The processes of a node: what one dies of, the others and the next one do without."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+
+from aioflux._errors import CheckpointError
+from aioflux.compat import nebula as nm
+from aioflux.compat.nebula import _run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).parents[3]
+
+
+class Trainer:
+    """One process of `trainer`."""
+
+    def __init__(self, rank: int, world_size: int, meeting: Path) -> None:
+        settings = {"rank": rank, "world_size": world_size, "meeting": str(meeting)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.compat.nebula.trainer", json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+
+    def tell(self, command: str, /, **arguments: Any) -> Self:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([command, arguments]) + "\n")
+        self.process.stdin.flush()
+        return self
+
+    def hear(self) -> tuple[bool, Any]:
+        assert self.process.stdout is not None
+        is_well, told = json.loads(self.process.stdout.readline())
+        return is_well, told
+
+    def ask(self, command: str, /, **arguments: Any) -> Any:
+        is_well, told = self.tell(command, **arguments).hear()
+        assert is_well, told
+        return told
+
+    def end(self, number: signal.Signals | None = None) -> None:
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            if number is not None:
+                self.process.send_signal(number)
+            stream.close()
+        self.process.wait(60)
+
+
+@pytest.fixture
+def start(node: Path, tmp_path: Path) -> Iterator[Callable[..., list[Trainer]]]:
+    started: list[Trainer] = []
+
+    def begin(world_size: int = 1) -> list[Trainer]:
+        meeting = tmp_path / f"meet-{len(started)}"
+        trainers = [Trainer(rank, world_size, meeting) for rank in range(world_size)]
+        started.extend(trainers)
+        for each in trainers:
+            assert each.hear() == (True, "ready")
+        return trainers
+
+    yield begin
+    for each in started:
+        if each.process.poll() is None:
+            each.end(signal.SIGKILL)
+
+
+def keeper_of(node: Path) -> int:
+    """Return the process that holds the memory, by asking it."""
+    assert len(list(node.glob("*.sock"))) == 1
+    return int(_run.current().client.call("hello", _run.current().settings))
+
+
+def test_memory_survives_the_death_of_the_trainer(
+    start: Callable[..., list[Trainer]], tmp_path: Path
+) -> None:
+    """What was not persisted is loaded by the next one, and persisted without the first."""
+    (trainer,) = start()
+    place = str(tmp_path / "tier3")
+    trainer.ask("init", persistent_storage_path=place, persistent_time_interval=1000)
+    for number in range(3):
+        trainer.ask("save", tag=f"global_step{number}", name="model", number=number)
+    trainer.ask("begin", tag="torn", num_of_files=2)
+    trainer.ask("save", tag="torn", name="model", number=9)
+    trainer.end(signal.SIGKILL)
+    nm.init(place, persistent_time_interval=1000)
+    found = nm.get_latest_checkpoint()
+    assert found is not None
+    assert found.tag == "global_step2"
+    assert float(found.load("model")["weight"][0]) == 2
+    assert "torn" not in nm.list_checkpoints()
+    nm.flush_persistence()
+    assert "storage" in nm.list_checkpoints()["global_step2"]["places"]
+
+
+def test_without_a_storage_memory_alone_survives(start: Callable[..., list[Trainer]]) -> None:
+    (trainer,) = start()
+    trainer.ask("init")
+    trainer.ask("save", tag="a", name="model", number=1)
+    trainer.end(signal.SIGKILL)
+    nm.init()
+    found = nm.get_latest_checkpoint()
+    assert found is not None
+    assert float(found.load("model")["weight"][0]) == 1
+    assert nm.list_checkpoints()["a"]["places"] == ["memory"]
+
+
+def test_a_keeper_that_dies_fails_what_it_held_and_is_started_again(
+    node: Path, tmp_path: Path
+) -> None:
+    nm.init(tmp_path / "tier3", 0)
+    checkpoint = nm.Checkpoint("a", -2)
+    checkpoint.save("x", 1)
+    os.kill(keeper_of(node), signal.SIGKILL)
+    with pytest.raises(CheckpointError, match="save again"):
+        checkpoint.commit()
+    with pytest.raises(CheckpointError, match="nothing to commit"):
+        checkpoint.commit()
+    again = nm.Checkpoint("a", -2)
+    again.save("x", 2)
+    assert again.commit()
+    assert nm.Checkpoint("a").load("x") == 2
+
+
+def test_ranks_commit_together(start: Callable[..., list[Trainer]], tmp_path: Path) -> None:
+    """On all ranks or on none: parts of all are there, and a rank that failed is named by all."""
+    ranks = start(2)
+    place = str(tmp_path / "tier3")
+    for rank in ranks:
+        rank.ask("init", persistent_storage_path=place, persistent_time_interval=0)
+    for number, rank in enumerate(ranks):
+        rank.ask("begin", tag="good", num_of_files=-2)
+        rank.ask("save", tag="good", name=f"rank{number}", number=number)
+    assert ranks[0].ask("latest", name="rank0") is None
+    for rank in ranks:
+        rank.tell("commit", tag="good")
+    assert [rank.hear() for rank in ranks] == [(True, True)] * 2
+    ranks[0].ask("flush")
+    tag, value, told = ranks[0].ask("latest", name="rank1")  # of the other one
+    assert (tag, value) == ("good", 1)
+    assert told["files"] == ["rank0", "rank1"]
+    assert told["places"] == ["memory", "storage"]
+
+    for number, rank in enumerate(ranks):
+        rank.ask("begin", tag="bad", num_of_files=-2)
+        rank.ask("save", tag="bad", name=f"rank{number}", number=number)
+    ranks[1].ask("save_what_does_not_pickle", tag="bad")
+    for rank in ranks:
+        rank.tell("commit", tag="bad")
+    for rank in ranks:
+        is_well, error = rank.hear()
+        assert not is_well
+        assert "rank 1: 'lambda'" in error
+    assert ranks[0].ask("latest", name="rank0")[0] == "good"
+
+    # One budget: a rank takes what the other leaves.
+    for rank in ranks:
+        rank.ask("init", persistent_storage_path=place, memory_buffer_size=8_000_000)
+    ranks[1].ask("save", tag="large", name="model", number=7, size=1_600_000)
+    tag, value, told = ranks[0].ask("latest", name="model")
+    assert (tag, value) == ("large", 7)
+    assert "memory" in told["places"]
+    nm.init(place)  # so that the test ends with the memory
+    for rank in ranks:
+        rank.end()
+        assert rank.process.returncode == 0
+
+
+def test_a_forked_process_has_a_connection_of_its_own(node: Path, tmp_path: Path) -> None:
+    nm.init(tmp_path / "tier3", 0)
+    nm.Checkpoint("a").save("x", 1)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            nm.Checkpoint("b").save("x", 2)
+            status = 0 if nm.Checkpoint("b").load("x") == 2 else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    nm.Checkpoint("c").save("x", 3)
+    assert set(nm.list_checkpoints()) >= {"b", "c"}
+
+
+def test_somebody_elses_meeting_place_is_refused(node: Path, tmp_path: Path) -> None:
+    node.chmod(0o777)
+    with pytest.raises(PermissionError, match="others may write there"):
+        nm.init(tmp_path / "tier3")
+    node.chmod(0o700)
