@@ -100,13 +100,13 @@ def parse_pin(generation: str) -> Pin:
     Raises:
         ValueError: It could not stand in a request.
     """
-    found = _GENERATION.fullmatch(generation)
-    if found is not None:
-        return Pin(found[1], int(found[2]))
     if not generation:
         return _ANY
     if generation.startswith(_VERSION):
         return Pin(version=generation.removeprefix(_VERSION))
+    found = _GENERATION.fullmatch(generation)
+    if found is not None:
+        return Pin(found[1], int(found[2]))
     etag = generation.strip('"')
     if _ETAG.fullmatch(etag) is None:
         raise ValueError(f"{generation!r} is no generation of S3; pass ObjectMeta.generation")

@@ -1,0 +1,337 @@
+"""How S3 writes things, and what its answers are worth: rules over values."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from urllib.parse import quote
+from xml.sax.saxutils import escape
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from aioflux.service import _s3_list as listing
+from aioflux.service import _s3_read as reading
+from aioflux.service import _s3_site as sites
+from aioflux.service import _s3_wire as wire
+from aioflux.service._base import Precondition
+from aioflux.service._s3_copy import plan_copy
+from aioflux.service._s3_errors import deletion_error, error_in_success
+
+ETAG = "5d41402abc4b2a76b9719d911017c592"
+TOLD = {b"etag": f'"{ETAG}"'.encode()}
+PIN = wire.Pin(ETAG, 5)
+
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+
+# --- where a bucket is -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bucket", "settings", "host", "root"),
+    [
+        ("data-1", {}, b"data-1.s3.eu-west-3.amazonaws.com", b""),
+        ("with.dots", {}, b"s3.eu-west-3.amazonaws.com", b"/with.dots"),
+        ("data-1", {"addressing": "path"}, b"s3.eu-west-3.amazonaws.com", b"/data-1"),
+        ("data-1", {"endpoint_url": "http://h:81"}, b"h:81", b"/data-1"),
+        (
+            "data-1",
+            {"endpoint_url": "http://h:81", "addressing": "virtual"},
+            b"data-1.h:81",
+            b"",
+        ),
+        (
+            "data-1",
+            {"endpoint_url": "https://s3.dualstack.eu-west-3.amazonaws.com"},
+            b"data-1.s3.dualstack.eu-west-3.amazonaws.com",
+            b"",
+        ),
+        ("Old_Name", {}, b"s3.eu-west-3.amazonaws.com", b"/Old_Name"),
+    ],
+)
+def test_a_bucket_stands_in_the_host_or_in_the_path(
+    bucket: str, settings: dict[str, str], host: bytes, root: bytes
+) -> None:
+    site = sites.site_of(bucket, region="eu-west-3", **settings)
+    assert (site.origin.authority, site.root) == (host, root)
+
+
+def test_china_has_hosts_of_its_own() -> None:
+    site = sites.site_of("data-1", region="cn-north-1")
+    assert site.origin.host == "data-1.s3.cn-north-1.amazonaws.com.cn"
+
+
+def test_a_region_is_asked_for_in_the_first_one() -> None:
+    assert sites.discovery_site("data-1").origin.host == "data-1.s3.us-east-1.amazonaws.com"
+
+
+@pytest.mark.parametrize(
+    ("bucket", "settings", "why"),
+    [
+        ("b--usw2-az1--x-s3", {}, "directory bucket"),
+        ("b.c", {"addressing": "virtual"}, "cannot stand"),
+        ("b", {"region": "eu west"}, "no name of a region"),
+        ("b", {"region": "x.evil.com/"}, "no name of a region"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(bucket: str, settings: dict[str, str], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        sites.site_of(bucket, **{"region": "eu-west-3", **settings})
+
+
+def test_a_region_that_is_told_must_look_like_one() -> None:
+    assert sites.region_told({b"x-amz-bucket-region": b"eu-west-3"}, {}) == "eu-west-3"
+    assert sites.region_told({}, {"Region": "eu-west-3"}) == "eu-west-3"
+    assert sites.region_told({b"x-amz-bucket-region": b"evil.com/"}, {}) == ""
+
+
+# --- generations and headers -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "pin"),
+    [
+        ("", wire.Pin()),
+        ("abc-2/17", wire.Pin("abc-2", 17)),
+        ("a/b/17", wire.Pin("a/b", 17)),
+        ("abc", wire.Pin("abc")),
+        ('"abc"', wire.Pin("abc")),
+        ("version:a/1", wire.Pin(version="a/1")),
+    ],
+)
+def test_a_generation_is_entity_tag_and_size(text: str, pin: wire.Pin) -> None:
+    assert wire.parse_pin(text) == pin
+
+
+def test_an_entity_tag_alone_matches_what_is_told_with_its_size() -> None:
+    assert wire.is_same_generation("abc", "abc/5")
+    assert not wire.is_same_generation("abc/5", "abd/5")
+    assert not wire.is_same_generation("", "")
+    assert wire.generation_of("", 5) == ""
+
+
+def test_a_size_that_differs_is_told() -> None:
+    wire.require_size(wire.Pin("a"), 5)
+    with pytest.raises(ValueError, match="5 bytes are there, not 6"):
+        wire.require_size(wire.Pin("a", 6), 5)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "why"),
+    [
+        ({"a b": "x"}, "cannot have the name"),
+        ({"a": "ü"}, "cannot have the value"),
+        ({"a": "x\ny"}, "cannot have the value"),
+        ({"a": " x"}, "cannot have the value"),
+        ({"a": "x" * 2048}, "more than the 2048"),
+    ],
+)
+def test_metadata_that_no_header_takes_is_refused(metadata: dict[str, str], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        wire.object_headers("", metadata)
+
+
+def test_metadata_comes_back_from_headers() -> None:
+    sent = {name.lower(): value for name, value in wire.object_headers("t/t", {"Label": "x y"})}
+    told = {
+        **sent,
+        **TOLD,
+        b"content-encoding": b"aws-chunked,gzip",
+        b"x-amz-storage-class": b"GLACIER",
+        b"last-modified": b"Sun, 22 Nov 2026 06:43:05 GMT",
+    }
+    meta = wire.meta_from_headers(told, key="k", uri="s3://b/k", size=5, crc32c=None)
+    assert (meta.content_type, meta.content_encoding) == ("t/t", "gzip")
+    assert (dict(meta.metadata), meta.storage_class) == ({"label": "x y"}, "GLACIER")
+    assert meta.updated is not None
+    assert meta.updated.isoformat() == "2026-11-22T06:43:05+00:00"
+
+
+def test_the_source_of_a_copy_is_encoded_and_pinned() -> None:
+    assert dict(wire.copy_headers("b", "a b/ü", PIN)) == {
+        b"x-amz-copy-source": b"/b/a%20b/%C3%BC",
+        b"x-amz-copy-source-if-match": f'"{ETAG}"'.encode(),
+    }
+    [(_, source)] = wire.copy_headers("b", "a", wire.Pin(version="v/1"))
+    assert source == b"/b/a?versionId=v%2F1"
+
+
+def test_no_condition_is_no_header() -> None:
+    assert wire.precondition_headers(Precondition()) == []
+    assert wire.upload_headers(has_checksums=False) == []
+    assert wire.hash_headers(None) == []
+
+
+@given(name=names)
+def test_a_name_is_deleted_by_the_name_it_has(name: str) -> None:
+    """What XML cannot hold is not written into it."""
+    if not wire.can_be_xml(name):
+        return
+    import xml.etree.ElementTree as ET
+
+    root = ET.fromstring(wire.delete_body([(name, PIN)]))
+    assert [each.text for each in root.iter("Key")] == [name]
+
+
+def test_parts_of_a_copy_are_all_of_it() -> None:
+    assert plan_copy(10, 4) == [(0, 4), (4, 8), (8, 10)]
+
+
+# --- reads -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "num_bytes", "start", "end", "why"),
+    [
+        (200, {}, 5, 0, None, "no entity tag"),
+        (200, TOLD, 5, 1, None, "ignored the range"),
+        (200, TOLD, 5, 0, 4, "ignored the range"),
+        (204, TOLD, 0, 0, 4, "no answer to a read"),
+        (206, TOLD, 2, 0, 4, "no part of known size"),
+        (206, {**TOLD, b"content-range": b"bytes 1-2/5"}, 2, 0, 4, "another part"),
+        (206, {**TOLD, b"content-range": b"bytes 0-2/5"}, 2, 0, 4, "another part"),
+        (206, {**TOLD, b"content-range": b"bytes 0-4/5"}, 5, 0, 4, "more than was asked"),
+        (206, {**TOLD, b"content-range": b"bytes 0-3/9"}, 4, 0, 4, "9 bytes are there now"),
+    ],
+)
+def test_an_answer_that_is_another_is_refused(
+    status: int, headers: dict[bytes, bytes], num_bytes: int, start: int, end: int, why: str
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        reading.object_size(status, headers, num_bytes, start=start, end=end, pin=PIN)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "pin", "expected"),
+    [
+        (0, None, wire.Pin(), b""),
+        (0, 5, PIN, b""),
+        (0, 9, PIN, b""),
+        (0, 4, PIN, b"bytes=0-3"),
+        (0, 5, wire.Pin(ETAG), b"bytes=0-4"),
+        (1, 5, PIN, b"bytes=1-4"),
+        (1, None, PIN, b"bytes=1-"),
+    ],
+)
+def test_the_whole_is_asked_for_without_a_range(
+    start: int, end: int | None, pin: wire.Pin, expected: bytes
+) -> None:
+    assert reading.byte_range(start, end, pin) == expected
+
+
+def test_a_size_past_the_end_must_be_possible() -> None:
+    size = reading.size_past_the_end
+    assert size({b"content-range": b"bytes */5"}, b"", start=5) == 5
+    assert size({b"content-range": b"bytes */5"}, b"", start=4) is None
+    assert size({}, b"", start=4) is None
+
+
+def test_the_head_of_a_broken_body_tells_its_generation() -> None:
+    part = {**TOLD, b"content-range": b"bytes 2-4/5"}
+    assert reading.generation_of_head(part) == f"{ETAG}/5"
+    assert reading.generation_of_head({**TOLD, b"content-length": b"5"}) == f"{ETAG}/5"
+    assert reading.generation_of_head(TOLD) == ""
+
+
+def test_a_crc64nvme_is_compared_where_awscrt_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = {**TOLD, b"x-amz-checksum-crc64nvme": b"AAAAAAAAAAc="}
+    monkeypatch.setitem(sys.modules, "awscrt", SimpleNamespace())
+    module = SimpleNamespace(crc64nvme=lambda data: 7 if data == b"hello" else 8)
+    monkeypatch.setitem(sys.modules, "awscrt.checksums", module)
+    assert reading.is_same_content(headers, b"hello", takes_md5=False) is True
+    assert reading.is_same_content(headers, b"hellO", takes_md5=False) is False
+    monkeypatch.setitem(sys.modules, "awscrt.checksums", None)
+    assert reading.is_same_content(headers, b"hello", takes_md5=False) is None
+    assert reading.is_same_content(headers, b"hellO", takes_md5=True) is False
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {b"x-amz-server-side-encryption": b"aws:kms"},
+        {b"x-amz-server-side-encryption-customer-algorithm": b"AES256"},
+        {b"etag": b'"x-2"'},
+    ],
+)
+def test_an_entity_tag_is_not_always_an_md5(headers: dict[bytes, bytes]) -> None:
+    assert reading.has_md5({**TOLD, b"x-amz-server-side-encryption": b"AES256"})
+    assert not reading.has_md5({**TOLD, **headers})
+
+
+# --- listings ----------------------------------------------------------------------------------
+
+
+@given(wanted=names, other=names)
+@example(wanted="\ue000", other="\ud7ff")
+@example(wanted="\x00", other="a")
+@example(wanted="k" * 1024, other="j")
+def test_all_keys_from_one_on_come_after_what_is_sent(wanted: str, other: str) -> None:
+    sent = listing.after(wanted)
+    assert sent < wanted
+    assert len(sent.encode()) <= 1024
+    if other >= wanted:
+        assert other > sent
+
+
+def test_a_listing_from_the_beginning_starts_after_nothing() -> None:
+    assert listing.after("") == ""
+
+
+def page_xml(rows: list[tuple[str, int]], *, owner: str = "", quoted: str = "&quot;") -> str:
+    objects = "".join(
+        f"<Contents><Key>{escape(quote(name, safe='/'))}</Key>"
+        f"<LastModified>2026-01-02T03:04:05.678Z</LastModified>"
+        f"<ETag>{quoted}{ETAG}{quoted}</ETag><ChecksumAlgorithm>CRC32C</ChecksumAlgorithm>"
+        f"<ChecksumType>FULL_OBJECT</ChecksumType><Size>{size}</Size>{owner}"
+        "<StorageClass>STANDARD</StorageClass></Contents>"
+        for name, size in rows
+    )
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        f"<Name>b</Name><EncodingType>url</EncodingType><IsTruncated>false</IsTruncated>{objects}"
+        "</ListBucketResult>"
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"owner": "<Owner><ID>x</ID></Owner>"}, {"quoted": '"'}, {"owner": "<New>x</New>"}],
+    ids=["aws", "owner", "plain quotes", "another form"],
+)
+@given(rows=st.lists(st.tuples(names, st.integers(0, 2**40)), max_size=5))
+def test_a_page_is_read_in_any_form(settings: dict[str, str], rows: list[tuple[str, int]]) -> None:
+    page = listing.decode_page(page_xml(rows, **settings).encode())
+    assert list(zip(page.names, page.sizes, strict=True)) == rows
+    assert page.etags == [ETAG] * len(rows)
+
+
+def test_objects_of_several_classes_and_times() -> None:
+    page = listing.ListPage(
+        names=["p/a", "p/b"],
+        sizes=[1, 2],
+        etags=["x", "y"],
+        updated=["2026-01-02T03:04:05Z", ""],
+        classes=["STANDARD", "GLACIER"],
+    )
+    first, second = listing.listing_of(page, prefix="p/", root="s3://b/p/")
+    assert (first.storage_class, second.storage_class) == ("STANDARD", "GLACIER")
+    assert first.updated is not None
+    assert second.updated is None
+    assert (first.uri, second.generation) == ("s3://b/p/a", "y/2")
+
+
+# --- refusals ----------------------------------------------------------------------------------
+
+
+def test_an_error_without_a_code_leaves_open_what_was_done() -> None:
+    error = error_in_success({}, action="copy", uri="s3://b/k")
+    assert getattr(error, "maybe_done", False)
+    assert "copy s3://b/k" in str(error)
+
+
+def test_an_unknown_code_is_an_error_of_its_object() -> None:
+    error = deletion_error("Strange", "so it is", uri="s3://b/k")
+    assert error.uri == "s3://b/k"
+    assert "Strange" in str(error)
