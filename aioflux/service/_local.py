@@ -9,12 +9,11 @@ A key whose parent is an object cannot be written: `a` and `a/b` are not both fi
 the directory, and what becomes of symbolic links, is told in `_local_walk`.
 
 Generations are made of modification time, inode and size. Files carry no checksum, so that reads
-are not verified.
+are not verified. What holds on NFS is told in `_local_write`.
 """
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 from contextlib import contextmanager, suppress
@@ -24,7 +23,6 @@ from typing import TYPE_CHECKING
 from aioflux._errors import (
     ChecksumError,
     NotFoundError,
-    PermissionDeniedError,
     PreconditionFailedError,
     StorageError,
     TransientError,
@@ -33,6 +31,7 @@ from aioflux._meta import ObjectMeta, OpenUpload
 from aioflux._uri import quote_path
 from aioflux.http._memory import BytesBuffer
 from aioflux.service._base import Body, Capabilities, Page, Service, UploadedPart
+from aioflux.service._local_errors import error_of
 from aioflux.service._local_thread import BLOCK_BYTES, Stop, in_thread
 from aioflux.service._local_walk import (
     Walk,
@@ -192,7 +191,8 @@ class LocalService(Service):
                     if generation and generation_of(status) != generation:
                         raise self._changed(key, generation_of(status), generation)
                     stop.check()
-                    path.unlink()
+                    # It was there under the lock: NFS sends a delete again whose answer was lost.
+                    path.unlink(missing_ok=True)
             prune(path, self._root)
 
         await in_thread(remove)
@@ -463,29 +463,7 @@ class LocalService(Service):
         except StorageError:
             raise
         except OSError as exc:
-            raise _error(exc, f"could not {action} {uri}", uri, reading=reading) from exc
-
-
-def _error(error: OSError, what: str, uri: str, *, reading: bool) -> StorageError:
-    said = error.strerror or str(error)
-    if isinstance(error, FileNotFoundError) or (
-        reading and error.errno in {errno.ENOTDIR, errno.EISDIR}
-    ):
-        return NotFoundError(f"{what}: there is no such object ({said})", uri=uri)
-    if isinstance(error, NotADirectoryError | IsADirectoryError):
-        return StorageError(
-            f"{what}: it is below an object, or objects are below it ({said})", uri=uri
-        )
-    if isinstance(error, PermissionError):
-        directory, name = os.path.split(error.filename or "")
-        where = directory if is_temporary(name) else error.filename or ""
-        return PermissionDeniedError(
-            f"{what}: {said}; check who may use the directory {where}".rstrip(),
-            uri=uri,
-        )
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return StorageError(f"{what}: {said}; nothing of it was kept, make room first", uri=uri)
-    return StorageError(f"{what}: {said}", uri=uri)
+            raise error_of(exc, f"could not {action} {uri}", uri, reading=reading) from exc
 
 
 def _fill(descriptor: int, view: memoryview, start: int, stop: Stop) -> int:

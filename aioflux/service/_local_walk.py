@@ -33,6 +33,8 @@ __all__ = [
 
 TEMPORARY = ".aioflux-"
 """Names that begin so are writes under way: never listed, never taken as keys."""
+_DELETED = re.compile(r"\.nfs[0-9a-f]{16,}")
+"""Names that the clients of NFS give to files that are deleted while somebody has them open."""
 _TEMPORARY = re.compile(re.escape(TEMPORARY) + r"(lock-)?[0-9a-f]{32}")
 _FIRST, _LAST = (datetime(year, 1, 2, tzinfo=UTC) for year in (1, 9999))
 _NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
@@ -49,19 +51,23 @@ def check_key(key: str) -> None:
 
     Raises:
         ValueError: It is empty or absolute, has an empty, `.` or `..` segment or a NUL, or looks
-            like a write under way.
+            like a write under way, or like what NFS makes of a deleted file.
     """
     if not _is_key(key):
         raise ValueError(
             f"{key!r} cannot be a file below a directory: segments must not be empty, '.' or "
-            f"'..', nor begin with {TEMPORARY!r}"
+            f"'..', nor begin with {TEMPORARY!r}, nor be '.nfs' and 16 digits or more"
         )
 
 
 def _is_key(key: str) -> bool:
     segments = key.split("/")
-    bad = any(segment in {"", ".", ".."} or segment.startswith(TEMPORARY) for segment in segments)
+    bad = any(segment in {"", ".", ".."} or _is_hidden(segment) for segment in segments)
     return not bad and "\0" not in key
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(TEMPORARY) or _DELETED.fullmatch(name) is not None
 
 
 def locate(root: str, key: str) -> str:
@@ -267,7 +273,7 @@ class Walk:
         below = f"{key}/"
         related = key.startswith(self._prefix) or self._prefix.startswith(below)
         reaches = below >= self._low or self._low.startswith(below)
-        if not related or not reaches or name.startswith(TEMPORARY):
+        if not related or not reaches or _is_hidden(name):
             return None
         if entry.is_dir(follow_symlinks=False):
             return f"{name}/", entry, ""

@@ -3,6 +3,17 @@
     temporary name beside the target -> bytes -> fsync -> lock -> link or rename -> fsync directory
 
 A killed writer leaves its temporary, or an empty lock, under a name that no listing shows.
+
+On NFS all of this holds between machines that mount with the defaults. One read is of one file,
+which may have been replaced up to `acregmax` seconds ago (60 by default): by name, another
+machine's last write may not be seen yet, as its old bytes, whole. A file that is gone under a read
+is a stale handle (ESTALE): it is read again, and is a NotFoundError where its generation was asked
+for. The lock that a conditional write takes makes a file in the directory of the object, which
+brings what is known of that directory up to date; mounted with `nolock` or `local_lock`, machines
+are not kept apart. Links and renames that a server was sent twice, since its first answer was lost,
+are known for what they are, and so are deletes. What a full server says at fsync is said before
+anything is visible. Names that clients of NFS give to files deleted while open (`.nfs` and digits)
+are no keys.
 """
 
 from __future__ import annotations
