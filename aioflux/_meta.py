@@ -27,8 +27,8 @@ class ObjectMeta:
     etag: str = ""
     """Entity tag as the service gave it, quotes removed."""
     generation: str = ""
-    """Identity of this content: the generation on GCS, the version on S3; empty where a service
-    has none."""
+    """Identity of this content, which reads are pinned to: the generation on GCS, the entity tag
+    (on S3 `<entity tag>/<size>`) elsewhere; empty where a service has none."""
     crc32c: int | None = None
     """CRC32C (Castagnoli) of the stored bytes, or None where the service gave none."""
     updated: datetime | None = None

@@ -118,7 +118,7 @@ class S3Service(Service):
         size = int(told)
         try:
             wire.require_size(pin, size)
-            checksum = reading.told_crc32c(headers)
+            checksum = self._told_checksum(headers)
         except ValueError as exc:
             raise self._damaged(key, exc) from exc
         return wire.meta_from_headers(
@@ -244,7 +244,7 @@ class S3Service(Service):
         """
         headers = response.headers
         try:
-            told = reading.told_crc32c(headers) if self._has_checksums else None
+            told = self._told_checksum(headers)
         except ValueError as exc:
             raise self._damaged(key, exc) from exc
         if told is not None or not self._verify:
@@ -315,7 +315,7 @@ class S3Service(Service):
         if not etag:
             raise self._foreign("write", key, response)
         try:
-            checksum = reading.told_crc32c(response.headers)
+            checksum = self._told_checksum(response.headers)
         except ValueError as exc:
             raise self._damaged(key, exc) from exc
         size = memoryview(data).nbytes
@@ -591,7 +591,7 @@ class S3Service(Service):
         if not etag:
             raise self._foreign(action, key, response)
         try:
-            told = reading.told_crc32c(response.headers)
+            told = self._told_checksum(response.headers)
         except ValueError as exc:
             raise self._damaged(key, exc) from exc
         size = sum(memoryview(piece).nbytes for piece in pieces)
@@ -722,6 +722,14 @@ class S3Service(Service):
         if fields.get(name):
             return fields
         raise error_in_success(fields, action=asked.action, uri=asked.uri())
+
+    def _told_checksum(self, headers: Mapping[bytes, bytes]) -> int | None:
+        """Return the crc32c that an answer tells of a whole object, where the server is believed.
+
+        Raises:
+            ValueError: It is damaged.
+        """
+        return reading.told_crc32c(headers) if self._has_checksums else None
 
     def _told_crc32c(self, fields: Mapping[str, str], key: str) -> int | None:
         try:

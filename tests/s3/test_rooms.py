@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -145,3 +145,44 @@ def test_the_command_takes_uris_of_s3(
     assert run_app(["clean", prefix.uri]) == 0
     assert run_app(["ls", "--anonymous", "file:///tmp"]) != 0
     assert "--anonymous has an effect on gs://, s3://" in capfd.readouterr().err
+
+
+async def test_a_large_object_is_verified_without_being_read_twice(prefix: Prefix) -> None:
+    """Listings and ranges tell no checksum: `head` does."""
+    options = TransferOptions(range_size_bytes=MIB)
+    data = bytes(range(256)) * (12 * 1024)  # 3 MiB
+    async with aioflux.open_store(prefix.uri, transfer=options) as store:
+        await store.put("a", data)
+        [meta] = await store.list_all()
+        assert meta.crc32c is None
+        before = store.stats
+        assert await store.get(meta) == data
+        after = store.stats
+        assert after.num_requests - before.num_requests == 4
+        assert after.bytes_received - before.bytes_received == len(data)
+        assert await store.get("a") == data
+        assert store.stats.bytes_received - after.bytes_received == len(data)
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+async def test_wrong_bytes_of_a_large_object_are_noticed(
+    prefix: Prefix, monkeypatch: pytest.MonkeyPatch, *, checksums: bool
+) -> None:
+    """By the checksum that `head` tells, or by reading twice."""
+    options = TransferOptions(range_size_bytes=MIB)
+    data = bytes(3 * MIB)
+    access = aioflux.S3Access(checksums=checksums)
+    async with aioflux.open_store(prefix.uri, transfer=options, credentials=access) as store:
+        await store.put("a", data)
+        [meta] = await store.list_all()
+        [session] = store.sessions.values()
+        plain, wrong = session.service.get, iter([True])
+
+        async def flipped(key: str, **asked: Any) -> Any:
+            body = await plain(key, **asked)
+            if asked["start"] and next(wrong, False):
+                memoryview(body.data)[0] = 1
+            return body
+
+        monkeypatch.setattr(session.service, "get", flipped)
+        assert await store.get(meta) == data

@@ -413,6 +413,10 @@ async def test_no_checksums_are_sent_to_who_does_not_know_them() -> None:
         await service.put_part("a", "id", 1, [b"hello"], offset=0, crc32c=0x9A71BB4C)
         await service.complete_upload("a", "id", [part], precondition=ANY)
     assert not any("x-amz-checksum-crc32c" in each.headers for each in asked)
+    wrong = hello(x_amz_checksum_crc32c="AAAAAA==")
+    async with asking(wrong, wrong[: -len(b"hello")], access=access) as (service, _):
+        assert (await service.get("a")).crc32c == 0x9A71BB4C  # by the MD5
+        assert (await service.head("a")).crc32c is None
 
 
 async def test_a_large_object_is_copied_by_parts() -> None:
