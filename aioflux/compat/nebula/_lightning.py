@@ -23,8 +23,8 @@ from aioflux._errors import CheckpointNotFoundError
 from aioflux.checkpoint import load
 from aioflux.compat.nebula import _run
 from aioflux.compat.nebula._api import flush_persistence, get_checkpoint, init
-from aioflux.compat.nebula._checkpoint import Checkpoint
 from aioflux.compat.nebula._names import place_of, to_uri
+from aioflux.compat.nebula._shelf import COMMITTED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,7 +75,10 @@ class NebulaCallback(ModelCheckpoint):
 
 
 class NebulaCheckpointIO(CheckpointIO):
-    """Saves a checkpoint to the memory of the node, and from there to the persistent storage."""
+    """Saves a checkpoint to the memory of the node, and from there to the persistent storage.
+
+    Each is saved there, whatever the interval: Lightning has chosen which, and when.
+    """
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Path, storage_options: Any = None
@@ -85,8 +88,8 @@ class NebulaCheckpointIO(CheckpointIO):
         Args:
             checkpoint: What torch.save takes.
             path: What Lightning names it: its tag.
-            storage_options: `is_best`: save it to the persistent storage now, whatever the
-                interval. `persist_path`: another storage than that of `init`, for it alone.
+            storage_options: `is_best`: wait until it is in the persistent storage.
+                `persist_path`: another storage than that of `init`, for it alone.
 
         Raises:
             CheckpointError: It could not be copied, or, with these options, not be saved.
@@ -99,14 +102,12 @@ class NebulaCheckpointIO(CheckpointIO):
                 f"{', '.join(sorted(_OPTIONS))}"
             )
         tag, elsewhere = _tag(path), place_of(options.get("persist_path"))
-        if elsewhere:
-            run = _run.run_at(elsewhere)
-            run.snapshots.save(tag, _NAME, checkpoint, 1)
+        run = _run.run_at(elsewhere) if elsewhere else _run.current()
+        run.snapshots.save(tag, _NAME, checkpoint, COMMITTED)
+        # Lightning has chosen it, and counts on it: it is saved whatever comes after it.
+        run.client.call("commit", tag, "", True, 0, 1)
+        if elsewhere or options.get("is_best"):
             run.client.call("flush", tag)
-            return
-        Checkpoint(tag, 1).save(_NAME, checkpoint)
-        if options.get("is_best"):
-            flush_persistence(tag)
 
     def load_checkpoint(
         self, path: Path, map_location: Any = None, weights_only: bool | None = None

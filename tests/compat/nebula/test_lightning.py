@@ -73,9 +73,11 @@ def test_training_saves_by_nebula_and_goes_on(node: Path, tmp_path: Path) -> Non
     assert torch.equal(loaded.layer.weight, trainer.lightning_module.layer.weight)
 
     best = str(callback.best_model_path)
-    again = train(tmp_path, 4, nm.NebulaCallback(tmp_path / "run"), ckpt_path=best)
+    again = train(tmp_path, 4, nm.NebulaCallback(tmp_path / "run", monitor="loss"), ckpt_path=best)
     assert again.global_step > trainer.global_step
-    from_path = train(tmp_path, 4, nm.NebulaCallback(tmp_path / "run"), ckpt_path=path)
+    from_path = train(
+        tmp_path, 4, nm.NebulaCallback(tmp_path / "run", monitor="loss"), ckpt_path=path
+    )
     assert from_path.global_step == again.global_step
 
 
