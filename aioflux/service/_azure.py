@@ -25,30 +25,22 @@ import re
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlsplit
 
 from aioflux._errors import (
-    CredentialsError,
     NotFoundError,
     PreconditionFailedError,
     StorageError,
     TransientError,
 )
 from aioflux._meta import OpenUpload
-from aioflux.auth._azure import is_sas, open_access
-from aioflux.auth._provided import WAIT
-from aioflux.http import (
-    CertificateError,
-    ConnectionLostError,
-    FixedHeaders,
-    Origin,
-    ProtocolError,
-    TransportError,
-    open_pool,
-)
-from aioflux.service import _azure_list as listing
+from aioflux.auth._azure import open_access
+from aioflux.http import ConnectionLostError, Origin, open_pool
 from aioflux.service import _azure_read as reading
 from aioflux.service import _azure_wire as wire
+from aioflux.service._azure_copy import wait_for_copy
+from aioflux.service._azure_lister import Lister
+from aioflux.service._azure_send import Sender
 from aioflux.service._base import Body, Capabilities, Page, Precondition, Service, UploadedPart
 
 if TYPE_CHECKING:
@@ -64,16 +56,11 @@ __all__ = ["AzureService"]
 
 MIB = 1024 * 1024
 
-_USER_AGENT = (b"User-Agent", b"aioflux")
-_VERSION = (b"x-ms-version", wire.VERSION)
 _PLAIN_NAME = re.compile(
     r"(?:[A-Za-z0-9_~-][A-Za-z0-9_~-]*/)*[A-Za-z0-9_~-][A-Za-z0-9_.~-]*[A-Za-z0-9_~-]"
 )
 """Names that stand in a url as they are; `check_name` has nothing against any up to 1024 long."""
-_MAX_ANSWER_BYTES = 64 * MIB
 _COMPLETE_SECONDS = 600.0
-_COPY_SECONDS = (0.05, 2.0)
-"""Time between two looks at a copy that goes on in the background: first and longest."""
 _THREAD_BYTES = 256 * 1024
 """MD5 of more than this is taken in a thread: it does 0.6 GB/s, so that 16 MiB take 25 ms."""
 _PLAIN_ETAG = re.compile(r"[!#-~]*")
@@ -109,34 +96,27 @@ class AzureService(Service):
     ) -> None:
         super().__init__(root_uri=f"az://{account}/{container}/", prefix=prefix)
         is_http = (endpoint_url or "").startswith("http://")
-        self._access = open_access(account, credentials, is_http=is_http, environ=os.environ)
-        self._token = self._access.token
-        url = endpoint_url or self._access.endpoint_url
+        access = open_access(account, credentials, is_http=is_http, environ=os.environ)
+        url = endpoint_url or access.endpoint_url
         url = url or f"https://{account}.blob.core.windows.net"
-        self._origin = Origin.from_url(url)
-        self._root = _root_path(url, account)
-        self._container_path = f"{self._root}/{quote(container, safe='')}".encode()
+        origin = Origin.from_url(url)
+        self._container_path = f"{_root_path(url, account)}/{quote(container, safe='')}".encode()
         self.capabilities = replace(
-            AzureService.capabilities, guarded_transport=self._origin.scheme == "https"
+            AzureService.capabilities, guarded_transport=origin.scheme == "https"
         )
-        self._pool = open_pool(
-            self._origin,
-            max_connections=max_connections,
-            timeouts=timeouts,
-            ssl_context=ssl_context,
+        pool = open_pool(
+            origin, max_connections=max_connections, timeouts=timeouts, ssl_context=ssl_context
         )
+        self._sender = Sender(access, pool, origin, uri=self.uri)
+        self._lister = Lister(self._sender, self._container_path, prefix, uri=self.uri)
         self._verify = verify
-        self._sas = self._access.sas.encode()
-        self._fixed_token: str | None
-        self._fix_headers(None)
         # Content type and metadata of the uploads under way, which their last request tells.
         self._begun: dict[str, tuple[str, Mapping[str, str]]] = {}
-        self._sorted: dict[str, listing.ListedPage] = {}
 
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
         headers = [wire.match_header(generation)] if generation else []
         try:
-            response = await self._send(
+            response = await self._sender.send(
                 b"HEAD", self._path(key), "read the metadata of", key, headers=headers
             )
         except PreconditionFailedError as exc:
@@ -161,7 +141,7 @@ class AzureService(Service):
         if generation:
             headers.append(wire.match_header(generation))
         try:
-            response = await self._send(
+            response = await self._sender.send(
                 b"GET",
                 self._path(key),
                 "read",
@@ -183,35 +163,18 @@ class AzureService(Service):
         return body
 
     def begin_get(self, key: str, *, generation: str, end: int, waiter: Waiter) -> Exchange | None:
-        token = self._token.ready()
         # An ETag that is none could change the request; `get` says so.
-        if token is WAIT or _PLAIN_ETAG.fullmatch(generation) is None:
+        if _PLAIN_ETAG.fullmatch(generation) is None:
             return None
-        if token != self._fixed_token:
-            self._fix_headers(token)
-        path = self._path(key)
-        fields = b"%bx-ms-range: bytes=0-%d\r\n" % (self._fixed.encoded, end - 1)
+        headers = [reading.range_header(0, end)]
         if generation:
-            fields += b'If-Match: "%b"\r\n' % generation.encode()
-        if self._access.key is not None:
-            headers = [_VERSION, reading.range_header(0, end)]
-            if generation:
-                headers.append(wire.match_header(generation))
-            for signed in self._access.key.sign(b"GET", path, {}, headers):
-                fields += b"%b: %b\r\n" % signed
-        return self._pool.start(
-            self._origin,
-            b"%b?%b" % (path, self._sas) if self._sas else path,
-            fields,
-            waiter,
-            into=bytes,
-            max_body_bytes=end,
-        )
+            headers.append(wire.match_header(generation))
+        return self._sender.begin(self._path(key), headers, waiter, end=end)
 
     def end_get(
         self, key: str, exchange: Exchange, answer: Response, *, generation: str, end: int
     ) -> Body | None:
-        self._pool.end(self._origin, exchange)
+        self._sender.end(exchange)
         status, headers = answer.status, answer.headers
         body: Body | None
         if reading.is_whole(status, headers, answer.num_bytes, end=end, generation=generation):
@@ -219,9 +182,9 @@ class AzureService(Service):
         elif 200 <= status < 300 or status == 416:
             body = self._read(key, answer, start=0, end=end, generation=generation)
         else:
-            if status == 401 and self._fixed_token is not None:
-                self._token.refuse(self._fixed_token)
-            error = self._refused(answer, "read", key)
+            if status == 401:
+                self._sender.refuse_token()
+            error = self._sender.refused(answer, "read", key)
             if isinstance(error, PreconditionFailedError):
                 raise self._replaced(key, generation, error)
             raise error
@@ -232,14 +195,14 @@ class AzureService(Service):
         return body
 
     def fail_get(self, key: str, exchange: Exchange, error: Exception) -> StorageError | None:
-        self._pool.end(self._origin, exchange)
+        self._sender.end(exchange)
         if isinstance(error, ConnectionLostError) and exchange.is_stale:
             return None
-        return self._failed(error, "read", key)
+        return self._sender.failed(error, "read", key)
 
     def drop_get(self, exchange: Exchange) -> None:
         exchange.abort()
-        self._pool.end(self._origin, exchange)
+        self._sender.end(exchange)
 
     def _read(
         self, key: str, response: Response, *, start: int, end: int | None, generation: str
@@ -329,7 +292,7 @@ class AzureService(Service):
         headers += wire.precondition_headers(precondition)
         if crc32c is not None:
             headers.append(await _md5_header([memoryview(data)]))
-        response = await self._send(
+        response = await self._sender.send(
             b"PUT",
             self._path(key),
             "write",
@@ -363,7 +326,9 @@ class AzureService(Service):
 
     async def delete(self, key: str, *, generation: str = "") -> None:
         headers = [wire.match_header(generation)] if generation else []
-        response = await self._send(b"DELETE", self._path(key), "delete", key, headers=headers)
+        response = await self._sender.send(
+            b"DELETE", self._path(key), "delete", key, headers=headers
+        )
         if response.num_bytes or response.status != 202:
             raise self._foreign("delete", key, response)
 
@@ -378,98 +343,14 @@ class AzureService(Service):
         page_token: str = "",
         page_size: int | None = None,
     ) -> Page:
-        size = page_size or self.capabilities.page_size
-        marker, _, offset = page_token.rpartition(":")
-        found = self._sorted.pop(page_token, None)
-        if found is None:
-            found = await self._listed(prefix, delimiter=delimiter, marker=marker, size=size)
-            if offset or listing.is_in_doubt(found):
-                found = await self._listed_to_the_end(prefix, delimiter, found, size)
-        whole = self._prefix + prefix
-        try:
-            page = listing.in_range(
-                found,
-                prefix=whole,
-                start=start_offset and self._prefix + start_offset,
-                end=end_offset and self._prefix + end_offset,
-            )
-        except ValueError as exc:
-            uri = self.uri(prefix)
-            raise StorageError(
-                f"could not list {uri}: the page is not what was asked for, {exc}", uri=uri
-            ) from exc
-        return self._page(page, marker, int(offset or 0), size)
-
-    def _page(self, page: listing.ListedPage, marker: str, offset: int, size: int) -> Page:
-        """Cut what was sorted as a whole into pages; others are one page already.
-
-        The token of such a page is where the sorting began, and how far it was given away.
-        """
-        blobs = page.blobs
-        token = f"{page.next_marker}:" if page.next_marker else ""
-        if not token and (offset or len(blobs) > size) and not page.prefixes:
-            blobs = page.blobs[offset : offset + size]
-            if offset + size < len(page.blobs):
-                token = f"{marker}:{offset + size}"
-                self._sorted.clear()
-                self._sorted[token] = page
-        cut = len(self._prefix)
-        return Page(
-            objects=listing.listing_of(blobs, prefix=self._prefix, root=self.uri()),
-            prefixes=[name[cut:] for name in page.prefixes],
-            next_token=token,
+        return await self._lister.page(
+            prefix,
+            start_offset=start_offset,
+            end_offset=end_offset,
+            delimiter=delimiter,
+            page_token=page_token,
+            size=page_size or self.capabilities.page_size,
         )
-
-    async def _listed_to_the_end(
-        self, prefix: str, delimiter: str, first: listing.ListedPage, size: int
-    ) -> listing.ListedPage:
-        """Read all pages that follow one, and return them as one: what follows may belong before.
-
-        This keeps the rest of the listing in memory, and is what sorted listings cost here.
-        """
-        whole = first
-        while whole.next_marker:
-            page = await self._listed(
-                prefix, delimiter=delimiter, marker=whole.next_marker, size=size
-            )
-            whole = listing.ListedPage(
-                whole.blobs + page.blobs, whole.prefixes + page.prefixes, page.next_marker
-            )
-        return whole
-
-    async def _listed(
-        self,
-        prefix: str,
-        *,
-        delimiter: str = "",
-        marker: str = "",
-        size: int,
-        include: str = "metadata",
-    ) -> listing.ListedPage:
-        query = {
-            "restype": "container",
-            "comp": "list",
-            "include": include,
-            "maxresults": str(size),
-            "prefix": self._prefix + prefix,
-            "delimiter": delimiter,
-            "marker": marker,
-        }
-        query = {name: value for name, value in query.items() if value}
-        response = await self._send(b"GET", self._container_path, "list", prefix, query=query)
-        try:
-            page = listing.parse_page(response.body)
-        except ValueError as exc:
-            uri = self.uri(prefix)
-            raise TransientError(
-                f"could not list {uri}: the answer is not a listing ({exc})", uri=uri
-            ) from exc
-        if page.next_marker and page.next_marker == marker:
-            uri = self.uri(prefix)
-            raise StorageError(
-                f"could not list {uri}: the next page is the same one again", uri=uri
-            )
-        return page
 
     async def compose(
         self,
@@ -491,13 +372,12 @@ class AzureService(Service):
         # Looked at first: the answer to a copy tells neither size nor type.
         original = await self.head(source.key, generation=source.generation)
         action, target = f"copy {original.uri} to", self._path(key)
-        scheme, authority = self._origin.scheme, self._origin.authority.decode()
-        url = f"{scheme}://{authority}{self._path(source.key).decode()}"
+        url = self._sender.with_sas(self._sender.url(self._path(source.key)))
         headers = wire.precondition_headers(precondition)
         headers.append((b"x-ms-source-if-match", wire.match_header(original.generation)[1]))
-        headers.append((b"x-ms-copy-source", self._with_sas(url.encode())))
+        headers.append((b"x-ms-copy-source", url))
         try:
-            response = await self._send(
+            response = await self._sender.send(
                 b"PUT",
                 target,
                 action,
@@ -515,7 +395,9 @@ class AzureService(Service):
             raise TransientError(
                 f"could not {action} {self.uri(key)}: it was replaced meanwhile", uri=original.uri
             ) from exc
-        response = await self._copied(key, action, response)
+        response = await wait_for_copy(
+            self._sender, target, response, action=action, key=key, uri=self.uri(key)
+        )
         meta = wire.meta_from_headers(
             response.headers, key=key, uri=self.uri(key), size=original.size
         )
@@ -528,29 +410,6 @@ class AzureService(Service):
             updated=meta.updated,
             storage_class="",
         )
-
-    async def _copied(self, key: str, action: str, response: Response) -> Response:
-        """Wait until a copy is done, and return the answer that tells it."""
-        seconds, most = _COPY_SECONDS
-        copy_id = response.headers.get(b"x-ms-copy-id")
-        while (state := response.headers.get(b"x-ms-copy-status")) == b"pending":
-            await asyncio.sleep(seconds)
-            seconds = min(2 * seconds, most)
-            response = await self._send(b"HEAD", self._path(key), action, key)
-        uri = self.uri(key)
-        if response.headers.get(b"x-ms-copy-id") != copy_id:
-            raise PreconditionFailedError(
-                f"could not {action} {uri}: somebody else wrote it meanwhile", uri=uri
-            )
-        if state != b"success" or not wire.etag_of(response.headers):
-            told = response.headers.get(b"x-ms-copy-status-description", b"").decode("latin-1")
-            said = (state or b"of no status").decode("latin-1")
-            raise TransientError(
-                f"could not {action} {uri}: the copy is {said} {told}".rstrip(),
-                uri=uri,
-                maybe_done=True,
-            )
-        return response
 
     async def initiate_upload(
         self, key: str, *, content_type: str = "", metadata: Mapping[str, str] | None = None
@@ -577,7 +436,7 @@ class AzureService(Service):
         if crc32c is not None:
             headers.append(await _md5_header([memoryview(piece) for piece in pieces]))
         action = f"write part {number} of"
-        response = await self._send(
+        response = await self._sender.send(
             b"PUT",
             self._path(key),
             action,
@@ -599,7 +458,7 @@ class AzureService(Service):
         precondition: Precondition,
     ) -> ObjectMeta:
         content_type, metadata = self._begun.get(upload_id, ("", {}))
-        response = await self._send(
+        response = await self._sender.send(
             b"PUT",
             self._path(key),
             "complete the upload of",
@@ -636,7 +495,7 @@ class AzureService(Service):
             return
         action = "abort the upload of"
         try:
-            response = await self._send(
+            response = await self._sender.send(
                 b"PUT",
                 self._path(key),
                 action,
@@ -651,7 +510,7 @@ class AzureService(Service):
             return  # somebody else wrote it: their blob is there, and the blocks are gone
 
     async def _blocks(self, key: str) -> wire.BlockList | None:
-        response = await self._send(
+        response = await self._sender.send(
             b"GET",
             self._path(key),
             "list the blocks of",
@@ -675,7 +534,7 @@ class AzureService(Service):
         found: list[OpenUpload] = []
         marker, cut = "", len(self._prefix)
         while True:
-            page = await self._listed(
+            page = await self._lister.read(
                 prefix,
                 marker=marker,
                 size=self.capabilities.page_size,
@@ -695,8 +554,7 @@ class AzureService(Service):
                 return sorted(found, key=lambda upload: (upload.key, upload.upload_id))
 
     async def aclose(self) -> None:
-        await self._pool.aclose()
-        await self._token.close()
+        await self._sender.aclose()
 
     def _path(self, key: str) -> bytes:
         name = self._prefix + key
@@ -704,111 +562,6 @@ class AzureService(Service):
             wire.check_name(name, key)
             name = quote(name, safe="/")
         return b"%b/%b" % (self._container_path, name.encode())
-
-    def _with_sas(self, url: bytes) -> bytes:
-        return b"%b?%b" % (url, self._sas) if self._sas else url
-
-    async def _send(
-        self,
-        method: bytes,
-        path: bytes,
-        action: str,
-        key: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        headers: Sequence[tuple[bytes, bytes]] = (),
-        body: Any = None,
-        into: Any = None,
-        max_body_bytes: int | None = _MAX_ANSWER_BYTES,
-        accept: int = 0,
-        head_seconds: float | None = None,
-        is_conditional: bool = False,
-    ) -> Response:
-        """Send one request; with another token once more, where the service refuses the first.
-
-        Args:
-            method: Method.
-            path: Path, encoded.
-            action: What is asked, as a verb; errors say it.
-            key: Of what.
-            query: Parameters, not encoded.
-            headers: Headers of this request alone.
-            body: See `Pool.request`, as for `into`, `max_body_bytes` and `head_seconds`.
-            into: Where the answer goes.
-            max_body_bytes: Longest answer that is taken.
-            accept: A status beside 2xx that is an answer.
-            head_seconds: Time for the answer to begin.
-            is_conditional: It is to change the object only in a generation.
-        """
-        is_again = False
-        while True:
-            token = self._token.ready()
-            if token is WAIT:
-                token = await self._await_token(action, key)
-            if token != self._fixed_token:
-                self._fix_headers(token)
-            pairs = urlencode(query, quote_via=quote).encode() if query else b""
-            parameters = b"&".join(filter(None, (pairs, self._sas)))
-            try:
-                response = await self._pool.request(
-                    self._origin,
-                    method,
-                    b"%b?%b" % (path, parameters) if parameters else path,
-                    self._signed(method, path, query or {}, headers, body),
-                    body=body,
-                    into=into,
-                    max_body_bytes=max_body_bytes,
-                    head_seconds=head_seconds,
-                    fixed=self._fixed,
-                )
-            except (RuntimeError, TransportError) as exc:
-                raise self._failed(exc, action, key) from exc
-            if response.status != 401 or token is None or is_again:
-                break
-            self._token.refuse(token)
-            is_again = True
-        if 200 <= response.status < 300 or response.status == accept:
-            return response
-        raise self._refused(response, action, key, is_conditional=is_conditional)
-
-    def _signed(
-        self,
-        method: bytes,
-        path: bytes,
-        query: Mapping[str, str],
-        headers: Sequence[tuple[bytes, bytes]],
-        body: Any,
-    ) -> Sequence[tuple[bytes, bytes]]:
-        """Return the headers of a request with its signature, where an account key signs."""
-        if self._access.key is None:
-            return headers
-        pieces = () if body is None else body if isinstance(body, (list, tuple)) else (body,)
-        num_bytes = sum(memoryview(piece).nbytes for piece in pieces)
-        signed = (_VERSION, *headers)
-        return [
-            *headers,
-            *self._access.key.sign(method, path, query, signed, num_bytes=num_bytes),
-        ]
-
-    async def _await_token(self, action: str, key: str) -> str | None:
-        uri = self.uri(key)
-        try:
-            return await self._token.get()
-        except CredentialsError as exc:
-            raise CredentialsError(f"could not {action} {uri}: {exc}") from exc
-        except TransientError as exc:
-            raise TransientError(f"could not {action} {uri}: {exc}", uri=uri) from exc
-
-    def _fix_headers(self, token: str | None) -> None:
-        """Encode the headers that requests have in common; anew with each new token."""
-        headers = [_USER_AGENT, _VERSION]
-        self._fixed_token = token
-        if token is not None and is_sas(token):
-            self._sas = token.removeprefix("?").encode()
-        elif token is not None:
-            self._sas = b""
-            headers.append((b"Authorization", b"Bearer " + token.encode()))
-        self._fixed = FixedHeaders(headers)
 
     def _refuse_directory(self, response: Response, key: str) -> None:
         if wire.is_directory(response.headers):
@@ -838,37 +591,6 @@ class AzureService(Service):
             "Blob Storage; check the endpoint, and what stands between here and there",
             uri=uri,
             status=response.status,
-        )
-
-    def _failed(self, exc: Exception, action: str, key: str) -> StorageError:
-        """Return our error for one of the data plane; the one place where they are mapped."""
-        uri = self.uri(key)
-        if not isinstance(exc, TransportError):
-            return StorageError(f"could not {action} {uri}: the store was closed", uri=uri)
-        message = f"could not {action} {uri}: {exc}"
-        if isinstance(exc, (ProtocolError, CertificateError)):
-            return StorageError(message, uri=uri)
-        return TransientError(
-            message,
-            uri=uri,
-            num_bytes_received=exc.num_bytes_received,
-            generation=wire.etag_of(exc.head.headers) if exc.head else "",
-            maybe_done=exc.request_sent,
-        )
-
-    def _refused(
-        self, response: Response, action: str, key: str, *, is_conditional: bool = False
-    ) -> StorageError:
-        code, detail = wire.parse_error(response.headers, response.body)
-        retry_after = response.headers.get(b"retry-after")
-        return wire.error_of(
-            response.status,
-            action=action,
-            uri=self.uri(key),
-            code=code,
-            detail=detail,
-            retry_after=retry_after.decode("latin-1") if retry_after else None,
-            is_conditional=is_conditional,
         )
 
 

@@ -520,7 +520,7 @@ async def test_no_credential_appears_anywhere(
             said.append(repr(store))
             async with store:
                 service = service_of(store)
-                said += [repr(service), repr(service._access), repr(service._token)]
+                said += [repr(service), repr(service._sender._access), repr(service._sender._token)]
                 for call in (
                     store.get("a"),
                     store.head("a"),

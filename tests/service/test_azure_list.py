@@ -196,7 +196,7 @@ async def test_pages_of_what_was_sorted_are_given_one_by_one() -> None:
             token = ""
             for _ in range(9):
                 found = await service.list_page("", page_size=3, page_token=token)
-                service._sorted.clear()  # type: ignore[attr-defined]
+                service._lister._sorted.clear()  # type: ignore[attr-defined]
                 got += [meta.key for meta in found.objects]
                 token = found.next_token
                 if not token:

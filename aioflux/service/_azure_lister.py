@@ -1,0 +1,139 @@
+"""Listings of one container: pages in the order of keys, whatever the order of the service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aioflux._errors import StorageError, TransientError
+from aioflux.service import _azure_list as listing
+from aioflux.service._base import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aioflux.service._azure_send import Sender
+
+__all__ = ["Lister"]
+
+
+class Lister:
+    """Reads pages below a prefix; what is sorted as a whole is kept until it is given away."""
+
+    def __init__(
+        self, sender: Sender, path: bytes, prefix: str, *, uri: Callable[[str], str]
+    ) -> None:
+        """Take what is listed.
+
+        Args:
+            sender: Asks the service.
+            path: Path of the container.
+            prefix: What all names begin with; left out of keys.
+            uri: Returns the whole uri of a key.
+        """
+        self._sender = sender
+        self._path = path
+        self._prefix = prefix
+        self._uri = uri
+        self._sorted: dict[str, listing.ListedPage] = {}
+
+    async def page(
+        self,
+        prefix: str,
+        *,
+        start_offset: str,
+        end_offset: str,
+        delimiter: str,
+        page_token: str,
+        size: int,
+    ) -> Page:
+        """Read one page; see `Service.list_page`."""
+        marker, _, offset = page_token.rpartition(":")
+        found = self._sorted.pop(page_token, None)
+        if found is None:
+            found = await self.read(prefix, delimiter=delimiter, marker=marker, size=size)
+            if offset or listing.is_in_doubt(found):
+                found = await self._listed_to_the_end(prefix, delimiter, found, size)
+        whole = self._prefix + prefix
+        try:
+            page = listing.in_range(
+                found,
+                prefix=whole,
+                start=start_offset and self._prefix + start_offset,
+                end=end_offset and self._prefix + end_offset,
+            )
+        except ValueError as exc:
+            uri = self._uri(prefix)
+            raise StorageError(
+                f"could not list {uri}: the page is not what was asked for, {exc}", uri=uri
+            ) from exc
+        return self._page(page, marker, int(offset or 0), size)
+
+    def _page(self, page: listing.ListedPage, marker: str, offset: int, size: int) -> Page:
+        """Cut what was sorted as a whole into pages; others are one page already.
+
+        The token of such a page is where the sorting began, and how far it was given away.
+        """
+        blobs = page.blobs
+        token = f"{page.next_marker}:" if page.next_marker else ""
+        if not token and (offset or len(blobs) > size) and not page.prefixes:
+            blobs = page.blobs[offset : offset + size]
+            if offset + size < len(page.blobs):
+                token = f"{marker}:{offset + size}"
+                self._sorted.clear()
+                self._sorted[token] = page
+        cut = len(self._prefix)
+        return Page(
+            objects=listing.listing_of(blobs, prefix=self._prefix, root=self._uri("")),
+            prefixes=[name[cut:] for name in page.prefixes],
+            next_token=token,
+        )
+
+    async def _listed_to_the_end(
+        self, prefix: str, delimiter: str, first: listing.ListedPage, size: int
+    ) -> listing.ListedPage:
+        """Read all pages that follow one, and return them as one: what follows may belong before.
+
+        This keeps the rest of the listing in memory, and is what sorted listings cost here.
+        """
+        whole = first
+        while whole.next_marker:
+            page = await self.read(prefix, delimiter=delimiter, marker=whole.next_marker, size=size)
+            whole = listing.ListedPage(
+                whole.blobs + page.blobs, whole.prefixes + page.prefixes, page.next_marker
+            )
+        return whole
+
+    async def read(
+        self,
+        prefix: str,
+        *,
+        delimiter: str = "",
+        marker: str = "",
+        size: int,
+        include: str = "metadata",
+    ) -> listing.ListedPage:
+        """Read one page as the service has it."""
+        query = {
+            "restype": "container",
+            "comp": "list",
+            "include": include,
+            "maxresults": str(size),
+            "prefix": self._prefix + prefix,
+            "delimiter": delimiter,
+            "marker": marker,
+        }
+        query = {name: value for name, value in query.items() if value}
+        response = await self._sender.send(b"GET", self._path, "list", prefix, query=query)
+        try:
+            page = listing.parse_page(response.body)
+        except ValueError as exc:
+            uri = self._uri(prefix)
+            raise TransientError(
+                f"could not list {uri}: the answer is not a listing ({exc})", uri=uri
+            ) from exc
+        if page.next_marker and page.next_marker == marker:
+            uri = self._uri(prefix)
+            raise StorageError(
+                f"could not list {uri}: the next page is the same one again", uri=uri
+            )
+        return page
