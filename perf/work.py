@@ -144,7 +144,8 @@ class Work:
     """Its function: `get_many`, `get_one`, `get_into`, `put_many` or `put_one`; `list_all` or
     `parse_all`; `load`, `stream`, `load_first` or `load_again`; `save_state` or `load_state`;
     `compress`, `decompress`, `save_compressed`, `save_plain`, `load_compressed` or `load_plain`;
-    `save_dcp`, `load_dcp` or `reshard_dcp`; `stage`, `train_alone` or `train_saving`; `lines`."""
+    `save_dcp`, `load_dcp` or `reshard_dcp`; `stage`, `train_alone` or `train_saving`;
+    `lines` or `lines_loader`."""
     url: str
     """Root of the server, `http://` or `https://`."""
     ca_file: str = ""

@@ -19,10 +19,12 @@ class Lines:
 
     Args:
         make: Builds the dataset of some work.
+        has_batches: Whether it makes batches by itself.
     """
 
-    def __init__(self, make: Callable[[Work], Any]) -> None:
+    def __init__(self, make: Callable[[Work], Any], *, has_batches: bool = False) -> None:
         self._make = make
+        self._has_batches = has_batches
         self._made: dict[Work, Any] = {}
 
     def prepare(self, work: Work) -> None:
@@ -34,6 +36,12 @@ class Lines:
         if work not in self._made:
             self.prepare(work)
         dataset, num_bytes = self._made.pop(work), 0
-        for batch in DataLoader(dataset, batch_size=work.batch_size, num_workers=work.num_workers):
+        size = None if self._has_batches else work.batch_size
+        collate = _as_it_is if self._has_batches else None
+        for batch in DataLoader(dataset, size, num_workers=work.num_workers, collate_fn=collate):
             num_bytes += sum(map(len, batch)) + len(batch)
         return num_bytes
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -104,26 +104,31 @@ class Lines(Scenario):
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
-        return duels(self.rivals, self._turn, ours=_OURS_OF_LINES)
+        ours = self._turn(_OURS_OF_LINES)
+        by_loader = self._turn(_OURS_OF_LINES, "lines_loader")
+        return (
+            *duels(self.rivals, self._turn, ours=_OURS_OF_LINES),
+            Match(ours=ours, theirs=by_loader, label="loader's batches"),
+        )
 
     def toy(self) -> Self:
         """See base class."""
         return replace(self, size_bytes=100_000, num_objects=2)
 
-    def _turn(self, rival: Rival) -> Turn:
+    def _turn(self, rival: Rival, operation: str = "lines") -> Turn:
         work = Work(
             peer=rival.peer,
-            operation="lines",
+            operation=operation,
             url="",
             size_bytes=self.size_bytes,
-            num_objects=self.num_objects,
+            num_objects=rival.num_objects(self.num_objects),
             batch_size=self.batch_size,
             num_workers=self.num_workers,
         )
         warm_up = work.warm_up()
         shards = {(each.size_bytes, each.num_objects) for each in (work, warm_up)}
         # A pair that warms up takes a tenth of the shards, and one at least.
-        shards |= {(self.size_bytes, max(1, round(0.1 * self.num_objects)))}
+        shards |= {(self.size_bytes, max(1, round(0.1 * work.num_objects)))}
         return Turn(work=work, server=ServerSpec(kind="embedded", lines=tuple(sorted(shards))))
 
 
@@ -174,7 +179,7 @@ def _set(size_bytes: int, num_objects: int) -> dict[str, Any]:
 
 
 _FSSPEC = (
-    Rival(peer="s3fs_lines", at_least=3.0),
+    Rival(peer="s3fs_lines", at_least=3.0, share=0.25),
     Rival(peer="s3torchconnector_data", at_least=1.0),
 )
 SCENARIOS: tuple[Scenario, ...] = (

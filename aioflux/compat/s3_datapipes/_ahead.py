@@ -119,7 +119,11 @@ class Ahead:
         return turn.stream or self._stream(turn, turn.large)
 
     def _stream(self, turn: _Turn, meta: ObjectMeta) -> ObjectStream:
-        return open_stream(turn.lane.store, meta, read_ahead_bytes=self._buffer_bytes)
+        store = turn.lane.store
+        if meta.crc32c is None and store.transfer.verify:
+            # Listings of S3 tell no checksums: without one, nobody could compare the stream's end.
+            meta = store.head(meta)
+        return open_stream(store, meta, read_ahead_bytes=self._buffer_bytes)
 
     def _begin_next(self) -> None:
         """Have the next one under way where it is a stream; lanes look ahead by themselves."""

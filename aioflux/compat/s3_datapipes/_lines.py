@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from torch.utils.data.datapipes._decorator import functional_datapipe
 from torch.utils.data.datapipes.datapipe import IterDataPipe
@@ -11,11 +12,58 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["LineReader"]
+__all__ = ["LineReader", "split_lines"]
+
+_BLOCK_BYTES = 1024 * 1024
+"""What is split into lines at once: of lines of 1.6 kB it takes half the time of reading each."""
+
+
+class _Lines:
+    """The iteration of `LineReader`.
+
+    It stands in a class that is no DataPipe, because torch wraps the `__iter__` of those to keep
+    count of one iterator at a time: that takes 3 us for each line, and more than all that is done
+    here. Iterators of this one know nothing of each other.
+    """
+
+    source_datapipe: Iterable[tuple[str, Any]]
+    _skip_lines: int
+    _strips: bool
+    _decodes: bool
+    _encoding: str
+    _errors: str
+    _has_path: bool
+
+    def __iter__(self) -> Iterator[Any]:
+        """Read one file after the other; each is closed at its end."""
+        for path, file in self.source_datapipe:
+            lines = self._prepared(file)
+            if self._has_path:
+                for line in lines:
+                    yield path, line
+            else:
+                yield from lines
+            file.close()
+
+    def _prepared(self, file: Any) -> Iterator[Any]:
+        # A wrapper's own loop costs as much as the reading of a short line.
+        source = getattr(file, "file_obj", file)
+        is_split = self._strips and isinstance(source, (io.BytesIO, io.BufferedReader))
+        lines: Iterator[Any] = split_lines(source) if is_split else iter(source)
+        if self._skip_lines:
+            lines = islice(lines, self._skip_lines, None)
+        if self._strips and not is_split:
+            lines = (line.strip("\r\n" if isinstance(line, str) else b"\r\n") for line in lines)
+        if self._decodes:
+            lines = (self._decoded(line) for line in lines)
+        return lines
+
+    def _decoded(self, line: Any) -> str:
+        return str(line) if isinstance(line, str) else line.decode(self._encoding, self._errors)
 
 
 @functional_datapipe("readlines")
-class LineReader(IterDataPipe[Any]):
+class LineReader(_Lines, IterDataPipe[Any]):
     """Yields each line of each `(path, file)`, as `(path, line)` or as the line alone.
 
     Args:
@@ -47,27 +95,22 @@ class LineReader(IterDataPipe[Any]):
         self._errors = errors
         self._has_path = return_path
 
-    def __iter__(self) -> Iterator[Any]:
-        """Read one file after the other; each is closed at its end."""
-        for path, file in self.source_datapipe:
-            lines = self._prepared(file)
-            if self._has_path:
-                for line in lines:
-                    yield path, line
-            else:
-                yield from lines
-            file.close()
 
-    def _prepared(self, file: Any) -> Iterator[Any]:
-        # A wrapper's own loop costs as much as the reading of a short line.
-        lines: Iterator[Any] = iter(getattr(file, "file_obj", file))
-        if self._skip_lines:
-            lines = islice(lines, self._skip_lines, None)
-        if self._strips:
-            lines = (line.strip("\r\n" if isinstance(line, str) else b"\r\n") for line in lines)
-        if self._decodes:
-            lines = (self._decoded(line) for line in lines)
-        return lines
-
-    def _decoded(self, line: Any) -> str:
-        return str(line) if isinstance(line, str) else line.decode(self._encoding, self._errors)
+def split_lines(file: BinaryIO, *, block_bytes: int = _BLOCK_BYTES) -> Iterator[bytes]:
+    """Yield the lines of a binary file as `line.strip` leaves them without their ends."""
+    begun: list[bytes] = []
+    while block := file.read(block_bytes):
+        lines = block.split(b"\n")
+        last = lines.pop()
+        if not lines:
+            begun.append(last)
+            continue
+        if begun:
+            begun.append(lines[0])
+            lines[0] = b"".join(begun)
+            begun.clear()
+        if last:
+            begun.append(last)
+        yield from [line.strip(b"\r") for line in lines]
+    if begun:
+        yield b"".join(begun).strip(b"\r")

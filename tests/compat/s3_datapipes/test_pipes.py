@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import pickle
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from aioflux import (
@@ -29,6 +32,7 @@ from aioflux.compat.s3_datapipes import (
     S3FileSaver,
     StreamWrapper,
 )
+from aioflux.compat.s3_datapipes._lines import split_lines
 from aioflux.compat.s3_datapipes._options import in_region
 
 if TYPE_CHECKING:
@@ -287,6 +291,16 @@ def test_lines_are_those_of_torchdata() -> None:
     assert read(return_path=False, strip_newline=False) == [b"1\r\n", b"2\n", b"\xff3"]
     assert read(return_path=False, decode=True) == ["1", "2", "3"]
     assert read(return_path=False, decode=True, encoding="latin-1") == ["1", "2", "\xff3"]
+
+
+@given(
+    st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n"]), max_size=20),
+    st.integers(1, 6),
+)
+def test_lines_that_are_split_are_those_that_are_read(pieces: list[bytes], size: int) -> None:
+    data = b"".join(pieces)
+    expected = [line.strip(b"\r\n") for line in io.BytesIO(data)]
+    assert list(split_lines(io.BytesIO(data), block_bytes=size)) == expected
 
 
 # --- cache --------------------------------------------------------------------------------------
