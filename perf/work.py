@@ -332,6 +332,8 @@ def measure(work: Work, *, wait: Callable[[], None] = lambda: None) -> dict[str,
         server_cpu_seconds = cpu_seconds_of(work.server_pids) - server_begun
         # The question after it is counted, too.
         num_requests = max(0, _num_requests(work) - num_requests - 1)
+        peak_bytes = resident_bytes("VmHWM")
+    getattr(adapter, "finish", _nothing)(work)
     told = Told(*moved) if isinstance(moved, tuple) else Told(moved)
     return {
         "seconds": seconds,
@@ -344,8 +346,12 @@ def measure(work: Work, *, wait: Callable[[], None] = lambda: None) -> dict[str,
         "stored_bytes": told.stored_bytes,
         "idle_bytes": idle_bytes,
         # The kernel sums its counts up now and then only: the mark may lag behind.
-        "peak_bytes": max(idle_bytes, resident_bytes("VmHWM")),
+        "peak_bytes": max(idle_bytes, peak_bytes),
     }
+
+
+def _nothing(_: Work) -> None:
+    """Do what most adapters do when all is measured."""
 
 
 async def _coroutine(operation: Callable[[Work], Awaitable[Moved]], work: Work) -> Moved:

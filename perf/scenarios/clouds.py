@@ -269,6 +269,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Nebula(
         name="nebula-1GiB",
-        rivals=(Rival(peer="aioflux_torch_save", at_least=50.0),),
+        rivals=(Rival(peer="gcsfs_checkpoint", at_least=50.0), Rival(peer="aioflux_torch_save")),
     ),
 )
