@@ -36,6 +36,7 @@ from aioflux._errors import (
 from aioflux._meta import OpenUpload
 from aioflux.auth._azure import open_access
 from aioflux.http import ConnectionLostError, Origin, open_pool
+from aioflux.service import _azure_batch as batch
 from aioflux.service import _azure_read as reading
 from aioflux.service import _azure_wire as wire
 from aioflux.service._azure_copy import wait_for_copy
@@ -77,6 +78,7 @@ class AzureService(Service):
         max_part_size_bytes=4000 * MIB,
         max_parts=50_000,
         page_size=5000,
+        delete_page_size=batch.MAX_DELETES,
         list_ranges=False,
         part_checksums=False,
     )
@@ -102,7 +104,10 @@ class AzureService(Service):
         origin = Origin.from_url(url)
         self._container_path = f"{_root_path(url, account)}/{quote(container, safe='')}".encode()
         self.capabilities = replace(
-            AzureService.capabilities, guarded_transport=origin.scheme == "https"
+            AzureService.capabilities,
+            guarded_transport=origin.scheme == "https",
+            # Emulators know no batch that is authorized by the SAS token of an account.
+            delete_page_size=0 if access.sas else batch.MAX_DELETES,
         )
         pool = open_pool(
             origin, max_connections=max_connections, timeouts=timeouts, ssl_context=ssl_context
@@ -331,6 +336,38 @@ class AzureService(Service):
         )
         if response.num_bytes or response.status != 202:
             raise self._foreign("delete", key, response)
+
+    async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
+        action = "delete objects of"
+        requests: list[tuple[bytes, Sequence[tuple[bytes, bytes]]]] = []
+        for source in sources:
+            path = self._path(source.key)
+            headers = [wire.match_header(source.generation)] if source.generation else []
+            signed = self._sender.sign(b"DELETE", path, headers)
+            requests.append((self._sender.with_sas(path), signed))
+        response = await self._sender.send(
+            b"POST",
+            self._container_path,
+            action,
+            "",
+            query={"restype": "container", "comp": "batch"},
+            headers=[batch.batch_type()],
+            body=batch.batch_body(requests),
+        )
+        try:
+            told = response.headers.get(b"content-type", b"")
+            answers = batch.parse_batch(told, response.body)
+            found = [answers[number] for number in range(len(sources))]
+        except (KeyError, ValueError) as exc:
+            uri = self.uri()
+            raise TransientError(
+                f"could not {action} {uri}: the answer is none ({exc})", uri=uri, maybe_done=True
+            ) from exc
+        return {
+            source.key: self._sender.refused(answer, "delete", source.key)
+            for source, answer in zip(sources, found, strict=True)
+            if answer.status != 202
+        }
 
     async def list_page(
         self,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from aioflux.auth._azure import AzureAccess
     from aioflux.http import Connection, Origin, RequestPool, Response, Waiter
+    from aioflux.service._azure_batch import SubAnswer
 
 __all__ = ["Sender"]
 
@@ -173,7 +174,7 @@ class Sender:
         )
 
     def refused(
-        self, response: Response, action: str, key: str, *, is_conditional: bool = False
+        self, response: Response | SubAnswer, action: str, key: str, *, is_conditional: bool = False
     ) -> StorageError:
         code, detail = wire.parse_error(response.headers, response.body)
         retry_after = response.headers.get(b"retry-after")

@@ -51,6 +51,7 @@ OPERATIONS: dict[str, Callable[[AzureService], Awaitable[object]]] = {
     "get": lambda service: service.get("a"),
     "put": lambda service: service.put("b", b"1", crc32c=1, precondition=ANY),
     "delete": lambda service: service.delete("a"),
+    "delete_page": lambda service: service.delete_page([Source(key="a")]),
     "list": lambda service: service.list_page(""),
     "copy": lambda service: service.copy(Source(key="a"), "b", precondition=ANY),
     "put_part": lambda service: service.put_part("b", "0" * 32, 1, (b"1",), offset=0, crc32c=1),
@@ -311,6 +312,44 @@ async def test_compose_is_refused_with_what_to_do(place: AzurePlace) -> None:
     async with place.open() as store:
         with pytest.raises(StorageError, match="open_writer"):
             await store.compose("a", ["b"])
+
+
+# --- many deletes ------------------------------------------------------------------------
+
+
+async def test_one_request_deletes_many(place: AzurePlace) -> None:
+    """Each in the generation that was seen; what was missing or replaced is told."""
+    keys = [f"d/{at:02}" for at in range(20)]
+    for key in [*keys, "e/e\u0301 %20"]:
+        place.write(key, b"1")
+    async with place.open() as store:
+        metas = await store.list_all()
+        place.write("d/07", b"other")
+        before = store.stats.num_requests
+        result = await store.delete_many([*metas, "none"])
+        assert store.stats.num_requests == before + 2  # a listing, and the batch
+        assert (len(result.deleted), result.missing) == (20, ("none",))
+        assert set(result.errors) == {"d/07"}
+        assert isinstance(result.errors["d/07"], PreconditionFailedError)
+        assert [meta.key for meta in await store.list_all()] == ["d/07"]
+        service = service_of(store)
+        seen = (await store.head("d/07")).generation
+        failed = await service.delete_page(
+            [Source(key="none"), Source(key="d/07", generation="0x1"), Source(key="x")]
+        )
+        assert isinstance(failed["none"], NotFoundError)
+        assert isinstance(failed["d/07"], PreconditionFailedError)
+        assert await service.delete_page([Source(key="d/07", generation=seen)]) == {}
+
+
+async def test_with_a_sas_token_many_are_deleted_one_by_one(azurite: Azurite) -> None:
+    place = AzurePlace(azurite, credentials=account_sas(azurite))
+    keys = [f"{at:02}" for at in range(12)]
+    for key in keys:
+        place.write(key, b"1")
+    async with place.open() as store:
+        assert (await store.delete_many(await store.list_all())).deleted == tuple(keys)
+    place.close()
 
 
 # --- other answers -----------------------------------------------------------------------

@@ -18,6 +18,7 @@ from aioflux import (
     StorageError,
     TransientError,
 )
+from aioflux.service import _azure_batch as batch
 from aioflux.service import _azure_read as reading
 from aioflux.service import _azure_wire as wire
 from aioflux.service._base import Precondition
@@ -225,6 +226,46 @@ def test_what_must_have_a_generation_and_is_not_there_has_not_got_it() -> None:
 
     assert isinstance(error("BlobNotFound"), PreconditionFailedError)
     assert isinstance(error("ContainerNotFound"), NotFoundError)
+
+
+# --- batches -----------------------------------------------------------------------------
+
+
+def test_a_batch_is_requests_in_parts() -> None:
+    body = batch.batch_body([(b"/a/c/k", [(b"If-Match", b"e")]), (b"/a/c/l?sig=1", [])])
+    assert batch.batch_type()[1].endswith(b"boundary=batch_aioflux")
+    first, second = body.split(b"--batch_aioflux")[1:3]
+    assert b"Content-ID: 0\r\n\r\nDELETE /a/c/k HTTP/1.1\r\nIf-Match: e\r\n" in first
+    assert b"Content-ID: 1\r\n\r\nDELETE /a/c/l?sig=1 HTTP/1.1\r\n" in second
+    assert body.endswith(b"\r\n\r\n--batch_aioflux--\r\n")
+
+
+ANSWERS = (
+    b"--x\r\nContent-Type: application/http\r\nContent-ID: 1\r\n\r\n"
+    b"HTTP/1.1 404 Not here\r\nx-ms-error-code: BlobNotFound\r\n\r\n<Error/>\r\n"
+    b"--x\r\nContent-ID: 0\r\n\r\nHTTP/1.1 202 Accepted\r\nx-ms-version: 1\r\n\r\n\r\n--x--"
+)
+
+
+@pytest.mark.parametrize("told", [b"multipart/mixed; boundary=x", b'Multipart/Mixed; Boundary="x"'])
+def test_answers_of_a_batch_are_told_by_number(told: bytes) -> None:
+    found = batch.parse_batch(told, ANSWERS)
+    assert found[0] == (202, {b"x-ms-version": b"1"}, b"")
+    assert found[1] == (404, {b"x-ms-error-code": b"BlobNotFound"}, b"<Error/>")
+
+
+@pytest.mark.parametrize(
+    ("told", "data", "says"),
+    [
+        (b"text/html", ANSWERS, "several parts"),
+        (b"a/b; boundary=x", ANSWERS[:-3], "cut off"),
+        (b"a/b; boundary=x", ANSWERS.replace(b"HTTP/1.1 404", b"FTP"), "no answer to a request"),
+        (b"a/b; boundary=x", ANSWERS.replace(b"-ID: 1", b"-ID: x"), "no answer to a request"),
+    ],
+)
+def test_what_is_no_answer_to_a_batch_is_refused(told: bytes, data: bytes, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        batch.parse_batch(told, data)
 
 
 # --- answers to reads --------------------------------------------------------------------

@@ -1,0 +1,90 @@
+"""Blob Batch: many deletes in one request, each with its own condition and answer. No I/O.
+
+A batch is MIME parts, each of which is a request of HTTP, as its answer is parts that are answers.
+Source: learn.microsoft.com/rest/api/storageservices/blob-batch.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["MAX_DELETES", "SubAnswer", "batch_body", "batch_type", "parse_batch"]
+
+MAX_DELETES = 256
+"""Requests in one batch."""
+_BOUNDARY = b"batch_aioflux"
+_TOLD_BOUNDARY = re.compile(rb'boundary="?([^";]+)"?', re.IGNORECASE)
+_STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})")
+
+
+class SubAnswer(NamedTuple):
+    """The answer to one request of a batch."""
+
+    status: int
+    """HTTP status."""
+    headers: Mapping[bytes, bytes]
+    """Headers, names in lower case."""
+    body: bytes
+    """Body."""
+
+
+def batch_type() -> tuple[bytes, bytes]:
+    """Return the header that says what `batch_body` is."""
+    return b"Content-Type", b"multipart/mixed; boundary=" + _BOUNDARY
+
+
+def batch_body(requests: Sequence[tuple[bytes, Sequence[tuple[bytes, bytes]]]]) -> bytes:
+    """Return the body of a batch.
+
+    Args:
+        requests: Target and headers of each delete, authorized.
+    """
+    parts: list[bytes] = []
+    for number, (target, headers) in enumerate(requests):
+        lines = [
+            b"--" + _BOUNDARY,
+            b"Content-Type: application/http",
+            b"Content-Transfer-Encoding: binary",
+            b"Content-ID: %d" % number,
+            b"",
+            b"DELETE %b HTTP/1.1" % target,
+            *(b"%b: %b" % header for header in headers),
+            b"Content-Length: 0",
+            b"",
+            b"",
+        ]
+        parts.append(b"\r\n".join(lines))
+    return b"".join(parts) + b"--" + _BOUNDARY + b"--\r\n"
+
+
+def parse_batch(content_type: bytes, data: bytes | bytearray | memoryview) -> dict[int, SubAnswer]:
+    """Return the answers of a batch, by the numbers of their requests.
+
+    Raises:
+        ValueError: It is no answer to a batch.
+    """
+    told = _TOLD_BOUNDARY.search(content_type)
+    if told is None:
+        raise ValueError("the answer is not one of several parts")
+    answers: dict[int, SubAnswer] = {}
+    for part in bytes(data).split(b"--" + told[1])[1:]:
+        if part.startswith(b"--"):
+            return answers
+        head, _, message = part.lstrip(b"\r\n").partition(b"\r\n\r\n")
+        number = _headers(head.split(b"\r\n")).get(b"content-id", b"")
+        inner, _, body = message.partition(b"\r\n\r\n")
+        first, *lines = inner.split(b"\r\n")
+        status = _STATUS.match(first)
+        if status is None or not number.isdigit():
+            raise ValueError("a part of the answer is no answer to a request")
+        answers[int(number)] = SubAnswer(int(status[1]), _headers(lines), body.rstrip(b"\r\n"))
+    raise ValueError("the answer was cut off")
+
+
+def _headers(lines: Sequence[bytes]) -> dict[bytes, bytes]:
+    pairs = (line.partition(b":") for line in lines)
+    return {name.strip().lower(): value.strip() for name, _, value in pairs if name.strip()}
