@@ -243,7 +243,8 @@ class ObjectWriter:
         return ValueError(f"{self._uri} is written through a closed writer")
 
     def _part_size(self) -> int:
-        return plan_part_size(len(self._parts) + 1, self._session.options.part_size_bytes)
+        planned = plan_part_size(len(self._parts) + 1, self._session.options.part_size_bytes)
+        return min(planned, self._session.service.capabilities.max_part_size_bytes)
 
     async def _clean_up(self) -> None:
         """End the upload. May be cut short and begun anew."""

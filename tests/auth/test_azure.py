@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -270,6 +272,24 @@ async def test_a_token_that_does_not_come_says_why(
     with pytest.raises(error, match=says) as raised:
         await AzureToken(credential(failure)).get()
     assert "long story" not in str(raised.value)
+
+
+async def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "azure.identity", None)
+    with pytest.raises(CredentialsError, match=r"pip install 'aioflux\[azure\]'"):
+        await AzureToken().get()
+
+
+def test_nothing_of_azure_is_imported_before_a_token_is_needed() -> None:
+    program = (
+        "import sys, aioflux\n"
+        "from aioflux.service import _azure\n"
+        "from aioflux.auth._azure import open_access\n"
+        f"open_access('acct', {KEY!r}, is_http=False, environ={{}})\n"
+        "open_access('acct', None, is_http=False, environ={})\n"
+        "sys.exit(any(name.partition('.')[0] == 'azure' for name in sys.modules))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 # --- secrets -----------------------------------------------------------------------------

@@ -314,6 +314,94 @@ async def test_compose_is_refused_with_what_to_do(place: AzurePlace) -> None:
             await store.compose("a", ["b"])
 
 
+# --- faults on the wire ------------------------------------------------------------------
+
+
+async def test_a_body_that_breaks_off_is_resumed_in_its_generation() -> None:
+    data = bytes(range(256)) * 8192  # 2 MiB: of smaller ones nothing is kept
+    heads: list[bytes] = []
+
+    async def script(peer: Peer) -> None:
+        while True:
+            head, _ = await peer.read_request()
+            heads.append(head)
+            first, _, last = head.partition(b"bytes=")[2].partition(b"\r\n")[0].partition(b"-")
+            start, end = int(first), min(int(last) + 1, len(data))
+            answer = ok(
+                data[start:end],
+                b'ETag: "0x1"',
+                b"x-ms-request-id: 1",
+                b"Content-Range: bytes %d-%d/%d" % (start, end - 1, len(data)),
+                status=b"206 Partial Content",
+            )
+            if len(heads) == 1:
+                await peer.send(answer[: len(answer) // 2])
+                peer.reset()
+                return
+            await peer.send(answer)
+
+    retry = RetryPolicy(initial_seconds=1e-4, max_seconds=1e-3)
+    never = TransferOptions(verify_ranges="never")
+    async with serving(script) as (_, origin):
+        url = f"http://127.0.0.1:{origin.port}"
+        settings = {"credentials": KEY, "retry": retry, "transfer": never}
+        async with aioflux.open_store("az://acct/c", endpoint_url=url, **settings) as store:
+            assert await store.get("a") == data
+            assert store.stats.num_retries == 1
+    assert all(b'If-Match: "0x1"' in head for head in heads[1:])
+
+
+async def test_a_busy_service_is_given_its_time() -> None:
+    busy = ok(b"", b"x-ms-error-code: ServerBusy", b"Retry-After: 0", status=b"503 Busy")
+    script = answering(busy, ok(b"", b'ETag: "0x1"', status=b"201 Created"))
+    retry = RetryPolicy(initial_seconds=1e-4, max_seconds=1e-3)
+    async with serving(script) as (_, origin):
+        url = f"http://127.0.0.1:{origin.port}"
+        async with aioflux.open_store(
+            "az://acct/c", endpoint_url=url, credentials=KEY, retry=retry
+        ) as store:
+            assert (await store.put("a", b"1")).generation == "0x1"
+            assert (store.stats.num_throttled, store.stats.num_retries) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("answers", "error", "says"),
+    [
+        ([ok(status=b"416 Range"), ok(b"", b'ETag: "0x1"')], None, ""),
+        (
+            [ok(status=b"416 Range"), ok(b"", b'ETag: "0x1"').replace(b"th: 0", b"th: 9")],
+            TransientError,
+            "it has 9 bytes",
+        ),
+        (
+            [ok(b"x", b'ETag: "0x1"', b"x-ms-request-id: 1", b"Content-MD5: x")],
+            TransientError,
+            "what the service told",
+        ),
+        ([ok(b"toolong", b'ETag: "0x1"', b"x-ms-request-id: 1")], StorageError, "az://acct"),
+    ],
+)
+async def test_answers_to_reads_are_not_believed_blindly(
+    answers: list[bytes], error: type[Exception] | None, says: str
+) -> None:
+    async with (
+        serving(answering(*answers)) as (_, origin),
+        opened(f"http://127.0.0.1:{origin.port}") as service,
+    ):
+        if error is None:
+            assert (await service.get("a", start=0, end=5)).size == 0
+        else:
+            with pytest.raises(error, match=says):
+                await service.get("a", start=0, end=5)
+
+
+async def test_a_closed_service_says_so(azurite: Azurite) -> None:
+    async with opened(azurite.url, account=azurite.account) as service:
+        pass
+    with pytest.raises(StorageError, match="the store was closed"):
+        await service.head("a")
+
+
 # --- many deletes ------------------------------------------------------------------------
 
 
