@@ -101,7 +101,7 @@ def list_checkpoints(persist_path: Path = None) -> dict[str, dict[str, Any]]:
         told = {
             "tag": found.tag,
             "time": moment.isoformat().replace("+00:00", "Z"),
-            "size_bytes": found.sources[0].size_bytes,
+            "size_bytes": found.size_bytes,
             "files": found.names,
             "places": [source.place for source in found.sources],
         }

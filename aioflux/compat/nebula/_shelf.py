@@ -144,7 +144,13 @@ class Shelf:
         return None
 
     def ask(self, owner: int, size: int) -> Grant:
-        """Find room for a part; what has to give way is dropped."""
+        """Find room for a part; what has to give way is dropped.
+
+        The part is of one more version: an older one goes before it, whose warm memory it takes.
+        """
+        for version in self.versions[:-1]:
+            if len(self.versions) >= self.retention and self._may_go(version):
+                self._evict(version)
         used = self._used_pieces()
         fitting = [
             each

@@ -138,8 +138,13 @@ class Found:
 
     @property
     def names(self) -> list[str]:
-        """Names of the parts."""
-        return sorted(self.sources[0].names)
+        """Names of the parts; memory has those of its node alone."""
+        return sorted({name for source in self.sources for name in source.names})
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all parts."""
+        return max(source.size_bytes for source in self.sources)
 
     def is_valid(self) -> bool:
         """Tell whether all of it is in one place at least; those that lack something are left."""
@@ -158,11 +163,13 @@ class Found:
             try:
                 return source.load(name, map_location=map_location, weights_only=weights_only)
             except KeyError:
-                raise CheckpointNotFoundError(
-                    f"{self.tag} has no {name!r}; it has {', '.join(self.names)}"
-                ) from None
+                continue  # memory of a node that has others
             except CheckpointCorruptError as exc:
                 failures.append(exc)
+        if not failures:
+            raise CheckpointNotFoundError(
+                f"{self.tag} has no {name!r}; it has {', '.join(self.names)}"
+            )
         error = CheckpointCorruptError(
             f"{name!r} of {self.tag} can be loaded from nowhere; load an earlier tag"
         )

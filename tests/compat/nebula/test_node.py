@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 from aioflux._errors import CheckpointError
+from aioflux.checkpoint import verify
 from aioflux.compat import nebula as nm
 from aioflux.compat.nebula import _run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from aioflux.testing import GCSServer
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 class Trainer:
     """One process of `trainer`."""
 
-    def __init__(self, rank: int, world_size: int, meeting: Path) -> None:
+    def __init__(self, rank: int, world_size: int, meeting: Path, node: str = "") -> None:
         settings = {"rank": rank, "world_size": world_size, "meeting": str(meeting)}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.compat.nebula.trainer", json.dumps(settings)],
@@ -33,6 +36,7 @@ class Trainer:
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
+            env={**os.environ, **({"AIOFLUX_NEBULA_DIR": node} if node else {})},
         )
 
     def tell(self, command: str, /, **arguments: Any) -> Self:
@@ -64,9 +68,9 @@ class Trainer:
 def start(node: Path, tmp_path: Path) -> Iterator[Callable[..., list[Trainer]]]:
     started: list[Trainer] = []
 
-    def begin(world_size: int = 1) -> list[Trainer]:
+    def begin(world_size: int = 1, nodes: tuple[str, ...] = ("", "")) -> list[Trainer]:
         meeting = tmp_path / f"meet-{len(started)}"
-        trainers = [Trainer(rank, world_size, meeting) for rank in range(world_size)]
+        trainers = [Trainer(rank, world_size, meeting, nodes[rank]) for rank in range(world_size)]
         started.extend(trainers)
         for each in trainers:
             assert each.hear() == (True, "ready")
@@ -177,6 +181,45 @@ def test_ranks_commit_together(start: Callable[..., list[Trainer]], tmp_path: Pa
     for rank in ranks:
         rank.end()
         assert rank.process.returncode == 0
+
+
+def test_nodes_commit_together(
+    start: Callable[..., list[Trainer]], node: Path, tmp_path: Path, server: GCSServer
+) -> None:
+    """Each keeper stores the parts of its node, and one commit names them all."""
+    elsewhere = node / "other"
+    elsewhere.mkdir(mode=0o700)
+    ranks = start(2, ("", str(elsewhere)))
+    settings = {"persistent_storage_path": "gs://bucket/run", "persistent_time_interval": 1000}
+    for number, rank in enumerate(ranks):
+        rank.ask("init", **settings)
+        rank.ask("begin", tag="a", num_of_files=-2)
+        rank.ask("save", tag="a", name=f"rank{number}", number=number)
+    for rank in ranks:
+        rank.tell("commit", tag="a")
+    assert [rank.hear() for rank in ranks] == [(True, True)] * 2
+    for rank in ranks:
+        rank.tell("flush")
+    assert [rank.hear() for rank in ranks] == [(True, None)] * 2
+    told = [rank.ask("latest", name="rank0") for rank in ranks]
+    assert [each[:2] for each in told] == [["a", 0.0]] * 2
+    assert verify("gs://bucket/run/a", deep=True).num_objects == 2
+
+    # Not yet persisted: each node has a part of it in memory, and no node all.
+    for number, rank in enumerate(ranks):
+        rank.ask("begin", tag="b", num_of_files=-2)
+        rank.ask("save", tag="b", name=f"rank{number}", number=number)
+    for rank in ranks:
+        rank.tell("commit", tag="b")
+    assert [rank.hear() for rank in ranks] == [(True, True)] * 2
+    assert [rank.ask("latest", name="rank0")[0] for rank in ranks] == ["a", "a"]
+    # The end of the training: every node saves its share of the newest, and ends.
+    for rank in ranks:
+        rank.tell("shutdown")
+    assert [rank.hear() for rank in ranks] == [(True, None)] * 2
+    for rank in ranks:
+        rank.end()
+    assert verify("gs://bucket/run/b", deep=True).is_valid
 
 
 def test_a_forked_process_has_a_connection_of_its_own(node: Path, tmp_path: Path) -> None:

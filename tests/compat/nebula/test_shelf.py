@@ -40,6 +40,15 @@ def test_what_is_free_is_used_again_by_its_owner() -> None:
     assert shelf.ask(1, MIB).kind == "reuse"
 
 
+def test_as_many_pieces_as_versions_are_kept_are_enough() -> None:
+    """Warm memory is used again: two copies for two versions, and no third for the next."""
+    shelf = Shelf(100 * MIB, retention=2, num_places=0)
+    for tag in "abcdef":
+        keep(shelf, 1, tag, "x", MIB)
+    assert len(shelf.pieces) == 2
+    assert [version.tag for version in shelf.versions] == ["e", "f"]
+
+
 def test_what_is_free_gives_way_to_another_process() -> None:
     shelf = Shelf(3 * MIB, retention=1, num_places=0)
     for tag in "ab":

@@ -52,6 +52,10 @@ def do_flush() -> None:
     nm.flush_persistence()
 
 
+def do_shutdown() -> None:
+    nm.shutdown()
+
+
 def do_latest(name: str) -> Any:
     found = nm.get_latest_checkpoint()
     if found is None:
