@@ -95,6 +95,7 @@ class S3Service(Service):
             S3Service.capabilities, guarded_transport=self._sender.is_guarded
         )
         self._num_not_guessed = 0
+        self._guesses_under_way: set[Exchange] = set()
         # Listings come out of order: they are read whole, and sorted here.
         self._is_unsorted = False
         # What is left of such listings, by the tokens of their next pages.
@@ -164,9 +165,12 @@ class S3Service(Service):
             return None  # `get` says so
         is_guess = not generation and self._guesses(end)
         asked = b"" if is_guess else reading.byte_range(0, end, pin)
-        return self._sender.begin(
+        exchange = self._sender.begin(
             self._path(key), wire.version_query(pin), pin, asked, end=end, waiter=waiter
         )
+        if is_guess and exchange is not None:
+            self._guesses_under_way.add(exchange)
+        return exchange
 
     def _guesses(self, end: int | None) -> bool:
         """Tell whether all of an object is asked for, where `[0, end)` is wanted.
@@ -188,6 +192,7 @@ class S3Service(Service):
         self, key: str, exchange: Exchange, answer: Response, *, generation: str, end: int
     ) -> Body | None:
         sender = self._sender
+        self._guesses_under_way.discard(exchange)
         sender.end(exchange)
         if not (200 <= answer.status < 300 or answer.status == 416):
             if sender.mend_read(answer):
@@ -196,10 +201,12 @@ class S3Service(Service):
         return self._read(key, answer, start=0, end=end, pin=wire.parse_pin(generation))
 
     def fail_get(self, key: str, exchange: Exchange, error: Exception) -> StorageError | None:
+        is_guess = exchange in self._guesses_under_way
+        self._guesses_under_way.discard(exchange)
         self._sender.end(exchange)
         if isinstance(error, ConnectionLostError) and exchange.is_stale:
             return None
-        if isinstance(error, ProtocolError) and not self._num_not_guessed:
+        if is_guess and isinstance(error, ProtocolError):
             # Maybe it is longer than was guessed: `get` looks again, and asks for a range.
             self._guessed_wrong()
             return None
@@ -207,6 +214,7 @@ class S3Service(Service):
 
     def drop_get(self, exchange: Exchange) -> None:
         exchange.abort()
+        self._guesses_under_way.discard(exchange)
         self._sender.end(exchange)
 
     def _read(

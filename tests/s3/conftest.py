@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import uuid
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,19 +21,16 @@ class Prefix:
         self.uri = f"s3://bucket/{self.name}"
 
     def put(self, key: str, data: bytes) -> None:
-        with closing(self.server.client()) as client:
-            client.put_object(Bucket="bucket", Key=f"{self.name}/{key}", Body=data)
+        self.server.door().put_object(Bucket="bucket", Key=f"{self.name}/{key}", Body=data)
 
     def fill(self, num_objects: int) -> dict[str, bytes]:
         objects = {f"{number:03d}": b"data of %d" % number for number in range(num_objects)}
-        with closing(self.server.client()) as client:
-            for key, data in objects.items():
-                client.put_object(Bucket="bucket", Key=f"{self.name}/{key}", Body=data)
+        for key, data in objects.items():
+            self.put(key, data)
         return objects
 
     def keys(self) -> list[str]:
-        with closing(self.server.client()) as client:
-            found = client.list_objects_v2(Bucket="bucket", Prefix=f"{self.name}/")
+        found = self.server.door().list_objects_v2(Bucket="bucket", Prefix=f"{self.name}/")
         return sorted(each["Key"][len(self.name) + 1 :] for each in found.get("Contents", []))
 
 

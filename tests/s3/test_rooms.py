@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -83,8 +82,7 @@ def test_distributed_checkpoints(prefix: Prefix) -> None:
 
 
 async def test_clean_ends_the_uploads_of_the_dead(prefix: Prefix) -> None:
-    with closing(prefix.server.client()) as client:
-        client.create_multipart_upload(Bucket="bucket", Key=f"{prefix.name}/left")
+    prefix.server.door().create_multipart_upload(Bucket="bucket", Key=f"{prefix.name}/left")
     async with aioflux.open_store(prefix.uri) as store:
         found = await store.clean(older_than_seconds=0, dry_run=True)
         assert [upload.key for upload in found.aborted] == ["left"]
@@ -108,8 +106,7 @@ async def test_many_are_deleted_and_what_was_missing_is_told(prefix: Prefix) -> 
 
 async def test_anybody_reads_a_public_bucket(prefix: Prefix) -> None:
     key = f"{prefix.name}/a"
-    with closing(prefix.server.client()) as client:
-        client.put_object(Bucket="public", Key=key, Body=b"1")
+    prefix.server.door().put_object(Bucket="public", Key=key, Body=b"1")
     anybody = aioflux.S3Access(anonymous=True)
     async with aioflux.open_store("s3://public", credentials=anybody) as store:
         assert await store.get(key) == b"1"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import TYPE_CHECKING, Any, Self
 
@@ -39,12 +38,12 @@ class Moto(ServerProcess):
     def __enter__(self) -> Self:
         super().__enter__()
         try:
-            with contextlib.closing(self.client()) as client:
-                for bucket in self._buckets:
-                    client.create_bucket(Bucket=bucket)
+            for bucket in self._buckets:
+                self.door().create_bucket(Bucket=bucket)
         except BaseException:
             self.stop()
             raise
         return self
 
     client: Any = SeaweedFS.client
+    door: Any = SeaweedFS.door

@@ -55,6 +55,7 @@ class ServerProcess:
     Attributes:
         url: Where it is asked.
         directory: What it may write in; gone at its end.
+        closing: What is closed when it ends.
     """
 
     url: str
@@ -77,6 +78,7 @@ class ServerProcess:
         self._command = command
         self._env = env
         self._process: subprocess.Popen[bytes] | None = None
+        self.closing = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         self.directory = Path(tempfile.mkdtemp(prefix="aioflux-server-"))
@@ -108,6 +110,7 @@ class ServerProcess:
 
     def stop(self) -> None:
         """End the process and remove its directory."""
+        self.closing.close()
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aioflux.testing.store_suite import SuiteCapabilities
-from aioflux.testing.store_suite._many import ManyContract
 from aioflux.testing.store_suite._reading import ReadContract
 from aioflux.testing.store_suite._streams import WriterContract
 from tests.store.places import FlakyPlace, MotoPlace, S3Place
@@ -38,7 +37,7 @@ class TestSeaweedFS(PlaceSuite):
     can = SEAWEEDFS
 
     @pytest.fixture(autouse=True)
-    def set_place(self, seaweedfs: SeaweedFS, request: pytest.FixtureRequest) -> Iterator[None]:
+    def set_place(self, seaweedfs: SeaweedFS, request: pytest.FixtureRequest) -> None:
         key = getattr(request.node, "callspec", None) and request.node.callspec.params.get("key")
         rule = request.node.originalname
         if rule == "test_a_key_that_is_refused_touches_nothing":
@@ -47,20 +46,7 @@ class TestSeaweedFS(PlaceSuite):
         elif key == "back\\slash:colon|pipe":
             reason = "SeaweedFS reads a backslash in a prefix as a slash"
             request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
-        self.place = place = S3Place(seaweedfs)
-        yield
-        place.close()
-
-
-class TestSeaweedFSBlocking(OnPlace, ReadContract):
-    can = SEAWEEDFS
-    face = "sync"
-
-    @pytest.fixture(autouse=True)
-    def set_place(self, seaweedfs: SeaweedFS) -> Iterator[None]:
-        self.place = place = S3Place(seaweedfs)
-        yield
-        place.close()
+        self.place = S3Place(seaweedfs)
 
 
 class TestChecksums(OnPlace, ReadContract):
@@ -69,21 +55,16 @@ class TestChecksums(OnPlace, ReadContract):
     can = replace(SEAWEEDFS, has_checksums=True)
 
     @pytest.fixture(autouse=True)
-    def set_place(self, seaweedfs: SeaweedFS) -> Iterator[None]:
-        self.place = place = S3Place(seaweedfs, has_checksums=True)
-        yield
-        place.close()
+    def set_place(self, seaweedfs: SeaweedFS) -> None:
+        self.place = S3Place(seaweedfs, has_checksums=True)
 
 
-class TestFlakySeaweedFS(OnPlace, ManyContract, WriterContract):
+class TestFlakySeaweedFS(OnPlace, WriterContract):
     can = SEAWEEDFS
 
     @pytest.fixture(autouse=True)
-    def set_place(self, seaweedfs: SeaweedFS, request: pytest.FixtureRequest) -> Iterator[None]:
-        place = S3Place(seaweedfs)
-        self.place = FlakyPlace(place, seed=request.node.name)
-        yield
-        place.close()
+    def set_place(self, seaweedfs: SeaweedFS, request: pytest.FixtureRequest) -> None:
+        self.place = FlakyPlace(S3Place(seaweedfs), seed=request.node.name)
 
 
 class TestMoto(PlaceSuite):
