@@ -77,7 +77,7 @@ class Servers:
 
     def __call__(self, spec: ServerSpec) -> Server:
         """Return the server for a spec."""
-        if self._run.args.server and spec.kind not in KINDS.values():
+        if self._run.args.server and spec.kind != KINDS["az"]:
             spec = replace(spec, kind=self._run.args.server)
         if spec not in self._running:
             server = self._stack.enter_context(open_server(spec))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from aioflux import sync
-from aioflux._access import S3Access
+from aioflux._access import S3Access, carries_secret
 from aioflux._policy import MIB, Timeouts, TransferOptions
 from aioflux._uri import parse_uri
 from aioflux.compat.s3_datapipes._urls import place_of
@@ -44,6 +44,11 @@ class Stores:
         self._stores: dict[str, sync.Store] = {}
 
     def __reduce__(self) -> tuple[type[Stores], tuple[StoreOptions, str]]:
+        if carries_secret(self._options.get("credentials")):
+            raise TypeError(
+                "a pipe with credentials= does not pickle: they are never carried along; pass a "
+                "module-level function that returns them, or rely on the default credentials"
+            )
         return Stores, (self._options, self._region)
 
     def at(self, url: str) -> tuple[sync.Store, str]:

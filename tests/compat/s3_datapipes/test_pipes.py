@@ -387,6 +387,20 @@ def test_a_region_goes_where_credentials_go() -> None:
         in_region({"credentials": expected}, "us-east-1", url)
 
 
+@pytest.mark.parametrize(
+    "credentials", ["planted/secret==", S3Access(credentials=("id", "planted/secret==").__iter__)]
+)
+def test_no_pickle_and_no_name_of_a_pipe_holds_a_secret(bucket: Bucket, credentials: Any) -> None:
+    pipe = IterableWrapper(["az://account/container/a"]).list_files_by_s3(credentials=credentials)
+    loaded = pipe.sharding_filter().load_files_by_s3(credentials=credentials)
+    with pytest.raises(TypeError, match="never carried along"):
+        pickle.dumps(loaded)
+    assert "planted" not in f"{pipe!r} {loaded!r} {loaded._stores!r}"
+    assert (
+        DataLoader(loaded, None, shuffle=False) is not None
+    )  # which reads the graph of pipes by pickle
+
+
 def test_a_server_that_stands_still_is_given_up_in_time(bucket: Bucket) -> None:
     bucket.fill(1)
     bucket.server.faults.add("objects.get", stall_at=0)
