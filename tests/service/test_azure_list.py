@@ -50,7 +50,7 @@ def test_a_page_is_read() -> None:
         page(
             blob("p/a", properties="<AccessTier>Hot</AccessTier>", metadata="<rows>7</rows>"),
             blob("p/\x7f", encoded=True),
-            "<BlobPrefix><Name>p/d/</Name></BlobPrefix>",
+            "<BlobPrefix><Name>p/d/</Name></BlobPrefix><Unheard/>",
             marker="next",
         )
     )
