@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from s3torchconnector import S3ClientConfig  # type: ignore[import-untyped]
+from s3torchconnector import S3ClientConfig  # type: ignore[import-not-found, import-untyped]
 
 from perf.access import REGION
 

@@ -9,7 +9,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import s3fs  # type: ignore[import-untyped]
+import s3fs  # type: ignore[import-not-found, import-untyped]
 
 from perf.peers._parts import fill, put_into
 from perf.work import bounded

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import s3fs  # type: ignore[import-untyped]
+import s3fs  # type: ignore[import-not-found, import-untyped]
 from torch.utils.data import IterableDataset, get_worker_info
 
 from perf.peers._lines import Lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from s3torchconnector import S3Checkpoint  # type: ignore[import-untyped]
+from s3torchconnector import S3Checkpoint  # type: ignore[import-not-found, import-untyped]
 
 from perf.peers._s3torchconnector import options
 from perf.states import num_bytes_of, state_of, touch

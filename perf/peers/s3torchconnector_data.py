@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from s3torchconnector import S3IterableDataset, S3MapDataset  # type: ignore[import-untyped]
+from s3torchconnector import S3IterableDataset, S3MapDataset  # type: ignore[import-not-found, import-untyped]
 from torch.utils.data import IterableDataset
 
 from perf.peers._lines import Lines

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from s3torchconnector._s3client import S3Client  # type: ignore[import-untyped]
-from s3torchconnector.dcp import (  # type: ignore[import-untyped]
+from s3torchconnector._s3client import S3Client  # type: ignore[import-not-found, import-untyped]
+from s3torchconnector.dcp import (  # type: ignore[import-not-found, import-untyped]
     S3FileSystem,
     S3StorageReader,
     S3StorageWriter,
