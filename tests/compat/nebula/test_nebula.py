@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,8 +21,6 @@ from aioflux.compat import nebula as nm
 from aioflux.compat.nebula import _run
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from aioflux.testing import GCSServer
 
 
@@ -397,6 +396,22 @@ def test_the_alias_is_what_deepspeed_imports(monkeypatch: pytest.MonkeyPatch) ->
     finally:
         for name in ("torch_nebula", "nebulaml"):
             sys.modules.pop(name, None)
+
+
+def test_the_distribution_of_the_alias_has_both_names() -> None:
+    alias = Path(__file__).parents[3] / "alias" / "torch_nebula"
+    program = (
+        "import torch_nebula, nebulaml, aioflux.compat.nebula as nm; "
+        "assert torch_nebula is nebulaml is nm; from torch_nebula import Checkpoint, _shutdown"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(alias)},
+    )
+    assert told.returncode == 0, told.stderr
 
 
 def test_the_alias_does_not_take_the_place_of_another_package(
