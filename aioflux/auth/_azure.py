@@ -8,7 +8,7 @@ is checked byte for byte against the policy of azure-storage-blob.
 from __future__ import annotations
 
 import binascii
-import hmac
+import hashlib
 import inspect
 import time
 from dataclasses import dataclass, field
@@ -58,6 +58,8 @@ _SIGNED = (
     b"if-unmodified-since",
     b"range",
 )
+_BLOCK_BYTES = 64
+"""Block of SHA-256."""
 _HOW_TO_SIGN_IN = (
     "run 'az login', set AZURE_STORAGE_CONNECTION_STRING, or pass credentials= an account key, a "
     f"SAS token, a connection string or a credential of azure-identity; {ANONYMOUS!r} for a public "
@@ -117,13 +119,20 @@ class SharedKey:
             CredentialsError: It is none.
         """
         try:
-            self._key = binascii.a2b_base64(key, strict_mode=True)
+            secret = binascii.a2b_base64(key, strict_mode=True)
         except ValueError:
             # Not `from` it: nothing of what was given may be in the trace.
             raise CredentialsError(
                 f"the key of the storage account {account!r} is not base64; copy it whole, as the "
                 "portal shows it under 'Access keys'"
             ) from None
+        # The two hashes of an HMAC (RFC 2104) that begin with its key: to copy them takes 1.3 us a
+        # signature, `hmac.digest` 6.
+        if len(secret) > _BLOCK_BYTES:
+            secret = hashlib.sha256(secret).digest()
+        padded = secret.ljust(_BLOCK_BYTES, b"\0")
+        self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in padded))
+        self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in padded))
         self._account = account
         self._prefix = f"SharedKey {account}:".encode()
         self._clock = clock
@@ -147,8 +156,10 @@ class SharedKey:
         text = string_to_sign(
             self._account, method, path, query, (*headers, dated), num_bytes=num_bytes
         )
-        digest = hmac.digest(self._key, text, "sha256")
-        signature = binascii.b2a_base64(digest, newline=False)
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(text)
+        outer.update(inner.digest())
+        signature = binascii.b2a_base64(outer.digest(), newline=False)
         return [dated, (b"Authorization", self._prefix + signature)]
 
     def __repr__(self) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import pickle
 import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
@@ -61,6 +63,7 @@ segments = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_siz
         st.sampled_from(["Content-MD5", "Content-Type", "If-Match", "If-None-Match"]), values
     ),
     num_bytes=st.integers(0, 1 << 30),
+    secret=st.binary(min_size=1, max_size=100),
 )
 def test_signatures_are_those_of_the_sdk(
     method: str,
@@ -70,13 +73,13 @@ def test_signatures_are_those_of_the_sdk(
     own: dict[str, str],
     standard: dict[str, str],
     num_bytes: int,
+    secret: bytes,
 ) -> None:
-    from urllib.parse import quote
-
+    text = base64.b64encode(secret).decode()
     lowered = {f"x-ms-meta-{name.lower()}": value for name, value in metadata.items()}
     headers = {"x-ms-version": "2023-11-03", **own, **standard, **lowered}
     target = f"/acct/container/{quote(path)}"
-    key = SharedKey("acct", KEY, clock=lambda: 1_700_000_000.5)
+    key = SharedKey("acct", text, clock=lambda: 1_700_000_000.5)
     dated, authorization = key.sign(
         method.encode(),
         target.encode(),
@@ -94,7 +97,7 @@ def test_signatures_are_those_of_the_sdk(
         ),
         context=SimpleNamespace(transport=None),
     )
-    SharedKeyCredentialPolicy("acct", KEY).on_request(request)
+    SharedKeyCredentialPolicy("acct", text).on_request(request)
     assert authorization == (
         b"Authorization",
         request.http_request.headers["Authorization"].encode(),
