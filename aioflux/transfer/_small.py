@@ -124,8 +124,10 @@ def judge_small(
         # What a listing told is as good as what the answer tells.
         expected = body.crc32c if meta is None or meta.crc32c is None else meta.crc32c
         if expected is None:
-            # Where objects have none, to read it once more would tell nothing more.
-            return None if session.service.capabilities.checksums else _fetched(data, body, meta)
+            # Where objects have none, to read it once more would tell nothing more, and over TLS
+            # what came is believed.
+            is_unsure = session.service.capabilities.checksums and reads_twice(session)
+            return None if is_unsure else _fetched(data, body, meta)
         if expected != crc32c(data):
             return None
     return _fetched(data, body, meta)
