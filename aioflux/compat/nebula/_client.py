@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from aioflux import bridge
 from aioflux._errors import CheckpointError
 from aioflux.checkpoint._uploader_wire import MAX_FDS, MAX_READ_BYTES, Inbox, send
-from aioflux.compat.nebula._keeper import Keeper, lock_path
+from aioflux.compat.nebula._keeper import Keeper
+from aioflux.compat.nebula._keeper_process import lock_path
 from aioflux.compat.nebula._settings import meeting_path
 
 if TYPE_CHECKING:
@@ -200,7 +201,12 @@ def _start(path: str) -> socket.socket:
         listening.listen(_BACKLOG)
         # It leaves a child of its own behind, which is nobody's here, and ends.
         subprocess.run(  # noqa: S603  ourselves
-            [sys.executable, "-m", "aioflux.compat.nebula._keeper", str(listening.fileno())],
+            [
+                sys.executable,
+                "-m",
+                "aioflux.compat.nebula._keeper_process",
+                str(listening.fileno()),
+            ],
             # A function that returns tokens is found where this process finds it.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             pass_fds=(listening.fileno(),),

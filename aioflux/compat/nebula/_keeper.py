@@ -1,25 +1,17 @@
-"""The keeper: one process of a node that holds its checkpoints in memory and saves them.
+"""The keeper: what the processes of one node have handed over, kept in memory and saved.
 
-    trainers --(pieces of memory, requests)--> keeper --(uploads)--> local disk, bucket
-    trainers <--(pieces of memory)--
-
-It is started by the first trainer of a run and outlives it: what was handed to it is saved, and
-kept in memory a while for the trainer that is started next.
-
-    python -m aioflux.compat.nebula._keeper <descriptor of the socket that it listens on>
+trainers --(pieces of memory, requests)--> keeper --(uploads)--> local disk, bucket
+trainers <--(pieces of memory)--
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import mmap
 import os
 import secrets
-import signal
 import socket
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,18 +32,12 @@ if TYPE_CHECKING:
     from aioflux.compat.nebula._shelf import Piece
     from aioflux.store import Store
 
-__all__ = ["Keeper", "lock_path", "main"]
+__all__ = ["Keeper"]
 
 _log = logging.getLogger("aioflux")
 
-_NICENESS: Final = 5
-"""The training goes first where there are too few processors for both."""
-
 _LOOK_SECONDS: Final = 0.5
 """Time between two looks at what nobody tells: the clock, a lock."""
-
-_EMPTY_LINGER_SECONDS: Final = 5.0
-"""How long it stays when it holds nothing."""
 
 _LOCAL: Final = "disk"
 _STORE: Final = "storage"
@@ -450,81 +436,3 @@ async def _answer(sock: socket.socket, reply: Any, fds: list[int]) -> None:
         sent = socket.send_fds(sock, [data], fds)
         data = data[sent:]
     await asyncio.get_running_loop().sock_sendall(sock, data)
-
-
-async def _run(listening: socket.socket, lock: int) -> None:
-    """Serve whoever comes, until nobody has for a while."""
-    loop = asyncio.get_running_loop()
-    keeper = Keeper()
-    listening.setblocking(False)
-    serving: set[asyncio.Task[None]] = set()
-
-    async def accept() -> None:
-        while True:
-            sock, _ = await loop.sock_accept(listening)
-            if not _is_ours(sock):
-                sock.close()
-                continue
-            task = loop.create_task(keeper.serve(sock))
-            serving.add(task)
-            task.add_done_callback(serving.discard)
-
-    accepting = loop.create_task(accept())
-    alone = time.monotonic()
-    while True:
-        await keeper.changed(_LOOK_SECONDS)
-        if not keeper.is_idle:
-            alone = time.monotonic()
-            continue
-        is_over = keeper.is_stopping or time.monotonic() - alone >= (
-            keeper.linger_seconds if keeper.shelf.versions else _EMPTY_LINGER_SECONDS
-        )
-        if is_over and _is_locked(lock):
-            break  # who comes now waits for the lock, and starts another
-    accepting.cancel()
-    await keeper.close()
-    path = listening.getsockname()
-    for each in (path, lock_path(path)):
-        with suppress(FileNotFoundError):
-            os.unlink(each)
-    listening.close()
-
-
-def lock_path(path: str) -> str:
-    """Return the path of the lock of whoever starts or ends the keeper of a socket."""
-    return f"{path}.lock"
-
-
-def _is_locked(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _is_ours(sock: socket.socket) -> bool:
-    """Tell whether the same user is at the other end; the directory admits no other, either."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return True
-    told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int.from_bytes(told[4:8], sys.byteorder) == os.getuid()
-
-
-def main() -> None:
-    """Serve the socket whose descriptor is named on the command line."""
-    # Ctrl-C and a scheduler's SIGTERM mean the trainers; their end is ours.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with suppress(OSError):
-        os.nice(_NICENESS)
-    if os.fork():
-        os._exit(0)  # whoever started it need not wait for its end, nor be told of it
-    with socket.socket(fileno=int(sys.argv[1])) as listening:
-        path = lock_path(listening.getsockname())
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        asyncio.run(_run(listening, lock))
-
-
-if __name__ == "__main__":
-    main()

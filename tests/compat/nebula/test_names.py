@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+)
 
 from aioflux.checkpoint._commit import part_key
+from aioflux.checkpoint._tag_metadata import describe
 from aioflux.checkpoint._tag_names import part_name, quote_name, step_of, tag_of
 from aioflux.compat.nebula._names import name_of, place_of, to_uri
 
@@ -32,7 +39,7 @@ def test_what_people_write_stays_as_it_is() -> None:
     assert quote_name("epoch=1-step=20") == "epoch=1-step=20"
 
 
-@pytest.mark.parametrize("tag", ["", "x" * 201, "ä" * 100])
+@pytest.mark.parametrize("tag", ["", "x" * 201, "ä" * 100, "." * 300])
 def test_a_tag_that_no_disk_takes_is_refused(tag: str) -> None:
     with pytest.raises(ValueError, match="is no tag"):
         quote_name(tag)
@@ -69,3 +76,13 @@ def test_places_have_uris_and_objects_have_names() -> None:
     assert to_uri("gcs://bucket/run/") == "gs://bucket/run"
     assert name_of("file:///tmp/a%25b") == "/tmp/a%b"
     assert name_of("gs://bucket/a%25b") == "gs://bucket/a%25b"
+
+
+def test_stock_dcp_knows_the_metadata_of_parts() -> None:
+    described = pickle.loads(describe([("a", f"{ID}/part-a", 5)]))
+    assert isinstance(described, Metadata)
+    assert described.state_dict_metadata == {"a": BytesStorageMetadata()}
+    assert described.storage_data is not None
+    info = described.storage_data[MetadataIndex("a")]
+    assert (info.relative_path, info.offset, info.length) == (f"{ID}/part-a", 0, 5)
+    assert pickle.loads(describe([])).state_dict_metadata == {}

@@ -140,6 +140,50 @@ def test_what_several_ranks_put_stays_while_one_of_them_lives() -> None:
     assert set(shelf.open["a"].parts) == {"rank1", "rank2"}
 
 
+def test_what_was_not_copied_after_all_is_free_again() -> None:
+    shelf = Shelf(MIB)
+    grant = shelf.ask(1, MIB)
+    assert grant.piece is not None
+    shelf.abandon(grant.piece.number)
+    shelf.abandon(99)  # nobody knows it any more
+    assert shelf.ask(1, MIB).kind == "reuse"
+
+
+def test_what_somebody_loads_stays_until_it_is_loaded() -> None:
+    shelf = Shelf(2 * MIB, retention=1, num_places=0)
+    version = keep(shelf, 1, "a", "x", MIB)
+    piece = version.parts["x"].piece
+    piece.num_readers = 1
+    keep(shelf, 1, "b", "x", MIB)
+    assert version in shelf.versions
+    assert shelf.ask(1, MIB).kind == "wait"
+    shelf.release(piece)
+    assert shelf.ask(1, MIB).piece is piece
+
+
+def test_a_tag_is_forgotten_but_for_the_newest() -> None:
+    shelf = Shelf(10 * MIB, retention=5)
+    for tag in "ab":
+        keep(shelf, 1, tag, "x", MIB)
+    shelf.leave(1)
+    shelf.remove("a")
+    shelf.remove("b")
+    assert [version.tag for version in shelf.versions] == ["b"]
+    assert shelf.used_bytes == MIB
+    assert shelf.versions[0].num_bytes == MIB
+    assert shelf.find("a") is None
+    assert shelf.find("b", "another save") is None
+
+
+def test_all_of_a_version_gives_way_at_once() -> None:
+    shelf = Shelf(4 * MIB, retention=3)
+    for name in "xy":
+        version = keep(shelf, 1, "a", name, MIB, num_files=2)
+    shelf.saved(version, "storage")
+    assert shelf.ask(2, 4 * MIB).kind == "new"
+    assert not shelf.versions
+
+
 def test_retention_keeps_what_is_due() -> None:
     shelf = Shelf(10 * MIB, retention=1)
     first = keep(shelf, 1, "a", "x", MIB)
