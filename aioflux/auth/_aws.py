@@ -136,11 +136,11 @@ class AWSSource:
         """
         if self.is_anonymous:
             return None
-        if self._provider is not None:
-            return await self._provided()
         now = self._clock()
         if now < self._check_at:
             return self._keys
+        if self._provider is not None:
+            return await self._provided()
         is_usable = self._keys is not None and not self._is_refused
         if is_usable and not self._ends_within(_EARLY_SECONDS):
             self._check_at = now + _CHECK_SECONDS
@@ -186,6 +186,7 @@ class AWSSource:
             )
         if self._keys is None or found != self._keys:
             self._keys = found
+        self._check_at = self._clock() + _CHECK_SECONDS
         return self._keys
 
     async def _renew(self) -> None:

@@ -193,9 +193,9 @@ class S3Service(Service):
     ) -> Body | None:
         sender = self._sender
         self._guesses_under_way.discard(exchange)
-        sender.end(exchange)
+        site, signer = sender.end(exchange)
         if not (200 <= answer.status < 300 or answer.status == 416):
-            if sender.mend_read(answer):
+            if sender.mend(answer, site, signer):
                 return None
             raise sender.refused(answer, self._asked("read", key, is_pinned=bool(generation)))
         return self._read(key, answer, start=0, end=end, pin=wire.parse_pin(generation))

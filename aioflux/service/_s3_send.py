@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from aioflux._access import S3Access
     from aioflux._policy import Timeouts
-    from aioflux.http import Connection, Origin, RequestPool, Response, Waiter
+    from aioflux.http import Connection, RequestPool, Response, Waiter
     from aioflux.service._s3_site import Site
     from aioflux.service._s3_wire import Pin
 
@@ -95,7 +95,7 @@ class Sender:
         self._skew_seconds = 0.0
         self._opening: asyncio.Lock | None = None
         self._addressing = access.addressing
-        self._under_way: dict[Connection, Origin] = {}
+        self._under_way: dict[Connection, tuple[Site, Signer | None]] = {}
         self._is_closed = False
 
     async def send(
@@ -182,18 +182,15 @@ class Sender:
         )
         if exchange is not None:
             # The bucket may turn out to be elsewhere before the answer is here.
-            self._under_way[exchange] = site.origin
+            self._under_way[exchange] = site, signer
         return exchange
 
-    def end(self, exchange: Connection) -> None:
-        """Take back what `begin` gave out."""
+    def end(self, exchange: Connection) -> tuple[Site, Signer | None]:
+        """Take back what `begin` gave out, and return where it was asked, and who signed."""
         assert self._pool is not None
-        self._pool.end(self._under_way.pop(exchange), exchange)
-
-    def mend_read(self, response: Response) -> bool:
-        """Tell whether a read that `begin` has begun is worth asking again, in another way."""
-        assert self.site is not None
-        return self.mend(response, self.site, self._signer)
+        site, signer = self._under_way.pop(exchange)
+        self._pool.end(site.origin, exchange)
+        return site, signer
 
     def mend(self, response: Response, site: Site, signer: Signer | None) -> bool:
         """Learn from a refusal how to ask better, and tell whether there is something to learn.

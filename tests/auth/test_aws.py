@@ -133,6 +133,17 @@ async def test_failures_tell_their_class_and_nothing_else(
     assert error.value.__cause__ is None
 
 
+async def test_a_function_is_asked_again_after_a_while() -> None:
+    clock = Clock()
+    given = iter([("id", "1"), ("id", "2")])
+    source = source_of(lambda: next(given), clock)
+    first = await source.get()
+    assert source.ready() is first
+    clock.now += 5
+    assert source.ready() is WAIT
+    assert await source.get() == Keys("id", "2")
+
+
 async def as_awaitable() -> tuple[str, str]:
     return "id", "secret"
 

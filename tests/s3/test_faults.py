@@ -138,3 +138,27 @@ async def test_a_region_is_learned_by_reads_without_a_task() -> None:
         sender._move("us-east-1")  # as if the bucket had moved under reads that are under way
         assert [data async for _, data in store.get_many(keys)] == [b"hello"] * 20
         assert sender.site.region == "eu-west-3"
+
+
+async def test_reads_that_guess_too_little_at_the_same_time_all_look_again() -> None:
+    """Each of them was told too late that objects are longer than was thought."""
+    large = bytes(3 * 1024 * 1024)
+    etag = '"large"'
+
+    def reply(asked: object) -> bytes:
+        target, headers = asked.target, asked.headers  # type: ignore[attr-defined]
+        if asked.method == "HEAD":  # type: ignore[attr-defined]
+            return answer(200, content_length=f"{len(large)}", etag=etag)
+        if "small" in target:
+            return hello()
+        if "range" not in headers:
+            return answer(200, large, etag=etag)
+        first, last = map(int, headers["range"].removeprefix("bytes=").split("-"))
+        last = min(last, len(large) - 1)
+        told = f"bytes {first}-{last}/{len(large)}"
+        return answer(206, large[first : last + 1], etag=etag, content_range=told)
+
+    async with asking(reply) as (service, _), opened(service) as store:
+        warm = [key async for key, _ in store.get_many(["small"] * 20)]
+        assert len(warm) == 20
+        assert [len(data) async for _, data in store.get_many(["large"] * 6)] == [len(large)] * 6
