@@ -134,6 +134,11 @@ def test_a_store_that_says_where_keys_are_pickles(credentials: Any) -> None:
     assert again._config.endpoint_url == "http://e"
 
 
+def test_settings_with_keys_do_not_pickle() -> None:
+    with pytest.raises(TypeError, match="credentials are never carried along"):
+        pickle.dumps(S3Access(credentials=Credentials("AKIDPLANTED", SECRET)))
+
+
 def test_settings_tell_whose_keys_they_use_and_not_which() -> None:
     """Two of them differ in their texts, by which filesystems are kept."""
     one, other = (S3Access(credentials=Credentials("AKIDPLANTED", SECRET)) for _ in range(2))

@@ -475,7 +475,8 @@ async def test_one_request_deletes_many_and_tells_each_that_stays() -> None:
     told = (
         "<DeleteResult><Error><Key>p/b</Key><Code>AccessDenied</Code></Error>"
         "<Error><Key>p/c&amp;</Key><Code>SlowDown</Code></Error>"
-        "<Error><Key>p/d</Key><Code>PreconditionFailed</Code></Error></DeleteResult>"
+        "<Error><Key>p/d</Key><Code>PreconditionFailed</Code></Error>"
+        "<Deleted><Key>p/a</Key></Deleted></DeleteResult>"
     )
     sources = [Source(key=key, generation=PIN) for key in ("a", "b", "c&", "d")]
     async with asking(answer(200, told)) as (service, asked):
