@@ -273,7 +273,10 @@ class Checkpointer:
         seen, save_id, is_known = self._agree(step, state)
         plan = self._planner.resolve(seen, is_known=is_known)
         layout = self._stager.lay_out(plan)
-        while not self._stager.has_room(layout, self._pickled_bytes()):
+        # What an interrupt left between staging and the upload.
+        self._stager.reclaim(staged.arena for _, staged in self._in_flight)
+        # The last save waits for nothing: it has a deadline.
+        while not self.is_stopping and not self._stager.has_room(layout, self._pickled_bytes()):
             self._wait_for_one()
         failure: Exception | None = None
         staged = Staged(None, 0, (), ())
@@ -304,11 +307,17 @@ class Checkpointer:
             failure=f"{type(failure).__name__}: {failure}" if failure is not None else "",
         )
         handle = SaveHandle(step, staged.num_bytes)
-        self._uploader.submit(job, staged.arena, handle)
+        self._in_flight.append((handle, staged))
+        try:
+            self._uploader.submit(job, staged.arena, handle)
+        except BaseException as exc:
+            # What was handed over is carried out all the same, and holds its arena until then.
+            if not handle.is_attached:
+                handle.end(exc)
+            raise
         if failure is not None:
             handle.exception()
             raise failure
-        self._in_flight.append((handle, staged))
         return handle
 
     def _agree(self, step: int, state: Any) -> tuple[Survey, str, bool]:

@@ -139,6 +139,11 @@ class SaveHandle:
         """Name what carries the save out."""
         self._upload = upload
 
+    @property
+    def is_attached(self) -> bool:
+        """Whether something carries the save out, and will say how it ended."""
+        return self._upload is not None
+
     def advance(self, num_bytes: int) -> None:
         """Note that so many more bytes went to the upload; a new attempt begins at 0."""
         self._num_sent = self._num_sent + num_bytes if num_bytes else 0

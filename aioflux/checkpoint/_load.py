@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import zipfile
 from contextlib import suppress
 from inspect import signature
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -50,7 +51,8 @@ def load(
     Raises:
         NotFoundError: There is no such object.
         ChecksumError: Its bytes do not match its checksum, three times.
-        pickle.UnpicklingError: `weights_only`, and there is more in it; or it is no such object.
+        pickle.UnpicklingError: `weights_only`, and there is more in it. What torch.save did not
+            write raises this or whatever else `torch.load` raises, with a note that names the uri.
         ValueError: The uri names no object, or a setting has no effect with it.
     """
     import torch
@@ -86,11 +88,14 @@ def _by_reference(file: mmap.mmap, map_location: Any, weights_only: bool) -> Any
     2.1; the mapping is all that is another one here.
 
     Raises:
-        _NotByReferenceError: Not this torch, not this archive, or an error that `torch.load` words.
+        _NotByReferenceError: Not this torch, an archive of another kind or with packed entries,
+            or an error that `torch.load` words.
     """
     import torch
 
     serialization: Any = torch.serialization
+    if not _is_stored(file):
+        raise _NotByReferenceError
     if "overall_storage" not in signature(serialization._load).parameters:  # noqa: SLF001
         raise _NotByReferenceError
     forced = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0").lower()
@@ -113,3 +118,17 @@ def _by_reference(file: mmap.mmap, map_location: Any, weights_only: bool) -> Any
         if not is_restricted:
             raise
         raise _NotByReferenceError from exc  # nothing of it was run
+
+
+def _is_stored(file: mmap.mmap) -> bool:
+    """Tell whether all entries of an archive are stored as they are, as torch.save does.
+
+    Those that some tool has packed again are not the tensors' bytes.
+    """
+    try:
+        with zipfile.ZipFile(cast("IO[bytes]", file)) as archive:
+            return all(each.compress_type == zipfile.ZIP_STORED for each in archive.infolist())
+    except (zipfile.BadZipFile, ValueError):
+        return False
+    finally:
+        file.seek(0)

@@ -31,7 +31,7 @@ from aioflux.checkpoint._items import (
 from aioflux.checkpoint._staging_copy import Copy, address_of, copy_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from aioflux.checkpoint._planning import Resolved
 
@@ -287,6 +287,12 @@ class Stager:
             kept += each.size
             if kept > self.max_staged_bytes and each is not arena:
                 self._drop(each)
+
+    def reclaim(self, held: Iterable[Arena | None]) -> None:
+        """Take back every arena but those that are held."""
+        numbers = {arena.number for arena in held if arena is not None}
+        for arena in [each for number, each in self._used.items() if number not in numbers]:
+            self.give_back(arena)
 
     def close(self) -> None:
         """Give all memory back that holds no state."""

@@ -45,7 +45,12 @@ class LoopUploader:
         """See base class."""
         running = _Running(self._uploads, job, arena, handle)
         handle.attach(running)
-        bridge.begin(running.run())
+        try:
+            bridge.begin(running.run())
+        except BaseException as exc:  # such as Ctrl-C, before or after it was begun
+            running.cancel()
+            bridge.begin(running.end_if_not_begun(exc))
+            raise
 
     def forget(self, arena: Arena) -> None:
         """See base class."""
@@ -84,6 +89,11 @@ class _Running:
             self._handle.end(exc)
             if not isinstance(exc, Exception):
                 raise
+
+    async def end_if_not_begun(self, error: BaseException) -> None:
+        """Say how it ended, unless it was begun before."""
+        if self._task is None:
+            self._handle.end(error)
 
     def cancel(self) -> None:
         """Ask it to stop; from any thread."""

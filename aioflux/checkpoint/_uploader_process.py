@@ -90,8 +90,8 @@ class ProcessUploader:
         with self._lock:
             self._num_jobs += 1
             number = self._num_jobs
-            self._pending[number] = _Pending(job, arena, handle)
             handle.attach(_Cancel(self, number))
+            self._pending[number] = _Pending(job, arena, handle)
             child = self._child or self._start_again()
             if child is not None:
                 self._hand_over(child, number)
@@ -175,6 +175,9 @@ class ProcessUploader:
             send(child.jobs, message, fds)
         except OSError:
             child.process.kill()
+        except BaseException:  # such as Ctrl-C: what follows half a message would be its rest
+            child.process.kill()
+            raise
 
     async def _listen(self, child: _Child) -> None:
         """Hear what a process tells, until it ends."""

@@ -139,10 +139,11 @@ class Save:
         if job.attempt and await self._is_committed():
             return self._result()
         try:
+            told = await self._told_before() if job.attempt else None
             if job.failure:
                 raise _StagingError(job.failure)  # noqa: TRY301  one way for all failures
             replaces = await self._previous() if self._is_coordinator else None
-            objects = await self._upload()
+            objects = await self._upload() if told is None or self._is_coordinator else told
             if self._is_coordinator:
                 others = [] if self._is_alone else await self._collect()
                 committing = self._commit([objects, *others], replaces)
@@ -150,8 +151,7 @@ class Save:
             else:
                 # From here on the coordinator may commit what this rank wrote, so that it stays.
                 self._is_told = True
-                await _to_its_end(self._tell(Manifest(rank=job.rank, objects=objects)))
-                await self._await_outcome()
+                await self._await_outcome(is_there=await _to_its_end(self._tell_objects(objects)))
             await self._forget_attempts(objects)
         except BaseException as exc:
             await self.undo(exc)
@@ -200,16 +200,26 @@ class Save:
             return False
         return found.commit is not None and found.commit.save_id >= self._job.save_id
 
+    async def _told_before(self) -> tuple[StoredObject, ...] | None:
+        """Return what an upload of this save that died had told: others have gone by that.
+
+        Raises:
+            CheckpointError: It had told of a failure.
+        """
+        self._is_told = True  # so that nothing is removed as long as this is not known
+        try:
+            told = await self._read_manifest(self._job.rank)
+        except NotFoundError:
+            self._is_told = False
+            return None
+        if told.error:
+            raise (_UnknownOutcomeError if told.is_unknown else _FailedElsewhereError)(told.error)
+        return told.objects
+
     async def _upload(self) -> tuple[StoredObject, ...]:
         job = self._job
         if not job.items:
             return ()
-        if job.attempt and not self._is_coordinator:
-            # What was told once is what the coordinator may commit.
-            with suppress(NotFoundError):
-                told = await self._read_manifest(job.rank)
-                if not told.error:
-                    return told.objects
         begun = time.monotonic()
         key = data_key(job.save_id, job.rank, job.attempt)
         items = list(job.items)
@@ -253,6 +263,18 @@ class Save:
         key = self._prefix + manifest_key(self._job.save_id, manifest.rank)
         await self._store.put(key, _encoder.encode(manifest), content_type="application/json")
 
+    async def _tell_objects(self, objects: tuple[StoredObject, ...]) -> bool:
+        """Tell the coordinator what this rank wrote, and return whether it surely can read it."""
+        try:
+            await self._tell(Manifest(rank=self._job.rank, objects=objects))
+        except TransientError as exc:
+            _log.warning("%s: what the coordinator heard is not known: %s", self._uri, exc)
+            return False
+        except AiofluxError:
+            self._is_told = False
+            raise
+        return True
+
     async def _read_manifest(self, rank: int) -> Manifest:
         key = self._prefix + manifest_key(self._job.save_id, rank)
         return _decoder.decode(await self._store.get(key))
@@ -289,36 +311,51 @@ class Save:
         listing = await self._store.list_all(f"{self._prefix}{self._job.save_id}/rank-")
         return {int(key[-10:-5]) for key in listing.keys}
 
-    async def _await_outcome(self) -> None:
+    async def _await_outcome(self, *, is_there: bool) -> None:
         """Wait until the coordinator has committed, or says why it has not.
 
+        A look that fails decides nothing: the next one may be answered.
+
+        Args:
+            is_there: Whether the coordinator can read what this rank told.
+
         Raises:
-            CheckpointError: It has not.
+            CheckpointError: It has not committed, or told nothing in time.
         """
         job = self._job
+        seconds = self._settings.commit_seconds
+        failure: AiofluxError | None = None
         num_looks = 0
-        async for seconds_left in _polls(self._settings.commit_seconds):
-            there = await self._told_ranks()
-            if 0 in there:
-                note = await self._read_manifest(0)
-                raise (_UnknownOutcomeError if note.is_unknown else _FailedElsewhereError)(
-                    note.error
-                )
-            # The coordinator takes manifests away when the commit is there.
-            if job.rank not in there:
-                await self._confirm()
-                return
-            num_looks += 1
-            # A coordinator that may not delete leaves them.
+        async for seconds_left in _polls(seconds):
             is_last = seconds_left <= 0
-            if (is_last or num_looks % _LOOKS_PER_COMMIT == 0) and await self._is_committed():
-                return
+            num_looks += 1
+            try:
+                there = await self._told_ranks()
+                is_there = is_there or job.rank in there
+                if 0 in there:
+                    note = await self._read_manifest(0)
+                    raise (_UnknownOutcomeError if note.is_unknown else _FailedElsewhereError)(
+                        note.error
+                    )
+                # The coordinator takes manifests away when the commit is there.
+                if is_there and job.rank not in there:
+                    await self._confirm()
+                    return
+                # A coordinator that may not delete leaves them.
+                is_time = is_last or not is_there or num_looks % _LOOKS_PER_COMMIT == 0
+                if is_time and await self._is_committed():
+                    return
+            except _OutcomeError:
+                raise
+            except AiofluxError as exc:
+                failure = exc
             if is_last:
+                why = f" (the last look failed: {failure})" if failure is not None else ""
                 raise _UnknownOutcomeError(
-                    f"{self._uri}: rank {job.rank} is done, and within "
-                    f"{self._settings.commit_seconds:g} s the coordinator (rank 0) told neither of "
-                    "a commit nor of a failure; load the latest step to see which it was"
-                )
+                    f"{self._uri}: rank {job.rank} is done, and within {seconds:g} s the "
+                    "coordinator (rank 0) told neither of a commit nor of a failure; load the "
+                    f"latest step to see which it was{why}"
+                ) from failure
 
     async def _confirm(self) -> None:
         try:
@@ -452,8 +489,9 @@ class Save:
     async def _forget_failure(self) -> None:
         """Remove what the ranks told of a failure, once it was told by all.
 
-        The coordinator waits a while for that; after it the last rank to tell does it, so each
-        looks when it has told.
+        The coordinator waits a while for that, and until then its word stays for an uploader that
+        takes over from one that died. After it the last rank to tell does it, so each looks when
+        it has told.
         """
         everyone = set(range(self._job.world_size))
         manifests = [self._prefix + manifest_key(self._job.save_id, rank) for rank in everyone]
@@ -467,10 +505,22 @@ class Save:
                 if manifest.error:
                     failed.add(rank)
             if failed == everyone:
-                await self._store.delete_many(manifests)
+                if self._is_coordinator or await self._is_late(manifests):
+                    await self._store.delete_many(manifests)
                 return
             if seconds_left <= 0:
                 return
+
+    async def _is_late(self, manifests: Sequence[str]) -> bool:
+        """Tell whether this rank told of a failure when the coordinator waited no more."""
+        try:
+            note = await self._store.head(manifests[0])
+            mine = await self._store.head(manifests[self._job.rank])
+        except NotFoundError:
+            return False  # another rank is at it
+        if note.updated is None or mine.updated is None:
+            return False
+        return (mine.updated - note.updated).total_seconds() > _CLEANUP_SECONDS
 
 
 def _is_cancel(error: BaseException) -> bool:

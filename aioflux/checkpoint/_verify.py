@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from aioflux._checksums import combine_crc32c
 from aioflux._errors import (
@@ -50,6 +50,8 @@ __all__ = [
     "verify",
     "verify_steps",
 ]
+
+_ADVICE: Final = "; load an earlier checkpoint"
 
 ProblemKind: TypeAlias = Literal[
     "no_commit", "commit", "foreign", "missing", "size", "generation", "crc32c", "bytes"
@@ -121,9 +123,8 @@ class Verification:
         if self.problems:
             first, *others = self.problems
             more = f" (and {len(others)} more problems)" if others else ""
-            raise CheckpointCorruptError(
-                f"{self.uri} does not verify: {first.message}{more}; load an earlier checkpoint"
-            )
+            message = first.message.removesuffix(_ADVICE)
+            raise CheckpointCorruptError(f"{self.uri} does not verify: {message}{more}{_ADVICE}")
 
 
 def check_commit(commit: Commit, uri: str) -> list[Problem]:

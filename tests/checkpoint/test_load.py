@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import pickle
 import subprocess
 import sys
 import time
 import weakref
+import zipfile
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,6 +112,22 @@ def test_a_torch_that_loads_in_another_way_copies(
     save(saved, URI)
     known = torch.serialization._load
     monkeypatch.setattr(torch.serialization, "_load", lambda *args, **named: known(*args, **named))
+    assert_equal(saved, load(URI))
+
+
+@pytest.mark.parametrize("packed", ["data/0", ""])
+def test_an_archive_that_was_packed_anew_is_read_as_torch_reads_it(
+    server: GCSServer, packed: str
+) -> None:
+    saved = {"a": torch.full((1000,), 7.0), "b": torch.arange(1000)}
+    file = io.BytesIO()
+    torch.save(saved, file)
+    other = io.BytesIO()
+    with zipfile.ZipFile(file) as source, zipfile.ZipFile(other, "w") as target:
+        for each in source.infolist():
+            kind = zipfile.ZIP_DEFLATED if packed in each.filename else zipfile.ZIP_STORED
+            target.writestr(each.filename, source.read(each), compress_type=kind)
+    server.put("bucket", KEY, other.getvalue())
     assert_equal(saved, load(URI))
 
 

@@ -7,9 +7,11 @@ import concurrent.futures
 import gc
 import logging
 import os
+import signal
 import subprocess
 import sys
 from argparse import Namespace
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +20,15 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import aioflux
-from aioflux import PermissionDeniedError, RetryPolicy
+from aioflux import PermissionDeniedError, RetryPolicy, bridge
 from aioflux._errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
-from aioflux.checkpoint import Checkpointer
+from aioflux.checkpoint import Checkpointer, _checkpointer, _uploader_process
+from aioflux.checkpoint._uploader_wire import encode, send
 from aioflux.checkpoint.compression import ZStandard
 from tests.checkpoint.manager.trainer import is_state_of, state_of
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -318,6 +322,93 @@ def test_what_a_load_will_refuse_is_told_at_the_first_save(checkpointer: Checkpo
     with pytest.raises(CheckpointError, match=r"'options' in .* is not loaded"):
         checkpointer.load()
     assert checkpointer.load(weights_only=False)["options"] == Namespace(lr=1)
+
+
+class TestInterrupts:
+    """Ctrl-C in the middle of a save, and another save after it."""
+
+    def test_between_staging_and_upload(
+        self, server: GCSServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with Checkpointer(URI, max_staged_bytes=1) as checkpointer:
+            with monkeypatch.context() as patch:
+                patch.setattr(_checkpointer, "Job", interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    checkpointer.save_async(1, state_of(1))
+            checkpointer.save(2, state_of(2))
+            assert checkpointer.steps() == [2]
+
+    @pytest.mark.parametrize("is_begun", [False, True])
+    def test_while_the_upload_begins(
+        self, server: GCSServer, monkeypatch: pytest.MonkeyPatch, is_begun: bool
+    ) -> None:
+        begin = bridge.begin
+
+        def interrupted(coroutine: Any) -> Any:
+            monkeypatch.setattr(bridge, "begin", begin)
+            if is_begun:
+                begin(coroutine)
+            else:
+                coroutine.close()
+            raise KeyboardInterrupt
+
+        with Checkpointer(URI, max_staged_bytes=1) as checkpointer:
+            monkeypatch.setattr(bridge, "begin", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                checkpointer.save_async(1, state_of(1))
+            with suppress(KeyboardInterrupt):  # what became of the first, told at the next
+                checkpointer.save(2, state_of(2))
+            checkpointer.save(3, state_of(3))
+            assert is_state_of(3, checkpointer.load())
+
+    def test_in_the_middle_of_a_message_to_the_uploader(
+        self, server: GCSServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def half(target: socket.socket, message: Any, fds: Any = ()) -> None:
+            if message[0] != "job":
+                send(target, message, fds)
+                return
+            monkeypatch.setattr(_uploader_process, "send", send)
+            data = encode(message)
+            target.sendall(data[: len(data) // 2])
+            raise KeyboardInterrupt
+
+        with Checkpointer(URI, staging="process", max_staged_bytes=1) as checkpointer:
+            monkeypatch.setattr(_uploader_process, "send", half)
+            with pytest.raises(KeyboardInterrupt):
+                checkpointer.save_async(1, state_of(1))
+            checkpointer.save(2, state_of(2))
+            # The first had been handed over: another process has carried it out.
+            assert checkpointer.steps() == [1, 2]
+            assert is_state_of(1, checkpointer.load(1))
+
+
+def interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_the_last_save_waits_for_no_room(server: GCSServer) -> None:
+    server.faults.add(WRITE, key="*step-00000001/*" + DATA, delay_seconds=60)
+    with Checkpointer(URI, max_staged_bytes=1, retry=FAST) as checkpointer:
+        checkpointer.save_on_signal(signal.SIGUSR1, deadline_seconds=60)
+        slow = checkpointer.save_async(1, state_of(1))
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert checkpointer.should_save(2)
+        checkpointer.save(2, state_of(2))
+        assert not slow.done()
+        assert checkpointer.latest() == 2
+        slow.cancel()
+
+
+def test_a_deadline_that_passes_is_an_error(server: GCSServer) -> None:
+    server.faults.add(WRITE, key="*" + DATA, delay_seconds=60)
+    with Checkpointer(URI, retry=FAST) as checkpointer:
+        checkpointer.save_on_signal(signal.SIGUSR1, deadline_seconds=0.2)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert checkpointer.should_save(1)
+        with pytest.raises(CheckpointError, match="not committed within the"):
+            checkpointer.save(1, state_of(1))
+        checkpointer._in_flight[0][0].cancel()
 
 
 class TestCancel:

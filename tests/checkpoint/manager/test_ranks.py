@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +13,7 @@ import pytest
 import aioflux
 from aioflux.checkpoint import Checkpointer
 from aioflux.testing import GCSServer
-from tests.checkpoint.manager.desk import Ranks
+from tests.checkpoint.manager.desk import Ranks, wait_until
 from tests.checkpoint.manager.trainer import is_state_of
 
 if TYPE_CHECKING:
@@ -82,6 +85,64 @@ def test_a_failure_of_one_rank_is_one_of_all(
     assert keys(server, uri) == before
     assert two.ask("load") == [[1, True], [1, True]]
     two.ask("close")
+
+
+@pytest.mark.parametrize("status", [403, 404, 503])
+def test_a_look_that_fails_decides_nothing(
+    two: Ranks, server: GCSServer, uri: str, status: int
+) -> None:
+    two.ask("open", uri=uri)
+    with server.faults.inject(WRITE, key="*/.metadata", delay_seconds=2):
+        for each in two.all:
+            each.tell("save", step=1)
+        wait_until(lambda: any(key.endswith(".metadata") for key in keys(server, uri)))
+        server.faults.add("*objects.list", status=status, times=2)
+        told = [each.hear() for each in two.all]
+    assert [each[0] for each in told] == [True, True], told
+    two.ask("close")
+
+
+@pytest.mark.parametrize("status", [403, 503])
+def test_what_was_told_to_the_coordinator_or_not(
+    two: Ranks, server: GCSServer, uri: str, status: int
+) -> None:
+    """A rank that cannot be sure of it goes by what the coordinator makes of it."""
+    two.ask("open", uri=uri, commit_seconds=3)
+    server.faults.add(WRITE, key="*/rank-00001.json", status=status, times=2)
+    two.ask("begin", step=1)
+    told = two.tell("result", step=1)
+    assert [each[0] for each in told] == [False, False]
+    server.faults.clear()
+    two.ask("save", step=2)
+    two.ask("close")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for the uploader in /proc")
+def test_a_failure_that_was_told_is_final(two: Ranks, server: GCSServer, uri: str) -> None:
+    """Also where the uploader that told it dies before it has told its trainer."""
+    two.ask("open", uri=uri, staging="process", keep_last=1)
+    two.ask("save", step=1)
+    uploader = uploader_of(two.all[0].process.pid)
+    server.faults.add(WRITE, key="*step-00000002/.metadata", status=403)
+    # What it still does between the two.
+    server.faults.add(WRITE, key="*.checkpoint-history*", delay_seconds=60, times=1)
+    two.ask("begin", step=2)
+    wait_until(lambda: any(key.endswith("rank-00000.json") for key in keys(server, uri)))
+    os.kill(uploader, signal.SIGKILL)
+    server.faults.clear()
+    told = two.tell("result", step=2)
+    assert [each[0] for each in told] == [False, False], told
+    assert "403" in told[0][2]
+    assert two.ask("load") == [[1, True], [1, True]]
+    two.ask("close")
+
+
+def uploader_of(pid: int) -> int:
+    """Return the child of a process that uploads."""
+    for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        if b"_uploader" in Path(f"/proc/{number}/cmdline").read_bytes():
+            return int(number)
+    raise AssertionError("no uploader runs")
 
 
 def test_a_coordinator_that_may_not_delete_is_heard_all_the_same(
