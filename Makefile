@@ -18,6 +18,9 @@ PURE := $(addprefix aioflux/,_arguments.py _checksums.py _errors.py _meta.py _po
 	service/_gcs_read.py service/_gcs_wire.py service/_status.py \
 	transfer/_counters.py transfer/_limits.py transfer/_retry.py \
 	transfer/_staged.py cli/_copy_plan.py \
+	auth/_sigv4.py service/_s3_read.py service/_s3_site.py service/_s3_wire.py \
+	service/_azure_batch.py service/_azure_list.py service/_azure_read.py service/_azure_wire.py \
+	checkpoint/_tag_metadata.py checkpoint/_tag_names.py \
 	checkpoint/_commit.py checkpoint/_frames.py checkpoint/_methods.py checkpoint/_planes.py \
 	checkpoint/_storage_data.py \
 	compat/dataflux/lightning/_uris.py integrations/fsspec/_names.py)
@@ -26,7 +29,7 @@ PYTEST_ARGS ?= -n 2 --dist loadfile
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint perf perf-loading clean
+.PHONY: help demo test lint perf perf-loading perf-s3 clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/'
@@ -49,8 +52,11 @@ perf: $(VENV)/.installed-perf  ## Measure; choose with ARGS="<scenario> ...".
 perf-loading: $(VENV)/.installed-perf-loading  ## Measure listings and epochs (about an hour).
 	$(BIN)/python -m perf $(or $(ARGS),list loader epoch)
 
+perf-s3: $(VENV)-s3/.installed  ## Measure on S3 and Azure, beside what people use there.
+	$(VENV)-s3/bin/python -m perf $(or $(ARGS),clouds)
+
 clean:  ## Remove the environment and everything that was built.
-	rm -rf $(VENV) tests/servers/azurite/node_modules build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-s3 tests/servers/azurite/node_modules build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.created:
@@ -81,4 +87,13 @@ $(VENV)/.installed-perf: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.installed-perf-loading: $(VENV)/.created pyproject.toml constraints.txt
 	@echo 'Installing packages into $(VENV); the first time takes a few minutes.'
 	$(PIP_INSTALL) -e '.[perf-loading]'
+	@touch $@
+
+# aiobotocore wants another botocore than the one that is pinned.
+$(VENV)-s3/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-s3
+	grep -vE '^(aiobotocore|boto3|botocore|s3transfer)==' constraints.txt > $(VENV)-s3/constraints.txt
+	PIP_CONSTRAINT=$(CURDIR)/$(VENV)-s3/constraints.txt \
+	    PIP_BUILD_CONSTRAINT=$(CURDIR)/$(VENV)-s3/constraints.txt \
+	    $(VENV)-s3/bin/python -m pip install -qq -c $(VENV)-s3/constraints.txt -e '.[perf-s3]'
 	@touch $@
