@@ -271,7 +271,11 @@ def test_keys_that_are_no_text_come_back_as_they_were() -> None:
     assert repr(again) == repr(state)  # 1 and True are equal
 
 
-@pytest.mark.parametrize("key", [object(), torch.float32, float("nan"), (1, object())], ids=repr)
+@pytest.mark.parametrize(
+    "key",
+    [object(), torch.float32, float("nan"), (1, object())],
+    ids=["object", "dtype", "nan", "tuple"],
+)
 def test_keys_that_no_load_could_bring_back_are_refused(key: Any) -> None:
     with pytest.raises(TypeError, match=r"\['x'\]\[0\] has a key of type "):
         tell_containers({"x": [{key: torch.ones(1)}]})
