@@ -75,8 +75,8 @@ def test_each_loader_takes_every_object_once(server: Server) -> None:
     for work, result in zip(works, told, strict=True):
         assert result["num_bytes"] == COUNT * SIZE, work
         assert 0 < result["waited_seconds"] <= result["seconds"], work
-        # What is listed is listed before; google's client asks once about the bucket.
-        assert COUNT <= result["num_requests"] <= COUNT + (work.peer == "direct"), work
+        # What is listed is listed before; google's client asks about the bucket, and may ask again.
+        assert COUNT <= result["num_requests"] <= COUNT + 3 * (work.peer == "direct"), work
 
 
 @pytest.mark.parametrize("name", ["dataflux", "litdata"])
