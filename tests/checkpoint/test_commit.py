@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import CheckpointCorruptError
+from aioflux.checkpoint import _commit
 from aioflux.checkpoint._commit import (
     Commit,
     StoredItem,
@@ -90,6 +91,23 @@ def test_cut_off_anywhere_behind_the_pickle_is_seen() -> None:
     for end in range(len(METADATA) + len(b"\0aioflux-commit"), len(ENCODED)):
         with pytest.raises(CheckpointCorruptError):
             decode_commit(ENCODED[:end], uri=URI)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (b'{"save_id": 5}', "does not read"),
+        (b"{", "is no JSON"),
+        (b'{"x": ' + b"[" * 100_000, "is no JSON"),
+    ],
+)
+def test_a_commit_that_is_none_is_damage_whatever_its_checksum(
+    monkeypatch: pytest.MonkeyPatch, text: bytes, what: str
+) -> None:
+    monkeypatch.setattr(_commit, "_encode", lambda _: text)
+    forged = encode_commit(METADATA, COMMIT)
+    with pytest.raises(CheckpointCorruptError, match=what):
+        decode_commit(forged, uri="gs://b/run/.metadata")
 
 
 def test_a_newer_format_says_what_to_do() -> None:
