@@ -117,6 +117,17 @@ def test_what_was_told_to_the_coordinator_or_not(
     two.ask("close")
 
 
+def test_what_was_told_without_an_answer_counts(two: Ranks, server: GCSServer, uri: str) -> None:
+    """It is there, and nobody said so: the coordinator commits, and the rank hears of that."""
+    two.ask("open", uri=uri)
+    server.faults.add(WRITE, key="*/rank-00001.json", lost=True, times=2)
+    server.faults.add("*objects.get", key="*/rank-00001.json", status=503, times=2)
+    two.ask("begin", step=1)
+    told = two.tell("result", step=1)
+    assert [each[0] for each in told] == [True, True], told
+    two.ask("close")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for the uploader in /proc")
 def test_a_failure_that_was_told_is_final(two: Ranks, server: GCSServer, uri: str) -> None:
     """Also where the uploader that told it dies before it has told its trainer."""
