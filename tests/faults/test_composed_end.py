@@ -66,6 +66,14 @@ def wait_until(server: GCSServer, num_delayed: int) -> None:
         time.sleep(0.002)
 
 
+def wait_until_idle(server: GCSServer) -> None:
+    """Wait for what a killed process asked for: a delete among it takes one more away."""
+    until = time.monotonic() + LIMIT_SECONDS
+    while server.stats.connections_open or server.stats.total.in_flight:
+        assert time.monotonic() < until
+        time.sleep(0.002)
+
+
 def test_the_next_start_sweeps_what_sigkill_left(server: GCSServer) -> None:
     rng = random.Random(NUM_ROUNDS)
     watch = Watch()
@@ -83,6 +91,7 @@ def test_the_next_start_sweeps_what_sigkill_left(server: GCSServer) -> None:
                 watch.wait_for(step)
             process.kill()
             process.wait()
+        wait_until_idle(server)
         left.append(len(composites(server)))
     with running(KILLED, server) as process:
         assert process.stdin is not None
