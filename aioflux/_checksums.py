@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["address_of", "combine_crc32c", "crc32c", "crc32c_blocks"]
+__all__ = ["address_of", "combine_crc32c", "crc32c", "crc32c_blocks", "join_crc32c"]
 
 _WINDOWS = (ctypes.c_ubyte * (1024 * 1024), ctypes.c_ubyte * (64 * 1024))
 
@@ -148,3 +148,40 @@ def combine_crc32c(first: int, second: int, second_size: int) -> int:
     if second_size == 0:
         return first
     return _multiply(_shift(second_size), first) ^ second
+
+
+@lru_cache(maxsize=16)
+def _shift_tables(num_bytes: int) -> tuple[tuple[int, ...], ...]:
+    """Return, for each byte of a crc32c from the lowest, what each of its values is shifted to."""
+    shift = _shift(num_bytes)
+    tables = []
+    for position in range(4):
+        table = [0]
+        for bit in range(8):
+            shifted = _multiply(shift, 1 << (8 * position + bit))
+            table += [shifted ^ each for each in table]
+        tables.append(tuple(table))
+    return tuple(tables)
+
+
+def join_crc32c(crcs: Sequence[int], block_size: int, size: int) -> int:
+    """Return the crc32c of all bytes, from the crc32c of each block: `combine_crc32c` of many.
+
+    Args:
+        crcs: CRC32C of each block, in order.
+        block_size: Length of each block but the last, in bytes.
+        size: Length of all together, in bytes.
+    """
+    if not crcs:
+        return 0
+    zeroth, first, second, third = _shift_tables(block_size)
+    whole = 0
+    for crc in crcs[:-1]:
+        whole = (
+            zeroth[whole & 0xFF]
+            ^ first[whole >> 8 & 0xFF]
+            ^ second[whole >> 16 & 0xFF]
+            ^ third[whole >> 24]
+            ^ crc
+        )
+    return combine_crc32c(whole, crcs[-1], size - block_size * (len(crcs) - 1))

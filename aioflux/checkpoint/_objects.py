@@ -13,7 +13,7 @@ import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from aioflux._checksums import combine_crc32c, crc32c, crc32c_blocks
+from aioflux._checksums import crc32c, crc32c_blocks, join_crc32c
 from aioflux._errors import (
     AlreadyExistsError,
     CheckpointCorruptError,
@@ -87,13 +87,10 @@ class BlockDigest:
 
     def finish(self) -> tuple[int, bytes]:
         """Return the crc32c of all bytes, and those of the blocks as `StoredObject` holds them."""
-        crcs, sizes = list(self._crcs), [self.block_size] * len(self._crcs)
-        if rest := self.size % self.block_size:
+        crcs = list(self._crcs)
+        if self.size % self.block_size:
             crcs.append(self._current)
-            sizes.append(rest)
-        whole = 0
-        for each, size in zip(crcs, sizes, strict=True):
-            whole = combine_crc32c(whole, each, size)
+        whole = join_crc32c(crcs, self.block_size, self.size)
         return whole, struct.pack(f">{len(crcs)}I", *crcs)
 
 

@@ -7,11 +7,12 @@ Not deep, nothing but the commit object is read: the service tells size, generat
 
 from __future__ import annotations
 
+import struct
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from aioflux._checksums import combine_crc32c
+from aioflux._checksums import join_crc32c
 from aioflux._errors import (
     CheckpointCorruptError,
     CheckpointNotFoundError,
@@ -156,12 +157,8 @@ def check_commit(commit: Commit, uri: str) -> list[Problem]:
 
 def check_blocks(stored: StoredObject, uri: str) -> list[Problem]:
     """Return whether the checksums of an object's blocks are not that of the whole."""
-    whole = 0
-    for at in range(0, stored.size, stored.block_size):
-        number = at // stored.block_size
-        block = int.from_bytes(stored.block_crcs[4 * number : 4 * number + 4], "big")
-        whole = combine_crc32c(whole, block, min(stored.block_size, stored.size - at))
-    if whole == stored.crc32c:
+    crcs = struct.unpack(f">{len(stored.block_crcs) // 4}I", stored.block_crcs)
+    if join_crc32c(crcs, stored.block_size, stored.size) == stored.crc32c:
         return []
     what = f"the commit contradicts itself: the blocks of {uri} have another crc32c than the whole"
     return [Problem("commit", uri, what)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux._checksums import combine_crc32c, crc32c, crc32c_blocks
+from aioflux._checksums import combine_crc32c, crc32c, crc32c_blocks, join_crc32c
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,21 @@ def test_blocks_are_those_of_the_pieces(data: bytes, block_size: int, is_writabl
     view = memoryview(bytearray(data) if is_writable else data)
     pieces = [data[at : at + block_size] for at in range(0, len(data), block_size)]
     assert crc32c_blocks(view, block_size) == [crc32c(piece) for piece in pieces]
+
+
+@given(st.binary(max_size=400), st.integers(1, 100))
+def test_blocks_join_to_the_whole(data: bytes, block_size: int) -> None:
+    crcs = crc32c_blocks(memoryview(data), block_size)
+    assert join_crc32c(crcs, block_size, len(data)) == crc32c(data)
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=9), st.integers(1, 2**40), st.data())
+def test_joining_is_combining_one_by_one(
+    crcs: list[int], block_size: int, data: st.DataObject
+) -> None:
+    last = data.draw(st.integers(1, block_size))
+    sizes = [block_size] * len(crcs[1:]) + [last] * len(crcs[:1])
+    expected = 0
+    for crc, each in zip(crcs, sizes, strict=True):
+        expected = combine_crc32c(expected, crc, each)
+    assert join_crc32c(crcs, block_size, sum(sizes)) == expected
