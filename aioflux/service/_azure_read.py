@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
+from aioflux.service import _range as ranges
 from aioflux.service._azure_wire import etag_of
 
 if TYPE_CHECKING:
@@ -12,14 +12,10 @@ if TYPE_CHECKING:
 
 __all__ = ["is_whole", "object_size", "range_header", "size_past_the_end"]
 
-_CONTENT_RANGE = re.compile(rb"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", re.IGNORECASE)
-_UNSATISFIED = re.compile(rb"bytes \*/([0-9]{1,18})", re.IGNORECASE)
-
 
 def range_header(start: int, end: int | None) -> tuple[bytes, bytes]:
     """Write the header that asks for the bytes `[start, end)`; None means the end of the object."""
-    asked = b"bytes=%d-" % start if end is None else b"bytes=%d-%d" % (start, end - 1)
-    return b"x-ms-range", asked
+    return b"x-ms-range", ranges.byte_range(start, end)
 
 
 def is_whole(
@@ -69,28 +65,9 @@ def object_size(
         raise ValueError("the answer tells no ETag or request id: Azure did not send it")
     if generation and told != generation:
         raise ValueError(f"the answer is of generation {told}")
-    if status == 200:
-        if start or (end is not None and num_bytes > end):
-            raise ValueError("the service ignored the range")
-        return num_bytes
-    if status != 206:
-        raise ValueError(f"HTTP {status} is no answer to a read")
-    if not start and end is None:
+    if status == 206 and not start and end is None:
         raise ValueError("a part came where the whole was asked for")
-    return _part_size(headers, num_bytes, start, end)
-
-
-def _part_size(headers: Mapping[bytes, bytes], num_bytes: int, start: int, end: int | None) -> int:
-    told = headers.get(b"content-range")
-    match = _CONTENT_RANGE.fullmatch(told or b"")
-    if match is None:
-        raise ValueError(f"no part of known size is named by its Content-Range {told!r}")
-    first, last, size = map(int, match.groups())
-    if not start == first <= last < size or last - first + 1 != num_bytes:
-        raise ValueError(f"another part came: {num_bytes} bytes, Content-Range {told!r}")
-    if end is not None and last >= end:
-        raise ValueError(f"more than was asked for came: Content-Range {told!r}")
-    return size
+    return ranges.size_told(status, headers, num_bytes, start=start, end=end)
 
 
 def size_past_the_end(headers: Mapping[bytes, bytes], *, start: int) -> int | None:
@@ -100,13 +77,9 @@ def size_past_the_end(headers: Mapping[bytes, bytes], *, start: int) -> int | No
         headers: Headers of the answer, names in lower case.
         start: First byte that was asked for: an object that is longer has it.
     """
-    told = headers.get(b"content-range") or b""
-    match = _UNSATISFIED.fullmatch(told)
-    if match is not None:
-        size = int(match[1])
-    elif (part := _CONTENT_RANGE.fullmatch(told)) is not None and int(part[1]) == int(part[2]) + 1:
-        # An emulator answers 206 with no bytes where the first one asked for is the end.
-        size = int(part[3])
-    else:
-        return None
-    return size if size <= start else None
+    part = ranges.parse_content_range(headers)
+    if part is None:
+        return ranges.size_past_the_end(headers, start=start)
+    first, last, size = part
+    # An emulator answers 206 with no bytes where the first one asked for is the end.
+    return size if first == last + 1 and size <= start else None

@@ -21,7 +21,7 @@ from aioflux._errors import (
 )
 from aioflux._meta import ObjectMeta
 from aioflux.service._gcs_wire import parse_http_date
-from aioflux.service._status import error_from_status
+from aioflux.service._status import error_from_status, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -383,9 +383,7 @@ def error_of(
         retry_after: Retry-After header.
         is_conditional: The request was to change the object only in a generation.
     """
-    said = f"HTTP {status}" + (f" {code}" if code else "")
-    words = " ".join(detail.split())[:300]
-    tail = f" ({words})" if words else ""
+    said, tail = words_of(status, code, detail)
     what = f"could not {action} {uri}"
     if code in _WRONG_BYTES:
         return ChecksumError(

@@ -7,16 +7,14 @@ checksum of their own, so that nothing later would find it.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
+
+from aioflux.service._range import size_told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["is_whole", "object_size", "range_headers", "size_past_the_end"]
-
-_CONTENT_RANGE = re.compile(rb"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", re.IGNORECASE)
-_UNSATISFIED = re.compile(rb"bytes \*/([0-9]{1,18})", re.IGNORECASE)
+__all__ = ["is_whole", "object_size"]
 
 
 def is_whole(
@@ -39,12 +37,6 @@ def is_whole(
         and b"content-encoding" not in headers
         and get(b"x-goog-stored-content-encoding", b"identity") == b"identity"
     )
-
-
-def range_headers(start: int, end: int | None) -> tuple[tuple[bytes, bytes]]:
-    """Write the header that asks for the bytes `[start, end)`; None means the end of the object."""
-    asked = b"bytes=%d-" % start if end is None else b"bytes=%d-%d" % (start, end - 1)
-    return ((b"Range", asked),)
 
 
 def object_size(
@@ -76,35 +68,12 @@ def object_size(
         raise ValueError("the answer tells no generation: Cloud Storage did not send it")
     if generation and told != generation.encode():
         raise ValueError(f"the answer is of generation {told.decode('latin-1')}")
-    if status == 200:
-        return _whole_size(headers, num_bytes, start, end)
-    if status != 206:
-        raise ValueError(f"HTTP {status} is no answer to a read")
-    if not start and end is None:
+    if status == 206 and not start and end is None:
         raise ValueError("a part came where the whole was asked for")
-    return _part_size(headers, num_bytes, start, end)
-
-
-def _whole_size(headers: Mapping[bytes, bytes], num_bytes: int, start: int, end: int | None) -> int:
-    if start or (end is not None and num_bytes > end):
-        raise ValueError("the service ignored the range")
-    stored = headers.get(b"x-goog-stored-content-length")
+    size = size_told(status, headers, num_bytes, start=start, end=end)
+    stored = headers.get(b"x-goog-stored-content-length") if status == 200 else None
     if stored is not None and stored != b"%d" % num_bytes:
         raise ValueError(f"{num_bytes} bytes came of an object of {stored.decode('latin-1')}")
-    return num_bytes
-
-
-def _part_size(headers: Mapping[bytes, bytes], num_bytes: int, start: int, end: int | None) -> int:
-    told = headers.get(b"content-range")
-    match = _CONTENT_RANGE.fullmatch(told or b"")
-    if match is None:
-        # Several parts in one body (multipart/byteranges) name theirs inside of it.
-        raise ValueError(f"no part of known size is named by its Content-Range {told!r}")
-    first, last, size = map(int, match.groups())
-    if not start == first <= last < size or last - first + 1 != num_bytes:
-        raise ValueError(f"another part came: {num_bytes} bytes, Content-Range {told!r}")
-    if end is not None and last >= end:
-        raise ValueError(f"more than was asked for came: Content-Range {told!r}")
     return size
 
 
@@ -131,16 +100,3 @@ def _require_stored_bytes(headers: Mapping[bytes, bytes]) -> None:
 def _coding(value: bytes | None) -> str:
     text = (value or b"").decode("latin-1").strip().lower()
     return "" if text == "identity" else text
-
-
-def size_past_the_end(headers: Mapping[bytes, bytes], *, start: int) -> int | None:
-    """Return the size of the object that an answer 416 tells, or None where it cannot be believed.
-
-    Args:
-        headers: Headers of the answer, names in lower case.
-        start: First byte that was asked for: an object that is longer has it.
-    """
-    match = _UNSATISFIED.fullmatch(headers.get(b"content-range") or b"")
-    if match is None or int(match[1]) > start:
-        return None
-    return int(match[1])

@@ -11,7 +11,7 @@ from aioflux._errors import (
     StorageError,
     TransientError,
 )
-from aioflux.service._status import error_from_status
+from aioflux.service._status import error_from_status, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,9 +76,7 @@ def refusal(
         is_conditional: A write had a condition.
         is_completion: It was the completion of an upload.
     """
-    said = f"HTTP {status}" + (f" {code}" if code else "")
-    words = " ".join(detail.split())[:300]
-    tail = f" ({words})" if words else ""
+    said, tail = words_of(status, code, detail)
     if status == 412 and is_pinned:
         return NotFoundError(
             f"could not {action} {uri}: it was replaced since it was seen, {said}; list it again",

@@ -13,6 +13,7 @@ import re
 import zlib
 from typing import TYPE_CHECKING, Any
 
+from aioflux.service import _range as ranges
 from aioflux.service._s3_wire import etag_of, full_crc32c, generation_of
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ __all__ = [
     "told_crc32c",
 ]
 
-_CONTENT_RANGE = re.compile(rb"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", re.IGNORECASE)
-_UNSATISFIED = re.compile(rb"bytes \*/([0-9]{1,18})", re.IGNORECASE)
 _ACTUAL_SIZE = re.compile(rb"<ActualObjectSize>([0-9]{1,18})</ActualObjectSize>")
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
@@ -40,7 +39,7 @@ def byte_range(start: int, end: int | None, pin: Pin) -> bytes:
     """Write the value of a Range header for `[start, end)`; empty where it is the whole object."""
     if start == 0 and (end is None or (pin.size is not None and end >= pin.size)):
         return b""
-    return b"bytes=%d-" % start if end is None else b"bytes=%d-%d" % (start, end - 1)
+    return ranges.byte_range(start, end)
 
 
 def object_size(
@@ -71,36 +70,18 @@ def object_size(
         raise ValueError("the answer tells no entity tag: S3 did not send it")
     if pin.etag and etag != pin.etag:
         raise ValueError(f"the answer is of another content, with the entity tag {etag!r}")
-    if status == 200:
-        if start or (end is not None and num_bytes > end):
-            raise ValueError("the service ignored the range")
-        size = num_bytes
-    elif status == 206:
-        size = _part_size(headers, num_bytes, start, end)
-    else:
-        raise ValueError(f"HTTP {status} is no answer to a read")
+    size = ranges.size_told(status, headers, num_bytes, start=start, end=end)
     if pin.size is not None and size != pin.size:
         raise ValueError(f"{size} bytes are there now, not {pin.size}")
     return size
 
 
-def _part_size(headers: Mapping[bytes, bytes], num_bytes: int, start: int, end: int | None) -> int:
-    told = headers.get(b"content-range")
-    match = _CONTENT_RANGE.fullmatch(told or b"")
-    if match is None:
-        raise ValueError(f"no part of known size is named by its Content-Range {told!r}")
-    first, last, size = map(int, match.groups())
-    if not start == first <= last < size or last - first + 1 != num_bytes:
-        raise ValueError(f"another part came: {num_bytes} bytes, Content-Range {told!r}")
-    if end is not None and last >= end:
-        raise ValueError(f"more than was asked for came: Content-Range {told!r}")
-    return size
-
-
 def generation_of_head(headers: Mapping[bytes, bytes]) -> str:
     """Return the generation that the head of an answer to a read tells; empty where it does not."""
-    match = _CONTENT_RANGE.fullmatch(headers.get(b"content-range", b""))
-    told = match[3] if match is not None else headers.get(b"content-length", b"")
+    part = ranges.parse_content_range(headers)
+    if part is not None:
+        return generation_of(etag_of(headers), part[2])
+    told = headers.get(b"content-length", b"")
     return generation_of(etag_of(headers), int(told)) if told.isdigit() else ""
 
 
@@ -112,11 +93,10 @@ def size_past_the_end(headers: Mapping[bytes, bytes], body: Any, *, start: int) 
         body: Its body, in which S3 tells it.
         start: First byte that was asked for: an object that is longer has it.
     """
-    match = _UNSATISFIED.fullmatch(headers.get(b"content-range") or b"")
-    match = match or _ACTUAL_SIZE.search(bytes(body))
-    if match is None or int(match[1]) > start:
-        return None
-    return int(match[1])
+    if b"content-range" in headers:
+        return ranges.size_past_the_end(headers, start=start)
+    match = _ACTUAL_SIZE.search(bytes(body))
+    return int(match[1]) if match is not None and int(match[1]) <= start else None
 
 
 def told_crc32c(headers: Mapping[bytes, bytes]) -> int | None:

@@ -18,7 +18,7 @@ from aioflux._errors import (
     TransientError,
 )
 
-__all__ = ["error_from_status", "parse_retry_after"]
+__all__ = ["error_from_status", "not_a_listing", "parse_retry_after", "words_of", "wrong_page"]
 
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MAYBE_DONE = frozenset({500, 502, 504})
@@ -47,6 +47,22 @@ def parse_retry_after(value: str | None, *, now: float | None = None) -> float |
     return max(0.0, moment - (time.time() if now is None else now))
 
 
+def words_of(status: int, code: str, detail: str) -> tuple[str, str]:
+    """Return what an answer said, and the service's own words, shortened, to stand behind it."""
+    words = " ".join(detail.split())[:300]
+    return f"HTTP {status}" + (f" {code}" if code else ""), f" ({words})" if words else ""
+
+
+def not_a_listing(uri: str, why: ValueError) -> TransientError:
+    """Return the error for an answer to a listing that cannot be read."""
+    return TransientError(f"could not list {uri}: the answer is not a listing ({why})", uri=uri)
+
+
+def wrong_page(uri: str, why: object) -> StorageError:
+    """Return the error for a page that is another one than the one that was asked for."""
+    return StorageError(f"could not list {uri}: the page is not what was asked for, {why}", uri=uri)
+
+
 def error_from_status(
     status: int,
     *,
@@ -66,9 +82,7 @@ def error_from_status(
         detail: The service's own words, shortened here.
         retry_after: Retry-After header.
     """
-    said = f"HTTP {status}" + (f" {code}" if code else "")
-    words = " ".join(detail.split())[:300]
-    tail = f" ({words})" if words else ""
+    said, tail = words_of(status, code, detail)
     if status in _TRANSIENT:
         return TransientError(
             f"could not {action} {uri}: the service answered {said}{tail}",

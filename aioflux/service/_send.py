@@ -1,0 +1,341 @@
+"""Sending requests to one bucket: authorized, asked again where that helps, errors mapped to ours.
+
+    service -> Sender.send: authorize -> data plane -> answer, or a refusal from which to learn once
+
+A subclass says how requests are authorized, what is to be learned from a refusal, and what its
+codes mean. Reads without a task go the same way in two halves: `begin`, and `end` for the answer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
+
+from aioflux._errors import StorageError, TransientError
+from aioflux.auth._provided import WAIT
+from aioflux.http import CertificateError, FixedHeaders, ProtocolError, TransportError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from aioflux.auth._provided import AnonymousToken, ProvidedToken
+    from aioflux.auth._renewed import RenewedToken
+    from aioflux.http import Connection, Origin, RequestPool, Response, Waiter
+
+    TokenSource = AnonymousToken | ProvidedToken | RenewedToken
+
+__all__ = [
+    "CONDITIONAL",
+    "PLAIN",
+    "READ",
+    "USER_AGENT",
+    "Answer",
+    "Call",
+    "Sender",
+    "Terms",
+    "TokenSender",
+]
+
+USER_AGENT: Final = (b"User-Agent", b"aioflux")
+_MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+"""Longest answer that is not an object: a page of 5,000 objects has a few MiB, and 45 at most, the
+metadata of each being limited to 8 KiB (cloud.google.com/storage/quotas)."""
+
+
+class Terms(NamedTuple):
+    """What a request was, as far as its headers and its errors depend on it."""
+
+    is_read: bool = False
+    """The bytes of an object are wanted, as they are stored."""
+    generation: str = ""
+    """A read is pinned to this generation."""
+    is_conditional: bool = False
+    """A write under a condition."""
+    is_completion: bool = False
+    """The completion of an upload."""
+
+
+PLAIN: Final = Terms()
+READ: Final = Terms(is_read=True)
+CONDITIONAL: Final = Terms(is_conditional=True)
+
+
+class Call(NamedTuple):
+    """A request that may be sent."""
+
+    origin: Origin
+    """Where to."""
+    target: bytes
+    """Whole path and query."""
+    headers: Sequence[tuple[bytes, bytes]]
+    """Headers of this request alone, its signature among them."""
+    fixed: FixedHeaders
+    """Headers that it shares with others."""
+    signer: Any
+    """What authorized it; a refusal speaks of that, whatever is in use by then."""
+
+
+class Answer(Protocol):
+    """What a refusal is read from."""
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+
+    @property
+    def headers(self) -> Mapping[bytes, bytes]:
+        """Headers, names in lower case."""
+
+    @property
+    def body(self) -> Any:
+        """Body."""
+
+
+class Sender(ABC):
+    """Requests to one bucket."""
+
+    _num_sends: ClassVar[int] = 2
+    """Times that one request is sent, at most."""
+
+    def __init__(self, uri: Callable[[str], str]) -> None:
+        """Take what returns the whole uri of a key, for errors."""
+        self._uri = uri
+        self._pool: RequestPool | None = None
+
+    async def send(
+        self,
+        method: bytes,
+        target: bytes,
+        action: str,
+        key: str,
+        *,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        body: Any = None,
+        into: Any = None,
+        max_body_bytes: int | None = _MAX_ANSWER_BYTES,
+        accept: int = 0,
+        head_seconds: float | None = None,
+        terms: Terms = PLAIN,
+    ) -> Response:
+        """Send one request and return its answer; again, where a refusal tells how to ask better.
+
+        Args:
+            method: Method.
+            target: Path and query, percent-encoded.
+            action: What is asked, as a verb; errors say it.
+            key: Of what.
+            headers: Headers of this request alone.
+            body: See `Pool.request`, as for `into`, `max_body_bytes` and `head_seconds`.
+            into: Where the answer goes.
+            max_body_bytes: Longest answer that is taken.
+            accept: A status beside 2xx that is an answer.
+            head_seconds: Time for the answer to begin.
+            terms: What it is beside that.
+
+        Raises:
+            StorageError: There is no answer, or it is a refusal.
+            CredentialsError: There are no usable credentials.
+        """
+        num_left = self._num_sends
+        while True:
+            call = await self._authorize(method, target, headers, body, action, key, terms)
+            pool = self._pool
+            assert pool is not None
+            try:
+                response = await pool.request(
+                    call.origin,
+                    method,
+                    call.target,
+                    call.headers,
+                    body=body,
+                    into=into,
+                    max_body_bytes=max_body_bytes,
+                    head_seconds=head_seconds,
+                    fixed=call.fixed,
+                )
+            except (RuntimeError, TransportError) as exc:
+                raise self.failed(exc, action, key) from exc
+            if 200 <= response.status < 300 or response.status == accept:
+                return response
+            num_left -= 1
+            if not num_left or not self.learn(response, call.signer):
+                raise self.refused(response, action, key, terms)
+
+    @abstractmethod
+    async def _authorize(
+        self,
+        method: bytes,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: Any,
+        action: str,
+        key: str,
+        terms: Terms,
+    ) -> Call:
+        """Return a request as it is sent; the arguments are those of `send`.
+
+        Raises:
+            CredentialsError: There are no usable credentials.
+            TransientError: There are none this time.
+        """
+
+    @abstractmethod
+    def learn(self, response: Response, signer: Any) -> bool:
+        """Learn from a refusal how to ask better, and tell whether there was something to learn.
+
+        Args:
+            response: The refusal.
+            signer: What authorized the request.
+        """
+
+    @abstractmethod
+    def end(self, exchange: Connection) -> Any:
+        """Take back a read that was begun without a task, and return what authorized it."""
+
+    @abstractmethod
+    def _generation_of(self, headers: Mapping[bytes, bytes]) -> str:
+        """Return the generation that the head of an answer tells; empty where it does not."""
+
+    @abstractmethod
+    def _refusal(
+        self, response: Answer, terms: Terms, *, action: str, uri: str, retry_after: str | None
+    ) -> StorageError:
+        """Return our error for an answer that is no success."""
+
+    def failed(self, exc: Exception, action: str, key: str) -> StorageError:
+        """Return our error for one of the data plane; the one place where they are mapped."""
+        uri = self._uri(key)
+        if not isinstance(exc, TransportError):
+            return StorageError(f"could not {action} {uri}: the store was closed", uri=uri)
+        message = f"could not {action} {uri}: {exc}"
+        if isinstance(exc, (ProtocolError, CertificateError)):
+            return StorageError(message, uri=uri)
+        return TransientError(
+            message,
+            uri=uri,
+            num_bytes_received=exc.num_bytes_received,
+            generation=self._generation_of(exc.head.headers) if exc.head else "",
+            maybe_done=exc.request_sent,
+        )
+
+    def refused(
+        self, response: Answer, action: str, key: str, terms: Terms = PLAIN
+    ) -> StorageError:
+        """Return our error for an answer that is no success."""
+        told = response.headers.get(b"retry-after")
+        return self._refusal(
+            response,
+            terms,
+            action=action,
+            uri=self._uri(key),
+            retry_after=told.decode("latin-1") if told else None,
+        )
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close connections and what finds credentials."""
+
+
+class TokenSender(Sender):
+    """Requests to one server, most of them with an access token."""
+
+    def __init__(
+        self, token: TokenSource, pool: RequestPool, origin: Origin, uri: Callable[[str], str]
+    ) -> None:
+        """Take how requests are authorized and sent.
+
+        Args:
+            token: Gives access tokens, or none.
+            pool: Sends requests.
+            origin: Where to.
+            uri: Returns the whole uri of a key, for errors.
+        """
+        super().__init__(uri)
+        self._token = token
+        self._pool: RequestPool = pool
+        self._origin = origin
+        self._fixed_token: str | None = None
+        self._fixed, self._fixed_for_reads = self._fix(None)
+
+    @abstractmethod
+    def _fix(self, token: str | None) -> tuple[FixedHeaders, FixedHeaders]:
+        """Return the headers that all requests, and all reads, have in common with a token."""
+
+    @abstractmethod
+    async def _await_token(self, action: str, key: str) -> str | None:
+        """Wait for a token; errors tell what for."""
+
+    def _sign(
+        self,
+        method: bytes,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: Any,
+    ) -> tuple[bytes, Sequence[tuple[bytes, bytes]]]:
+        """Return target and headers with what authorizes this request alone."""
+        return target, headers
+
+    async def _authorize(
+        self,
+        method: bytes,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: Any,
+        action: str,
+        key: str,
+        terms: Terms,
+    ) -> Call:
+        token = self._token.ready()
+        if token is WAIT:
+            token = await self._await_token(action, key)
+        if token != self._fixed_token:
+            self._use(token)
+        target, headers = self._sign(method, target, headers, body)
+        fixed = self._fixed_for_reads if terms.is_read else self._fixed
+        return Call(self._origin, target, headers, fixed, token)
+
+    def is_ready(self) -> bool:
+        """Tell whether a request can be sent at once, and make it so that `begin` may follow."""
+        token = self._token.ready()
+        if token is WAIT:
+            return False
+        if token != self._fixed_token:
+            self._use(token)
+        return True
+
+    def begin(self, target: bytes, lines: bytes, waiter: Waiter, *, end: int) -> Connection | None:
+        """Begin a GET of `end` bytes at most, without a task; None where that cannot be done.
+
+        Args:
+            target: Path and query, with what authorizes them.
+            lines: Header lines of this request alone, each with its end.
+            waiter: Is told of the answer.
+            end: Longest answer that is taken, in bytes.
+        """
+        return self._pool.start(
+            self._origin,
+            target,
+            self._fixed_for_reads.encoded + lines,
+            waiter,
+            into=bytes,
+            max_body_bytes=end,
+        )
+
+    def end(self, exchange: Connection) -> str | None:
+        self._pool.end(self._origin, exchange)
+        return self._fixed_token
+
+    def learn(self, response: Response, signer: str | None) -> bool:
+        if response.status != 401 or signer is None:
+            return False
+        self._token.refuse(signer)
+        return True
+
+    def _use(self, token: str | None) -> None:
+        """Encode the headers that requests have in common, anew with each new token."""
+        self._fixed, self._fixed_for_reads = self._fix(token)
+        self._fixed_token = token
+
+    async def aclose(self) -> None:
+        await self._pool.aclose()
+        await self._token.close()
