@@ -20,8 +20,9 @@ from aioflux.service._send import READ, Terms
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping, Sequence
 
+    from aioflux._meta import ObjectMeta
     from aioflux.http import Response
-    from aioflux.service._base import Exchange, Into
+    from aioflux.service._base import Exchange, Into, Precondition, Source
     from aioflux.service._send import Sender
 
 __all__ = ["COMPLETE_SECONDS", "HTTPService", "ReadRequest"]
@@ -49,6 +50,8 @@ class HTTPService(Service):
 
     _service_name: ClassVar[str]
     """What it is called in errors."""
+    _no_compose: ClassVar[str] = ""
+    """What to do instead of a compose, where there is none."""
     _sender: Sender
 
     def __init__(self, *, root_uri: str, prefix: str) -> None:
@@ -216,6 +219,19 @@ class HTTPService(Service):
             ValueError: The answer tells one that is damaged.
         """
         return None
+
+    async def compose(
+        self,
+        key: str,
+        sources: Sequence[Source],
+        *,
+        precondition: Precondition,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectMeta:
+        """See base class. Services that cannot do it tell what to do instead."""
+        uri = self.uri(key)
+        raise StorageError(f"could not compose {uri}: {self._no_compose}", uri=uri)
 
     # --- the rest ------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 from xml.sax.saxutils import escape
 
+from aioflux._checksums import combine_crc32c
 from aioflux._meta import OpenUpload
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "abort_target",
+    "combined_crc32c",
     "complete_body",
     "initiate_target",
     "list_uploads_target",
@@ -122,3 +124,13 @@ def parse_uploads(data: bytes | bytearray | memoryview) -> tuple[list[OpenUpload
     if fields.get("IsTruncated", "").lower() != "true":
         return uploads, "", ""
     return uploads, fields.get("NextKeyMarker", ""), fields.get("NextUploadIdMarker", "")
+
+
+def combined_crc32c(parts: Sequence[UploadedPart]) -> int | None:
+    """Return the crc32c of parts one after the other; None where one has none."""
+    whole = 0
+    for part in parts:
+        if part.crc32c is None:
+            return None
+        whole = combine_crc32c(whole, part.crc32c, part.size)
+    return whole

@@ -17,7 +17,6 @@ from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 from aioflux._meta import ObjectMeta
-from aioflux.auth._sigv4 import canonical_query
 from aioflux.service._gcs_wire import decode_crc32c, encode_crc32c, parse_http_date
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ __all__ = [
     "MAX_COPY_BYTES",
     "Pin",
     "can_be_xml",
-    "canonical_query",
     "copy_headers",
     "delete_body",
     "digest_header",
@@ -43,13 +41,11 @@ __all__ = [
     "object_headers",
     "parse_deletions",
     "parse_pin",
-    "part_query",
     "precondition_headers",
     "quote_name",
     "read_headers",
     "require_size",
     "upload_headers",
-    "upload_query",
     "version_query",
 ]
 
@@ -141,16 +137,6 @@ def read_headers(pin: Pin, byte_range: bytes = b"") -> list[tuple[bytes, bytes]]
 def version_query(pin: Pin) -> bytes:
     """Write the query of a request for a version; empty for the one there is."""
     return b"versionId=" + quote(pin.version, safe="").encode() if pin.version else b""
-
-
-def upload_query(upload_id: str) -> bytes:
-    """Write the query of an upload as a whole: to complete or abort it."""
-    return b"uploadId=" + quote(upload_id, safe="").encode()
-
-
-def part_query(upload_id: str, number: int) -> bytes:
-    """Write the query of one part."""
-    return b"partNumber=%d&%b" % (number, upload_query(upload_id))
 
 
 def etag_of(headers: Mapping[bytes, bytes]) -> str:
