@@ -10,64 +10,53 @@ first to end wins, and the other one fails. They cannot be dropped alone: see `a
 What is verified: bytes sent, by the MD5 of each request, which the service compares; bytes read in
 one answer, by the MD5 of the blob where it has one (those made of parts have none). Ranges have no
 checksum: over TLS they are trusted, else read twice, as `TransferOptions.verify_ranges` says.
-
-Over 500 lines because all operations of the contract are declared here: their signatures are a
-third of it, and what an answer is worth is decided in `_azure_read` and `_azure_wire`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import binascii
-import hashlib
 import os
 import re
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
-from aioflux._errors import (
-    NotFoundError,
-    PreconditionFailedError,
-    StorageError,
-    TransientError,
-)
+from aioflux._errors import NotFoundError, PreconditionFailedError, StorageError, TransientError
 from aioflux._meta import OpenUpload
 from aioflux.auth._azure import open_access
-from aioflux.http import ConnectionLostError, Origin, open_pool
+from aioflux.http import Origin, open_pool
 from aioflux.service import _azure_batch as batch
 from aioflux.service import _azure_read as reading
 from aioflux.service import _azure_wire as wire
 from aioflux.service._azure_copy import wait_for_copy
 from aioflux.service._azure_lister import Lister
-from aioflux.service._azure_send import Sender
-from aioflux.service._base import Body, Capabilities, Page, Precondition, Service, UploadedPart
+from aioflux.service._azure_md5 import md5, md5_header, md5_now
+from aioflux.service._azure_send import AzureSender
+from aioflux.service._base import Body, Capabilities, Page, Precondition
+from aioflux.service._http import COMPLETE_SECONDS, HTTPService, ReadRequest
+from aioflux.service._send import CONDITIONAL, PLAIN, Terms
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
 
     from aioflux._meta import ObjectMeta
     from aioflux._policy import Timeouts
     from aioflux.http import Response, Waiter
-    from aioflux.service._base import Exchange, Into, Source
+    from aioflux.service._base import Exchange, Source, UploadedPart
 
 __all__ = ["AzureService"]
 
 MIB = 1024 * 1024
 
-_PLAIN_NAME = re.compile(
+_PLAIN_NAME: Final = re.compile(
     r"(?:[A-Za-z0-9_~-][A-Za-z0-9_~-]*/)*[A-Za-z0-9_~-][A-Za-z0-9_.~-]*[A-Za-z0-9_~-]"
 )
 """Names that stand in a url as they are; `check_name` has nothing against any up to 1024 long."""
-_COMPLETE_SECONDS = 600.0
-_THREAD_BYTES = 256 * 1024
-"""MD5 of more than this is taken in a thread: it does 0.6 GB/s, so that 16 MiB take 25 ms."""
-_PLAIN_ETAG = re.compile(r"[!#-~]*")
+_PLAIN_ETAG: Final = re.compile(r"[!#-~]*")
 
 
-class AzureService(Service):
+class AzureService(HTTPService):
     """One container and prefix of a storage account."""
 
     capabilities = Capabilities(
@@ -82,6 +71,11 @@ class AzureService(Service):
         list_ranges=False,
         part_checksums=False,
     )
+    _service_name = "Azure Blob Storage"
+    _no_compose = (
+        "Azure has no such operation; write the object with open_writer, or keep its pieces"
+    )
+    _sender: AzureSender
 
     def __init__(
         self,
@@ -102,7 +96,9 @@ class AzureService(Service):
         url = endpoint_url or access.endpoint_url
         url = url or f"https://{account}.blob.core.windows.net"
         origin = Origin.from_url(url)
-        self._container_path = f"{_root_path(url, account)}/{quote(container, safe='')}".encode()
+        self._container_path = (
+            f"{wire.root_path(url, account)}/{quote(container, safe='')}".encode()
+        )
         self.capabilities = replace(
             AzureService.capabilities,
             guarded_transport=origin.scheme == "https",
@@ -112,131 +108,67 @@ class AzureService(Service):
         pool = open_pool(
             origin, max_connections=max_connections, timeouts=timeouts, ssl_context=ssl_context
         )
-        self._sender = Sender(access, pool, origin, uri=self.uri)
+        self._sender = AzureSender(access, pool, origin, self.uri)
         self._lister = Lister(self._sender, self._container_path, prefix, uri=self.uri)
         self._verify = verify
-        # Content type and metadata of the uploads under way, which their last request tells.
-        self._begun: dict[str, tuple[str, Mapping[str, str]]] = {}
 
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
         headers = [wire.match_header(generation)] if generation else []
-        try:
-            response = await self._sender.send(
-                b"HEAD", self._path(key), "read the metadata of", key, headers=headers
-            )
-        except PreconditionFailedError as exc:
-            raise self._replaced(key, generation, exc) from exc
+        response = await self._sender.send(
+            b"HEAD",
+            self._path(key),
+            "read the metadata of",
+            key,
+            headers=headers,
+            terms=Terms(generation=generation) if generation else PLAIN,
+        )
         self._refuse_directory(response, key)
         told = response.headers.get(b"content-length", b"")
         if not told.isdigit() or not wire.etag_of(response.headers):
             raise self._foreign("read the metadata of", key, response)
         return wire.meta_from_headers(response.headers, key=key, uri=self.uri(key), size=int(told))
 
-    async def get(
-        self,
-        key: str,
-        *,
-        generation: str = "",
-        start: int = 0,
-        end: int | None = None,
-        into: Into | None = None,
-    ) -> Body:
+    def _read_request(self, key: str, generation: str, start: int, end: int | None) -> ReadRequest:
         is_range = start > 0 or end is not None
         headers = [reading.range_header(start, end)] if is_range else []
         if generation:
             headers.append(wire.match_header(generation))
-        try:
-            response = await self._sender.send(
-                b"GET",
-                self._path(key),
-                "read",
-                key,
-                headers=headers,
-                into=bytes if into is None else into,
-                # Of a service that ignores the range, no more than was asked for is taken.
-                max_body_bytes=None if end is None else end - start,
-                accept=416 if is_range else 0,
-            )
-        except PreconditionFailedError as exc:
-            raise self._replaced(key, generation, exc) from exc
-        body = self._read(key, response, start=start, end=end, generation=generation)
-        if body is None:
-            return await self._look_again(key, generation, start)
-        expected = self._expected_md5(key, response, body, start)
-        if expected is not None:
-            self._compare(key, await _md5([memoryview(body.data)]), expected)
-        return body
+        return ReadRequest(self._path(key), headers, is_range)
 
     def begin_get(self, key: str, *, generation: str, end: int, waiter: Waiter) -> Exchange | None:
         # An ETag that is none could change the request; `get` says so.
         if _PLAIN_ETAG.fullmatch(generation) is None:
             return None
-        headers = [reading.range_header(0, end)]
-        if generation:
-            headers.append(wire.match_header(generation))
-        return self._sender.begin(self._path(key), headers, waiter, end=end)
+        asked = self._read_request(key, generation, 0, end)
+        return self._sender.begin_read(asked.target, asked.headers, waiter, end=end)
 
     def end_get(
         self, key: str, exchange: Exchange, answer: Response, *, generation: str, end: int
     ) -> Body | None:
-        self._sender.end(exchange)
-        status, headers = answer.status, answer.headers
-        body: Body | None
-        if reading.is_whole(status, headers, answer.num_bytes, end=end, generation=generation):
-            body = self._body(key, answer, answer.body, answer.num_bytes)
-        elif 200 <= status < 300 or status == 416:
-            body = self._read(key, answer, start=0, end=end, generation=generation)
-        else:
-            if status == 401:
-                self._sender.refuse_token()
-            error = self._sender.refused(answer, "read", key)
-            if isinstance(error, PreconditionFailedError):
-                raise self._replaced(key, generation, error)
-            raise error
+        body = super().end_get(key, exchange, answer, generation=generation, end=end)
         expected = None if body is None else self._expected_md5(key, answer, body, 0)
         if expected is not None:
-            digest = hashlib.md5(answer.body, usedforsecurity=False)
-            self._compare(key, digest.digest(), expected)
+            self._compare(key, md5_now([memoryview(answer.body)]), expected)
         return body
 
-    def fail_get(self, key: str, exchange: Exchange, error: Exception) -> StorageError | None:
-        self._sender.end(exchange)
-        if isinstance(error, ConnectionLostError) and exchange.is_stale:
-            return None
-        return self._sender.failed(error, "read", key)
-
-    def drop_get(self, exchange: Exchange) -> None:
-        exchange.abort()
-        self._sender.end(exchange)
-
-    def _read(
-        self, key: str, response: Response, *, start: int, end: int | None, generation: str
+    def _read_answer(
+        self, key: str, response: Response, start: int, end: int | None, generation: str
     ) -> Body | None:
-        """Make of an answer what was read; None where it is past the end and tells no size.
-
-        Raises:
-            StorageError: It is another answer than the one that was asked for.
-        """
         self._refuse_directory(response, key)
-        is_past = response.status == 206 and not response.num_bytes
-        if response.status == 416 or is_past:
-            past = reading.size_past_the_end(response.headers, start=start)
-            is_told = past is not None and wire.etag_of(response.headers)
+        status, headers, size = response.status, response.headers, response.num_bytes
+        if status == 416 or (status == 206 and not size):
+            past = reading.size_past_the_end(headers, start=start)
+            is_told = past is not None and wire.etag_of(headers)
             return self._body(key, response, b"", past) if is_told and past is not None else None
-        try:
+        is_whole = (
+            not start
+            and end is not None
+            and reading.is_whole(status, headers, size, end=end, generation=generation)
+        )
+        if not is_whole:
             size = reading.object_size(
-                response.status,
-                response.headers,
-                response.num_bytes,
-                start=start,
-                end=end,
-                generation=generation,
+                status, headers, size, start=start, end=end, generation=generation
             )
-        except ValueError as exc:
-            uri = self.uri(key)
-            raise StorageError(
-                f"could not read {uri}: {exc}", uri=uri, status=response.status
-            ) from exc
         return self._body(key, response, response.body, size)
 
     def _body(self, key: str, response: Response, data: Any, size: int) -> Body:
@@ -249,6 +181,15 @@ class AzureService(Service):
             lambda: wire.meta_from_headers(headers, key=key, uri=self.uri(key), size=size),
         )
 
+    def _check_whole(
+        self, key: str, response: Response, body: Body, start: int
+    ) -> Awaitable[None] | None:
+        expected = self._expected_md5(key, response, body, start)
+        return None if expected is None else self._check_md5(key, body, expected)
+
+    async def _check_md5(self, key: str, body: Body, expected: bytes) -> None:
+        self._compare(key, await md5([memoryview(body.data)]), expected)
+
     def _expected_md5(self, key: str, response: Response, body: Body, start: int) -> bytes | None:
         """Return the MD5 that a body must have: of one that is a whole blob, if it tells one."""
         if not self._verify or start or not body.size or len(body.data) != body.size:
@@ -256,10 +197,7 @@ class AzureService(Service):
         try:
             return wire.md5_of(response.headers, is_part=response.status == 206)
         except ValueError as exc:
-            uri = self.uri(key)
-            raise TransientError(
-                f"could not read what the service told of {uri}: {exc}", uri=uri
-            ) from exc
+            raise self._damaged(key, exc) from exc
 
     def _compare(self, key: str, actual: bytes, expected: bytes) -> None:
         if actual != expected:
@@ -270,17 +208,6 @@ class AzureService(Service):
                 "something between here and the service changes bytes",
                 uri=uri,
             )
-
-    async def _look_again(self, key: str, generation: str, start: int) -> Body:
-        """Find out what a 416 means that does not tell the size of the object."""
-        meta = await self.head(key, generation=generation)
-        if meta.size > start:
-            raise TransientError(
-                f"could not read {meta.uri}: the service says that byte {start} is past its end, "
-                f"and that it has {meta.size} bytes",
-                uri=meta.uri,
-            )
-        return Body(b"", meta.size, meta.generation, None, lambda: meta)
 
     async def put(
         self,
@@ -296,7 +223,7 @@ class AzureService(Service):
         headers += wire.object_headers(content_type, metadata)
         headers += wire.precondition_headers(precondition)
         if crc32c is not None:
-            headers.append(await _md5_header([memoryview(data)]))
+            headers.append(await md5_header([data]))
         response = await self._sender.send(
             b"PUT",
             self._path(key),
@@ -304,7 +231,7 @@ class AzureService(Service):
             key,
             headers=headers,
             body=data,
-            is_conditional=bool(precondition),
+            terms=CONDITIONAL if precondition else PLAIN,
         )
         size = memoryview(data).nbytes
         return self._stored(response, key, size, content_type, metadata)
@@ -347,10 +274,9 @@ class AzureService(Service):
             requests.append((self._sender.with_sas(path), signed))
         response = await self._sender.send(
             b"POST",
-            self._container_path,
+            wire.query_target(self._container_path, {"restype": "container", "comp": "batch"}),
             action,
             "",
-            query={"restype": "container", "comp": "batch"},
             headers=[batch.batch_type()],
             body=batch.batch_body(requests),
         )
@@ -389,22 +315,6 @@ class AzureService(Service):
             size=page_size or self.capabilities.page_size,
         )
 
-    async def compose(
-        self,
-        key: str,
-        sources: Sequence[Source],
-        *,
-        precondition: Precondition,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
-    ) -> ObjectMeta:
-        uri = self.uri(key)
-        raise StorageError(
-            f"could not compose {uri}: Azure has no such operation; write the object with "
-            "open_writer, or keep its pieces",
-            uri=uri,
-        )
-
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
         # Looked at first: the answer to a copy tells neither size nor type.
         original = await self.head(source.key, generation=source.generation)
@@ -421,7 +331,7 @@ class AzureService(Service):
                 key,
                 headers=headers,
                 body=b"",
-                is_conditional=bool(precondition),
+                terms=CONDITIONAL if precondition else PLAIN,
             )
         except PreconditionFailedError as exc:
             # Which of the two was it?
@@ -458,33 +368,18 @@ class AzureService(Service):
         self._begun[upload_id] = (content_type, dict(metadata or {}))
         return upload_id
 
-    async def put_part(
-        self,
-        key: str,
-        upload_id: str,
-        number: int,
-        pieces: Sequence[bytes | memoryview],
-        *,
-        offset: int,
-        crc32c: int | None,
-    ) -> UploadedPart:
+    def _part_target(self, key: str, upload_id: str, number: int) -> bytes:
         name = wire.block_id(upload_id, number)
-        headers = []
-        if crc32c is not None:
-            headers.append(await _md5_header([memoryview(piece) for piece in pieces]))
-        action = f"write part {number} of"
-        response = await self._sender.send(
-            b"PUT",
-            self._path(key),
-            action,
-            key,
-            query={"comp": "block", "blockid": name},
-            headers=headers,
-            body=pieces,
-        )
-        if response.status != 201 or b"x-ms-request-id" not in response.headers:
-            raise self._foreign(action, key, response)
-        return UploadedPart(number, name, sum(memoryview(piece).nbytes for piece in pieces))
+        return wire.query_target(self._path(key), {"comp": "block", "blockid": name})
+
+    async def _part_headers(
+        self, pieces: Sequence[bytes | memoryview], crc32c: int
+    ) -> Sequence[tuple[bytes, bytes]]:
+        return [await md5_header(pieces)]
+
+    def _part_etag(self, response: Response, upload_id: str, number: int) -> str:
+        is_written = response.status == 201 and b"x-ms-request-id" in response.headers
+        return wire.block_id(upload_id, number) if is_written else ""
 
     async def complete_upload(
         self,
@@ -497,18 +392,17 @@ class AzureService(Service):
         content_type, metadata = self._begun.get(upload_id, ("", {}))
         response = await self._sender.send(
             b"PUT",
-            self._path(key),
+            wire.query_target(self._path(key), {"comp": "blocklist"}),
             "complete the upload of",
             key,
-            query={"comp": "blocklist"},
             headers=[
                 (b"Content-Type", b"application/xml"),
                 *wire.object_headers(content_type, metadata),
                 *wire.precondition_headers(precondition),
             ],
             body=wire.block_list(part.etag for part in parts),
-            head_seconds=_COMPLETE_SECONDS,
-            is_conditional=bool(precondition),
+            head_seconds=COMPLETE_SECONDS,
+            terms=CONDITIONAL if precondition else PLAIN,
         )
         meta = self._stored(response, key, sum(part.size for part in parts), content_type, metadata)
         self._begun.pop(upload_id, None)
@@ -534,13 +428,12 @@ class AzureService(Service):
         try:
             response = await self._sender.send(
                 b"PUT",
-                self._path(key),
+                wire.query_target(self._path(key), {"comp": "blocklist"}),
                 action,
                 key,
-                query={"comp": "blocklist"},
                 headers=[(b"Content-Type", b"application/xml"), (b"If-None-Match", b"*")],
                 body=wire.block_list(()),
-                is_conditional=True,
+                terms=CONDITIONAL,
             )
             await self.delete(key, generation=wire.etag_of(response.headers))
         except (NotFoundError, PreconditionFailedError):
@@ -549,10 +442,9 @@ class AzureService(Service):
     async def _blocks(self, key: str) -> wire.BlockList | None:
         response = await self._sender.send(
             b"GET",
-            self._path(key),
+            wire.query_target(self._path(key), {"comp": "blocklist", "blocklisttype": "all"}),
             "list the blocks of",
             key,
-            query={"comp": "blocklist", "blocklisttype": "all"},
             accept=404,
         )
         if response.status == 404:
@@ -590,9 +482,6 @@ class AzureService(Service):
             if not marker:
                 return sorted(found, key=lambda upload: (upload.key, upload.upload_id))
 
-    async def aclose(self) -> None:
-        await self._sender.aclose()
-
     def _path(self, key: str) -> bytes:
         name = self._prefix + key
         if len(name) > 1024 or _PLAIN_NAME.fullmatch(name) is None:
@@ -608,55 +497,3 @@ class AzureService(Service):
                 uri=uri,
                 status=response.status,
             )
-
-    def _replaced(self, key: str, generation: str, error: StorageError) -> StorageError:
-        """Return the error for an object that is not in the generation that is to be read."""
-        if not generation:
-            return error
-        uri = self.uri(key)
-        return NotFoundError(
-            f"{uri} is no longer in generation {generation}: it was replaced; list again",
-            uri=uri,
-            status=error.status,
-        )
-
-    def _foreign(self, action: str, key: str, response: Response) -> StorageError:
-        """Return the error for a success that another server than Azure tells."""
-        uri = self.uri(key)
-        return StorageError(
-            f"could not {action} {uri}: the answer, HTTP {response.status}, is not one of Azure "
-            "Blob Storage; check the endpoint, and what stands between here and there",
-            uri=uri,
-            status=response.status,
-        )
-
-
-def _root_path(url: str, account: str) -> str:
-    """Return what stands before the container in paths.
-
-    A url with a path tells it. Else the account is in the host's name, as Azure's own hosts have
-    it, or it stands in the path, as emulators take it.
-    """
-    parts = urlsplit(url)
-    path = parts.path.rstrip("/")
-    if path or (parts.hostname or "").split(".")[0] == account.lower():
-        return path
-    return f"/{account}"
-
-
-async def _md5_header(pieces: Sequence[memoryview]) -> tuple[bytes, bytes]:
-    """Write the MD5 that the service compares with what it receives."""
-    return b"Content-MD5", binascii.b2a_base64(await _md5(pieces), newline=False)
-
-
-async def _md5(pieces: Sequence[memoryview]) -> bytes:
-    if sum(piece.nbytes for piece in pieces) > _THREAD_BYTES:
-        return await asyncio.to_thread(_md5_now, pieces)
-    return _md5_now(pieces)
-
-
-def _md5_now(pieces: Sequence[memoryview]) -> bytes:
-    digest = hashlib.md5(usedforsecurity=False)
-    for piece in pieces:
-        digest.update(piece)
-    return digest.digest()

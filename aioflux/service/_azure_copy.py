@@ -10,7 +10,7 @@ from aioflux.service import _azure_wire as wire
 
 if TYPE_CHECKING:
     from aioflux.http import Response
-    from aioflux.service._azure_send import Sender
+    from aioflux.service._azure_send import AzureSender
 
 __all__ = ["wait_for_copy"]
 
@@ -19,7 +19,7 @@ _LOOK_SECONDS = (0.05, 2.0)
 
 
 async def wait_for_copy(
-    sender: Sender, path: bytes, response: Response, *, action: str, key: str, uri: str
+    sender: AzureSender, path: bytes, response: Response, *, action: str, key: str, uri: str
 ) -> Response:
     """Wait until a copy is done, and return the answer that tells it.
 

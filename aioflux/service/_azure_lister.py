@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aioflux._errors import StorageError, TransientError
+from aioflux._errors import StorageError
 from aioflux.service import _azure_list as listing
+from aioflux.service import _azure_wire as wire
 from aioflux.service._base import Page
+from aioflux.service._status import not_a_listing, wrong_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aioflux.service._azure_send import Sender
+    from aioflux.service._azure_send import AzureSender
 
 __all__ = ["Lister"]
 
@@ -20,7 +22,7 @@ class Lister:
     """Reads pages below a prefix; what is sorted as a whole is kept until it is given away."""
 
     def __init__(
-        self, sender: Sender, path: bytes, prefix: str, *, uri: Callable[[str], str]
+        self, sender: AzureSender, path: bytes, prefix: str, *, uri: Callable[[str], str]
     ) -> None:
         """Take what is listed.
 
@@ -62,10 +64,7 @@ class Lister:
                 end=end_offset and self._prefix + end_offset,
             )
         except ValueError as exc:
-            uri = self._uri(prefix)
-            raise StorageError(
-                f"could not list {uri}: the page is not what was asked for, {exc}", uri=uri
-            ) from exc
+            raise wrong_page(self._uri(prefix), exc) from exc
         return self._page(page, marker, int(offset or 0), size)
 
     def _page(self, page: listing.ListedPage, marker: str, offset: int, size: int) -> Page:
@@ -123,14 +122,12 @@ class Lister:
             "marker": marker,
         }
         query = {name: value for name, value in query.items() if value}
-        response = await self._sender.send(b"GET", self._path, "list", prefix, query=query)
+        target = wire.query_target(self._path, query)
+        response = await self._sender.send(b"GET", target, "list", prefix)
         try:
             page = listing.parse_page(response.body)
         except ValueError as exc:
-            uri = self._uri(prefix)
-            raise TransientError(
-                f"could not list {uri}: the answer is not a listing ({exc})", uri=uri
-            ) from exc
+            raise not_a_listing(self._uri(prefix), exc) from exc
         if page.next_marker and page.next_marker == marker:
             uri = self._uri(prefix)
             raise StorageError(

@@ -11,6 +11,7 @@ import re
 import xml.etree.ElementTree as ET
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
 
 from aioflux._errors import (
     ChecksumError,
@@ -47,6 +48,8 @@ __all__ = [
     "parse_block_list",
     "parse_error",
     "precondition_headers",
+    "query_target",
+    "root_path",
     "upload_begun",
 ]
 
@@ -148,6 +151,24 @@ def check_name(name: str, key: str) -> None:
     else:
         return
     raise ValueError(f"{key!r} is no name for a blob: {why}")
+
+
+def root_path(url: str, account: str) -> str:
+    """Return what stands before the container in paths.
+
+    A url with a path tells it. Else the account is in the host's name, as Azure's own hosts have
+    it, or it stands in the path, as emulators take it.
+    """
+    parts = urlsplit(url)
+    path = parts.path.rstrip("/")
+    if path or (parts.hostname or "").split(".")[0] == account.lower():
+        return path
+    return f"/{account}"
+
+
+def query_target(path: bytes, query: Mapping[str, str]) -> bytes:
+    """Return a request target of a path, encoded, and parameters, which are not."""
+    return b"%b?%b" % (path, urlencode(query, quote_via=quote).encode())
 
 
 def etag_of(headers: Mapping[bytes, bytes]) -> str:

@@ -28,7 +28,8 @@ from aioflux import (
     TransferOptions,
     TransientError,
 )
-from aioflux.service._azure import AzureService, _root_path
+from aioflux.service._azure import AzureService
+from aioflux.service._azure_wire import root_path
 from aioflux.service._base import Precondition, Source
 from aioflux.testing.gcs_server._tls import make_certificates
 from tests.http.scripted import Peer, answering, ok, serving
@@ -493,7 +494,7 @@ async def test_a_token_that_is_refused_is_renewed_once(operation: str) -> None:
     ],
 )
 def test_the_account_is_in_the_host_or_in_the_path(url: str, expected: str) -> None:
-    assert _root_path(url, "acct") == expected
+    assert root_path(url, "acct") == expected
 
 
 async def test_a_function_may_give_sas_tokens(azurite: Azurite, place: AzurePlace) -> None:
