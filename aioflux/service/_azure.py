@@ -155,20 +155,14 @@ class AzureService(HTTPService):
         self, key: str, response: Response, start: int, end: int | None, generation: str
     ) -> Body | None:
         self._refuse_directory(response, key)
-        status, headers, size = response.status, response.headers, response.num_bytes
-        if status == 416 or (status == 206 and not size):
+        status, headers = response.status, response.headers
+        if status == 416 or (status == 206 and not response.num_bytes):
             past = reading.size_past_the_end(headers, start=start)
             is_told = past is not None and wire.etag_of(headers)
             return self._body(key, response, b"", past) if is_told and past is not None else None
-        is_whole = (
-            not start
-            and end is not None
-            and reading.is_whole(status, headers, size, end=end, generation=generation)
+        size = reading.object_size(
+            status, headers, response.num_bytes, start=start, end=end, generation=generation
         )
-        if not is_whole:
-            size = reading.object_size(
-                status, headers, size, start=start, end=end, generation=generation
-            )
         return self._body(key, response, response.body, size)
 
     def _body(self, key: str, response: Response, data: Any, size: int) -> Body:

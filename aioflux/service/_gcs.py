@@ -120,19 +120,13 @@ class GCSService(XMLService):
     def _read_answer(
         self, key: str, response: Response, start: int, end: int | None, generation: str
     ) -> Body | None:
-        status, headers, size = response.status, response.headers, response.num_bytes
+        status, headers = response.status, response.headers
         if status == 416:
             past = size_past_the_end(headers, start=start)
             return None if past is None else self._body(key, response, b"", past)
-        is_whole = (
-            not start
-            and end is not None
-            and reading.is_whole(status, headers, size, end=end, generation=generation)
+        size = reading.object_size(
+            status, headers, response.num_bytes, start=start, end=end, generation=generation
         )
-        if not is_whole:
-            size = reading.object_size(
-                status, headers, size, start=start, end=end, generation=generation
-            )
         return self._body(key, response, response.body, size)
 
     def _body(self, key: str, response: Response, data: Any, size: int) -> Body:

@@ -54,11 +54,11 @@ def object_size(
     """Return the size of the whole object that an answer to a read belongs to, in bytes.
 
     Args:
-        status: Status of the answer, 2xx.
-        headers: Its headers, names in lower case.
-        num_bytes: Length of its body.
-        start: First byte that was asked for.
-        end: One past the last byte that was asked for, or None for the end of the object.
+        status: As for `size_told`, like those that follow.
+        headers: See there.
+        num_bytes: See there.
+        start: See there.
+        end: See there.
         pin: Content that was asked for.
 
     Raises:
