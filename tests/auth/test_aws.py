@@ -7,12 +7,14 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from botocore import UNSIGNED
 from botocore.credentials import Credentials
 from botocore.exceptions import (
     CredentialRetrievalError,
     EndpointConnectionError,
     NoCredentialsError,
 )
+from botocore.session import Session
 
 from aioflux import CredentialsError, S3Access, TransientError
 from aioflux.auth._aws import WAIT, AWSSource
@@ -252,3 +254,25 @@ async def test_who_is_anonymous_has_no_keys(no_aws: Path) -> None:
     source = AWSSource(S3Access(anonymous=True))
     assert source.ready() is None
     assert await source.get() is None
+
+
+async def test_stores_share_what_botocore_does_at_events_and_nothing_else(
+    no_aws: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one session is told stays its own, and keys are found anew for each."""
+    events, keys = [], []
+    for name in ("one", "other"):
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", name)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+        source = AWSSource(S3Access())
+        keys.append(await source.get())
+        events.append(source._session.get_component("event_emitter"))
+    assert [each and each.access_key for each in keys] == ["one", "other"]
+    one, other = events
+    one.register("mine", lambda **_: "heard")
+    assert [answer for _, answer in one.emit("mine")] == ["heard"]
+    assert other.emit("mine") == []
+    builtin = "choose-signer.sts.AssumeRoleWithSAML"
+    _, answer = other.emit_until_response(builtin)
+    _, expected = Session().get_component("event_emitter").emit_until_response(builtin)
+    assert answer is expected is UNSIGNED
