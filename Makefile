@@ -15,7 +15,7 @@ comma := ,
 empty :=
 PURE := $(addprefix aioflux/,_arguments.py _checksums.py _errors.py _meta.py _policy.py _stats.py _uri.py \
 	http/_codec.py http/_origin.py http/_request.py \
-	service/_gcs_read.py service/_gcs_wire.py service/_status.py \
+	service/_gcs_read.py service/_gcs_wire.py service/_range.py service/_status.py service/_multipart.py \
 	transfer/_counters.py transfer/_limits.py transfer/_retry.py \
 	transfer/_staged.py cli/_copy_plan.py \
 	auth/_sigv4.py service/_s3_read.py service/_s3_site.py service/_s3_wire.py \
