@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux._errors import AiofluxError, CheckpointError
+from aioflux._errors import CheckpointError
 from aioflux.checkpoint._commit import new_save_id
 from aioflux.checkpoint._tag_save import PartData, tag_job
 from aioflux.checkpoint._tags import remove_tag, trim
@@ -148,7 +148,7 @@ class Keeper:
                 os.close(fd)
             for piece in trainer.lent:
                 self.shelf.release(piece)
-            self.shelf.leave(trainer.number)
+            self.shelf.leave(trainer.number, is_last=not self._trainers)
             self._give_back()
             self._notify()
             sock.close()
@@ -185,6 +185,7 @@ class Keeper:
             self._places.append(place)
             self._savers.append(asyncio.get_running_loop().create_task(self._save_to(place)))
         self.shelf.num_places = len(self._places)
+        self.shelf.arrive()
         return os.getpid()
 
     async def _do_room(
@@ -214,7 +215,7 @@ class Keeper:
             self._memory[number] = _Memory(fd, mmap.mmap(fd, piece.size, prot=mmap.PROT_READ))
         version = self.shelf.put(trainer.number, number, part, num_files, seconds)
         if self.shelf.is_full(version):
-            self.shelf.close(version, self._mint())
+            self._close(version, self._mint())
         return version.is_complete
 
     async def _do_abandon(self, _: _Trainer, __: list[int], number: int) -> None:
@@ -242,7 +243,7 @@ class Keeper:
             version = self.shelf.open[tag] = Version(tag, COMMITTED)
         if version is not None:
             version.rank, version.num_nodes, version.is_due = rank, num_nodes, is_due
-            self.shelf.close(version, save_id or self._mint())
+            self._close(version, save_id or self._mint())
         elif self.shelf.find(tag) is None:
             raise CheckpointError(
                 f"{tag!r} has nothing to commit: nothing was saved under it, or the keeper of this "
@@ -283,19 +284,21 @@ class Keeper:
     async def _do_flush(self, _: _Trainer, __: list[int], tag: str) -> None:
         """Save a version everywhere, by default the newest one, and wait for it."""
         version = self.shelf.find(tag) if tag else self.shelf.newest
-        if version is None:
-            if tag:
-                raise CheckpointError(f"{tag!r} is not in memory: nothing to flush")
-            return
-        version.is_due = True
-        version.failures.clear()
-        self._notify()
-        while len(version.places) + len(version.failures) < len(self._places):
-            await self.changed(_LOOK_SECONDS)
-            if version not in self.shelf.versions:
-                return  # a newer one of its tag, or of all, stands for it
-        if version.failures:
-            raise CheckpointError(f"{version.tag} was not saved: {_all(version.failures)}")
+        if version is None and tag:
+            raise CheckpointError(f"{tag!r} is not in memory: nothing to flush")
+        while version is not None:
+            version.is_due = True
+            version.failures.clear()
+            self._notify()
+            while len(version.places) + len(version.failures) < len(self._places):
+                if version not in self.shelf.versions:
+                    break
+                await self.changed(_LOOK_SECONDS)
+            else:
+                if version.failures:
+                    raise CheckpointError(f"{version.tag} was not saved: {_all(version.failures)}")
+                return
+            version = self.shelf.find(version.tag)  # the newer one of its tag stands for it
 
     async def _do_remove(self, _: _Trainer, __: list[int], tag: str) -> None:
         """Remove a tag wherever it is, once what is newer is there."""
@@ -307,6 +310,11 @@ class Keeper:
         """End when all is saved and the last trainer is gone; tell whether this is the last."""
         self.is_stopping = True
         return len(self._trainers) == 1
+
+    def _close(self, version: Version, save_id: str) -> None:
+        self.shelf.close(version, save_id)
+        for place in self._places:
+            place.removed.discard(version.tag)  # it was meant of the one before
 
     def _mint(self) -> str:
         """Return the name of a save, newer than all before."""
@@ -348,7 +356,9 @@ class Keeper:
             failure = ""
             try:
                 await self._save(place, version)
-            except (AiofluxError, OSError) as exc:
+            except (
+                Exception
+            ) as exc:  # whatever it is: who flushes is told, and the next one is saved
                 failure = f"{place.store.uri}: {type(exc).__name__}: {exc}"
                 _log.error("%s was not saved: %s", version.tag, failure)
             finally:

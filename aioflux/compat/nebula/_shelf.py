@@ -250,15 +250,35 @@ class Shelf:
             piece.is_filling = False
             self._forget_unused()
 
-    def leave(self, owner: int) -> None:
-        """Know that a trainer is gone: what it had not finished goes with it."""
+    def leave(self, owner: int, *, is_last: bool = True) -> None:
+        """Know that a trainer is gone: what it had not finished goes with it.
+
+        Parts that it had put stay while others are there, whose parts may make a version of them.
+
+        Args:
+            owner: Who.
+            is_last: Whether nobody else is there.
+        """
         for tag, version in list(self.open.items()):
             version.owners.discard(owner)
-            if not version.owners:
+            if is_last and not version.owners:
                 del self.open[tag]
         for piece in self.pieces.values():
             if piece.owner == owner:
                 piece.owner, piece.is_filling = 0, False
+        self._forget_unused()
+
+    def arrive(self) -> None:
+        """Know that a trainer has come: parts of those that are gone will not be completed by it.
+
+        It may be the same training once more, and a version is never made of two runs.
+        """
+        for tag, version in list(self.open.items()):
+            for part in list(version.parts.values()):
+                if not part.piece.owner:
+                    del version.parts[part.name]
+            if not version.parts:
+                del self.open[tag]
         self._forget_unused()
 
     def release(self, piece: Piece) -> None:
@@ -298,7 +318,9 @@ class Shelf:
     def _may_go(self, version: Version) -> bool:
         if version.num_readers or any(part.piece.num_readers for part in version.parts.values()):
             return False
-        return bool(version.places) or (version is not self.newest and not self._is_due(version))
+        if self._is_due(version):
+            return False
+        return bool(version.places) or version is not self.newest
 
     def _is_due(self, version: Version) -> bool:
         return version.is_due and self._is_waiting(version)

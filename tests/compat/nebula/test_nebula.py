@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +21,9 @@ from aioflux._errors import CheckpointError, CheckpointNotFoundError
 from aioflux.checkpoint import load, verify
 from aioflux.compat import nebula as nm
 from aioflux.compat.nebula import _run
+from aioflux.compat.nebula._keeper import Keeper, _Place, _Trainer
+from aioflux.compat.nebula._persist import NebulaSave
+from aioflux.compat.nebula._shelf import GROWING
 
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer
@@ -330,6 +335,70 @@ def test_a_failed_save_is_told_by_flush_and_history(node: Path, tmp_path: Path) 
     (tmp_path / "a").unlink()
     nm.flush_persistence()
     assert nm.list_checkpoints()["a"]["places"] == ["memory", "storage"]
+
+
+def test_a_save_that_fails_unexpectedly_is_told_and_the_next_one_is_saved(
+    inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(self: NebulaSave) -> None:
+        raise RuntimeError("no token")
+
+    nm.init(inside, 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(NebulaSave, "run", run)
+        commit("a", 1)
+        with pytest.raises(CheckpointError, match="RuntimeError: no token"):
+            nm.flush_persistence()
+    commit("b", 2)
+    nm.flush_persistence()
+    assert "storage" in nm.list_checkpoints()["b"]["places"]
+
+
+async def test_a_flush_waits_for_the_newer_one_of_its_tag_where_it_was_replaced() -> None:
+    """Another process adds a part meanwhile."""
+    keeper = Keeper()
+    keeper.shelf.budget_bytes = 1000
+
+    def put(name: str) -> None:
+        piece = keeper.shelf.ask(1, 10).piece
+        assert piece is not None
+        version = keeper.shelf.put(1, piece.number, ("a", name, 10), GROWING, 0.1)
+        keeper.shelf.close(version, name)
+
+    async with aioflux.open_store("memory://a-flush-waits") as store:
+        trainer = _Trainer(1, socket.socket())
+        keeper._places.append(_Place("storage", store, 1000.0))
+        put("x")
+        flush = asyncio.create_task(keeper._do_flush(trainer, [], "a"))
+        await asyncio.sleep(0)
+        put("y")
+        keeper._notify()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not flush.done()
+        (version,) = keeper.shelf.versions
+        assert version.is_due
+        assert set(version.parts) == {"x", "y"}
+        keeper.shelf.saved(version, "storage")
+        keeper._notify()
+        await flush
+        trainer.sock.close()
+
+
+def test_what_is_saved_again_is_not_removed(inside: str) -> None:
+    nm.init(inside, 0)
+    client = _run.current().client
+    commit("a", 1)
+    commit("b", 2)
+    nm.flush_persistence()
+    client.call("remove", "a")
+    for tag in ("a", "c"):  # both are saved, one behind the other
+        nm.Checkpoint(tag, -2).save("model", f"again {tag}")
+        client.call("commit", tag, "", True, 0, 1)
+    nm.flush_persistence()
+    found = nm.get_checkpoint("a")
+    assert found is not None
+    assert found.load("model") == "again a"
 
 
 def test_a_part_for_which_memory_has_no_room_goes_to_the_disk(inside: str) -> None:

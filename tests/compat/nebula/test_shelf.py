@@ -140,6 +140,26 @@ def test_what_several_ranks_put_stays_while_one_of_them_lives() -> None:
     assert set(shelf.open["a"].parts) == {"rank1", "rank2"}
 
 
+def test_what_somebody_put_who_ended_is_completed_by_the_others() -> None:
+    shelf = Shelf(10 * MIB)
+    keep(shelf, 1, "a", "rank1", MIB, num_files=2)
+    shelf.leave(1, is_last=False)
+    keep(shelf, 2, "a", "rank2", MIB, num_files=2)
+    assert set(shelf.versions[-1].parts) == {"rank1", "rank2"}
+
+
+def test_no_version_is_made_of_two_runs() -> None:
+    shelf = Shelf(10 * MIB)
+    keep(shelf, 1, "a", "rank1", MIB, num_files=2)
+    keep(shelf, 1, "b", "rank1", MIB, num_files=2)
+    keep(shelf, 2, "b", "rank2-1", MIB, num_files=3)
+    shelf.leave(1, is_last=False)
+    shelf.arrive()
+    assert list(shelf.open) == ["b"]
+    assert set(shelf.open["b"].parts) == {"rank2-1"}
+    assert shelf.used_bytes == MIB
+
+
 def test_what_was_not_copied_after_all_is_free_again() -> None:
     shelf = Shelf(MIB)
     grant = shelf.ask(1, MIB)
@@ -182,6 +202,17 @@ def test_all_of_a_version_gives_way_at_once() -> None:
     shelf.saved(version, "storage")
     assert shelf.ask(2, 4 * MIB).kind == "new"
     assert not shelf.versions
+
+
+def test_what_is_due_stays_until_it_is_in_every_place() -> None:
+    shelf = Shelf(10 * MIB, retention=1, num_places=2)
+    version = keep(shelf, 1, "a", "x", MIB)
+    version.is_due = True
+    shelf.saved(version, "disk")
+    keep(shelf, 1, "b", "x", MIB)
+    assert version in shelf.versions
+    shelf.saved(version, "storage")
+    assert version not in shelf.versions
 
 
 def test_retention_keeps_what_is_due() -> None:
