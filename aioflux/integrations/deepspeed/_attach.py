@@ -81,7 +81,13 @@ def _saving(ours: AiofluxCheckpointEngine, method: Any) -> Any:
     def save(save_dir: Any, *arguments: Any, **options: Any) -> Any:
         if is_uri(save_dir):
             save_dir = ours.roots.stand_in(save_dir)
-        return method(save_dir, *arguments, **options)
+        before = ours.under_way
+        try:
+            return method(save_dir, *arguments, **options)
+        except BaseException as exc:
+            if ours.under_way is not before:  # it broke off between two parts, maybe
+                ours.fail(exc)
+            raise
 
     return save
 

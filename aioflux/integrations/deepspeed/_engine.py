@@ -9,6 +9,7 @@ The engine is no subclass of DeepSpeed's: it needs no DeepSpeed to be imported, 
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import os
 import secrets
 import time
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from aioflux.store import Store
 
 __all__ = ["AiofluxCheckpointEngine", "CommitInfo"]
+
+_log = logging.getLogger("aioflux")
 
 _LOOK_UP_SECONDS: Final = 0.5
 """Time between two looks of a waiting caller at signals."""
@@ -125,14 +128,20 @@ class AiofluxCheckpointEngine:
         return self._stores[uri]
 
     def create(self, info: CommitInfo) -> None:
-        """Begin a checkpoint; every rank does. One that is under way is committed first.
+        """Begin a checkpoint; every rank does.
+
+        One that is under way is committed first where this engine is decoupled. Else it was begun
+        and never committed, so that parts of it may be missing: it is given up.
 
         Raises:
-            CheckpointError: A rank could not store the one before.
+            CheckpointError: A rank could not store the one before, or the tag leads out of
+                `save_dir`.
         """
-        if self._current is not None:
+        if self._current is not None and self._is_decoupled:
             self.commit(self._current.info)
+        self._abandon()
         uri = self.roots.uri_of(info.save_dir)
+        put_placeholders(info.save_dir, info.tag, [])
         os.makedirs(info.save_dir, exist_ok=True)
         ranks = self.ranks
         save_id = ranks.broadcast(new_save_id(datetime.now(UTC), f"{secrets.randbits(32):08x}"))
@@ -191,7 +200,7 @@ class AiofluxCheckpointEngine:
             CheckpointCorruptError: It is not what was saved.
         """
         directory, name = os.path.split(path)
-        root, tag = os.path.split(directory)
+        root, tag = self.roots.split(directory)
         uri = self.roots.uri_of(root)
         store = self.store(uri)
         found = bridge.run(read_tag(store, tag))
@@ -243,6 +252,31 @@ class AiofluxCheckpointEngine:
         if is_failed:
             raise CheckpointError(f"{info.tag} was not saved to {current.uri}: another rank failed")
         return True
+
+    @property
+    def under_way(self) -> object:
+        """Names the checkpoint that is not committed yet; None without one."""
+        return self._current
+
+    def fail(self, reason: BaseException) -> None:
+        """Know that a checkpoint was not saved to its end: it never counts."""
+        if self._current is not None and not self._current.failure:
+            self._current.failure = f"{type(reason).__name__}: {reason}"
+
+    def _abandon(self) -> None:
+        """Give up what was begun and never committed; each rank for itself."""
+        current, self._current = self._current, None
+        if current is None:
+            return
+        for upload in current.uploads:
+            upload.cancel()
+        self._finish(current)
+        _log.warning("%s at %s was never committed and is given up", current.info.tag, current.uri)
+        keys = [current.job.prefix + stored.key for stored in current.stored]
+        try:
+            bridge.run(self.store(current.uri).delete_many(keys))
+        except AiofluxError as exc:
+            _log.warning("parts of it stay, for `aioflux clean`: %s", exc)
 
     def _finish(self, current: _UnderWay) -> str:
         """Wait for the parts of this rank, and return why one could not be stored."""
@@ -324,14 +358,15 @@ class AiofluxCheckpointEngine:
         return None if is_waiting else current.info
 
     def cleanup(self) -> None:
-        """Commit what is under way, and give all back; every rank does.
+        """Commit what is decoupled and under way, and give all back; every rank does.
 
         Raises:
             CheckpointError: It could not be committed.
         """
         try:
-            if self._current is not None:
+            if self._current is not None and self._is_decoupled:
                 self.commit(self._current.info)
+            self._abandon()
         finally:
             if self._ranks is not None:
                 self._ranks.close()

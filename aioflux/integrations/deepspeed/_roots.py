@@ -66,6 +66,17 @@ class Roots:
         absolute = os.path.abspath(path)
         return self._by_directory.get(absolute) or f"file://{quote_path(absolute)}"
 
+    def split(self, directory: str) -> tuple[str, str]:
+        """Return root and tag of the directory of a tag, which may have slashes below a uri."""
+        root, tag = os.path.split(directory)
+        above, below = root, tag
+        while os.path.dirname(above) != above:
+            if os.path.abspath(above) in self._by_directory:
+                return above, below
+            above, name = os.path.split(above)
+            below = f"{name}/{below}"
+        return root, tag
+
     def close(self) -> None:
         """Remove the directories."""
         for directory in self._by_directory:
@@ -81,9 +92,20 @@ def _remove(directory: str, pid: int) -> None:
 
 
 def put_placeholders(directory: str, tag: str, names: list[str]) -> None:
-    """Show DeepSpeed the parts of a tag as empty files: it looks for them and reads none."""
-    below = os.path.join(directory, tag)
+    """Show DeepSpeed the parts of a tag as empty files: it looks for them and reads none.
+
+    Raises:
+        CheckpointError: A tag or a name leads out of the directory.
+    """
+    root = os.path.abspath(directory)
+    below = os.path.join(root, tag)
+    paths = [os.path.join(below, name) for name in names]
+    for path in (below, *paths):
+        if not os.path.abspath(path).startswith(f"{root.rstrip('/')}/"):
+            raise CheckpointError(
+                f"DeepSpeed has the parts of a tag in a directory, and {path!r} is not below {root}"
+            )
     os.makedirs(below, exist_ok=True)
-    for name in names:
-        with open(os.path.join(below, name), "ab"):
+    for path in paths:
+        with open(path, "ab"):
             pass

@@ -117,6 +117,57 @@ def test_a_save_that_fails_leaves_latest_and_the_tag_as_they_were(
     assert restored(engine) == 3
 
 
+@pytest.mark.parametrize("is_decoupled", [False, True])
+def test_a_save_that_breaks_off_between_two_parts_never_counts(
+    server: GCSServer, is_decoupled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception of DeepSpeed itself is none of the engine's."""
+    engine = Engine()
+    ours = attach(engine, decoupled=is_decoupled)
+    whole_save = engine._save
+
+    def broken_save(state: Any, save_dir: str, tag: str, name: str) -> None:
+        if "optim" in name:
+            raise MemoryError("gathering")
+        whole_save(state, save_dir, tag, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "_save", broken_save)
+        with pytest.raises(MemoryError):
+            save(engine, "global_step1", 1)
+    if is_decoupled:
+        with pytest.raises(CheckpointError, match=r"global_step1 was not saved.*gathering"):
+            save(engine, "global_step2", 2)
+    save(engine, "global_step2", 2)
+    ours.cleanup()
+    with aioflux.sync.open_store(URI) as store:
+        assert store.get("latest") == b"global_step2"
+        assert not store.list_all("global_step1/")
+
+
+def test_what_was_never_committed_does_not_count_at_the_end(server: GCSServer) -> None:
+    engine = AiofluxCheckpointEngine()
+    directory = engine.roots.stand_in(URI)
+    engine.create(CommitInfo("a", directory, True))
+    engine.save({"x": 1}, f"{directory}/a/x.pt")
+    engine.cleanup()
+    with aioflux.sync.open_store(URI) as store:
+        assert not store.list_all()
+
+
+def test_a_tag_may_have_slashes(engine: Engine) -> None:
+    save(engine, "global_step1/best", 1)
+    assert restored(engine) == 1
+
+
+@pytest.mark.parametrize("tag", ["..", "../../x", "."])
+def test_a_tag_never_leads_out_of_its_directory(engine: Engine, tag: str) -> None:
+    with pytest.raises(CheckpointError, match="not below"):
+        save(engine, tag, 1)
+    with aioflux.sync.open_store(URI) as store:
+        assert not store.list_all()
+
+
 def test_a_tag_that_is_damaged_is_refused(engine: Engine, server: GCSServer) -> None:
     save(engine, "global_step1", 1)
     with aioflux.sync.open_store(URI) as store:
