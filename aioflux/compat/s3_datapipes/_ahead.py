@@ -139,11 +139,12 @@ class Ahead:
         if self._is_over or len(self._turns) >= _MAX_LOOKED_AHEAD:
             return False
         try:
-            url = next(self._urls, None)
-        except Exception as exc:  # the caller's own: raised when all before it are handed out
-            url, self._failure = None, exc
-        if url is None:
+            url = next(self._urls)
+        except StopIteration:
             self._is_over = True
+            return False
+        except Exception as exc:  # the caller's own: raised when all before it are handed out
+            self._is_over, self._failure = True, exc
             return False
         try:
             self._take(url)

@@ -201,6 +201,16 @@ def test_an_error_of_the_source_comes_after_what_came_before_it(bucket: Bucket) 
 # --- ahead --------------------------------------------------------------------------------------
 
 
+def test_a_url_that_is_none_is_no_end(bucket: Bucket) -> None:
+    """A step before it that returns nothing would leave out all that comes behind."""
+    first, last = bucket.fill(2)
+    pipe = IterableWrapper([first, None, last]).load_files_by_s3()
+    seen = []
+    with pytest.raises(TypeError, match="not NoneType"):
+        seen.extend(url for url, _ in pipe)
+    assert seen == [first]
+
+
 def test_objects_are_fetched_while_an_earlier_one_is_used(bucket: Bucket) -> None:
     bucket.fill(8)
     files = iter(IterableWrapper(["gs://bucket/"]).list_files_by_s3().load_files_by_s3())
