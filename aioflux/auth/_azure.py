@@ -10,11 +10,12 @@ from __future__ import annotations
 import binascii
 import hashlib
 import inspect
+import re
 import time
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 from aioflux._errors import CredentialsError, TransientError
 from aioflux.auth._provided import AnonymousToken, ProvidedToken
@@ -60,6 +61,10 @@ _SIGNED = (
 )
 _BLOCK_BYTES = 64
 """Block of SHA-256."""
+_ACCOUNT = re.compile(r"[A-Za-z0-9_-]{1,63}")
+"""What may stand in the name of a host: with other characters a uri could name any host, to which
+the credentials would go. Accounts of Azure have small letters and digits, emulators take more."""
+_SAS = re.compile(r"[!-~]+")
 _HOW_TO_SIGN_IN = (
     "run 'az login', set AZURE_STORAGE_CONNECTION_STRING, or pass credentials= an account key, a "
     f"SAS token, a connection string or a credential of azure-identity; {ANONYMOUS!r} for a public "
@@ -274,7 +279,7 @@ def parse_connection_string(text: str) -> dict[str, str]:
 def _of_connection_string(account: str, text: str) -> AzureAccess:
     settings = parse_connection_string(text)
     key, sas = settings.get("accountkey", ""), settings.get("sharedaccesssignature", "")
-    name = settings.get("accountname", "")
+    name = _account_told(settings)
     endpoint = settings.get("blobendpoint", "")
     if settings.get("usedevelopmentstorage", "").lower() == "true":
         name, key = DEVELOPMENT_ACCOUNT, _DEVELOPMENT_KEY
@@ -289,9 +294,40 @@ def _of_connection_string(account: str, text: str) -> AzureAccess:
     return AzureAccess(
         account,
         key=SharedKey(account, key) if key else None,
-        sas="" if key else sas.removeprefix("?"),
+        sas="" if key or not sas else _checked_sas(sas),
         endpoint_url=endpoint,
     )
+
+
+def _account_told(settings: Mapping[str, str]) -> str:
+    """Return the account that a connection string is of; empty where it does not tell.
+
+    Those of SAS tokens have no name of it, but the endpoint does: in its host, or in its path as
+    emulators have it. A domain of one's own tells nothing.
+    """
+    if name := settings.get("accountname", ""):
+        return name
+    parts = urlsplit(settings.get("blobendpoint", ""))
+    label, _, rest = (parts.hostname or "").partition(".")
+    if not rest or rest.replace(".", "").isdigit():
+        return parts.path.strip("/")
+    is_told = rest.startswith("blob.") or ".blob." in rest
+    return label.removesuffix("-secondary") if is_told else ""
+
+
+def _checked_sas(text: str) -> str:
+    """Return a SAS token as it travels.
+
+    Raises:
+        CredentialsError: It could not stand in a url.
+    """
+    token = text.strip().removeprefix("?")
+    if _SAS.fullmatch(token) is None:
+        raise CredentialsError(
+            "the SAS token cannot be sent: it holds spaces, line ends or other characters that no "
+            "url takes; copy it again, percent-encoded as the portal shows it"
+        )
+    return token
 
 
 def open_access(
@@ -317,7 +353,13 @@ def open_access(
     Raises:
         CredentialsError: They are damaged, or of another account.
         TypeError: `credentials` is none of these.
+        ValueError: No account can have this name.
     """
+    if _ACCOUNT.fullmatch(account) is None:
+        raise ValueError(
+            f"{account!r} is no name of a storage account; write az://account/container/prefix, "
+            "and an endpoint of your own as endpoint_url="
+        )
     if credentials is None:
         return _of_environment(account, environ) or _by_default(account, is_http=is_http)
     if isinstance(credentials, str):
@@ -329,7 +371,7 @@ def open_access(
             raise CredentialsError(f"the key is of the account {name!r}, not of {account!r}")
         return AzureAccess(account, key=SharedKey(account, key))
     if isinstance(signature := getattr(credentials, "signature", None), str):
-        return AzureAccess(account, sas=signature.removeprefix("?"))
+        return AzureAccess(account, sas=_checked_sas(signature))
     if hasattr(credentials, "get_token"):
         return AzureAccess(account, token=AzureToken(credentials))
     if callable(credentials):
@@ -342,12 +384,13 @@ def open_access(
 
 
 def _of_text(account: str, text: str) -> AzureAccess:
+    text = text.strip()  # files end with a line
     if text == ANONYMOUS:
         return AzureAccess(account)
     if ";" in text or text.lower().startswith("usedevelopmentstorage="):
         return _of_connection_string(account, text)
     if is_sas(text):
-        return AzureAccess(account, sas=text.removeprefix("?"))
+        return AzureAccess(account, sas=_checked_sas(text))
     return AzureAccess(account, key=SharedKey(account, text))
 
 
@@ -356,15 +399,15 @@ def _of_environment(account: str, environ: Mapping[str, str]) -> AzureAccess | N
     if text:
         settings = parse_connection_string(text)
         is_development = "usedevelopmentstorage" in settings
-        name = DEVELOPMENT_ACCOUNT if is_development else settings.get("accountname", account)
-        if name == account:
+        name = DEVELOPMENT_ACCOUNT if is_development else _account_told(settings)
+        if name in {"", account}:
             return _of_connection_string(account, text)
     if environ.get("AZURE_STORAGE_ACCOUNT", "") != account:
         return None
-    if key := environ.get("AZURE_STORAGE_KEY", ""):
+    if key := environ.get("AZURE_STORAGE_KEY", "").strip():
         return AzureAccess(account, key=SharedKey(account, key))
     if sas := environ.get("AZURE_STORAGE_SAS_TOKEN", ""):
-        return AzureAccess(account, sas=sas.removeprefix("?"))
+        return AzureAccess(account, sas=_checked_sas(sas))
     return None
 
 

@@ -235,6 +235,58 @@ def test_damaged_credentials_are_refused_without_being_told(
     assert raised.value.__cause__ is None
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "is_ours"),
+    [
+        ("https://acct.blob.core.windows.net/", True),
+        ("https://acct-secondary.blob.core.windows.net", True),
+        ("https://acct.z01.blob.storage.azure.net", True),
+        ("http://127.0.0.1:10000/acct", True),
+        ("https://data.example.com", True),
+        ("https://other.blob.core.windows.net/", False),
+        ("https://other.z01.blob.storage.azure.net", False),
+        ("http://127.0.0.1:10000/other", False),
+        ("http://azurite:10000/other", False),
+    ],
+)
+def test_a_sas_token_of_another_account_is_not_used(endpoint: str, *, is_ours: bool) -> None:
+    """Its connection string has no AccountName: what is said to be in one would go to another."""
+    text = f"BlobEndpoint={endpoint};SharedAccessSignature={SAS}"
+    told = opened(AZURE_STORAGE_CONNECTION_STRING=text)
+    assert kind(told) == ("sas" if is_ours else "token")
+    if is_ours:
+        assert kind(opened(text)) == "sas"
+    else:
+        with pytest.raises(CredentialsError, match="'other', not of 'acct'"):
+            opened(text)
+
+
+@pytest.mark.parametrize("account", ["evil.example#", "evil.example?", "u@evil.example", "a b", ""])
+def test_the_name_of_an_account_is_no_host(account: str) -> None:
+    """A token would go to whoever a uri names."""
+    with pytest.raises(ValueError, match="no name of a storage account"):
+        open_access(account, Credential(), is_http=False, environ={})
+
+
+@pytest.mark.parametrize("text", [f"{KEY}\n", f" {SAS}\n", f"{CONNECTION}\r\n"])
+def test_the_end_of_a_line_is_no_part_of_credentials(text: str) -> None:
+    expected = "sas" if SAS in text else "key"
+    assert kind(opened(text)) == expected
+    name = {KEY: "AZURE_STORAGE_KEY", SAS: "AZURE_STORAGE_SAS_TOKEN"}.get(
+        text.strip(), "AZURE_STORAGE_CONNECTION_STRING"
+    )
+    assert kind(opened(**{"AZURE_STORAGE_ACCOUNT": "acct", name: text})) == expected
+
+
+@pytest.mark.parametrize("between", [" ", "\r\nHost: evil", "\u00e9"])
+def test_a_sas_token_that_no_url_takes_is_refused(between: str) -> None:
+    planted = f"se=2026{between}01&sig=planted"
+    for credentials in (planted, AzureSasCredential(planted)):
+        with pytest.raises(CredentialsError, match="cannot be sent") as raised:
+            opened(credentials)
+        assert "planted" not in str(raised.value)
+
+
 def test_a_sas_token_is_told_from_a_key() -> None:
     assert is_sas(SAS)
     assert not is_sas(KEY)
