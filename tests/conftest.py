@@ -16,12 +16,27 @@ if TYPE_CHECKING:
 
     from tests.servers.azurite import Azurite
     from tests.servers.moto import Moto
+    from tests.servers.rclone import Rclone
     from tests.servers.seaweedfs import SeaweedFS
 
 # A derandomized run fails only for a change in the code. Busy machines stall, hence no deadline.
 settings.register_profile("ci", derandomize=True, deadline=None, database=None, print_blob=True)
 settings.register_profile("nightly", deadline=None, max_examples=2_000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test once on each cloud that `@pytest.mark.clouds("gs", "s3", "az")` names."""
+    marker = metafunc.definition.get_closest_marker("clouds")
+    if marker is not None and "cloud" in metafunc.fixturenames:
+        metafunc.parametrize("cloud", marker.args, indirect=True)
+
+
+@pytest.fixture
+def cloud(request: pytest.FixtureRequest) -> str:
+    """Which cloud a test runs on."""
+    name: str = getattr(request, "param", "gs")
+    return name
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +54,15 @@ def moto() -> Iterator[Moto]:
     from tests.servers.moto import Moto
 
     with Moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rclone() -> Iterator[Rclone]:
+    """An S3 server on a directory, which checks signatures; with the bucket `bucket`."""
+    from tests.servers.rclone import Rclone
+
+    with Rclone() as server:
         yield server
 
 

@@ -10,7 +10,7 @@ same time finds those of the other, and a copy that was interrupted goes on wher
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,8 @@ from aioflux._errors import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointNotFoundError,
+    NotFoundError,
+    PreconditionFailedError,
     StorageError,
 )
 from aioflux.checkpoint._commit import (
@@ -240,13 +242,29 @@ async def _copy_objects(
 async def _reusable(
     store: Store, stored: StoredObject, meta: ObjectMeta | None
 ) -> ObjectMeta | None:
-    """Return what is at the target already if its checksum says it is the same; else remove it."""
+    """Return what is at the target already if it is the same, by checksum or bytes; else delete."""
     if meta is None:
         return None
-    if meta.crc32c is not None and not check_listed(stored, meta, meta.uri, is_pinned=False):
+    if not check_listed(stored, meta, meta.uri, is_pinned=False) and (
+        meta.crc32c is not None or await _holds(store, stored, meta)
+    ):
         return meta
-    await store.delete(meta)
+    # Another copy at the same time may have been quicker.
+    with suppress(NotFoundError, PreconditionFailedError):
+        await store.delete(meta)
     return None
+
+
+async def _holds(store: Store, stored: StoredObject, meta: ObjectMeta) -> bool:
+    """Read whether an object has the bytes of another, for services whose listings say nothing."""
+    pinned = msgspec.structs.replace(stored, generation=meta.generation)
+    try:
+        for start, end in plan_pieces(stored):
+            view = memoryview(bytearray(end - start))
+            await read_range(store, pinned, start=start, into=view, key=meta.key)
+    except CheckpointCorruptError:
+        return False
+    return True
 
 
 async def _write(store: Store, key: str, pieces: AsyncGenerator[memoryview, None]) -> ObjectMeta:

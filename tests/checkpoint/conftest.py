@@ -1,19 +1,37 @@
-"""A bucket on the embedded server for checkpoint files."""
+"""An empty bucket for checkpoints: on the embedded server, or on each cloud (`clouds`)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import uuid
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aioflux.testing import GCSServer
+from tests.servers.clouds import open_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[GCSServer]:
-    with GCSServer(buckets=("bucket",)) as server:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-        yield server
+def server(
+    cloud: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    """A bucket; the module's `URI` is one in it."""
+    with open_bucket(cloud, request, monkeypatch) as bucket:
+        uri = getattr(request.module, "URI", None)
+        if uri is not None and cloud != "gs":
+            monkeypatch.setattr(request.module, "URI", uri.replace("gs://bucket", bucket.root))
+        yield bucket
+
+
+@pytest.fixture
+def root(cloud: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Uri of an empty place, also on `file` and in `memory`."""
+    if cloud == "file":
+        return tmp_path.as_uri()
+    if cloud == "memory":
+        return f"memory://{uuid.uuid4().hex}"
+    uri: str = request.getfixturevalue("server").root
+    return uri

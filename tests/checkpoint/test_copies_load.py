@@ -9,7 +9,10 @@ import torch.distributed.checkpoint as dcp
 from aioflux import checkpoint
 from aioflux.checkpoint.dcp import StorageWriter, load_state
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.distributed is disabled")
+pytestmark = [
+    pytest.mark.clouds("gs", "s3", "az"),
+    pytest.mark.filterwarnings("ignore:.*torch.distributed is disabled"),
+]
 
 
 def state_of(seed: int) -> dict[str, object]:
@@ -21,8 +24,10 @@ def state_of(seed: int) -> dict[str, object]:
 def test_a_copy_on_disk_is_loaded_by_stock_readers_and_by_ours(server, tmp_path, layout) -> None:
     state = state_of(1)
     for each in (state_of(0), state):  # an overwrite
-        dcp.save(each, storage_writer=StorageWriter("gs://bucket/a", layout=layout), no_dist=True)
-    [copy] = checkpoint.copy("gs://bucket/a", tmp_path.as_uri())
+        dcp.save(
+            each, storage_writer=StorageWriter(f"{server.root}/a", layout=layout), no_dist=True
+        )
+    [copy] = checkpoint.copy(f"{server.root}/a", tmp_path.as_uri())
     assert checkpoint.verify(copy.uri, deep=True).is_valid
     loaded = load_state(copy.uri)
     torch.testing.assert_close(loaded["model"], state["model"], rtol=0, atol=0)
@@ -36,4 +41,4 @@ def test_a_copy_on_disk_is_loaded_by_stock_readers_and_by_ours(server, tmp_path,
         torch.testing.assert_close(
             safetensors.load_file(file)["model.w"], state["model"]["w"], rtol=0, atol=0
         )
-    assert checkpoint.clean("gs://bucket", older_than_seconds=0).removed == ()
+    assert checkpoint.clean(server.root, older_than_seconds=0).removed == ()

@@ -31,6 +31,8 @@ from aioflux.checkpoint._steps import list_steps
 from aioflux.testing.faults import Fault, FlakyStore
 from tests.checkpoint.saves import save_id
 
+pytestmark = pytest.mark.clouds("gs", "s3", "az")
+
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
@@ -49,11 +51,9 @@ def record(number: int, **changes) -> SaveRecord:
     return SaveRecord(**values | changes)
 
 
-@pytest.fixture(params=["gs", "file"])
-async def store(request, server, tmp_path):
-    async with open_store(
-        "gs://bucket/run" if request.param == "gs" else tmp_path.as_uri()
-    ) as store:
+@pytest.fixture
+async def store(root):
+    async with open_store(f"{root}/run") as store:
         yield store
 
 
@@ -95,7 +95,7 @@ async def test_json_and_csv_lie_beside_the_steps(store) -> None:
 
 
 async def test_a_long_history_is_not_written_again_for_each_record(server) -> None:
-    async with open_store("gs://bucket/run") as store:
+    async with open_store(f"{server.root}/run") as store:
         many = to_json([record(number) for number in range(1000)])
         await store.put(f"{HISTORY_PREFIX}history.json", many)
         before = store.stats.num_requests
@@ -106,7 +106,7 @@ async def test_a_long_history_is_not_written_again_for_each_record(server) -> No
 
 async def test_writers_at_the_same_time_lose_nothing(server) -> None:
     records = [record(number) for number in range(24)]
-    async with open_store("gs://bucket/run") as store:
+    async with open_store(f"{server.root}/run") as store:
         await asyncio.gather(*(append(store, each) for each in records))
         assert await read_history(store) == records
         await append(store, record(24))
@@ -117,7 +117,7 @@ async def test_writers_at_the_same_time_lose_nothing(server) -> None:
 
 async def test_who_gathers_second_leaves_it_to_the_other(server) -> None:
     """The other was through between the read and the write of the first."""
-    async with open_store("gs://bucket/run") as store, open_store("gs://bucket/run") as other:
+    async with open_store(f"{server.root}/run") as store, open_store(f"{server.root}/run") as other:
         await append(store, record(1))
 
         async def put(key, data, **options):

@@ -15,6 +15,8 @@ from aioflux.checkpoint._orphans import Leaving, clean_saves, clean_store, save_
 from aioflux.checkpoint._verify import latest, verify
 from tests.checkpoint.saves import METADATA, encode, save, save_id, save_step
 
+pytestmark = pytest.mark.clouds("gs", "s3", "az")
+
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 ID = save_id(7)
 
@@ -63,12 +65,10 @@ def test_only_what_is_old_and_named_by_none_is_stale(ages, named) -> None:
     ]
 
 
-@pytest.fixture(params=["gs", "memory", "file"])
-async def store(request, server, tmp_path):
-    uris = {"gs": "gs://bucket", "memory": "memory://orphans", "file": tmp_path.as_uri()}
-    async with open_store(uris[request.param]) as store:
+@pytest.fixture
+async def store(root):
+    async with open_store(root) as store:
         yield store
-        await store.delete_many(await store.list_all())
 
 
 async def test_all_that_killed_saves_left_is_found_and_nothing_else(store) -> None:

@@ -23,6 +23,8 @@ from aioflux.checkpoint import open_reader, open_writer
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer
 
+pytestmark = pytest.mark.clouds("gs", "s3", "az")
+
 URI = "gs://bucket/run/model.pt"
 KEY = "run/model.pt"
 KIB = 1024
@@ -111,6 +113,7 @@ def test_reads_see_one_generation(server: GCSServer) -> None:
             file.read()
 
 
+@pytest.mark.clouds("gs")
 @pytest.mark.parametrize("order", ["forwards", "backwards"])
 def test_all_bytes_together_are_verified_in_any_order(server: GCSServer, order: str) -> None:
     server.put("bucket", KEY, DATA)
@@ -129,6 +132,7 @@ def test_all_bytes_together_are_verified_in_any_order(server: GCSServer, order: 
         read_all()
 
 
+@pytest.mark.clouds("gs")
 def test_small_reads_cost_no_request_each(server: GCSServer) -> None:
     server.put("bucket", KEY, DATA[: 512 * KIB])
     with open_reader(URI) as file:
@@ -137,6 +141,7 @@ def test_small_reads_cost_no_request_each(server: GCSServer) -> None:
     assert server.stats.total.requests == 2
 
 
+@pytest.mark.clouds("gs")
 def test_a_dropped_reader_leaves_nothing_behind(server: GCSServer) -> None:
     server.put("bucket", KEY, DATA)
     file = open_reader(URI)
@@ -180,6 +185,7 @@ def test_pickle_and_zipfile_read_from_it(server: GCSServer) -> None:
         assert reader.read("a") == DATA
 
 
+@pytest.mark.clouds("gs")
 def test_memory_is_bounded_by_the_window(server: GCSServer) -> None:
     """Nothing is fetched beyond `max_buffered_bytes` while nobody reads."""
     server.put("bucket", KEY, bytes(64 << 20))

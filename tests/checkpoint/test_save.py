@@ -44,6 +44,7 @@ class Fresh:
         return torch.clone, (torch.arange(self.num_elements),)
 
 
+@pytest.mark.clouds("gs", "s3", "az")
 @pytest.mark.parametrize("num_elements", [1000, 1_000_000], ids=["one-request", "parts"])
 def test_a_state_comes_back_equal(server: GCSServer, num_elements: int) -> None:
     saved = state(num_elements)
@@ -60,6 +61,7 @@ def test_other_services_work_alike(scheme: str, tmp_path: Path) -> None:
     assert_equal(saved, load(uri, transfer=SMALL))
 
 
+@pytest.mark.clouds("gs", "s3", "az")
 def test_views_keep_sharing_their_storage(server: GCSServer) -> None:
     base = torch.arange(4_000_000)
     save({"base": base, "rows": base[7:1000], "again": base}, URI, transfer=SMALL)
@@ -145,7 +147,7 @@ def test_memory_of_others_is_not_known() -> None:
 def test_memory_that_is_not_known_is_copied_at_once(server: GCSServer) -> None:
     """torch copies memory of a GPU, hands the copy over, and lets go of it."""
     memory, expected = bytearray(2 * MIB), []
-    held = _Opening(lambda: bridge.Held(_borrowing("gs://bucket/run", "model.pt", {}, {})))
+    held = _Opening(lambda: bridge.Held(_borrowing(f"{server.root}/run", "model.pt", {}, {})))
     with _StateFile(held, URI, TensorMemory()) as file:
         for number in range(20):
             for size in (7, 100_000, 2 * MIB):
@@ -183,6 +185,7 @@ def test_crc32_is_left_out_in_one_context_alone(server: GCSServer) -> None:
         assert entry.CRC == 0
 
 
+@pytest.mark.clouds("gs", "s3", "az")
 @pytest.mark.parametrize("num_elements", [10, 10_000_000], ids=["small", "parts"])
 def test_a_failed_save_leaves_the_object_before_it(server: GCSServer, num_elements: int) -> None:
     server.put("bucket", KEY, b"good")
@@ -205,6 +208,7 @@ def test_an_error_of_the_service_is_raised_as_itself(server: GCSServer, num_befo
     assert server.stats.open_uploads == 0
 
 
+@pytest.mark.clouds("gs", "s3", "az")
 def test_conditions_hold(server: GCSServer) -> None:
     first = save(state(10), URI, mode="create", metadata={"step": "7"})
     assert first.metadata == {"step": "7"}
@@ -213,7 +217,7 @@ def test_conditions_hold(server: GCSServer) -> None:
     second = save(state(2_000_000), URI, if_generation_match=first.generation, transfer=SMALL)
     with pytest.raises(aioflux.PreconditionFailedError):
         save(state(10), URI, if_generation_match=first.generation)
-    with aioflux.sync.open_store("gs://bucket/run") as store:
+    with aioflux.sync.open_store(f"{server.root}/run") as store:
         assert store.head("model.pt").generation == second.generation
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from aioflux.testing import GCSServer
 
+pytestmark = pytest.mark.clouds("gs", "s3", "az")
+
 MIB = 1024 * 1024
 URI = "gs://bucket/run/model.pt"
 SMALL = TransferOptions(part_size_bytes=5 * MIB, range_size_bytes=MIB, max_buffered_bytes=10 * MIB)
@@ -99,6 +101,7 @@ def test_weights_only_still_refuses_other_objects(server: GCSServer) -> None:
         torch.load(file, weights_only=True)
 
 
+@pytest.mark.clouds("gs")
 def test_a_failed_write_is_raised_as_itself(server: GCSServer) -> None:
     """torch.save makes a RuntimeError of it, about positions in a zip file."""
     server.faults.add("*", status=403)
@@ -120,6 +123,7 @@ def test_a_failed_save_leaves_the_object_before_it(server: GCSServer) -> None:
     assert server.get("bucket", "run/model.pt") == b"good"
 
 
+@pytest.mark.clouds("gs")
 def test_loading_crosses_to_the_service_once_a_range(server: GCSServer) -> None:
     """300 tensors in 4 MiB: a head, and each range of 1 MiB at most twice."""
     saved = {str(number): torch.randn(3500) for number in range(300)}

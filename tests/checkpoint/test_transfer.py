@@ -22,13 +22,15 @@ from aioflux.checkpoint._verify import latest, verify
 from aioflux.testing.faults import Fault, FlakyStore
 from tests.checkpoint.saves import METADATA, save, save_id, save_step
 
+pytestmark = pytest.mark.clouds("gs", "s3", "az")
+
 SIZE = 9_000_000
 """Two pieces of 8 MiB, the last one shorter."""
 
 
 @pytest.fixture
 async def bucket(server):
-    async with open_store("gs://bucket") as store:
+    async with open_store(server.root) as store:
         yield store
 
 
@@ -57,6 +59,7 @@ async def assert_copied(saved, target) -> None:
         assert listed[target.prefix + each.key] == each.generation
 
 
+@pytest.mark.clouds("gs")
 @pytest.mark.parametrize("layout", ["dcp", "safetensors"])
 async def test_a_copy_within_a_store_is_made_by_the_service(bucket, layout) -> None:
     saved = await save(bucket, "a/", number=3, layout=layout, metrics={"loss": 0.5}, size=SIZE)
@@ -127,23 +130,26 @@ async def test_another_checkpoint_stays_unless_it_is_to_be_replaced(bucket) -> N
     await assert_copied(saved, target)
 
 
-async def test_what_does_not_verify_is_not_copied(bucket, disk) -> None:
+async def test_what_does_not_verify_is_not_copied(bucket, disk, cloud) -> None:
     saved = await save(bucket, "a/")
     await bucket.put(saved.keys[0], saved.contents[saved.keys[1]])
-    with pytest.raises(CheckpointCorruptError, match="crc32c"):
+    with pytest.raises(CheckpointCorruptError, match=r"crc32c|are not those"):
         await copy_checkpoint(Spot(bucket, "a/"), Spot(disk))
     with pytest.raises(CheckpointNotFoundError):
         await copy_checkpoint(Spot(bucket, "none/"), Spot(disk))
-    assert not await disk.list_all()
+    if cloud == "gs":  # of others it shows on the way
+        assert not await disk.list_all()
+    assert not (await verify(disk, "")).is_committed
 
 
-async def test_what_was_put_back_from_a_backup_is_mended_by_a_copy(bucket, disk, tmp_path) -> None:
+async def test_what_was_put_back_from_a_backup_is_mended_by_a_copy(bucket, disk, cloud) -> None:
     for store in (bucket, disk):
         saved = await save(store, "a/", size=SIZE)
         for key, data in saved.contents.items():
             await store.put(key, data)
         kinds = [problem.kind for problem in (await verify(store, "a/")).problems]
-        assert kinds == ["generation"] * 2
+        has_same_names = store is bucket and cloud == "s3"  # there the bytes make the generation
+        assert kinds == ([] if has_same_names else ["generation"] * 2)
         await copy_checkpoint(Spot(store, "a/"), Spot(store, "b/"))
         await assert_copied(saved, Spot(store, "b/"))
     other = await save(disk, "c/", number=4, size=SIZE)
@@ -179,9 +185,9 @@ async def test_copies_that_make_no_sense_are_refused(bucket, target, says) -> No
         await copy_checkpoint(Spot(bucket, "step-00000007/"), Spot(bucket, target))
 
 
-async def test_copies_of_the_same_at_the_same_time_do_not_tear_each_other(bucket) -> None:
+async def test_copies_of_the_same_at_the_same_time_do_not_tear_each_other(bucket, server) -> None:
     saved = await save(bucket, "a/", num_objects=6)
-    async with open_store("gs://bucket/b") as other:
+    async with open_store(f"{server.root}/b") as other:
         goals = [Spot(bucket, "b/"), Spot(other), Spot(bucket, "b/"), Spot(other)]
         source = Spot(bucket, "a/")
         done = await asyncio.gather(*(copy_checkpoint(source, goal) for goal in goals))
@@ -283,8 +289,10 @@ async def test_a_copy_killed_at_any_request_is_not_there_or_whole(server) -> Non
     pytest.fail("a copy never ended")
 
 
-async def test_a_root_is_copied_step_by_step_and_a_broken_one_keeps_no_other(bucket, disk) -> None:
-    async with open_store("gs://bucket/run") as root:
+async def test_a_root_is_copied_step_by_step_and_a_broken_one_keeps_no_other(
+    bucket, disk, server
+) -> None:
+    async with open_store(f"{server.root}/run") as root:
         for step in (1, 2, 3):
             await save_step(root, step)
         broken = await save_step(root, 4)
@@ -292,9 +300,9 @@ async def test_a_root_is_copied_step_by_step_and_a_broken_one_keeps_no_other(buc
         await root.put(f"{step_prefix(5)}{save_id(5)}/__0_0.distcp", b"under way")
     copied, errors = await copy_root(Spot(bucket, "run/"), Spot(disk))
     assert [(each.step, each.is_new) for each in copied] == [(1, True), (2, True), (3, True)]
-    assert list(errors) == ["gs://bucket/run/step-00000004/"]
+    assert list(errors) == [f"{server.root}/run/step-00000004/"]
     assert await list_steps(disk) == [1, 2, 3]
     assert await latest(disk, deep=True) == 3
     copied, errors = await copy_root(Spot(bucket, "run"), Spot(disk), steps=[2, 9])
     assert [(each.step, each.is_new) for each in copied] == [(2, False)]
-    assert isinstance(errors["gs://bucket/run/step-00000009/"], CheckpointNotFoundError)
+    assert isinstance(errors[f"{server.root}/run/step-00000009/"], CheckpointNotFoundError)

@@ -11,12 +11,14 @@ from aioflux.checkpoint._commit import COMMIT_KEY, StoredItem, step_prefix
 from aioflux.checkpoint._verify import latest, newest_first, plan_pieces, verify, verify_steps
 from tests.checkpoint.saves import METADATA, encode, save, save_step
 
+pytestmark = pytest.mark.clouds("gs", "s3", "az")
+
 STEP = step_prefix(100)
 
 
 @pytest.fixture
 async def store(server):
-    async with open_store("gs://bucket/run") as store:
+    async with open_store(f"{server.root}/run") as store:
         yield store
 
 
@@ -41,9 +43,9 @@ async def kinds(store, *, deep=False):
 
 @pytest.mark.parametrize("layout", ["dcp", "safetensors"])
 @pytest.mark.parametrize("deep", [False, True], ids=["shallow", "deep"])
-@pytest.mark.parametrize("root", ["gs://bucket/run", "memory://verify/run", "file"])
-async def test_what_was_saved_verifies(server, tmp_path, root, deep, layout) -> None:
-    async with open_store(tmp_path.as_uri() if root == "file" else root) as store:
+@pytest.mark.clouds("gs", "s3", "az", "memory", "file")
+async def test_what_was_saved_verifies(root, deep, layout) -> None:
+    async with open_store(f"{root}/run") as store:
         await save_step(store, 100, layout=layout, size=300_000)
         found = await verify(store, STEP.rstrip("/"), deep=deep)
         assert found.problems == ()
@@ -58,6 +60,7 @@ async def test_a_checkpoint_can_be_the_root_of_its_store(store, saved) -> None:
         assert (found.is_valid, found.step) == (True, 100)
 
 
+@pytest.mark.clouds("gs")
 async def test_shallow_costs_a_listing_and_the_commit_object(store, saved) -> None:
     before = store.stats.num_requests
     await verify(store, STEP)
@@ -73,6 +76,7 @@ async def test_nothing_committed_is_told(store, saved) -> None:
         found.check()
 
 
+@pytest.mark.clouds("gs")
 async def test_a_service_that_fails_says_nothing_about_the_checkpoint(saved, server) -> None:
     async with open_store("gs://no-such-bucket/run") as store:
         with pytest.raises(StorageError):
@@ -123,11 +127,16 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-async def test_damage_is_told_and_passed_over(store, saved, name) -> None:
+async def test_damage_is_told_and_passed_over(store, saved, cloud, name) -> None:
+    if (cloud, name) == ("s3", "rewritten"):
+        pytest.skip("the same bytes have the same ETag")
     assert await latest(store) == 100
     await damage(name, store, saved)
     found = await verify(store, STEP)
-    assert [problem.kind for problem in found.problems] == DAMAGES[name]
+    expected = DAMAGES[name]
+    if cloud != "gs":  # listings of others tell no checksum
+        expected = ["generation" if kind == "crc32c" else kind for kind in expected]
+    assert [problem.kind for problem in found.problems] == expected
     for problem in found.problems:
         assert problem.uri in problem.message
         assert STEP in problem.uri
@@ -150,10 +159,11 @@ async def test_damage_is_told_and_passed_over(store, saved, name) -> None:
         ({"size": 99_999}, "size"),
     ],
 )
-async def test_a_forged_commit_is_told(store, saved, changes, kind) -> None:
+async def test_a_forged_commit_is_told(store, saved, cloud, changes, kind) -> None:
     await store.put(saved.meta.key, forge(saved.commit, **changes))
-    assert await kinds(store) == [kind]
-    assert await latest(store) == 50
+    is_deep = cloud != "gs" and kind == "crc32c"  # listings of others tell no checksum
+    assert await kinds(store, deep=is_deep) == ["commit" if is_deep else kind]
+    assert await latest(store, deep=is_deep) == 50
 
 
 async def test_a_commit_that_names_an_object_twice_is_told(store, saved) -> None:
@@ -194,17 +204,19 @@ async def test_a_flipped_bit_that_no_metadata_tell_is_found_by_a_deep_look(tmp_p
         assert await latest(store, deep=True) == 50
 
 
-async def test_a_copy_elsewhere_is_verified_by_size_and_crc32c(store, saved) -> None:
+async def test_a_copy_elsewhere_is_verified_by_size_and_crc32c(store, saved, cloud) -> None:
     """Whatever copied it: generations are those of another place."""
     for meta in await store.list_all(STEP):
         await store.copy(meta, f"copy/{meta.key}")
     async with open_store(f"{store.uri}copy") as copy:
         assert await latest(copy, deep=True) == 100
         await copy.put(saved.keys[0], saved.contents[saved.keys[1]])
-        found = await verify(copy, STEP)
-        assert [problem.kind for problem in found.problems] == ["crc32c"]
+        is_deep = cloud != "gs"  # listings of others tell no checksum
+        found = await verify(copy, STEP, deep=is_deep)
+        assert [problem.kind for problem in found.problems] == ["bytes" if is_deep else "crc32c"]
 
 
+@pytest.mark.clouds("gs")
 async def test_newest_first_asks_only_as_far_as_somebody_goes(store, saved) -> None:
     for step in (1, 2, 3):
         await save_step(store, step)

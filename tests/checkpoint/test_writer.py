@@ -19,6 +19,8 @@ from aioflux.checkpoint import open_writer
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer
 
+pytestmark = pytest.mark.clouds("gs", "s3", "az")
+
 MIB = 1024 * 1024
 URI = "gs://bucket/run/model.pt"
 KEY = "run/model.pt"
@@ -30,6 +32,7 @@ def assert_nothing_stays(server: GCSServer) -> None:
     assert server.stats.open_uploads == 0
 
 
+@pytest.mark.clouds("gs")
 def test_a_small_object_is_one_request(server: GCSServer) -> None:
     with open_writer(URI) as file:
         file.write(b"ab")
@@ -55,6 +58,7 @@ def test_no_byte_is_visible_before_the_close(server: GCSServer) -> None:
     assert server.keys("bucket") == [KEY]
 
 
+@pytest.mark.clouds("gs")
 def test_flushing_after_each_write_sends_and_shows_nothing(server: GCSServer) -> None:
     """DCP flushes after each tensor, torch.save at its end."""
     with open_writer(URI) as file:
@@ -83,6 +87,7 @@ def test_memory_of_any_shape_is_written(server: GCSServer) -> None:
     assert server.get("bucket", KEY) == bytes(12)
 
 
+@pytest.mark.clouds("gs")
 def test_closing_twice_does_nothing(server: GCSServer) -> None:
     with open_writer(URI) as file:
         file.write(b"once")
@@ -95,7 +100,7 @@ def test_closing_twice_does_nothing(server: GCSServer) -> None:
 def test_the_metadata_is_there_after_the_close(server: GCSServer) -> None:
     with open_writer(URI, metadata={"step": "7"}, content_type="model/torch") as file:
         file.write(b"abc")
-    with aioflux.sync.open_store("gs://bucket/run") as store:
+    with aioflux.sync.open_store(f"{server.root}/run") as store:
         meta = store.head("model.pt")
     assert file.meta.generation == meta.generation
     assert (meta.metadata, meta.content_type) == ({"step": "7"}, "model/torch")
@@ -138,7 +143,7 @@ def test_a_file_that_is_dropped_publishes_nothing_and_says_so(
     file.write(bytes(num_bytes))
     files = [file]
     del file
-    with pytest.warns(RuntimeWarning, match=r"gs://bucket/run/model\.pt was never closed"):
+    with pytest.warns(RuntimeWarning, match=rf"{server.root}/run/model\.pt was never closed"):
         files.clear()
     assert_nothing_stays(server)
 
@@ -157,6 +162,7 @@ file.write(bytes(30 << 20))
     assert_nothing_stays(server)
 
 
+@pytest.mark.clouds("gs")
 def test_the_first_error_comes_again_and_closes_to_nothing(server: GCSServer) -> None:
     server.faults.add("*", status=403)
     file = open_writer(URI, transfer=SMALL_PARTS)
@@ -171,6 +177,7 @@ def test_the_first_error_comes_again_and_closes_to_nothing(server: GCSServer) ->
     assert_nothing_stays(server)
 
 
+@pytest.mark.clouds("gs")
 def test_a_caught_error_of_a_write_still_fails_the_block(server: GCSServer) -> None:
     server.faults.add("*", status=403)
 
@@ -184,10 +191,11 @@ def test_a_caught_error_of_a_write_still_fails_the_block(server: GCSServer) -> N
     assert_nothing_stays(server)
 
 
+@pytest.mark.clouds("gs")
 def test_an_error_at_the_close_publishes_nothing(server: GCSServer) -> None:
     server.faults.add("*", status=403)
     with (
-        pytest.raises(aioflux.PermissionDeniedError, match=r"gs://bucket/run/model\.pt"),
+        pytest.raises(aioflux.PermissionDeniedError, match=rf"{server.root}/run/model\.pt"),
         open_writer(URI) as file,
     ):
         file.write(b"small")

@@ -1,13 +1,13 @@
-"""A bucket on the embedded server, reached by its back door."""
+"""An empty bucket reached by its back door: on the embedded server, or on each cloud (`clouds`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aioflux.testing import GCSServer
+from tests.servers.clouds import open_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,10 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class Bucket:
-    """The server's bucket `bucket` and the prefix `train` in it."""
+    """The bucket `bucket` of a server, and the prefix `train` in it."""
 
-    server: GCSServer
-    uri: str = "gs://bucket/train"
+    server: Any
+
+    @property
+    def root(self) -> str:
+        uri: str = self.server.root
+        return uri
+
+    @property
+    def uri(self) -> str:
+        return f"{self.root}/train"
 
     def put(self, key: str, data: bytes) -> None:
         self.server.put("bucket", f"train/{key}", data)
@@ -31,7 +39,8 @@ class Bucket:
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    with GCSServer(buckets=("bucket",)) as server:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+def bucket(
+    cloud: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Bucket]:
+    with open_bucket(cloud, request, monkeypatch) as server:
         yield Bucket(server)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from aioflux.data._sharding import Tail
     from tests.data.conftest import Bucket
 
+pytestmark = pytest.mark.clouds("gs", "s3", "az")
+
 TOPOLOGIES = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=4)
 
 
@@ -124,6 +126,7 @@ def test_a_stream_goes_on_where_it_was(bucket: Bucket) -> None:
     assert list(other) == whole, "the iteration after that reads a whole epoch"
 
 
+@pytest.mark.clouds("gs")
 def test_a_state_says_nothing_of_what_is_only_read_ahead(bucket: Bucket) -> None:
     keys = bucket.fill(30)
     dataset = build(bucket, 0, 1, shuffle=False)

@@ -11,12 +11,10 @@ if TYPE_CHECKING:
 
 __all__ = ["is_checkpoint_uri"]
 
-_SCHEMES = ("gs://", "file://", "memory://")
-
 
 def is_checkpoint_uri(checkpoint_id: str | os.PathLike[str]) -> bool:
     """Tell whether this is a uri that a checkpoint can have; a path never is."""
-    if not isinstance(checkpoint_id, str) or not checkpoint_id.startswith(_SCHEMES):
+    if not isinstance(checkpoint_id, str):
         return False
     try:
         parse_uri(checkpoint_id)

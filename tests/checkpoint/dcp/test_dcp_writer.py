@@ -555,14 +555,14 @@ def test_paths_are_refused_as_checkpoint_ids(tmp_path: Path) -> None:
         tmp_path,
         str(tmp_path),
         "run/step-2",
-        "s3://b/c",
+        "http://b/c",
         "gs://",
     )
     for wrong in wrongs:
         assert not StorageWriter.validate_checkpoint_id(wrong)
         with pytest.raises(ValueError, match="checkpoint_id must be a whole uri"):
             writer.reset(wrong)
-    for right in (URI, "file:///tmp/x", "memory://name/x"):
+    for right in (URI, "s3://b/c", "az://a/b/c", "file:///tmp/x", "memory://name/x"):
         assert StorageWriter.validate_checkpoint_id(right)
 
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from aioflux.testing import GCSServer
 
+pytestmark = pytest.mark.clouds("gs", "s3", "az")
+
 URI = "gs://bucket/run"
 DATA = "*.distcp"
 WRITE = "*insert*"
@@ -127,6 +129,7 @@ def test_stock_dcp_loads_it(tmp_path: Path) -> None:
     assert is_state_of(3, into)
 
 
+@pytest.mark.clouds("gs")
 def test_the_state_may_change_when_the_handle_is_there(
     checkpointer: Checkpointer, server: GCSServer
 ) -> None:
@@ -159,6 +162,7 @@ def test_compressed_steps_are_smaller_and_load_alike(server: GCSServer, staging:
         assert checkpointer.verify(1, deep=True).is_valid
 
 
+@pytest.mark.clouds("gs")
 def test_saves_are_committed_in_order(checkpointer: Checkpointer, server: GCSServer) -> None:
     with server.faults.inject(WRITE, key="*step-00000001/*" + DATA, delay_seconds=0.5):
         first = checkpointer.save_async(1, state_of(1))
@@ -182,6 +186,7 @@ def test_a_forked_process_builds_one_of_its_own(checkpointer: Checkpointer) -> N
     checkpointer.save(3, state_of(3))
 
 
+@pytest.mark.clouds("gs")
 @pytest.mark.parametrize("metrics", [{"loss": "low"}, {"loss": None}])
 def test_metrics_are_numbers(checkpointer: Checkpointer, metrics: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
@@ -190,6 +195,7 @@ def test_metrics_are_numbers(checkpointer: Checkpointer, metrics: Any) -> None:
     checkpointer.save(1, state_of(1))
 
 
+@pytest.mark.clouds("gs")
 class TestFailures:
     """An error surfaces at the handle, at the next save, at close, or in the log; never nowhere."""
 
@@ -236,6 +242,7 @@ class TestFailures:
             body()
         assert any("a save failed" in note for note in caught.value.__notes__)
 
+    @pytest.mark.clouds("gs")
     def test_of_two_one_is_raised_and_the_other_logged(
         self, broken: Checkpointer, server: GCSServer, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -281,6 +288,7 @@ class TestFailures:
         assert keys() == []
         assert not checkpointer.save(1, {}).num_bytes
 
+    @pytest.mark.clouds("gs")
     def test_a_busy_service_is_asked_again(
         self, checkpointer: Checkpointer, server: GCSServer
     ) -> None:
@@ -288,6 +296,7 @@ class TestFailures:
         checkpointer.save(1, state_of(1))
         assert checkpointer.history()[-1].num_retries >= 1
 
+    @pytest.mark.clouds("gs")
     @pytest.mark.parametrize("times", [1, 20], ids=["once", "always"])
     def test_a_commit_whose_answer_is_lost_is_there_or_not(
         self, server: GCSServer, times: int
@@ -298,6 +307,7 @@ class TestFailures:
             server.faults.clear()
             assert is_state_of(1, checkpointer.load())
 
+    @pytest.mark.clouds("gs")
     def test_a_commit_that_fails_leaves_the_old_state(
         self, checkpointer: Checkpointer, server: GCSServer
     ) -> None:
@@ -387,6 +397,7 @@ def interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.clouds("gs")
 def test_the_last_save_waits_for_no_room(server: GCSServer) -> None:
     server.faults.add(WRITE, key="*step-00000001/*" + DATA, delay_seconds=60)
     with Checkpointer(URI, max_staged_bytes=1, retry=FAST) as checkpointer:
@@ -400,6 +411,7 @@ def test_the_last_save_waits_for_no_room(server: GCSServer) -> None:
         slow.cancel()
 
 
+@pytest.mark.clouds("gs")
 def test_a_deadline_that_passes_is_an_error(server: GCSServer) -> None:
     server.faults.add(WRITE, key="*" + DATA, delay_seconds=60)
     with Checkpointer(URI, retry=FAST) as checkpointer:
@@ -412,6 +424,7 @@ def test_a_deadline_that_passes_is_an_error(server: GCSServer) -> None:
 
 
 class TestCancel:
+    @pytest.mark.clouds("gs")
     def test_nothing_is_left(self, checkpointer: Checkpointer, server: GCSServer) -> None:
         server.faults.add(WRITE, key="*step-00000001/*" + DATA, delay_seconds=30)
         handle = checkpointer.save_async(1, state_of(1))
@@ -424,6 +437,7 @@ class TestCancel:
         assert {key.partition("/")[0] for key in keys()} == {"step-00000002"}
         assert [each.outcome for each in checkpointer.history()] == ["cancelled", "committed"]
 
+    @pytest.mark.clouds("gs")
     def test_one_that_waits_its_turn(self, checkpointer: Checkpointer, server: GCSServer) -> None:
         with server.faults.inject(WRITE, key="*step-00000001/*" + DATA, delay_seconds=0.5):
             first = checkpointer.save_async(1, state_of(1))
@@ -446,6 +460,7 @@ class TestAwait:
         with Checkpointer(URI) as checkpointer:
             assert (await checkpointer.save_async(1, state_of(1))).step == 1
 
+    @pytest.mark.clouds("gs")
     async def test_the_end_of_a_wait_is_not_that_of_the_save(self, server: GCSServer) -> None:
         server.faults.add(WRITE, key=DATA, delay_seconds=0.5)
         with Checkpointer(URI) as checkpointer:
@@ -456,6 +471,7 @@ class TestAwait:
                 handle.result(timeout=0)
             assert (await handle).step == 1
 
+    @pytest.mark.clouds("gs")
     async def test_errors(self, server: GCSServer) -> None:
         server.faults.add(WRITE, key=DATA, status=403)
         with Checkpointer(URI) as checkpointer, pytest.raises(PermissionDeniedError):
@@ -463,6 +479,7 @@ class TestAwait:
 
 
 class TestMemory:
+    @pytest.mark.clouds("gs")
     def test_a_save_waits_for_room(self, server: GCSServer) -> None:
         with Checkpointer(URI, max_staged_bytes=1) as checkpointer:
             with server.faults.inject(WRITE, key=DATA, delay_seconds=0.3):
@@ -471,6 +488,7 @@ class TestMemory:
                 handles[2].result()
             assert checkpointer.steps() == [1, 2, 3]
 
+    @pytest.mark.clouds("gs")
     def test_and_not_where_there_is(self, server: GCSServer) -> None:
         server.faults.add(WRITE, key=DATA, delay_seconds=60)
         with Checkpointer(URI) as checkpointer:
@@ -498,6 +516,7 @@ class TestRetention:
             assert checkpointer.steps() == [1, 2, 5]
             assert checkpointer.prune(dry_run=True).removed == ()
 
+    @pytest.mark.clouds("gs")
     def test_a_failed_save_removes_nothing(self, server: GCSServer) -> None:
         with Checkpointer(URI, keep_last=1) as checkpointer:
             checkpointer.save(1, state_of(1))
@@ -533,6 +552,7 @@ class TestLoad:
         with pytest.raises(CheckpointCorruptError, match="step-00000003"):
             checkpointer.load(3)
 
+    @pytest.mark.clouds("gs")
     def test_a_damaged_byte_is_found_when_it_is_read(
         self, checkpointer: Checkpointer, server: GCSServer
     ) -> None:
@@ -569,7 +589,7 @@ class TestLoad:
                 assert is_state_of(2, into)
 
     def test_nothing_is_there(self, checkpointer: Checkpointer) -> None:
-        with pytest.raises(CheckpointNotFoundError, match="no checkpoint below gs://bucket/run"):
+        with pytest.raises(CheckpointNotFoundError, match=f"no checkpoint below {URI}"):
             checkpointer.load()
         with pytest.raises(CheckpointNotFoundError, match="step-00000005"):
             checkpointer.load(5)
@@ -598,6 +618,7 @@ class TestSchedule:
             assert not any(checkpointer.should_save(step) for step in range(100))
 
 
+@pytest.mark.clouds("gs")
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -633,12 +654,14 @@ def test_keys_that_are_numbers_and_empty_dictionaries_come_back(checkpointer: Ch
     assert same(other.state[model.weight], optimizer.state[model.weight])
 
 
+@pytest.mark.clouds("gs")
 def test_a_sparse_tensor_is_refused_before_it_is_saved(checkpointer: Checkpointer) -> None:
     with pytest.raises(CheckpointError, match=r"'eye' is a tensor of layout torch\.sparse_coo"):
         checkpointer.save(1, {"eye": torch.eye(3).to_sparse()})
     assert keys() == []
 
 
+@pytest.mark.clouds("gs")
 @pytest.mark.parametrize("step", [True, 3.0, "5", None])
 def test_a_step_is_a_whole_number(checkpointer: Checkpointer, step: Any) -> None:
     with pytest.raises(TypeError, match="a step is a whole number"):
@@ -646,11 +669,13 @@ def test_a_step_is_a_whole_number(checkpointer: Checkpointer, step: Any) -> None
     assert keys() == []
 
 
+@pytest.mark.clouds("gs")
 def test_a_step_may_be_what_counts_as_a_number(checkpointer: Checkpointer) -> None:
     checkpointer.save(torch.tensor(7), {"a": 1})  # type: ignore[arg-type]
     assert checkpointer.steps() == [7]
 
 
+@pytest.mark.clouds("gs")
 @pytest.mark.parametrize("root", ["gs://whole-bucket", "memory://whole-bucket"])
 def test_a_root_may_be_a_whole_bucket(server: GCSServer, root: str) -> None:
     server.create_bucket("whole-bucket")
@@ -661,6 +686,7 @@ def test_a_root_may_be_a_whole_bucket(server: GCSServer, root: str) -> None:
         assert checkpointer.verify(1).is_valid
 
 
+@pytest.mark.clouds("gs")
 def test_what_is_pickled_counts_as_staged(server: GCSServer) -> None:
     server.faults.add(WRITE, key=DATA, delay_seconds=0.5)
     with Checkpointer(URI, max_staged_bytes=1_000_000) as checkpointer:
@@ -679,6 +705,7 @@ def test_credentials_that_the_uploader_cannot_import_are_refused() -> None:
         Checkpointer(URI, staging="process", credentials=token)
 
 
+@pytest.mark.clouds("gs")
 @pytest.mark.parametrize(
     ("before", "after"),
     [

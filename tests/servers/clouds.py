@@ -1,0 +1,145 @@
+"""An empty bucket on each cloud, under one face: what runs on `gs://` runs on the others.
+
+The face is that of `GCSServer`, as far as other servers have it: a test that wants more (faults,
+requests that are counted) is one of `gs://` alone. The bucket has the name `bucket` in this face,
+whatever it is called in uris: these begin with `root`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from aioflux.testing import GCSServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pytest
+
+    from tests.servers.azurite import Azurite
+    from tests.servers.seaweedfs import SeaweedFS
+
+__all__ = ["AzureBucket", "GCSBucket", "S3Bucket", "open_bucket"]
+
+
+class GCSBucket(GCSServer):
+    """A server of the test's own.
+
+    Attributes:
+        root: Uri of the bucket.
+    """
+
+    root = "gs://bucket"
+
+
+class _Stats:
+    """What another server tells of itself."""
+
+    def __init__(self, bucket: S3Bucket | AzureBucket) -> None:
+        self._bucket = bucket
+
+    @property
+    def open_uploads(self) -> int:
+        return self._bucket.num_open_uploads()
+
+
+class S3Bucket:
+    """A prefix on a server that other tests use too.
+
+    Attributes:
+        url: Where the server is asked.
+        root: Uri of the prefix.
+        stats: What is told of it.
+    """
+
+    def __init__(self, server: SeaweedFS) -> None:
+        self._door = server.door()
+        self._prefix = f"{uuid.uuid4().hex}/"
+        self.url = server.url
+        self.root = f"s3://bucket/{self._prefix[:-1]}"
+        self.stats = _Stats(self)
+
+    def put(self, bucket: str, key: str, data: bytes) -> None:
+        self._door.put_object(Bucket=bucket, Key=self._prefix + key, Body=data)
+
+    def get(self, bucket: str, key: str) -> bytes:
+        with self._door.get_object(Bucket=bucket, Key=self._prefix + key)["Body"] as body:
+            data: bytes = body.read()
+        return data
+
+    def keys(self, bucket: str, prefix: str = "") -> list[str]:
+        pages = self._door.get_paginator("list_objects_v2").paginate(
+            Bucket=bucket, Prefix=self._prefix + prefix
+        )
+        return [self._own(each["Key"]) for page in pages for each in page.get("Contents", ())]
+
+    def num_open_uploads(self) -> int:
+        told = self._door.list_multipart_uploads(Bucket="bucket", Prefix=self._prefix)
+        return len(told.get("Uploads", ()))
+
+    def _own(self, key: str) -> str:
+        return key.removeprefix(self._prefix)
+
+
+class AzureBucket:
+    """A prefix in a container of a server that other tests use too.
+
+    Attributes:
+        url: Where the server is asked.
+        root: Uri of the prefix.
+        stats: What is told of it.
+    """
+
+    def __init__(self, server: Azurite, door: Any) -> None:
+        self._door = door
+        self._prefix = f"{uuid.uuid4().hex}/"
+        self.url = server.url
+        self.root = f"az://{server.account}/container/{self._prefix[:-1]}"
+        self.stats = _Stats(self)
+
+    def put(self, bucket: str, key: str, data: bytes) -> None:
+        self._door.upload_blob(self._prefix + key, bytes(data), overwrite=True)
+
+    def get(self, bucket: str, key: str) -> bytes:
+        data: bytes = self._door.download_blob(self._prefix + key).readall()
+        return data
+
+    def keys(self, bucket: str, prefix: str = "") -> list[str]:
+        found = self._door.list_blob_names(name_starts_with=self._prefix + prefix)
+        return [key.removeprefix(self._prefix) for key in found]
+
+    def num_open_uploads(self) -> int:
+        """Return 0: Azure ends no upload, and forgets its blocks after a week."""
+        return 0
+
+
+@contextlib.contextmanager
+def open_bucket(
+    cloud: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    """Make an empty bucket, and have the environment tell where it is and how to sign in."""
+    if cloud == "gs":
+        with GCSBucket(buckets=("bucket",)) as bucket:
+            monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket.url)
+            yield bucket
+    elif cloud == "s3":
+        seaweedfs: SeaweedFS = request.getfixturevalue("seaweedfs")
+        for name in tuple(os.environ):
+            if name.startswith("AWS_"):
+                monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweedfs.access_key)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweedfs.secret_key)
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", seaweedfs.url)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        yield S3Bucket(seaweedfs)
+    else:
+        azurite: Azurite = request.getfixturevalue("azurite")
+        monkeypatch.setenv(
+            "AZURE_STORAGE_CONNECTION_STRING",
+            f"AccountName={azurite.account};AccountKey={azurite.key};"
+            f"BlobEndpoint={azurite.url}/{azurite.account}",
+        )
+        yield AzureBucket(azurite, azurite.door())
