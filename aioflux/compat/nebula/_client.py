@@ -46,6 +46,7 @@ class Client:
         self._hello = pickle.dumps(settings)
         self._is_private = settings.is_private
         self._uri = settings.uri
+        self._place = settings.place
         self._lock = bridge.OwnLock()
         self._sock: socket.socket | None = None
         self._inbox = Inbox()
@@ -82,7 +83,7 @@ class Client:
         self.close()
         if not is_last or self._is_private:
             return
-        path, deadline = meeting_path(self._uri, os.environ), time.monotonic() + _END_SECONDS
+        path, deadline = meeting_path(self._place, os.environ), time.monotonic() + _END_SECONDS
         while os.path.exists(path) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
 
@@ -137,7 +138,7 @@ class Client:
         if self._is_private:
             self._sock = _start_inside()
         else:
-            path = meeting_path(self._uri, os.environ)
+            path = meeting_path(self._place, os.environ)
             if not is_started and not os.path.exists(path):
                 return False
             with _locked(path):

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import mmap
 import os
+import pickle
 import secrets
 import socket
 import time
@@ -96,6 +97,7 @@ class Keeper:
         self._num_trainers = 0
         self._memory: dict[int, _Memory] = {}
         self._places: list[_Place] = []
+        self._unused: list[Store] = []
         self._savers: list[asyncio.Task[None]] = []
         self._commit_seconds = 600.0
         self.linger_seconds = 600.0
@@ -181,9 +183,14 @@ class Keeper:
         for place in wanted:
             if (there := known.get(place.name)) is not None:
                 there.interval_seconds, there.keep = place.interval_seconds, place.keep
+                if pickle.dumps(there.store) != pickle.dumps(place.store):
+                    self._unused.append(there.store)  # a save may be under way there
+                    there.store = place.store  # with credentials that work, maybe
                 continue
             self._places.append(place)
             self._savers.append(asyncio.get_running_loop().create_task(self._save_to(place)))
+        for version in self.shelf.versions:
+            version.failures.clear()  # tried once more
         self.shelf.num_places = len(self._places)
         self.shelf.arrive()
         return os.getpid()
@@ -407,8 +414,8 @@ class Keeper:
         for saver in self._savers:
             saver.cancel()
         await asyncio.gather(*self._savers, return_exceptions=True)
-        for place in self._places:
-            await place.store.aclose()
+        for store in (*self._unused, *(place.store for place in self._places)):
+            await store.aclose()
         for memory in self._memory.values():
             memory.close()
         self._memory.clear()

@@ -53,6 +53,13 @@ class Settings:
     """How long ranks and nodes wait for each other."""
     linger_seconds: float = _LINGER_SECONDS
     """How long memory is kept when the last trainer is gone."""
+    server: str = ""
+    """Which server `store` is on; empty for the service itself."""
+
+    @property
+    def place(self) -> str:
+        """What is the same for all who save at one place: two servers may have equal uris."""
+        return "\n".join(filter(None, (self.uri, self.server)))
 
     @property
     def uri(self) -> str:
@@ -102,10 +109,12 @@ def settings_of(
     if local and "://" in local and not local.startswith("file://"):
         raise ValueError(f"local_storage_path is a directory of this node, not {local!r}")
     uri = to_uri(path) if path else ""
+    server = _server(uri, options, environ)
+    place = "\n".join(filter(None, (uri, server)))
     default_bytes = _physical_bytes() * 4 // 5
     return Settings(
         store=open_store(uri, **options) if uri else None,
-        local=open_store(f"{to_uri(local)}/{_short_name(uri)}") if local else None,
+        local=open_store(f"{to_uri(local)}/{_short_name(place)}") if local else None,
         interval_seconds=number(
             "persistent_time_interval", "NEBULA_PERSISTENT_TIME_INTERVAL", _INTERVAL_SECONDS
         ),
@@ -113,7 +122,27 @@ def settings_of(
         budget_bytes=int(number("memory_buffer_size", "NEBULA_MEMORY_BUFFER_SIZE", default_bytes)),
         commit_seconds=number("commit_seconds", "", 600.0),
         linger_seconds=number("", "AIOFLUX_NEBULA_LINGER_SECONDS", _LINGER_SECONDS),
+        server=server,
     )
+
+
+_SERVERS: Final = {
+    "gs": ("STORAGE_EMULATOR_HOST",),
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+}
+"""Variables that name another server, by scheme."""
+
+
+def _server(uri: str, options: StoreOptions, environ: Mapping[str, str]) -> str:
+    """Return the server that a store will be on, as far as arguments and environment say."""
+    told = options.get("endpoint_url") or ""
+    scheme = uri.partition("://")[0]
+    for variable in _SERVERS.get(scheme, ()):
+        told = told or environ.get(variable, "")
+    if not told and scheme == "az":
+        account = environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
+        told = next((part for part in account.split(";") if part.startswith("BlobEndpoint=")), "")
+    return told.rstrip("/")
 
 
 def _short_name(text: str) -> str:
@@ -146,14 +175,13 @@ def _meeting_directory(environ: Mapping[str, str]) -> str:
     return path
 
 
-def meeting_path(uri: str, environ: Mapping[str, str]) -> str:
-    """Return the path of the socket of all processes that save below a uri.
+def meeting_path(place: str, environ: Mapping[str, str]) -> str:
+    """Return the path of the socket of all processes that save at a place.
 
     Raises:
         ValueError: It is too long for a socket.
     """
-    told = "\n".join((uri, environ.get("STORAGE_EMULATOR_HOST", "")))
-    path = os.path.join(_meeting_directory(environ), f"{_short_name(told)}.sock")
+    path = os.path.join(_meeting_directory(environ), f"{_short_name(place)}.sock")
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
         raise ValueError(f"{path} is too long for a socket; name a shorter AIOFLUX_NEBULA_DIR")
     return path

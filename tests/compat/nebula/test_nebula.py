@@ -23,6 +23,7 @@ from aioflux.compat import nebula as nm
 from aioflux.compat.nebula import _run
 from aioflux.compat.nebula._keeper import Keeper, _Place, _Trainer
 from aioflux.compat.nebula._persist import NebulaSave
+from aioflux.compat.nebula._settings import meeting_path, settings_of
 from aioflux.compat.nebula._shelf import GROWING
 
 if TYPE_CHECKING:
@@ -383,6 +384,55 @@ async def test_a_flush_waits_for_the_newer_one_of_its_tag_where_it_was_replaced(
         keeper._notify()
         await flush
         trainer.sock.close()
+
+
+@pytest.mark.parametrize(
+    ("uri", "variable"),
+    [
+        ("gs://bucket/run", "STORAGE_EMULATOR_HOST"),
+        ("s3://bucket/run", "AWS_ENDPOINT_URL_S3"),
+        ("s3://bucket/run", "AWS_ENDPOINT_URL"),
+        ("az://account/container/run", ""),
+    ],
+)
+def test_equal_uris_of_two_servers_are_two_places(uri: str, variable: str, tmp_path: Path) -> None:
+    """Else one would be saved by the keeper of the other, and to the other server."""
+
+    def place(environ: dict[str, str], **options: str) -> tuple[str, str]:
+        given = {"persistent_storage_path": uri, "local_storage_path": tmp_path}
+        settings = settings_of(given, options, environ)  # type: ignore[arg-type]
+        assert settings.local is not None
+        return meeting_path(settings.place, {"AIOFLUX_NEBULA_DIR": str(node)}), settings.local.uri
+
+    node = tmp_path / "node"
+    urls = ("http://127.0.0.1:1", "http://127.0.0.1:2")
+    told = [place({}, endpoint_url=url) for url in urls]
+    assert told[0] == place({}, endpoint_url=urls[0])
+    connections = [
+        f"AccountName=account;AccountKey=eA==;BlobEndpoint={url}/account" for url in urls
+    ]
+    if variable:
+        assert told == [place({variable: url}) for url in urls]
+    else:
+        told += [place({"AZURE_STORAGE_CONNECTION_STRING": text}) for text in connections]
+    told.append(place({}))
+    for number in range(2):
+        assert len({each[number] for each in told}) == len(told)
+
+
+async def test_who_comes_later_brings_the_options_that_count() -> None:
+    """Those of the one before may be what made its saves fail."""
+    keeper = Keeper()
+    for attempts in (1, 1, 2):
+        options: Any = {"retry": aioflux.RetryPolicy(max_attempts=attempts)}
+        given = {"persistent_storage_path": "memory://who-comes-later"}
+        trainer = _Trainer(1, socket.socket())
+        await keeper._do_hello(trainer, [], settings_of(given, options, {}))
+        trainer.sock.close()
+    (place,) = keeper._places
+    assert place.store.retry.max_attempts == 2
+    assert len(keeper._unused) == 1
+    await keeper.close()
 
 
 def test_what_is_saved_again_is_not_removed(inside: str) -> None:
