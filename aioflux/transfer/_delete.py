@@ -107,17 +107,19 @@ async def delete_many(
     """
     outcome = _Outcome()
 
-    async def one(source: Source) -> None:
+    async def one(source: Source, *, may_be_done: bool = False) -> None:
         try:
             await delete(session, source.key, generation=source.generation)
         except StorageError as exc:
-            outcome.note(source.key, exc)
+            is_done = may_be_done and isinstance(exc, NotFoundError | PreconditionFailedError)
+            outcome.note(source.key, None if is_done else exc)
         else:
             outcome.note(source.key, None)
 
     async def page(batch: Sequence[Source]) -> None:
-        for source in await _delete_page(session, batch, outcome):
-            await one(source)
+        fate = Fate()
+        for source in await _delete_page(session, batch, outcome, fate):
+            await one(source, may_be_done=fate.is_open)
 
     size = session.service.capabilities.delete_page_size
     if size:
@@ -139,9 +141,17 @@ async def delete_many(
 
 
 async def _delete_page(
-    session: Session, batch: Sequence[Source], outcome: _Outcome
+    session: Session, batch: Sequence[Source], outcome: _Outcome, fate: Fate
 ) -> Sequence[Source]:
-    """Delete what is there of a batch by one request, and return what is to be deleted singly."""
+    """Delete what is there of a batch by one request, and return what is to be deleted singly.
+
+    Args:
+        session: Where.
+        batch: What is to be deleted.
+        outcome: Takes what became of it.
+        fate: Takes whether a request was sent whose answer was lost: of what is to be deleted
+            singly, what is gone, or was replaced since, may have been deleted by it.
+    """
     try:
         found = await _look(session, batch)
     except StorageError:
@@ -162,7 +172,6 @@ async def _delete_page(
             there.append(Source(key=source.key, generation=seen))
     if not there:
         return ()
-    fate = Fate()
     try:
         failed = await session.call(
             there[0].key, lambda _: fate.hear(session.service.delete_page(there))

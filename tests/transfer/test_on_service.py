@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from aioflux import AlreadyExistsError, NotFoundError, PreconditionFailedError, TransientError
+from aioflux._errors import StorageError
 from aioflux.service._base import Precondition, Source
+from aioflux.service._memory import MemoryService
 from aioflux.transfer._compose import compose, copy
 from aioflux.transfer._delete import delete, delete_many
 from aioflux.transfer._listing import list_pages
 from aioflux.transfer._upload import WriteRequest
-from tests.transfer.rig import LOSE, REFUSE, refused_for_good
+from tests.transfer.rig import LOSE, REFUSE, Rig, refused_for_good
 
 if TYPE_CHECKING:
-    from tests.transfer.rig import Rig
+    from collections.abc import Mapping, Sequence
 
 A_AND_B = [Source(key="a"), Source(key="b")]
 ABSENT = Precondition(if_absent=True)
@@ -135,3 +139,33 @@ async def test_a_listing_gives_up_with_the_prefix_named(rig: Rig) -> None:
     with pytest.raises(TransientError, match="4 attempts"):
         _ = [page async for page in list_pages(rig.session, "p/")]
     assert rig.is_clean()
+
+
+class _Paged(MemoryService):
+    """As services that delete many objects by one request."""
+
+    capabilities = replace(MemoryService.capabilities, delete_page_size=100)
+
+    async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
+        failed: dict[str, StorageError] = {}
+        for source in sources:
+            try:
+                await self.delete(source.key, generation=source.generation)
+            except StorageError as exc:
+                failed[source.key] = exc
+        return failed
+
+
+async def test_what_a_request_for_many_deleted_is_deleted_though_its_answers_were_lost() -> None:
+    """Then each is deleted by itself, and is not there any more."""
+    name = uuid.uuid4().hex
+    rig = Rig(name, service=_Paged(name, ""))
+    keys = [f"{number:02}" for number in range(12)]
+    for key in keys:
+        rig.put(key, b"1")
+    rig.service.fail("delete", *[LOSE] * 4)
+    result = await delete_many(
+        rig.session, [Source(key=key) for key in [*keys, "missing"]], max_in_flight=2
+    )
+    assert (result.deleted, result.missing, result.errors) == (tuple(keys), ("missing",), {})
+    assert not rig.bucket.objects
