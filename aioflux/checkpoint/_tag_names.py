@@ -6,7 +6,7 @@ import re
 from typing import Final
 from urllib.parse import quote, unquote
 
-__all__ = ["part_name", "quote_name", "step_of", "tag_of"]
+__all__ = ["is_tag", "part_name", "quote_name", "step_of", "tag_of"]
 
 _SAFE: Final = " !#$&'()+,;=@[]^{}~"
 """Beside letters, digits and `-._`: what every service and every disk has in names."""
@@ -36,6 +36,14 @@ def quote_name(name: str) -> str:
             f"bytes, not 1 to {_MAX_BYTES}"
         )
     return quoted
+
+
+def is_tag(segment: str) -> bool:
+    """Tell whether a segment of a key is one that `quote_name` returned, and nobody else's."""
+    try:
+        return quote_name(tag_of(segment)) == segment
+    except ValueError:
+        return False
 
 
 def tag_of(segment: str) -> str:

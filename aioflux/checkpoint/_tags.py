@@ -11,7 +11,7 @@ from aioflux.checkpoint._commit import COMMIT_KEY, part_key
 from aioflux.checkpoint._mapping import MemoryFile
 from aioflux.checkpoint._objects import read_range
 from aioflux.checkpoint._steps import each_bounded, is_home, read_commit, uri_below
-from aioflux.checkpoint._tag_names import part_name, quote_name, tag_of
+from aioflux.checkpoint._tag_names import is_tag, part_name, quote_name, tag_of
 from aioflux.checkpoint._verify import plan_pieces, verify
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ async def list_tags(store: Store) -> list[StoredTag]:
     listing = await store.list_all(delimiter="/")
 
     async def one(prefix: str) -> StoredTag | None:
-        return await read_tag(store, tag_of(prefix.rstrip("/")))
+        return await read_tag(store, tag_of(prefix.removesuffix("/")))
 
-    prefixes = [each for each in listing.prefixes if not each.startswith(".")]
+    prefixes = [each for each in listing.prefixes if is_tag(each.removesuffix("/"))]
     found = [each for each in await each_bounded(one, prefixes) if each is not None]
     return sorted(found, key=lambda each: each.commit.save_id, reverse=True)
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from aioflux._errors import AiofluxError, CheckpointError, CheckpointNotFoundError
+from aioflux._errors import (
+    AiofluxError,
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointNotFoundError,
+)
 from aioflux.checkpoint._tag_names import quote_name
 from aioflux.compat.nebula._run import current
 from aioflux.compat.nebula._shelf import COMMITTED, GROWING
@@ -49,13 +54,14 @@ class Checkpoint:
         self._num_files = GROWING if num_of_files is None else num_of_files
         self._run: Run | None = None
         self._found: Found | None = None
-        self._failure = ""
+        self._is_pinned = False
+        self._failures: dict[str, str] = {}
 
     @classmethod
     def of(cls, run: Run, found: Found) -> Checkpoint:
         """Return what was found."""
         checkpoint = cls(found.tag)
-        checkpoint._run, checkpoint._found = run, found
+        checkpoint._run, checkpoint._found, checkpoint._is_pinned = run, found, True
         return checkpoint
 
     @property
@@ -73,7 +79,8 @@ class Checkpoint:
         room, until something is saved elsewhere.
 
         Args:
-            name: Name of the part; one that is there is replaced.
+            name: Name of the part. Without `num_of_files` one that the tag has already begins the
+                tag anew; else it is replaced.
             obj: Anything that torch.save takes.
 
         Raises:
@@ -83,9 +90,10 @@ class Checkpoint:
         try:
             self._mine.snapshots.save(self._tag, name, obj, self._num_files)
         except BaseException as exc:
-            self._failure = f"{name!r}: {type(exc).__name__}: {exc}"
+            self._failures[name] = f"{name!r}: {type(exc).__name__}: {exc}"
             raise
-        self._found = None
+        self._failures.pop(name, None)
+        self._found, self._is_pinned = None, False
 
     def commit(self) -> bool:
         """Say that all parts are there: the tag counts, and is saved beside the training.
@@ -99,8 +107,8 @@ class Checkpoint:
             CheckpointError: A rank could not copy something, or did not come here: on no rank does
                 the tag count.
         """
-        run, failure = self._mine, self._failure
-        self._failure = ""
+        run, failure = self._mine, "; ".join(self._failures.values())
+        self._failures.clear()
         if self._num_files == COMMITTED and run.ranks.world_size > 1:
             self._commit_together(run, failure)
             return True
@@ -146,16 +154,39 @@ class Checkpoint:
             CheckpointNotFoundError: There is no such tag, or no such part.
             CheckpointCorruptError: It is nowhere what was saved.
         """
-        found = self._found
-        if found is None:
-            run = self._mine
-            found = self._found = newest_valid(find_tag(run.client, run.stores(), self._tag))
+        if self._found is not None:
+            try:
+                return self._found.load(name, map_location=map_location, weights_only=weights_only)
+            except (CheckpointNotFoundError, CheckpointCorruptError):
+                if not self._has_moved():
+                    raise
+        run = self._mine
+        found = self._found or newest_valid(find_tag(run.client, run.stores(), self._tag))
         if found is None:
             raise CheckpointNotFoundError(
                 f"there is no checkpoint {self._tag!r}, in memory or at "
-                f"{self._mine.settings.uri or 'a persistent storage, of which none is set'}"
+                f"{run.settings.uri or 'a persistent storage, of which none is set'}"
             )
+        self._found = found
         return found.load(name, map_location=map_location, weights_only=weights_only)
+
+    def _has_moved(self) -> bool:
+        """Look again where it is: it may have left memory, or have grown, since it was found.
+
+        What was found as a checkpoint stays that save, so that its parts belong together.
+        """
+        assert self._found is not None
+        run, before = self._mine, self._found
+        there = find_tag(run.client, run.stores(), self._tag)
+        if self._is_pinned:
+            there = [each for each in there if each.save_id == before.save_id]
+        found = newest_valid(there)
+        if found is None:
+            return False
+        self._found = found
+        return (found.save_id, found.names) != (before.save_id, before.names) or (
+            [each.place for each in found.sources] != [each.place for each in before.sources]
+        )
 
     @property
     def _mine(self) -> Run:

@@ -128,7 +128,7 @@ class NebulaCheckpointIO(CheckpointIO):
         if found is not None:
             loaded = found.load(_NAME, place, weights_only)
         elif "://" in os.fspath(path):
-            options = _run.current().options
+            options = _run.current().options_at(os.fspath(path))
             is_safe = weights_only is not False
             loaded = load(
                 to_uri(os.fspath(path)), map_location=place, weights_only=is_safe, **options

@@ -7,7 +7,7 @@ from typing import Any
 
 from aioflux._uri import parse_uri, quote_path
 
-__all__ = ["name_of", "place_of", "to_uri"]
+__all__ = ["name_of", "place_of", "scheme_of", "to_uri"]
 
 
 def place_of(path: Any) -> str:
@@ -35,6 +35,11 @@ def to_uri(path: str) -> str:
     if "://" in path:
         return str(parse_uri(path)).rstrip("/")
     return f"file://{quote_path(os.path.abspath(os.path.expanduser(path)))}"
+
+
+def scheme_of(path: str) -> str:
+    """Return the scheme of the uri of a place."""
+    return parse_uri(to_uri(path)).scheme if path else ""
 
 
 def name_of(uri: str) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from aioflux import bridge
 from aioflux.checkpoint._objects import open_checkpoint
 from aioflux.compat.nebula._client import Client
-from aioflux.compat.nebula._names import to_uri
+from aioflux.compat.nebula._names import scheme_of, to_uri
 from aioflux.compat.nebula._settings import settings_of
 
 if TYPE_CHECKING:
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from aioflux.store import Store
 
 __all__ = ["Run", "all_runs", "begin", "current", "forget", "run_at"]
+
+
+_ANYWHERE = ("transfer", "retry", "timeouts")
+"""Options that mean the same at all places."""
 
 
 class Run:
@@ -61,10 +65,18 @@ class Run:
         if self.settings.local is not None and uri == self.settings.uri:
             found.append(("disk", open_checkpoint(self.settings.local.uri)))
         if uri:
-            found.append(("storage", open_checkpoint(uri, **self.options)))
+            found.append(("storage", open_checkpoint(uri, **self.options_at(uri))))
         for _, store in found:
             bridge.close_when_dropped(store)
         return found
+
+    def options_at(self, path: str) -> StoreOptions:
+        """Return what a store at another place is opened with: credentials are for one cloud."""
+        scheme, ours = scheme_of(path), scheme_of(self.settings.uri)
+        if scheme == ours or (not ours and scheme != "file"):
+            return self.options
+        kept = {name: value for name, value in self.options.items() if name in _ANYWHERE}
+        return cast("StoreOptions", kept)
 
     def close(self) -> None:
         """Leave the keeper to itself."""
@@ -110,6 +122,7 @@ def run_at(path: str) -> Run:
     if uri in _runs:
         return _runs[uri]
     before = current()
+    options = before.options_at(path)
     run = Run(
         settings_of(
             {
@@ -117,10 +130,10 @@ def run_at(path: str) -> Run:
                 "persistent_time_interval": before.settings.interval_seconds,
                 "num_of_version_in_retention": before.settings.retention,
             },
-            before.options,
+            options,
             os.environ,
         ),
-        before.options,
+        options,
     )
     # Behind the current one, which stays the current one.
     others = dict(_runs)

@@ -435,6 +435,71 @@ async def test_who_comes_later_brings_the_options_that_count() -> None:
     await keeper.close()
 
 
+def test_what_was_found_is_loaded_where_it_is_by_now(inside: str) -> None:
+    nm.init(inside, 1000)
+    commit("first", 0)
+    nm.flush_persistence()
+    commit("a", 1)
+    found, before = nm.get_checkpoint("a"), nm.Checkpoint("a")
+    assert found is not None
+    assert is_state_of(1, before.load("model"))
+    nm.flush_persistence()
+    for tag in ("b", "c"):
+        commit(tag, 2)
+        nm.flush_persistence()
+    assert "memory" not in nm.list_checkpoints()["a"]["places"]
+    assert is_state_of(1, found.load("model"))
+    commit("a", 3)
+    nm.flush_persistence()
+    for tag in ("b", "c"):
+        commit(tag, 2)
+        nm.flush_persistence()
+    with pytest.raises(CheckpointError):
+        found.load("model")  # that save is not there any more, and no other stands for it
+    assert is_state_of(3, before.load("model"))
+
+
+def test_a_tag_is_seen_to_grow(inside: str) -> None:
+    nm.init(inside, 1000)
+    checkpoint = nm.Checkpoint("a")
+    checkpoint.save("model", 1)
+    assert checkpoint.load("model") == 1
+    nm.Checkpoint("a").save("optimizer", 2)
+    assert checkpoint.load("optimizer") == 2
+
+
+def test_what_is_saved_after_all_is_no_failure(inside: str) -> None:
+    nm.init(inside, 1000)
+    checkpoint = nm.Checkpoint("a", -2)
+    with pytest.raises(AttributeError):
+        checkpoint.save("model", lambda: 1)
+    checkpoint.save("model", 1)
+    assert checkpoint.commit()
+
+
+def test_what_is_no_tag_is_left_alone(node: Path, tmp_path: Path) -> None:
+    nm.init(tmp_path / "tier3", 0)
+    commit("a", 1)
+    nm.flush_persistence()
+    for name in (
+        "\N{LATIN SMALL LETTER U WITH DIAERESIS}" * 80,
+        "%zz",
+        "x%2fy",
+        os.fsdecode(b"\xff"),
+    ):
+        (tmp_path / "tier3" / name).mkdir()
+        (tmp_path / "tier3" / name / "x").write_text("x")
+    assert list(nm.list_checkpoints()) == ["a"]
+
+
+def test_another_place_is_not_asked_with_credentials_of_the_first(
+    node: Path, server: GCSServer, tmp_path: Path
+) -> None:
+    nm.init("gs://bucket/run", 0, endpoint_url=server.url)
+    assert nm.get_latest_checkpoint(persist_path=tmp_path) is None
+    assert nm.get_latest_checkpoint_path("model", tmp_path) is None
+
+
 def test_what_is_saved_again_is_not_removed(inside: str) -> None:
     nm.init(inside, 0)
     client = _run.current().client
