@@ -133,14 +133,14 @@ class AzureService(HTTPService):
         headers = [reading.range_header(start, end)] if is_range else []
         if generation:
             headers.append(wire.match_header(generation))
-        return ReadRequest(self._path(key), headers, is_range)
+        return self._path(key), headers, is_range, False
 
     def begin_get(self, key: str, *, generation: str, end: int, waiter: Waiter) -> Exchange | None:
         # An ETag that is none could change the request; `get` says so.
         if _PLAIN_ETAG.fullmatch(generation) is None:
             return None
-        asked = self._read_request(key, generation, 0, end)
-        return self._sender.begin_read(asked.target, asked.headers, waiter, end=end)
+        target, headers, _, _ = self._read_request(key, generation, 0, end)
+        return self._sender.begin_read(target, headers, waiter, end=end)
 
     def end_get(
         self, key: str, exchange: Exchange, answer: Response, *, generation: str, end: int

@@ -86,7 +86,7 @@ class AzureSender(TokenSender):
                 *headers,
                 *self._access.key.sign(method, path, parameters, signed, num_bytes=num_bytes),
             ]
-        return self.with_sas(target), headers
+        return (self.with_sas(target) if self._sas else target), headers
 
     def begin_read(
         self, path: bytes, headers: Sequence[tuple[bytes, bytes]], waiter: Waiter, *, end: int

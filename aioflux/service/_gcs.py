@@ -115,7 +115,7 @@ class GCSService(XMLService):
     def _read_request(self, key: str, generation: str, start: int, end: int | None) -> ReadRequest:
         is_range = start > 0 or end is not None
         headers = ((b"Range", byte_range(start, end)),) if is_range else ()
-        return ReadRequest(self._target(key, generation), headers, is_range)
+        return self._target(key, generation), headers, is_range, False
 
     def _read_answer(
         self, key: str, response: Response, start: int, end: int | None, generation: str

@@ -10,7 +10,7 @@ what is sent again, is in `_send`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from aioflux._errors import StorageError, TransientError
 from aioflux.http import ConnectionLostError, ProtocolError
@@ -32,17 +32,10 @@ COMPLETE_SECONDS = 600.0
 (cloud.google.com/storage/docs/xml-api/post-object-complete)."""
 
 
-class ReadRequest(NamedTuple):
-    """The request of one read."""
-
-    target: bytes
-    """Path and query."""
-    headers: Sequence[tuple[bytes, bytes]]
-    """Its own headers."""
-    is_range: bool
-    """A range is asked for, which may turn out to be past the end."""
-    is_guess: bool = False
-    """All is asked for where a range is wanted, in the hope that there is not more."""
+ReadRequest: TypeAlias = "tuple[bytes, Sequence[tuple[bytes, bytes]], bool, bool]"
+"""The request of one read: path and query, its own headers, whether a range is asked for, which may
+turn out to be past the end, and whether all is asked for where a range is wanted, in the hope that
+there is not more."""
 
 
 class HTTPService(Service):
@@ -70,26 +63,29 @@ class HTTPService(Service):
         end: int | None = None,
         into: Into | None = None,
     ) -> Body:
-        asked = self._read_request(key, generation, start, end)
+        target, headers, is_range, is_guess = self._read_request(key, generation, start, end)
         try:
             response = await self._sender.send(
                 b"GET",
-                asked.target,
+                target,
                 "read",
                 key,
-                headers=asked.headers,
+                headers=headers,
                 into=bytes if into is None else into,
                 # Of a service that ignores the range, no more than was asked for is taken.
                 max_body_bytes=None if end is None else end - start,
-                accept=416 if asked.is_range else 0,
-                terms=_terms(generation),
+                accept=416 if is_range else 0,
+                terms=Terms(is_read=True, generation=generation) if generation else READ,
             )
         except StorageError as exc:
-            if not (asked.is_guess and isinstance(exc.__cause__, ProtocolError)):
+            if not (is_guess and isinstance(exc.__cause__, ProtocolError)):
                 raise
             self._guessed_wrong()
             return await self.get(key, start=start, end=end, into=into)
-        body = self._received(key, response, start, end, generation)
+        try:
+            body = self._read_answer(key, response, start, end, generation)
+        except ValueError as exc:
+            raise self._unasked(key, response, exc) from exc
         if body is None:
             return await self._look_again(key, generation, start)
         check = self._check_whole(key, response, body, start)
@@ -102,11 +98,14 @@ class HTTPService(Service):
     ) -> Body | None:
         signer = self._sender.end(exchange)
         if 200 <= answer.status < 300 or answer.status == 416:
-            return self._received(key, answer, 0, end, generation)
+            try:
+                return self._read_answer(key, answer, 0, end, generation)
+            except ValueError as exc:
+                raise self._unasked(key, answer, exc) from exc
         # A 401 is told all the same: who reads asks again then, and it counts as an attempt.
         if self._sender.learn(answer, signer) and answer.status != 401:
             return None
-        raise self._sender.refused(answer, "read", key, _terms(generation))
+        raise self._sender.refused(answer, "read", key, Terms(is_read=True, generation=generation))
 
     def fail_get(self, key: str, exchange: Exchange, error: Exception) -> StorageError | None:
         self._sender.end(exchange)
@@ -145,16 +144,10 @@ class HTTPService(Service):
         """Return what compares bytes with what their answer tells of them, where that is left."""
         return None
 
-    def _received(
-        self, key: str, response: Response, start: int, end: int | None, generation: str
-    ) -> Body | None:
-        try:
-            return self._read_answer(key, response, start, end, generation)
-        except ValueError as exc:
-            uri = self.uri(key)
-            raise StorageError(
-                f"could not read {uri}: {exc}", uri=uri, status=response.status
-            ) from exc
+    def _unasked(self, key: str, response: Response, exc: ValueError) -> StorageError:
+        """Return the error for another answer to a read than the one that was asked for."""
+        uri = self.uri(key)
+        return StorageError(f"could not read {uri}: {exc}", uri=uri, status=response.status)
 
     async def _look_again(self, key: str, generation: str, start: int) -> Body:
         """Find out what a 416 means that does not tell the size of the object."""
@@ -254,7 +247,3 @@ class HTTPService(Service):
 
     async def aclose(self) -> None:
         await self._sender.aclose()
-
-
-def _terms(generation: str) -> Terms:
-    return Terms(is_read=True, generation=generation) if generation else READ

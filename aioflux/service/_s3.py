@@ -121,7 +121,7 @@ class S3Service(XMLService):
         is_guess = not generation and start == 0 and self._guesses.asks_for_all(end)
         asked = b"" if is_guess else reading.byte_range(start, end, pin)
         headers = wire.read_headers(pin, asked)
-        return ReadRequest(self._target(key, pin), headers, bool(asked), is_guess)
+        return self._target(key, pin), headers, bool(asked), is_guess
 
     def begin_get(self, key: str, *, generation: str, end: int, waiter: Waiter) -> Exchange | None:
         try:

@@ -99,7 +99,7 @@ class S3Sender(Sender):
             signer = await self._find_signer(site, action, key)
         if signer is not None:
             headers = signer.sign(method, whole, headers, payload)
-        return Call(site.origin, whole, headers, _FIXED, (site, signer))
+        return site.origin, whole, headers, _FIXED, (site, signer)
 
     def begin(
         self, target: bytes, pin: Pin, byte_range: bytes, waiter: Waiter, *, end: int

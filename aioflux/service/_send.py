@@ -9,7 +9,7 @@ codes mean. Reads without a task go the same way in two halves: `begin`, and `en
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
 from aioflux._errors import StorageError, TransientError
 from aioflux.auth._provided import WAIT
@@ -60,19 +60,10 @@ READ: Final = Terms(is_read=True)
 CONDITIONAL: Final = Terms(is_conditional=True)
 
 
-class Call(NamedTuple):
-    """A request that may be sent."""
-
-    origin: Origin
-    """Where to."""
-    target: bytes
-    """Whole path and query."""
-    headers: Sequence[tuple[bytes, bytes]]
-    """Headers of this request alone, its signature among them."""
-    fixed: FixedHeaders
-    """Headers that it shares with others."""
-    signer: Any
-    """What authorized it; a refusal speaks of that, whatever is in use by then."""
+Call: TypeAlias = "tuple[Origin, bytes, Sequence[tuple[bytes, bytes]], FixedHeaders, Any]"
+"""A request that may be sent: where to, whole path and query, its own headers with its signature,
+those that it shares with others, and what authorized it: a refusal speaks of that, whatever is in
+use by then. A bare tuple, since every request makes one."""
 
 
 class Answer(Protocol):
@@ -138,27 +129,29 @@ class Sender(ABC):
         """
         num_left = self._num_sends
         while True:
-            call = await self._authorize(method, target, headers, body, action, key, terms)
+            origin, whole, signed, fixed, signer = await self._authorize(
+                method, target, headers, body, action, key, terms
+            )
             pool = self._pool
             assert pool is not None
             try:
                 response = await pool.request(
-                    call.origin,
+                    origin,
                     method,
-                    call.target,
-                    call.headers,
+                    whole,
+                    signed,
                     body=body,
                     into=into,
                     max_body_bytes=max_body_bytes,
                     head_seconds=head_seconds,
-                    fixed=call.fixed,
+                    fixed=fixed,
                 )
             except (RuntimeError, TransportError) as exc:
                 raise self.failed(exc, action, key) from exc
             if 200 <= response.status < 300 or response.status == accept:
                 return response
             num_left -= 1
-            if not num_left or not self.learn(response, call.signer):
+            if not num_left or not self.learn(response, signer):
                 raise self.refused(response, action, key, terms)
 
     @abstractmethod
@@ -292,7 +285,7 @@ class TokenSender(Sender):
             self._use(token)
         target, headers = self._sign(method, target, headers, body)
         fixed = self._fixed_for_reads if terms.is_read else self._fixed
-        return Call(self._origin, target, headers, fixed, token)
+        return self._origin, target, headers, fixed, token
 
     def is_ready(self) -> bool:
         """Tell whether a request can be sent at once, and make it so that `begin` may follow."""
