@@ -119,7 +119,8 @@ class SaveHandle:
     def cancel(self) -> bool:
         """End the upload and remove what it wrote. Too late once the commit is being written.
 
-        With several ranks the save fails on all of them.
+        With several ranks the save fails on all of them. A rank that has uploaded its part waits
+        for what becomes of it: only rank 0 can still end the save then.
 
         Returns:
             Whether it is cancelled; False where it is committed or has failed.

@@ -133,12 +133,13 @@ class Save:
         self._num_retries = store.stats.num_retries
         self._num_bytes = 0
         self._is_told = False
+        self._may_be_committed = job.attempt > 0
 
     async def run(self) -> SaveResult:
         job = self._job
-        if job.attempt and await self._is_committed():
-            return self._result()
         try:
+            if job.attempt and await self._was_committed():
+                return self._result()
             told = await self._told_before() if job.attempt else None
             if job.failure:
                 raise _StagingError(job.failure)  # noqa: TRY301  one way for all failures
@@ -151,10 +152,13 @@ class Save:
             else:
                 # From here on the coordinator may commit what this rank wrote, so that it stays.
                 self._is_told = True
-                await self._await_outcome(is_there=await _to_its_end(self._tell_objects(objects)))
-            await self._forget_attempts(objects)
+                is_there = await _to_its_end(self._tell_objects(objects))
+                await _to_its_end(self._await_outcome(is_there=is_there))
+            await self._forget_attempts()
         except BaseException as exc:
             await self.undo(exc)
+            if isinstance(exc, _FailedElsewhereError) and _is_asked_to_stop():
+                raise asyncio.CancelledError from exc
             if isinstance(exc, _OutcomeError):  # a word among ourselves
                 raise CheckpointError(str(exc)) from exc.__cause__
             raise
@@ -193,12 +197,30 @@ class Save:
         return found.meta, found.commit
 
     async def _is_committed(self) -> bool:
-        """Tell whether an upload of this save that died had come to its end."""
+        """Tell whether the step is that of this save.
+
+        No other save will do: by its name it may be later only because a clock was wrong.
+        """
         try:
             found = await read_commit(self._store, self._prefix)
         except CheckpointError:
             return False
-        return found.commit is not None and found.commit.save_id >= self._job.save_id
+        return found.commit is not None and found.commit.save_id == self._job.save_id
+
+    async def _was_committed(self) -> bool:
+        """Tell whether an upload of this save that died had come to its end.
+
+        Raises:
+            CheckpointError: Nobody can tell.
+        """
+        try:
+            self._may_be_committed = await self._is_committed()
+        except AiofluxError as exc:
+            raise _UnknownOutcomeError(
+                f"{self._uri}: the process that uploaded it died, and whether it had committed it, "
+                f"the next load tells ({exc})"
+            ) from exc
+        return self._may_be_committed
 
     async def _told_before(self) -> tuple[StoredObject, ...] | None:
         """Return what an upload of this save that died had told: others have gone by that.
@@ -244,11 +266,17 @@ class Save:
             progress=self._progress,
         )
 
-    async def _forget_attempts(self, objects: Sequence[StoredObject]) -> None:
-        """Remove what uploads that died had written, now that the save is committed without it."""
-        named = {self._prefix + stored.key for stored in objects}
-        if self._job.attempt:
-            with suppress(AiofluxError):  # `aioflux clean` finds it, too
+    async def _forget_attempts(self) -> None:
+        """Remove what uploads that died had written, now that the save is committed without it.
+
+        The commit says what that is: the coordinator may have gone by what one of them had told.
+        """
+        if not self._job.attempt:
+            return
+        with suppress(AiofluxError):  # `aioflux clean` finds it, too
+            found = await read_commit(self._store, self._prefix)
+            if found.commit is not None and found.commit.save_id == self._job.save_id:
+                named = {self._prefix + stored.key for stored in found.commit.objects}
                 await self._store.delete_many([k for k in self._own_keys() if k not in named])
 
     def _own_keys(self) -> list[str]:
@@ -468,7 +496,7 @@ class Save:
 
     async def _withdraw(self, error: BaseException) -> None:
         job = self._job
-        is_unknown = isinstance(error, _UnknownOutcomeError)
+        is_unknown = isinstance(error, _UnknownOutcomeError) or self._may_be_committed
         text = "the save was cancelled" if _is_cancel(error) else str(error) or repr(error)
         if self._is_coordinator and not self._is_alone:
             if not isinstance(error, CheckpointError):
@@ -525,6 +553,12 @@ class Save:
 
 def _is_cancel(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError)
+
+
+def _is_asked_to_stop() -> bool:
+    """Tell whether this task was cancelled when it was too late to stop."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class _StagingError(AiofluxError):

@@ -208,6 +208,23 @@ def test_a_cancelled_save_is_one_on_no_rank(two: Ranks, server: GCSServer, uri: 
     two.ask("close")
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_rank_that_has_uploaded_goes_by_the_coordinator(
+    two: Ranks, server: GCSServer, uri: str, fails: bool
+) -> None:
+    """It cannot take back what it told, and must not call a step cancelled that is there."""
+    two.ask("open", uri=uri)
+    server.faults.add(WRITE, key="*/__0_0.distcp", delay_seconds=2, times=1)
+    if fails:
+        server.faults.add(WRITE, key="*/.metadata", status=403)
+    two.ask("begin", step=1)
+    wait_until(lambda: any(key.endswith("rank-00001.json") for key in keys(server, uri)))
+    assert two.all[1].ask("cancel", step=1) is fails
+    told = two.tell("result", step=1)
+    assert [each[0] for each in told] == [not fails] * 2, told
+    two.ask("close")
+
+
 def test_damage_that_one_rank_meets_sends_all_to_the_step_before(
     two: Ranks, server: GCSServer, uri: str
 ) -> None:
