@@ -37,7 +37,7 @@ help:  ## Show this list.
 demo: $(VENV)/.installed-demo  ## Run the quickstart against a server that it starts itself.
 	$(BIN)/python examples/quickstart/quickstart.py
 
-test: lint $(VENV)/.installed-azurite  ## Lint, type-check and run every test, with branch coverage.
+test: lint $(VENV)/.installed-azurite $(VENV)/.installed-deepspeed  ## Lint, type-check and run every test, with branch coverage.
 	$(BIN)/python -m pytest $(PYTEST_ARGS) --cov --cov-report=term
 	$(BIN)/python -m coverage report --fail-under=100 --include='$(subst $(empty) $(empty),$(comma),$(strip $(PURE)))'
 
@@ -77,6 +77,13 @@ $(VENV)/.installed-test: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.installed-azurite: $(VENV)/.created tests/servers/azurite/package-lock.json
 	npm ci --silent --no-audit --no-fund --prefix tests/servers/azurite \
 	    || echo 'Azurite is not there, for want of npm or its registry: its tests are skipped'
+	@touch $@
+
+# It comes as source alone and builds only beside a torch that is installed; its kernels for GPUs
+# are left out.
+$(VENV)/.installed-deepspeed: $(VENV)/.installed-test
+	DS_BUILD_OPS=0 $(PIP_INSTALL) --no-build-isolation deepspeed \
+	    || echo 'DeepSpeed is not there, for want of its source or of what builds it: its jobs are skipped'
 	@touch $@
 
 $(VENV)/.installed-perf: $(VENV)/.created pyproject.toml constraints.txt

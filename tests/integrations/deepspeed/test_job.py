@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 URI = "gs://bucket/run"
 
 pytestmark = pytest.mark.skipif(
-    find_spec("deepspeed") is None, reason="deepspeed is not installed; see the extra `test`"
+    find_spec("deepspeed") is None, reason="deepspeed is not installed; `make test` does it"
 )
 
 
