@@ -59,6 +59,8 @@ __all__ = ["AiohttpPool"]
 _SLICE_BYTES: Final = 256 * 1024
 _READ_BYTES: Final = 512 * 1024
 _NO_HEADERS: Final = FixedHeaders()
+_WITH_URL: Final = (aiohttp.ClientResponseError, aiohttp.InvalidURL)
+"""Errors whose text has a whole url: that of the proxy with its password, or one with a token."""
 
 
 class AiohttpPool:
@@ -127,7 +129,8 @@ class AiohttpPool:
         except TransportError as exc:
             raise attempt.describe(exc) from exc.__cause__
         except (TimeoutError, aiohttp.ClientError, OSError) as exc:
-            raise attempt.describe(_mapped(exc, origin)) from exc
+            cause = None if isinstance(exc, _WITH_URL) else exc
+            raise attempt.describe(_mapped(exc, origin)) from cause
         finally:
             attempt.scope = None
 
@@ -345,17 +348,13 @@ def _mapped(exc: Exception, origin: Origin) -> TransportError:
     where = f"{origin.scheme}://{origin.authority.decode()}"
     if isinstance(exc, aiohttp.ClientConnectorCertificateError):
         return CertificateError(distrust(where, exc.certificate_error))
-    if isinstance(
-        exc,
-        (
-            aiohttp.ClientConnectorError,
-            aiohttp.ClientHttpProxyError,
-            aiohttp.ConnectionTimeoutError,
-        ),
-    ):
+    if isinstance(exc, aiohttp.ClientHttpProxyError):
+        words = " ".join(exc.message.split())[:100]
+        return ConnectError(f"no connection to {where}: the proxy answered {exc.status} {words}")
+    if isinstance(exc, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
         return ConnectError(f"no connection to {where}: {exc}")
     if isinstance(exc, TimeoutError):
         return StalledError(f"the request to {where} stood still for too long")
-    if isinstance(exc, (aiohttp.ClientResponseError, aiohttp.InvalidURL)):
+    if isinstance(exc, _WITH_URL):
         return ProtocolError(f"not a valid response from {where}: {type(exc).__name__}")
     return ConnectionLostError(f"the connection to {where} was lost: {exc}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import traceback
 
 import pytest
 
-from aioflux.http import Origin, Pool, open_pool, proxy_for
+from aioflux.http import Origin, Pool, TransportError, open_pool, proxy_for
 from aioflux.http._standin import AiohttpPool
 from tests.http.pools import FAST
 from tests.http.scripted import Peer, answering, ok, serving
@@ -117,3 +118,30 @@ async def test_an_emulator_on_this_machine_is_reached_without_it(
         pool = open_pool(origin, max_connections=1, timeouts=FAST)
         assert (await pool.request(origin, b"GET", b"/")).body == b"direct"
         await pool.aclose()
+
+
+@pytest.mark.parametrize(
+    ("reply", "says"),
+    [
+        (b"HTTP/1.1 407 Who?\r\ncontent-length: 0\r\n\r\n", "the proxy answered 407 Who\\?"),
+        (b"HTTP/1.1 502 Bad\r\ncontent-length: 0\r\n\r\n", "the proxy answered 502 Bad"),
+        (b"nonsense\r\n\r\n", "not a valid response"),
+        (None, "InvalidURL"),
+    ],
+)
+async def test_no_error_tells_its_password(reply: bytes | None, says: str) -> None:
+    """Errors of aiohttp have the whole url of the proxy in their texts."""
+
+    async def script(peer: Peer) -> None:
+        assert reply is not None
+        await peer.read_request()
+        await peer.send(reply)
+
+    async with serving(script) as (_, origin):
+        port = "none" if reply is None else origin.port
+        proxy, target = f"http://user:planted@127.0.0.1:{port}", b"/a?token=planted"
+        pool = AiohttpPool(max_connections=1, timeouts=FAST, proxy=proxy)
+        with pytest.raises(TransportError, match=says) as error:
+            await pool.request(GOOGLE, b"GET", target)
+        await pool.aclose()
+    assert "planted" not in "".join(traceback.format_exception(error.value))
