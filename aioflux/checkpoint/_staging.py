@@ -163,14 +163,18 @@ class Arena:
                     _cuda().cudaHostRegister(self._bytes.data_ptr(), self.size, 0)
                 )
 
+    def let_descriptor_go(self) -> None:
+        """Close what names shared memory, which another process was given: it stays mapped."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
     def close(self) -> None:
         """Give the memory back, once nobody looks at it any more."""
         if self._is_pinned:
             _cuda().cudaHostUnregister(self._bytes.data_ptr())
         self._views, self._layout = [], None
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self.let_descriptor_go()
         self.view.release()
         del self._bytes  # the map goes with the last tensor that shows it
 

@@ -111,6 +111,11 @@ class Keeper:
         return len(self._trainers)
 
     @property
+    def has_served(self) -> bool:
+        """Whether anybody was ever connected."""
+        return self._num_trainers > 0
+
+    @property
     def is_idle(self) -> bool:
         """Whether nobody is there and all is saved."""
         return (
@@ -140,7 +145,12 @@ class Keeper:
                 data, fds = await _receive(sock)
                 if not data:
                     return
-                for message in trainer.inbox.feed(data, fds):
+                try:
+                    messages = list(trainer.inbox.feed(data, fds))
+                except Exception as exc:  # a pickle runs what it names
+                    await _answer(sock, ("error", _unreadable(exc)), [])
+                    return
+                for message in messages:
                     await _answer(sock, *await self._handle(trainer, message))
         except OSError:
             pass  # it died meanwhile
@@ -226,7 +236,7 @@ class Keeper:
         return version.is_complete
 
     async def _do_abandon(self, _: _Trainer, __: list[int], number: int) -> None:
-        self.shelf.abandon(number)
+        self.shelf.abandon(number, is_made=number in self._memory)
 
     async def _do_offer(self, _: _Trainer, __: list[int]) -> tuple[str, str, bool]:
         """Tell who this is, and what a version would be called that were complete now."""
@@ -419,6 +429,14 @@ class Keeper:
         for memory in self._memory.values():
             memory.close()
         self._memory.clear()
+
+
+def _unreadable(exc: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"the process that keeps checkpoints could not read what it was sent "
+        f"({type(exc).__name__}: {exc}); what init is given must be importable there: a function "
+        "of a module, not of the script that runs"
+    )
 
 
 def _all(failures: dict[str, str]) -> str:

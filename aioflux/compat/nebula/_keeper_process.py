@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import resource
 import signal
 import socket
 import sys
@@ -49,11 +50,15 @@ async def _run(listening: socket.socket, lock: int) -> None:
 
     accepting = loop.create_task(accept())
     alone = time.monotonic()
+    has_stderr = True
     while True:
         await keeper.changed(_LOOK_SECONDS)
         if not keeper.is_idle:
             alone = time.monotonic()
             continue
+        if has_stderr and keeper.has_served:
+            _let_stderr_go()
+            has_stderr = False
         is_over = keeper.is_stopping or time.monotonic() - alone >= (
             keeper.linger_seconds if keeper.shelf.versions else _EMPTY_LINGER_SECONDS
         )
@@ -71,6 +76,20 @@ async def _run(listening: socket.socket, lock: int) -> None:
 def lock_path(path: str) -> str:
     """Return the path of the lock of whoever starts or ends the keeper of a socket."""
     return f"{path}.lock"
+
+
+def _let_stderr_go() -> None:
+    """Let whoever reads what the training prints see its end: all is saved, or told."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+
+
+def _allow_many_files() -> None:
+    """Have room for a descriptor of each part; the limit of most systems is 1024 of them."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _is_locked(lock: int) -> bool:
@@ -96,6 +115,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with suppress(OSError):
         os.nice(_NICENESS)
+    _allow_many_files()
     if os.fork():
         os._exit(0)  # whoever started it need not wait for its end, nor be told of it
     with socket.socket(fileno=int(sys.argv[1])) as listening:

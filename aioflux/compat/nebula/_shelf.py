@@ -244,10 +244,17 @@ class Shelf:
                 self._evict(version)
         self._forget_unused()
 
-    def abandon(self, number: int) -> None:
-        """Take back a piece that nothing was copied to after all."""
+    def abandon(self, number: int, *, is_made: bool = True) -> None:
+        """Take back a piece that nothing was copied to after all.
+
+        Args:
+            number: Of the piece.
+            is_made: Whether its owner has handed it over once; else nobody can fill it again.
+        """
         if (piece := self.pieces.get(number)) is not None:
             piece.is_filling = False
+            if not is_made:
+                self._drop(piece)
             self._forget_unused()
 
     def leave(self, owner: int, *, is_last: bool = True) -> None:

@@ -94,6 +94,8 @@ class Snapshots:
         finally:
             if isinstance(arena, _DiskArena):
                 arena.close()
+            else:
+                arena.let_descriptor_go()  # the keeper has it, and the map is enough here
 
     def close(self) -> None:
         """Give up what is mapped here; the keeper has it still."""

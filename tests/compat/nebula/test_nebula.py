@@ -19,6 +19,8 @@ import torch
 import aioflux
 from aioflux._errors import CheckpointError, CheckpointNotFoundError
 from aioflux.checkpoint import load, verify
+from aioflux.checkpoint._pickled import Pickled
+from aioflux.checkpoint._uploader_wire import Inbox
 from aioflux.compat import nebula as nm
 from aioflux.compat.nebula import _run
 from aioflux.compat.nebula._keeper import Keeper, _Place, _Trainer
@@ -475,6 +477,34 @@ def test_what_is_saved_after_all_is_no_failure(inside: str) -> None:
         checkpoint.save("model", lambda: 1)
     checkpoint.save("model", 1)
     assert checkpoint.commit()
+
+
+def test_a_copy_that_breaks_off_is_made_anew(inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def copy_to(self: Pickled, target: memoryview) -> None:
+        raise MemoryError("no room")
+
+    nm.init(inside, 1000)
+    checkpoint = nm.Checkpoint("a")
+    with monkeypatch.context() as patched:
+        patched.setattr(Pickled, "copy_to", copy_to)
+        with pytest.raises(MemoryError):
+            checkpoint.save("model", state_of(1))
+    checkpoint.save("model", state_of(1))
+    assert is_state_of(1, checkpoint.load("model"))
+
+
+async def test_what_cannot_be_read_is_told() -> None:
+    """A function of the script that runs is none in another process."""
+    ours, its = socket.socketpair()
+    with ours:
+        serving = asyncio.create_task(Keeper().serve(its))
+        unknown = b"cno_such_module\nname\n."
+        ours.sendall(len(unknown).to_bytes(8, "big") + unknown)
+        await serving
+        ((kind, error),) = Inbox().feed(ours.recv(100_000))
+    assert kind == "error"
+    with pytest.raises(CheckpointError, match=r"No module named.*importable there"):
+        raise error
 
 
 def test_what_is_no_tag_is_left_alone(node: Path, tmp_path: Path) -> None:

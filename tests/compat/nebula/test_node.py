@@ -110,6 +110,41 @@ def test_memory_survives_the_death_of_the_trainer(
     assert "storage" in nm.list_checkpoints()["global_step2"]["places"]
 
 
+_PROGRAM = """
+import resource, sys
+import aioflux.compat.nebula as nm
+
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, most))
+nm.init(sys.argv[1], 0)
+checkpoint = nm.Checkpoint("a", 130)
+for number in range(130):
+    checkpoint.save(f"part{number}", number)
+nm.flush_persistence()
+"""
+
+
+def test_many_parts_are_kept_by_a_process_that_holds_nothing_of_the_trainer(
+    node: Path, tmp_path: Path
+) -> None:
+    """Few descriptors are allowed; and a pipe that its output goes to ends when it does."""
+    place = str(tmp_path / "tier3")
+    ended = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, place],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=40,  # less than AIOFLUX_NEBULA_LINGER_SECONDS
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    nm.init(place, 0)
+    found = nm.get_latest_checkpoint()
+    assert found is not None
+    assert [each.place for each in found._found.sources] == ["memory", "storage"]  # type: ignore[union-attr]
+    assert found.load("part129") == 129
+
+
 def test_without_a_storage_memory_alone_survives(start: Callable[..., list[Trainer]]) -> None:
     (trainer,) = start()
     trainer.ask("init")
