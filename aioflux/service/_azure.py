@@ -29,10 +29,10 @@ from aioflux.service import _azure_batch as batch
 from aioflux.service import _azure_read as reading
 from aioflux.service import _azure_wire as wire
 from aioflux.service._azure_copy import wait_for_copy
-from aioflux.service._azure_lister import Lister
+from aioflux.service._azure_lister import AzureLister
 from aioflux.service._azure_md5 import md5, md5_header, md5_now
 from aioflux.service._azure_send import AzureSender
-from aioflux.service._base import Body, Capabilities, Page, Precondition
+from aioflux.service._base import Body, Capabilities, Precondition
 from aioflux.service._http import COMPLETE_SECONDS, HTTPService, ReadRequest
 from aioflux.service._send import CONDITIONAL, PLAIN, Terms
 
@@ -76,6 +76,7 @@ class AzureService(HTTPService):
         "Azure has no such operation; write the object with open_writer, or keep its pieces"
     )
     _sender: AzureSender
+    _lister: AzureLister
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class AzureService(HTTPService):
             origin, max_connections=max_connections, timeouts=timeouts, ssl_context=ssl_context
         )
         self._sender = AzureSender(access, pool, origin, self.uri)
-        self._lister = Lister(self._sender, self._container_path, prefix, uri=self.uri)
+        self._lister = AzureLister(self._sender, self._container_path, prefix, uri=self.uri)
         self._verify = verify
 
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
@@ -288,26 +289,6 @@ class AzureService(HTTPService):
             for source, answer in zip(sources, found, strict=True)
             if answer.status != 202
         }
-
-    async def list_page(
-        self,
-        prefix: str,
-        *,
-        start_offset: str = "",
-        end_offset: str = "",
-        delimiter: str = "",
-        match_glob: str = "",
-        page_token: str = "",
-        page_size: int | None = None,
-    ) -> Page:
-        return await self._lister.page(
-            prefix,
-            start_offset=start_offset,
-            end_offset=end_offset,
-            delimiter=delimiter,
-            page_token=page_token,
-            size=page_size or self.capabilities.page_size,
-        )
 
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
         # Looked at first: the answer to a copy tells neither size nor type.

@@ -8,6 +8,7 @@ from aioflux._errors import StorageError
 from aioflux.service import _azure_list as listing
 from aioflux.service import _azure_wire as wire
 from aioflux.service._base import Page
+from aioflux.service._lister import Lister
 from aioflux.service._status import not_a_listing, wrong_page
 
 if TYPE_CHECKING:
@@ -15,27 +16,18 @@ if TYPE_CHECKING:
 
     from aioflux.service._azure_send import AzureSender
 
-__all__ = ["Lister"]
+__all__ = ["AzureLister"]
 
 
-class Lister:
-    """Reads pages below a prefix; what is sorted as a whole is kept until it is given away."""
+class AzureLister(Lister["AzureSender"]):
+    """Reads pages below a prefix; what is in doubt is sorted here, as a whole."""
 
     def __init__(
         self, sender: AzureSender, path: bytes, prefix: str, *, uri: Callable[[str], str]
     ) -> None:
-        """Take what is listed.
-
-        Args:
-            sender: Asks the service.
-            path: Path of the container.
-            prefix: What all names begin with; left out of keys.
-            uri: Returns the whole uri of a key.
-        """
-        self._sender = sender
+        """Take what is listed; `path` is that of the container."""
+        super().__init__(sender, prefix, uri=uri)
         self._path = path
-        self._prefix = prefix
-        self._uri = uri
         self._sorted: dict[str, listing.ListedPage] = {}
 
     async def page(
@@ -48,7 +40,6 @@ class Lister:
         page_token: str,
         size: int,
     ) -> Page:
-        """Read one page; see `Service.list_page`."""
         marker, _, offset = page_token.rpartition(":")
         found = self._sorted.pop(page_token, None)
         if found is None:

@@ -50,13 +50,7 @@ def object_size(
 ) -> int:
     """Return the size of the whole object that an answer to a read belongs to, in bytes.
 
-    Args:
-        status: As for `size_told`, like those that follow.
-        headers: See there.
-        num_bytes: See there.
-        start: See there.
-        end: See there.
-        generation: Generation that was asked for; empty for any.
+    Takes what `size_told` takes, and the generation that was asked for.
 
     Raises:
         ValueError: The answer is another than the one that was asked for; says how.

@@ -10,11 +10,11 @@ what is sent again, is in `_send`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from aioflux._errors import StorageError, TransientError
 from aioflux.http import ConnectionLostError, ProtocolError
-from aioflux.service._base import Body, Service, UploadedPart
+from aioflux.service._base import Body, Page, Service, UploadedPart
 from aioflux.service._send import READ, Terms
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aioflux._meta import ObjectMeta
     from aioflux.http import Response
     from aioflux.service._base import Exchange, Into, Precondition, Source
+    from aioflux.service._lister import Lister
     from aioflux.service._send import Sender
 
 __all__ = ["COMPLETE_SECONDS", "HTTPService", "ReadRequest"]
@@ -46,6 +47,8 @@ class HTTPService(Service):
     _no_compose: ClassVar[str] = ""
     """What to do instead of a compose, where there is none."""
     _sender: Sender
+    _lister: Lister[Any]
+    """Reads listings, where the service does not list as the contract wants it."""
 
     def __init__(self, *, root_uri: str, prefix: str) -> None:
         super().__init__(root_uri=root_uri, prefix=prefix)
@@ -213,6 +216,26 @@ class HTTPService(Service):
         """
         return None
 
+    async def list_page(
+        self,
+        prefix: str,
+        *,
+        start_offset: str = "",
+        end_offset: str = "",
+        delimiter: str = "",
+        match_glob: str = "",
+        page_token: str = "",
+        page_size: int | None = None,
+    ) -> Page:
+        return await self._lister.page(
+            prefix,
+            start_offset=start_offset,
+            end_offset=end_offset,
+            delimiter=delimiter,
+            page_token=page_token,
+            size=page_size or self.capabilities.page_size,
+        )
+
     async def compose(
         self,
         key: str,
@@ -226,7 +249,7 @@ class HTTPService(Service):
         uri = self.uri(key)
         raise StorageError(f"could not compose {uri}: {self._no_compose}", uri=uri)
 
-    # --- the rest ------------------------------------------------------------------------
+    # --- listings and the rest --------------------
 
     def _damaged(self, key: str, exc: ValueError) -> TransientError:
         """Return the error for an answer that tells nonsense: it is asked for again."""

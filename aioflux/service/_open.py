@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -27,7 +27,7 @@ class ServiceConfig:
     """How long one attempt waits."""
     max_connections: int
     """Connections that the data plane keeps."""
-    credentials: Any = None
+    credentials: Any = field(default=None, repr=False)
     """As `open_store` takes them."""
     endpoint_url: str | None = None
     """Another endpoint than the service's own."""
@@ -44,11 +44,44 @@ def resolve_endpoint(endpoint_url: str | None) -> tuple[str | None, bool]:
     is given, as it does for Google's own clients.
     """
     if endpoint_url is not None:
-        return endpoint_url, endpoint_url.startswith("http://")
+        return endpoint_url, endpoint_url.strip().lower().startswith("http://")
     host = os.environ.get("STORAGE_EMULATOR_HOST", "")
     if not host:
         return None, False
     return (host if "://" in host else f"http://{host}"), True
+
+
+def checked_endpoint(url: str, *, may_have_path: bool = False) -> str:
+    """Return the url of a server with its scheme in lower case, as what depends on it expects it.
+
+    Args:
+        url: The url.
+        may_have_path: A path is taken, too.
+
+    Raises:
+        ValueError: It is none, or has more in it; what may be a secret is not told.
+    """
+    scheme, separator, rest = url.strip().partition("://")
+    url = f"{scheme.lower()}{separator}{rest}"
+    if "@" in url:
+        raise ValueError(
+            "endpoint_url has credentials in it, which is not accepted: give scheme, host and "
+            "port, and the credentials as credentials="
+        )
+    parts = urlsplit(url)
+    if parts.query or parts.fragment:
+        raise ValueError(
+            "endpoint_url has a query or a fragment: give scheme, host and port, and a token as "
+            "credentials="
+        )
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError(
+            f"endpoint_url {url!r} is no url of a server: write it as http://127.0.0.1:9000 or "
+            "https://storage.example"
+        )
+    if not may_have_path and parts.path not in {"", "/"}:
+        raise ValueError(f"endpoint_url {url!r} has a path; give scheme, host and port only")
+    return url
 
 
 def open_service(config: ServiceConfig) -> Service:
@@ -81,8 +114,7 @@ def _open_gcs(config: ServiceConfig) -> Service:
     from aioflux.service._gcs import DEFAULT_ENDPOINT, GCSService
 
     endpoint, emulator = resolve_endpoint(config.endpoint_url)
-    if endpoint is not None and urlsplit(endpoint).path not in {"", "/"}:
-        raise ValueError(f"endpoint_url {endpoint!r} has a path; give scheme, host and port only")
+    endpoint = None if endpoint is None else checked_endpoint(endpoint)
     return GCSService(
         config.location.bucket,
         config.location.key,
@@ -99,11 +131,12 @@ def _open_azure(config: ServiceConfig) -> Service:
     from aioflux.service._azure import AzureService
 
     account, _, container = config.location.bucket.partition("/")
+    endpoint = config.endpoint_url
     return AzureService(
         account,
         container,
         config.location.key,
-        endpoint_url=config.endpoint_url,
+        endpoint_url=checked_endpoint(endpoint, may_have_path=True) if endpoint else None,
         credentials=config.credentials,
         timeouts=config.timeouts,
         max_connections=config.max_connections,
@@ -118,8 +151,7 @@ def _open_s3(config: ServiceConfig) -> Service:
 
     environment = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
     endpoint = config.endpoint_url or environment
-    if endpoint and urlsplit(endpoint).path not in {"", "/"}:
-        raise ValueError(f"endpoint_url {endpoint!r} has a path; give scheme, host and port only")
+    endpoint = checked_endpoint(endpoint) if endpoint else ""
     access = config.credentials
     return S3Service(
         config.location.bucket,

@@ -21,13 +21,13 @@ from aioflux.http import ProtocolError
 from aioflux.service import _multipart as multipart
 from aioflux.service import _s3_read as reading
 from aioflux.service import _s3_wire as wire
-from aioflux.service._base import Body, Capabilities, Page, Precondition
+from aioflux.service._base import Body, Capabilities, Precondition
 from aioflux.service._http import COMPLETE_SECONDS, ReadRequest
 from aioflux.service._s3_copy import copy_by_parts
 from aioflux.service._s3_delete import delete_many
 from aioflux.service._s3_errors import deletion_error, error_in_success
 from aioflux.service._s3_guess import Guesses
-from aioflux.service._s3_lister import Lister
+from aioflux.service._s3_lister import S3Lister
 from aioflux.service._s3_send import S3Sender
 from aioflux.service._send import CONDITIONAL, PLAIN, Terms
 from aioflux.service._xml_uploads import XMLService
@@ -59,6 +59,7 @@ class S3Service(XMLService):
         "or keep them as they are"
     )
     _sender: S3Sender
+    _lister: S3Lister
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class S3Service(XMLService):
             S3Service.capabilities, guarded_transport=self._sender.is_guarded
         )
         self._guesses = Guesses()
-        self._lister = Lister(self._sender, prefix, uri=self.uri)
+        self._lister = S3Lister(self._sender, prefix, uri=self.uri)
 
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
         pin = wire.parse_pin(generation)
@@ -291,26 +292,6 @@ class S3Service(XMLService):
             key = names.get(name, "")
             failed[key] = deletion_error(code, words, uri=self.uri(key))
         return failed
-
-    async def list_page(
-        self,
-        prefix: str,
-        *,
-        start_offset: str = "",
-        end_offset: str = "",
-        delimiter: str = "",
-        match_glob: str = "",
-        page_token: str = "",
-        page_size: int | None = None,
-    ) -> Page:
-        return await self._lister.page(
-            prefix,
-            start_offset=start_offset,
-            end_offset=end_offset,
-            delimiter=delimiter,
-            page_token=page_token,
-            size=page_size or self.capabilities.page_size,
-        )
 
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
         original = await self.head(source.key, generation=source.generation)

@@ -97,22 +97,23 @@ def refusal(
         )
     if code == _DIGEST_CODE:
         code = "BadDigest"
-    if status in {400, 401, 403} and code in EXPIRED_CODES:
-        return PermissionDeniedError(
-            f"could not {action} {uri}: the session of the credentials has ended, {said}; sign in "
-            "again, as with 'aws sso login'",
-            uri=uri,
-            status=status,
-        )
-    if status in {401, 403}:
-        return PermissionDeniedError(
-            f"could not {action} {uri}: {said}{tail}; {_HINTS.get(code, _DENIED)}",
-            uri=uri,
-            status=status,
-        )
+    if status in {401, 403} or (status == 400 and code in EXPIRED_CODES):
+        return _denial(status, said, tail, action=action, uri=uri, code=code)
     return error_from_status(
         status, action=action, uri=uri, code=code, detail=detail, retry_after=retry_after
     )
+
+
+def _denial(
+    status: int, said: str, tail: str, *, action: str, uri: str, code: str
+) -> PermissionDeniedError:
+    """Return the error for keys that may not do it, or no longer."""
+    if code in EXPIRED_CODES:
+        what = "the session of the credentials has ended"
+        text = f"{what}, {said}; sign in again, as with 'aws sso login'"
+    else:
+        text = f"{said}{tail}; {_HINTS.get(code, _DENIED)}"
+    return PermissionDeniedError(f"could not {action} {uri}: {text}", uri=uri, status=status)
 
 
 def deletion_error(code: str, detail: str, *, uri: str) -> StorageError:

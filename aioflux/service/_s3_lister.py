@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aioflux.service import _s3_list as listing
 from aioflux.service._base import Page
+from aioflux.service._lister import Lister
 from aioflux.service._status import not_a_listing, wrong_page
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from aioflux.service._s3_send import S3Sender
 
-__all__ = ["Lister"]
+__all__ = ["S3Lister"]
 
 _UNSORTED_SERVERS: Final = (b"SeaweedFS",)
 """Servers that list what lies below a name before names that only begin with it."""
@@ -22,20 +23,11 @@ _MAX_SORTED: Final = 4
 """Listings sorted here that are kept for their next page."""
 
 
-class Lister:
-    """Reads pages below a prefix; what is sorted here is kept until it is given away."""
+class S3Lister(Lister["S3Sender"]):
+    """Reads pages below a prefix; those of servers that do not sort are sorted here."""
 
     def __init__(self, sender: S3Sender, prefix: str, *, uri: Callable[[str], str]) -> None:
-        """Take what is listed.
-
-        Args:
-            sender: Asks the service.
-            prefix: What all names begin with; left out of keys.
-            uri: Returns the whole uri of a key.
-        """
-        self._sender = sender
-        self._prefix = prefix
-        self._uri = uri
+        super().__init__(sender, prefix, uri=uri)
         # Listings come out of order: they are read whole, and sorted here.
         self._is_unsorted = False
         # What is left of such listings, by the tokens of their next pages.
@@ -51,7 +43,6 @@ class Lister:
         page_token: str,
         size: int,
     ) -> Page:
-        """Read one page; see `Service.list_page`."""
         start = start_offset and self._prefix + start_offset
         end = end_offset and self._prefix + end_offset
         ask = partial(self._ask_page, prefix, delimiter, size)
