@@ -47,16 +47,49 @@ def test_services_are_opened_without_a_request(scheme: str) -> None:
     assert aioflux.open_store(f"{scheme}://{bucket}/p").uri == f"{scheme}://{bucket}/p/"
 
 
-def test_an_endpoint_of_s3_has_no_path() -> None:
-    location = parse_uri("s3://bucket/p/")
-    config = ServiceConfig(
-        location=location,
+def config_of(uri: str, endpoint_url: str, credentials: object = None) -> ServiceConfig:
+    return ServiceConfig(
+        location=parse_uri(uri),
         timeouts=aioflux.Timeouts(),
         max_connections=1,
-        endpoint_url="http://e/path",
+        endpoint_url=endpoint_url,
+        credentials=credentials,
     )
+
+
+def test_an_endpoint_of_s3_has_no_path() -> None:
     with pytest.raises(ValueError, match="has a path"):
-        open_service(config)
+        open_service(config_of("s3://bucket/p/", "http://e/path"))
+
+
+@pytest.mark.parametrize("uri", ["gs://bucket/p/", "s3://bucket/p/", "az://account/c/p/"])
+@pytest.mark.parametrize(
+    ("endpoint_url", "says"),
+    [
+        ("http://user:planted@host:1/", "has credentials in it"),
+        ("http://user:planted@host:1/path", "has credentials in it"),
+        ("user:planted@host:1", "has credentials in it"),
+        ("https://host/?sv=1&sig=planted", "has a query"),
+        ("127.0.0.1:9000", "no url of a server"),
+        ("ftp://host", "no url of a server"),
+        ("http://", "no url of a server"),
+    ],
+)
+def test_what_is_no_endpoint_is_said(uri: str, endpoint_url: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says) as error:
+        open_service(config_of(uri, endpoint_url))
+    assert "planted" not in str(error.value)
+
+
+@pytest.mark.parametrize("uri", ["gs://bucket/p/", "s3://bucket/p/", "az://account/c/p/"])
+async def test_no_bytes_are_trusted_that_come_over_http_in_capitals(uri: str) -> None:
+    service = open_service(config_of(uri, "HTTP://127.0.0.1:1"))
+    assert not service.capabilities.guarded_transport
+    await service.aclose()
+
+
+def test_settings_do_not_tell_credentials() -> None:
+    assert "planted" not in repr(config_of("az://account/c/", "http://e", "sv=1&sig=planted"))
 
 
 async def test_names_that_mean_the_bucket_never_reach_the_service() -> None:
