@@ -378,18 +378,23 @@ async def _step(iterator: AsyncIterator[T]) -> tuple[bool, T | None]:
 
 
 class OwnLock:
-    """A lock among threads of a process; free in a forked child, whoever held it at the fork."""
+    """A lock among threads of a process; free in a forked child, whoever held it at the fork.
+
+        with own_lock.mine:
+
+    What `with` enters is the interpreter's lock itself: in methods of ours around it Ctrl-C could
+    come when it is taken and the block is not entered, or before it is given back.
+    """
 
     def __init__(self) -> None:
         self._lock, self._pid = threading.Lock(), os.getpid()
 
-    def __enter__(self) -> None:
+    @property
+    def mine(self) -> threading.Lock:
+        """The lock of this process."""
         if self._pid != os.getpid():
             self._lock, self._pid = threading.Lock(), os.getpid()
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
+        return self._lock
 
 
 class Feed(Supply[T]):

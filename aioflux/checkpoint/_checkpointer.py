@@ -150,6 +150,7 @@ class Checkpointer:
         self._protected: set[int] = set()
         self._loaded_step: int | None = None
         self._is_closed = False
+        self._is_given_back = False
         self._pid = os.getpid()
         _open.add(self)
 
@@ -248,7 +249,7 @@ class Checkpointer:
             AiofluxError: An earlier save failed and nobody asked its handle. This one is not begun.
             CheckpointError: The state cannot be planned, or a rank does not answer.
         """
-        with self._lock:
+        with self._lock.mine:
             handle = self._save(step, state, metrics or {})
         if self.is_stopping:
             seconds = self._signals.seconds_left
@@ -307,13 +308,14 @@ class Checkpointer:
             failure=f"{type(failure).__name__}: {failure}" if failure is not None else "",
         )
         handle = SaveHandle(step, staged.num_bytes)
-        self._in_flight.append((handle, staged))
         try:
+            self._in_flight.append((handle, staged))
             self._uploader.submit(job, staged.arena, handle)
-        except BaseException as exc:
+        except BaseException as exc:  # such as Ctrl-C
             # What was handed over is carried out all the same, and holds its arena until then.
             if not handle.is_attached:
                 handle.end(exc)
+                handle.exception()
             raise
         if failure is not None:
             handle.exception()
@@ -412,7 +414,7 @@ class Checkpointer:
             raise ValueError("map_location has no effect with into: its tensors are where they are")
         failure: BaseException | None = None
         failed: int | None = None
-        with self._lock:
+        with self._lock.mine:
             for found in self._candidates(step):
                 uri = uri_below(self._store, step_prefix(found))
                 if failed not in {None, found}:
@@ -536,22 +538,26 @@ class Checkpointer:
     def close(self) -> None:
         """Wait for all saves, and give memory and connections back. Closing twice does nothing.
 
+        One that was interrupted goes on when it is called again.
+
         Raises:
             AiofluxError: A save failed, and nobody has asked its handle.
         """
-        with self._lock:
-            if self._is_closed:
+        with self._lock.mine:
+            if self._is_given_back:
                 return
             while self._in_flight:
                 self._wait_for_one()
             self._is_closed = True
             _open.discard(self)
             self._signals.restore()
-            failure = self._unseen_error()
+            self._stager.reclaim(())
             self._stager.close()
             self._uploader.close()
             self._ranks.close()
             bridge.run(self._store.aclose())
+            self._is_given_back = True
+            failure = self._unseen_error()
             if failure is not None:
                 raise failure
 

@@ -167,8 +167,8 @@ class SaveHandle:
             return None
         self._is_seen = True
         error = self._failure()
-        if isinstance(error, _Cancelled):
-            return None  # whoever cancelled it knows
+        if isinstance(error, _Cancelled) or not isinstance(error, Exception):
+            return None  # whoever cancelled or interrupted it knows
         return error
 
     @property

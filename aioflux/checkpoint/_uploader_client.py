@@ -44,12 +44,13 @@ class LoopUploader:
     def submit(self, job: Job, arena: Arena | None, handle: SaveHandle) -> None:
         """See base class."""
         running = _Running(self._uploads, job, arena, handle)
-        handle.attach(running)
         try:
+            handle.attach(running)
             bridge.begin(running.run())
         except BaseException as exc:  # such as Ctrl-C, before or after it was begun
             running.cancel()
-            bridge.begin(running.end_if_not_begun(exc))
+            if handle.is_attached:
+                bridge.begin(running.end_if_not_begun(exc))
             raise
 
     def forget(self, arena: Arena) -> None:

@@ -87,18 +87,31 @@ class ProcessUploader:
 
     def submit(self, job: Job, arena: Arena | None, handle: SaveHandle) -> None:
         """See base class."""
-        with self._lock:
+        with self._lock.mine:
             self._num_jobs += 1
             number = self._num_jobs
-            handle.attach(_Cancel(self, number))
-            self._pending[number] = _Pending(job, arena, handle)
-            child = self._child or self._start_again()
-            if child is not None:
-                self._hand_over(child, number)
+            try:
+                handle.attach(_Cancel(self, number))
+                self._pending[number] = _Pending(job, arena, handle)
+                child = self._child or self._start_again()
+                if child is not None:
+                    self._hand_over(child, number)
+            except BaseException as exc:  # such as Ctrl-C
+                self._submit_later(number, handle, exc)
+                raise
+
+    def _submit_later(self, number: int, handle: SaveHandle, error: BaseException) -> None:
+        """Have a job handed over anew that may not be, or end it where nobody would do so."""
+        if number in self._pending and self._child is not None:
+            self._child.process.kill()
+            return
+        self._pending.pop(number, None)
+        if handle.is_attached:
+            handle.end(error)
 
     def forget(self, arena: Arena) -> None:
         """See base class."""
-        with self._lock:
+        with self._lock.mine:
             child = self._child
             if child is not None and arena.number in child.arenas:
                 child.arenas.discard(arena.number)
@@ -106,7 +119,7 @@ class ProcessUploader:
 
     def cancel(self, number: int) -> None:
         """Ask the process to stop one job."""
-        with self._lock:
+        with self._lock.mine:
             if self._child is not None and number in self._pending:
                 self._send(self._child, ("cancel", number))
 
@@ -115,9 +128,9 @@ class ProcessUploader:
 
     def close(self) -> None:
         """See base class."""
-        with self._lock:
+        with self._lock.mine:
             self._is_closed = True
-            child, self._child = self._child, None
+            child = self._child
         if child is None or self._pid != os.getpid():
             return
         child.jobs.close()
@@ -126,6 +139,7 @@ class ProcessUploader:
         except subprocess.TimeoutExpired:
             child.process.kill()
             child.process.wait()
+        self._child = None
 
     def _start(self) -> _Child:
         """Start a process and say what it serves."""
@@ -221,7 +235,7 @@ class ProcessUploader:
 
     def _restart(self, child: _Child) -> None:
         """Start another process where one died, for what it had not finished."""
-        with self._lock:
+        with self._lock.mine:
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(_END_SECONDS)
             child.jobs.close()

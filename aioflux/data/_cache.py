@@ -219,7 +219,7 @@ class Cache:
     @contextmanager
     def _own_ledger(self) -> Iterator[None]:
         """Hold the ledger; a forked child has none of its parent's room."""
-        with self._lock:
+        with self._lock.mine:
             if self._pid != os.getpid():
                 self._start()
             yield

@@ -60,7 +60,7 @@ class Client:
         Raises:
             CheckpointError: The keeper ended meanwhile; what it held in memory is lost.
         """
-        with self._lock:
+        with self._lock.mine:
             if self._sock is None or self._pid != os.getpid():
                 self._connect(is_started=True)
             return self._call(name, arguments, fds)[0]
@@ -71,7 +71,7 @@ class Client:
         Returns:
             The answer; None where no keeper is there.
         """
-        with self._lock:
+        with self._lock.mine:
             is_connected = self._sock is not None and self._pid == os.getpid()
             if not is_connected and (self._is_private or not self._connect(is_started=False)):
                 return None, []
@@ -89,7 +89,7 @@ class Client:
 
     def close(self) -> None:
         """Leave the keeper to itself."""
-        with self._lock:
+        with self._lock.mine:
             self._drop()
 
     def _call(

@@ -13,6 +13,8 @@ import sys
 from argparse import Namespace
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,15 +24,22 @@ import torch.distributed.checkpoint as dcp
 import aioflux
 from aioflux import PermissionDeniedError, RetryPolicy, bridge
 from aioflux._errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
-from aioflux.checkpoint import Checkpointer, _checkpointer, _uploader_process
+from aioflux.checkpoint import (
+    Checkpointer,
+    _checkpointer,
+    _handle,
+    _staging,
+    _uploader_client,
+    _uploader_process,
+)
 from aioflux.checkpoint._uploader_wire import encode, send
 from aioflux.checkpoint.compression import ZStandard
 from tests.checkpoint.manager.trainer import is_state_of, state_of
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
+    from types import FrameType
 
     from aioflux.testing import GCSServer
 
@@ -40,6 +49,8 @@ URI = "gs://bucket/run"
 DATA = "*.distcp"
 WRITE = "*insert*"
 FAST = RetryPolicy(max_attempts=2, initial_seconds=0.01)
+HALF_BUILT = "ignore::pytest.PytestUnraisableExceptionWarning"
+"""Of objects whose `__init__` was interrupted, and of coroutines that nobody awaits any more."""
 
 
 @pytest.fixture
@@ -366,10 +377,8 @@ class TestInterrupts:
             monkeypatch.setattr(bridge, "begin", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 checkpointer.save_async(1, state_of(1))
-            with suppress(KeyboardInterrupt):  # what became of the first, told at the next
-                checkpointer.save(2, state_of(2))
-            checkpointer.save(3, state_of(3))
-            assert is_state_of(3, checkpointer.load())
+            checkpointer.save(2, state_of(2))
+            assert is_state_of(2, checkpointer.load())
 
     def test_in_the_middle_of_a_message_to_the_uploader(
         self, server: GCSServer, monkeypatch: pytest.MonkeyPatch
@@ -391,6 +400,94 @@ class TestInterrupts:
             # The first had been handed over: another process has carried it out.
             assert checkpointer.steps() == [1, 2]
             assert is_state_of(1, checkpointer.load(1))
+
+    @pytest.mark.filterwarnings(HALF_BUILT)
+    def test_wherever_the_interpreter_looks_up_in_a_save(self) -> None:
+        """It does so when a function begins, and when one of C returns."""
+        number = at = 0
+        with Checkpointer("memory://interrupted/run", max_staged_bytes=1) as checkpointer:
+            checkpointer.save(0, {"number": torch.zeros(2)})
+            while at == number:
+                number += 1
+                at = interrupted_at(
+                    number, partial(checkpointer.save_async, 1, {"number": torch.ones(2)})
+                )
+                assert not checkpointer._lock.mine.locked()
+                for handle, _ in list(checkpointer._in_flight):
+                    handle.wait(60)
+                    assert handle.done()
+                value = torch.tensor([float(number)])
+                checkpointer.save(2, {"number": value})
+                assert torch.equal(checkpointer.load(2)["number"], value)
+        assert number > 50
+
+    @pytest.mark.filterwarnings(HALF_BUILT)
+    def test_wherever_the_interpreter_looks_up_in_a_close(self) -> None:
+        number = at = 0
+        while at == number:
+            number += 1
+            checkpointer = Checkpointer(f"memory://interrupted/{number}")
+            checkpointer.save_async(1, {"number": torch.ones(2)})
+            at = interrupted_at(number, checkpointer.close)
+            checkpointer.close()
+            assert not checkpointer._stager._used
+            assert not checkpointer._stager._free
+        assert number > 10
+
+    def test_before_an_uploader_has_heard_of_a_save(
+        self, server: GCSServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with Checkpointer(URI, staging="process", max_staged_bytes=1) as checkpointer:
+            with monkeypatch.context() as patch:
+                patch.setattr(checkpointer._uploader, "_hand_over", interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    checkpointer.save_async(1, state_of(1))
+            checkpointer.save(2, state_of(2))
+            assert checkpointer.steps() == [1, 2]
+
+    def test_a_close_that_waits_for_the_uploader(
+        self, server: GCSServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        checkpointer = Checkpointer(URI, staging="process")
+        process = checkpointer._uploader._child.process  # type: ignore[attr-defined]
+        with monkeypatch.context() as patch:
+            patch.setattr(process, "wait", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                checkpointer.close()
+        checkpointer.close()
+        assert process.returncode is not None
+
+
+LOOKED_AT = tuple(
+    str(Path(each.__file__))
+    for each in (_checkpointer, _handle, _staging, _uploader_client, bridge)
+)
+
+
+def interrupted_at(number: int, call: Callable[[], object]) -> int:
+    """Make a call that Ctrl-C interrupts where the interpreter looks up for the `number`th time.
+
+    Returns:
+        How often it did in the modules that are looked at: less where the call came to its end.
+    """
+    looks = 0
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        nonlocal looks
+        if event in {"call", "c_return"} and frame.f_code.co_filename in LOOKED_AT:
+            looks += 1
+            if looks == number:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    with suppress(KeyboardInterrupt):
+        sys.setprofile(look)
+        try:
+            call()
+        finally:
+            sys.setprofile(before)
+    return looks
 
 
 def interrupt(*_: object, **__: object) -> None:
