@@ -13,16 +13,24 @@ A checkpoint is a tag, named as Lightning names the object without its ending, w
 from __future__ import annotations
 
 import os
+import re
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from fsspec import AbstractFileSystem, register_implementation  # type: ignore[import-untyped]
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from aioflux._errors import CheckpointNotFoundError
 from aioflux.checkpoint import load
 from aioflux.compat.nebula import _run
-from aioflux.compat.nebula._api import flush_persistence, get_checkpoint, init
+from aioflux.compat.nebula._api import (
+    flush_persistence,
+    get_checkpoint,
+    init,
+    list_checkpoints,
+)
 from aioflux.compat.nebula._names import place_of, to_uri
 from aioflux.compat.nebula._shelf import COMMITTED
 
@@ -38,6 +46,7 @@ __all__ = ["NebulaCallback", "NebulaCheckpointIO"]
 _NAME: Final = "checkpoint"
 """Name of the part that a checkpoint of Lightning is."""
 _ENDING: Final = ".ckpt"
+_PROTOCOL: Final = "aioflux-nebula"
 _OPTIONS: Final = frozenset({"is_best", "persist_path"})
 
 
@@ -72,6 +81,35 @@ class NebulaCallback(ModelCheckpoint):
         if self._config_params is not None:
             init(**self._config_params)
         super().setup(trainer, pl_module, stage)
+
+    def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
+        """See base class: `ckpt_path="last"` looks for what no directory has."""
+        if self._config_params is not None:
+            init(**self._config_params)  # it is asked for before `setup`
+        register_implementation(_PROTOCOL, _Tags, clobber=True)
+        pattern = re.compile(rf"{self.CHECKPOINT_NAME_LAST}(-(\d+))?")
+        found = super()._find_last_checkpoints(trainer)
+        for tag, told in list_checkpoints().items():
+            if pattern.match(tag) and _NAME in told["files"]:
+                found.add(f"{_PROTOCOL}://{tag}{_ENDING}")
+        return found
+
+
+class _Tags(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Where Lightning looks whether a checkpoint is there, and of when, before it loads it."""
+
+    protocol = _PROTOCOL
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """Describe a tag."""
+        told = list_checkpoints().get(_tag(path))
+        if told is None:
+            raise FileNotFoundError(f"there is no checkpoint {_tag(path)!r}")
+        return {"name": path, "type": "file", "size": told["size_bytes"], "time": told["time"]}
+
+    def modified(self, path: str) -> datetime:
+        """Return when it was saved."""
+        return datetime.fromisoformat(self.info(path)["time"])
 
 
 class NebulaCheckpointIO(CheckpointIO):

@@ -28,6 +28,7 @@ class Line(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
+        torch.nn.init.constant_(self.layer.weight, 1.0)  # so that the last epoch is the best
 
     def training_step(self, batch: Any, _: int) -> torch.Tensor:
         loss = self.layer(batch).square().mean()
@@ -55,6 +56,19 @@ def train(where: Path, max_epochs: int, callback: Any, ckpt_path: str | None = N
     )
     trainer.fit(Line(), ckpt_path=ckpt_path, weights_only=False)
     return trainer
+
+
+def test_training_goes_on_with_the_last_one(node: Path, tmp_path: Path) -> None:
+    """Lightning looks for it in a directory, and else trains from the beginning."""
+    params = {"persistent_storage_path": str(tmp_path / "tier3"), "persistent_time_interval": 10}
+
+    def callback() -> nm.NebulaCallback:
+        return nm.NebulaCallback(tmp_path / "run", save_last=True, config_params=params)
+
+    train(tmp_path, 2, callback())
+    trainer = train(tmp_path, 3, callback(), ckpt_path="last")
+    assert trainer.fit_loop.epoch_progress.total.ready == 3  # of both
+    assert trainer.ckpt_path == "aioflux-nebula://last.ckpt"
 
 
 def test_training_saves_by_nebula_and_goes_on(node: Path, tmp_path: Path) -> None:
