@@ -359,7 +359,10 @@ class Stager:
 
 def _warn_of_refusal(name: str, data: bytes) -> None:
     """Say it now if a load will refuse a value: when it is needed, it is too late for another."""
-    refused = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data))
+    try:
+        refused = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data))
+    except pickle.UnpicklingError:  # such as a whole number of over 2,000 bits
+        refused = ["what is pickled in an unusual way"]
     if refused:
         warnings.warn(
             f"the state's {name!r} holds {', '.join(sorted(refused))}, which a load refuses that "

@@ -67,7 +67,9 @@ class TrainingState:
             scheduler: One learning rate scheduler, or several.
             dataset: What has the `state_dict` of this rank's progress: a dataset of `aioflux.data`,
                 or a `StatefulDataLoader`.
-            rng: Save the generators of random, numpy, torch and all CUDA devices, too.
+            rng: Save the generators of random, numpy, torch and all CUDA devices, too; those of
+                this process. A transform that draws numbers in a DataLoader's workers draws other
+                ones after a load.
             merge: Makes one state of those that several ranks had of `dataset`, for a load with
                 another number of ranks: `aioflux.data.merge_states`.
             others: What else has `state_dict` and `load_state_dict`, of the same structure at the

@@ -345,6 +345,13 @@ def test_what_a_load_will_refuse_is_told_at_the_first_save(checkpointer: Checkpo
     assert checkpointer.load(weights_only=False)["options"] == Namespace(lr=1)
 
 
+def test_what_torch_cannot_look_into_is_saved_all_the_same(checkpointer: Checkpointer) -> None:
+    state = {"a": torch.ones(2), "numbers": [1 << 3000, {1}]}
+    with pytest.warns(UserWarning, match="'numbers' holds what is pickled in an unusual way"):
+        checkpointer.save(1, state)
+    assert checkpointer.load(weights_only=False)["numbers"] == state["numbers"]
+
+
 class TestInterrupts:
     """Ctrl-C in the middle of a save, and another save after it."""
 
