@@ -26,9 +26,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test once on each cloud that `@pytest.mark.clouds("gs", "s3", "az")` names."""
+    """Run a test once on each cloud that `@pytest.mark.clouds("gs", "s3", "az")` names.
+
+    Where it names none, the test's own parameters do.
+    """
     marker = metafunc.definition.get_closest_marker("clouds")
-    if marker is not None and "cloud" in metafunc.fixturenames:
+    if marker is not None and marker.args and "cloud" in metafunc.fixturenames:
         metafunc.parametrize("cloud", marker.args, indirect=True)
 
 

@@ -104,6 +104,7 @@ async def test_a_long_history_is_not_written_again_for_each_record(server) -> No
         assert (await read_history(store))[-1] == record(1000)
 
 
+@pytest.mark.clouds("gs", "s3")
 async def test_writers_at_the_same_time_lose_nothing(server) -> None:
     records = [record(number) for number in range(24)]
     async with open_store(f"{server.root}/run") as store:

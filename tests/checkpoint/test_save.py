@@ -213,8 +213,8 @@ def test_conditions_hold(server: GCSServer) -> None:
     first = save(state(10), URI, mode="create", metadata={"step": "7"})
     assert first.metadata == {"step": "7"}
     with pytest.raises(aioflux.AlreadyExistsError):
-        save(state(2_000_000), URI, mode="create", transfer=SMALL)
-    second = save(state(2_000_000), URI, if_generation_match=first.generation, transfer=SMALL)
+        save(state(400_000), URI, mode="create", transfer=SMALL)
+    second = save(state(400_000), URI, if_generation_match=first.generation, transfer=SMALL)
     with pytest.raises(aioflux.PreconditionFailedError):
         save(state(10), URI, if_generation_match=first.generation)
     with aioflux.sync.open_store(f"{server.root}/run") as store:

@@ -72,6 +72,7 @@ async def test_a_copy_within_a_store_is_made_by_the_service(bucket, layout) -> N
     await assert_copied(saved, target)
 
 
+@pytest.mark.clouds("gs")
 async def test_copies_between_schemes_go_there_and_back(bucket, disk) -> None:
     size = 36_000_000  # more pieces than are read ahead
     saved = await save_step(bucket, 100, size=size, num_objects=1, metrics={"loss": 0.5})
@@ -114,6 +115,17 @@ async def test_a_broken_copy_of_the_same_checkpoint_is_mended(bucket) -> None:
     await bucket.put(second, b"another")
     await copy_checkpoint(Spot(bucket, "a/"), target)
     await assert_copied(saved, target)
+
+
+async def test_what_a_copy_left_that_was_interrupted_is_not_written_again(bucket) -> None:
+    """Unless it is another object, which may show in its bytes alone."""
+    saved = await save(bucket, "a/")
+    (first, data), (second, other) = contents_of(saved, "b/").items()
+    written = await bucket.put(first, data)
+    await bucket.put(second, bytes([other[0] ^ 1]) + other[1:])
+    await copy_checkpoint(Spot(bucket, "a/"), Spot(bucket, "b/"))
+    await assert_copied(saved, Spot(bucket, "b/"))
+    assert (await bucket.head(first)).generation == written.generation
 
 
 async def test_another_checkpoint_stays_unless_it_is_to_be_replaced(bucket) -> None:

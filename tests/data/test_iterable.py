@@ -130,6 +130,7 @@ def test_from_keys_streams_these(bucket: Bucket) -> None:
     assert bucket.server.stats.operation("objects.list").requests == 0
 
 
+@pytest.mark.clouds("gs")
 def test_leaving_a_stream_early_leaves_nothing_under_way(bucket: Bucket) -> None:
     keys = bucket.fill(300)
     dataset = IterableDataset(bucket.uri, transform=key_of)

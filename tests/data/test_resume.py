@@ -139,6 +139,7 @@ def test_a_state_says_nothing_of_what_is_only_read_ahead(bucket: Bucket) -> None
     assert list(other) == keys[2:]
 
 
+@pytest.mark.clouds("gs")
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("shard_by", ["count", "bytes"])
 def test_an_epoch_goes_on_with_another_number_of_ranks(

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
     from tests.data.conftest import Bucket
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning"
-)
+pytestmark = [
+    pytest.mark.clouds("gs", "s3", "az"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 
 STARTS = ["fork", "spawn", "forkserver"]
 
@@ -43,7 +44,13 @@ def reading(loader: DataLoader[Any]) -> Iterator[Iterator[Any]]:
             batches._shutdown_workers()
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.clouds
+@pytest.mark.parametrize(
+    ("cloud", "start"),
+    # A fork server has the environment of the first test that asks it.
+    [*(("gs", start) for start in STARTS), ("s3", "spawn"), ("az", "fork")],
+    indirect=["cloud"],
+)
 def test_map_workers_read_every_object_in_order(bucket: Bucket, start: str) -> None:
     keys = bucket.fill(40)
     dataset = MapDataset(bucket.uri, transform=text_of, endpoint_url=bucket.server.url)
@@ -54,6 +61,7 @@ def test_map_workers_read_every_object_in_order(bucket: Bucket, start: str) -> N
     assert dataset[1] == ("001", "data of 001")
 
 
+@pytest.mark.clouds("gs")
 @pytest.mark.parametrize("start", STARTS)
 def test_iterable_workers_share_the_objects(bucket: Bucket, start: str) -> None:
     keys = bucket.fill(41)
@@ -92,6 +100,7 @@ def test_workers_live_on_over_epochs(bucket: Bucket) -> None:
     assert sorted(loader) == keys
 
 
+@pytest.mark.clouds("gs")
 def test_workers_do_not_list(bucket: Bucket) -> None:
     bucket.fill(10)
     dataset = IterableDataset(bucket.uri, transform=key_of)
@@ -109,7 +118,7 @@ def test_samples_pass_through_a_loader_with_a_list_for_collate(bucket: Bucket) -
         multiprocessing_context="fork",
     )
     assert [sample.uri for batch in loader for sample in batch] == [
-        f"gs://bucket/train/{number:03d}" for number in range(4)
+        f"{bucket.uri}/{number:03d}" for number in range(4)
     ]
 
 
@@ -139,7 +148,7 @@ def test_a_changed_object_fails_its_batch_by_type_and_name(
     )
     with (
         reading(loader) as batches,
-        pytest.raises(aioflux.NotFoundError, match="gs://bucket/train/005"),
+        pytest.raises(aioflux.NotFoundError, match=f"{bucket.uri}/005"),
     ):
         list(batches)
 
@@ -163,6 +172,6 @@ def test_a_failing_transform_names_its_sample_from_a_worker(bucket: Bucket) -> N
     loader = DataLoader(dataset, num_workers=2, multiprocessing_context="fork")
     with (
         reading(loader) as batches,
-        pytest.raises(ArithmeticError, match="while transforming gs://bucket/train/00"),
+        pytest.raises(ArithmeticError, match=f"while transforming {bucket.uri}/00"),
     ):
         list(batches)

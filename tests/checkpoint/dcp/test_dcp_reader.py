@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.metadata import Metadata
 
+pytestmark = pytest.mark.clouds("gs", "s3", "az")
+
 URI = "gs://bucket/run/step-1"
 QUICK = RetryPolicy(max_attempts=2, initial_seconds=0.01, max_seconds=0.02)
 MIB = 1024 * 1024
@@ -204,6 +206,7 @@ def test_a_planner_is_told_of_each_tensor_once_and_when_it_is_whole(server: GCSS
     assert_equal(state, planner.committed)
 
 
+@pytest.mark.clouds("gs")
 def test_many_small_tensors_are_few_requests(server: GCSServer) -> None:
     state = {f"{number:03}": torch.randn(64) for number in range(200)}
     save(state, StorageWriter(URI))
@@ -212,16 +215,17 @@ def test_many_small_tensors_are_few_requests(server: GCSServer) -> None:
     assert server.stats.total.requests <= 4
 
 
+@pytest.mark.clouds("gs")
 def test_a_third_of_rows_reads_a_third_of_bytes(server: GCSServer, tmp_path: Path) -> None:
     state = {"w": torch.randn(6000, 1000)}
     save(state, StorageWriter(URI))
     stock_save(state, tmp_path)
     copy_up(server, tmp_path, "stock")
-    for uri in (URI, "gs://bucket/stock"):
+    for uri in (URI, f"{server.root}/stock"):
         server.stats.reset()
         part = rows_of(uri, "w", 2000, 4000)
         assert torch.equal(part, state["w"][2000:4000])
-        metadata = len(server.get("bucket", f"{uri.removeprefix('gs://bucket/')}/.metadata"))
+        metadata = len(server.get("bucket", f"{uri.removeprefix(f'{server.root}/')}/.metadata"))
         assert server.stats.total.bytes_out - metadata <= 1.05 * part.nbytes + 2048
 
 
@@ -351,16 +355,17 @@ def test_tensors_go_to_the_device_that_is_asked_for(server: GCSServer) -> None:
 
 def test_reset_goes_to_another_uri_and_keeps_settings(server: GCSServer) -> None:
     for number in (1, 2):
-        save(small_state(number), StorageWriter(f"gs://bucket/run/step-{number}"))
+        save(small_state(number), StorageWriter(f"{server.root}/run/step-{number}"))
     reader = StorageReader(URI, endpoint_url=server.url, retry=QUICK)
     assert_equal(small_state(1), load(small_state(1), reader))
-    other = load(small_state(2), reader, checkpoint_id="gs://bucket/run/step-2")
+    other = load(small_state(2), reader, checkpoint_id=f"{server.root}/run/step-2")
     assert_equal(small_state(2), other)
-    assert reader.checkpoint_id == "gs://bucket/run/step-2"
+    assert reader.checkpoint_id == f"{server.root}/run/step-2"
     assert reader._store.retry == QUICK
     assert_equal(small_state(2), load(small_state(2), reader))
 
 
+@pytest.mark.clouds("gs")
 @pytest.mark.parametrize("wrong", [Path("gs://bucket/c"), "/tmp/c", "http://bucket/c", "step-2"])
 def test_reset_refuses_what_is_no_whole_uri(server: GCSServer, wrong: Any) -> None:
     reader = StorageReader(URI)
@@ -396,6 +401,7 @@ def test_no_checkpoint_is_not_found(server: GCSServer) -> None:
         StorageReader(URI).read_metadata()
 
 
+@pytest.mark.clouds("gs")
 def test_an_error_of_the_service_is_not_taken_for_a_missing_checkpoint(server: GCSServer) -> None:
     save(small_state(), StorageWriter(URI))
     with server.faults.inject("objects.get", status=403):
@@ -418,6 +424,7 @@ def test_a_load_reads_what_it_began_with_while_another_save_replaces_it(server: 
         reader.read_data(planner.create_local_plan(), planner)
 
 
+@pytest.mark.clouds("gs")
 def test_a_load_from_another_shape_says_so(server: GCSServer) -> None:
     save({"w": torch.ones(3)}, StorageWriter(URI))
     with pytest.raises(CheckpointException, match="Size mismatch"):
@@ -556,6 +563,7 @@ def test_an_object_of_another_save_is_an_error(copied: Copied, place: GCSServer)
     assert "not those that were saved" in copied.refuse()
 
 
+@pytest.mark.clouds("gs", "az")
 def test_an_object_that_was_replaced_where_it_was_saved_is_an_error(server: GCSServer) -> None:
     save(small_state(), StorageWriter(URI))
     (key,) = keys(server)
@@ -730,7 +738,7 @@ def test_a_stock_object_that_is_missing_or_cut_off_is_an_error(
     if name == "large":
         server.put("bucket", key, server.get("bucket", key)[:-5000])
     else:
-        with sync.open_store("gs://bucket") as store:
+        with sync.open_store(server.root) as store:
             store.delete(key)
     with pytest.raises(CheckpointCorruptError, match=r"missing|cut off") as caught:
         load_state(URI)
@@ -760,6 +768,7 @@ def test_a_transform_that_gives_more_than_there_can_be_is_an_error(tmp_path: Pat
         load_state(f"file://{tmp_path}")
 
 
+@pytest.mark.clouds("gs")
 def test_without_verification_ranges_are_exact_and_generations_pinned(server: GCSServer) -> None:
     state = {"w": torch.randn(300, 1000)}
     save(state, StorageWriter(URI))

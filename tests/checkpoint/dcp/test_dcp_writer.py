@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
     from aioflux.testing import GCSServer
 
+pytestmark = pytest.mark.clouds("gs", "s3", "az")
+
 URI = "gs://bucket/run/step-1"
 QUICK = RetryPolicy(max_attempts=2, initial_seconds=0.01, max_seconds=0.02)
 MIB = 1024 * 1024
@@ -86,6 +88,7 @@ def test_stock_dcp_loads_what_was_saved(
     assert_equal(stock_load(copy_down(server, "run/step-1", tmp_path), state), state)
 
 
+@pytest.mark.clouds("gs")
 def test_stock_dcp_needs_no_aioflux_to_load_it(server: GCSServer, tmp_path: Path) -> None:
     save(small_state(3), StorageWriter(URI))
     script = f"""
@@ -197,12 +200,14 @@ def test_the_commit_object_comes_last(server: GCSServer) -> None:
     assert len(seen) == 2
 
 
+@pytest.mark.clouds("gs")
 def test_a_commit_that_is_refused_leaves_nothing(server: GCSServer) -> None:
     with server.faults.inject("*insert*", status=403, key="*.metadata"):
         failure_of(StorageWriter(URI, retry=QUICK), small_state())
     assert server.keys("bucket") == []
 
 
+@pytest.mark.clouds("gs")
 def test_a_commit_without_any_answer_leaves_the_objects_it_may_name(server: GCSServer) -> None:
     """It may have been carried out; the next save looks, and deletes what is not in force."""
     writer = StorageWriter(URI, retry=QUICK)
@@ -268,6 +273,7 @@ def test_a_stock_checkpoint_can_be_overwritten(server: GCSServer, tmp_path: Path
     assert_equal(stock_load(folder, small_state(2)), small_state(2))
 
 
+@pytest.mark.clouds("gs")
 def test_what_was_deleted_late_is_no_failure(server: GCSServer) -> None:
     writer = StorageWriter(URI, retry=QUICK)
     save(small_state(1), writer)
@@ -298,6 +304,7 @@ def test_a_save_that_another_one_overtook_leaves_the_other(
     assert_equal(stock_load(folder, small_state(9)), small_state(9))
 
 
+@pytest.mark.clouds("gs")
 def test_create_refuses_a_checkpoint_that_exists_before_it_uploads(server: GCSServer) -> None:
     save(small_state(1), StorageWriter(URI, mode="create"))
     keys = server.keys("bucket")
@@ -309,12 +316,14 @@ def test_create_refuses_a_checkpoint_that_exists_before_it_uploads(server: GCSSe
     assert server.stats.total.bytes_in < 1000
 
 
+@pytest.mark.clouds("gs")
 def test_a_lost_answer_to_the_commit_is_no_failure(server: GCSServer) -> None:
     with server.faults.inject("*insert*", lost=True, key="*.metadata", times=1):
         save(small_state(1), StorageWriter(URI))
     assert commit_of(server).objects
 
 
+@pytest.mark.clouds("gs")
 def test_a_commit_that_was_told_to_fail_and_did_not_keeps_its_objects(
     server: GCSServer, tmp_path: Path
 ) -> None:
@@ -332,6 +341,7 @@ def test_a_commit_that_was_told_to_fail_and_did_not_keeps_its_objects(
     assert len(server.keys("bucket")) == 2
 
 
+@pytest.mark.clouds("gs")
 def test_what_cannot_be_looked_for_is_left(server: GCSServer) -> None:
     """Clean-up that fails fails no save."""
     writer = StorageWriter(URI, retry=QUICK)
@@ -367,13 +377,14 @@ async def test_a_cancelled_upload_leaves_nothing() -> None:
         assert await store.list_all() == []
 
 
+@pytest.mark.clouds("gs")
 def test_a_failed_upload_names_rank_and_object_and_leaves_nothing(server: GCSServer) -> None:
     writer = StorageWriter(URI, objects_per_rank=3, retry=QUICK)
     save(small_state(1), writer)
     keys = server.keys("bucket")
     with server.faults.inject("*", status=503, key="*/__0_1.distcp"):
         error = failure_of(writer, small_state(2))
-    assert "rank 0 could not save gs://bucket/run/step-1/" in str(error)
+    assert f"rank 0 could not save {server.root}/run/step-1/" in str(error)
     assert "__0_1.distcp" in str(error)
     assert server.keys("bucket") == keys
     assert server.stats.open_uploads == 0
@@ -381,6 +392,7 @@ def test_a_failed_upload_names_rank_and_object_and_leaves_nothing(server: GCSSer
     assert commit_of(server).save_id not in keys[1]
 
 
+@pytest.mark.clouds("gs")
 def test_what_could_not_be_deleted_after_a_failure_goes_before_the_next_save(
     server: GCSServer,
 ) -> None:
@@ -392,7 +404,7 @@ def test_what_could_not_be_deleted_after_a_failure_goes_before_the_next_save(
         error = failure_of(writer, small_state(1))
     assert "could not be deleted" in error.__notes__[0]
     assert len(data_keys(server)) == 1
-    save(small_state(2), writer, checkpoint_id="gs://bucket/run/step-2")
+    save(small_state(2), writer, checkpoint_id=f"{server.root}/run/step-2")
     assert data_keys(server) == []
     assert len(data_keys(server, "run/step-2")) == 2
 
@@ -419,6 +431,7 @@ class _Watched(DefaultSavePlanner):
         return torch.ones(2 * MIB)
 
 
+@pytest.mark.clouds("gs")
 def test_tensors_are_resolved_as_they_are_sent(server: GCSServer) -> None:
     """160 MiB: not all of it is in memory at once."""
     planner = _Watched(server)
@@ -444,6 +457,7 @@ class _Failing(DefaultSavePlanner):
         return super().resolve_data(write_item)
 
 
+@pytest.mark.clouds("gs")
 @pytest.mark.parametrize(
     "failure",
     [UnpicklableError(3, io.StringIO()), OSError(28, "No space left on device"), KeyError("bias")],
@@ -460,6 +474,7 @@ def test_any_error_of_a_planner_becomes_one_that_pickles(
     assert server.keys("bucket") == []
 
 
+@pytest.mark.clouds("gs")
 @pytest.mark.parametrize("result", [io.BytesIO(b"x"), None, b"x"], ids=["bytesio", "none", "bytes"])
 def test_a_planner_that_gives_the_wrong_thing_is_told_so(server: GCSServer, result: object) -> None:
     error = failure_of(StorageWriter(URI), small_state(), planner=_Failing(None, result))
@@ -525,6 +540,7 @@ def test_plans_that_some_ranks_cached_are_no_layout_of_safetensors(server: GCSSe
         writer.prepare_global_plan([SavePlan([], usable=False), SavePlan([])])
 
 
+@pytest.mark.clouds("gs")
 def test_reset_takes_a_whole_uri_and_keeps_all_settings(
     server: GCSServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -536,13 +552,13 @@ def test_reset_takes_a_whole_uri_and_keeps_all_settings(
         return "token"
 
     writer = StorageWriter(URI, endpoint_url=server.url, credentials=token, objects_per_rank=2)
-    writer.reset("gs://bucket/run/step-2/")
-    assert writer.checkpoint_id == "gs://bucket/run/step-2"
+    writer.reset(f"{server.root}/run/step-2/")
+    assert writer.checkpoint_id == f"{server.root}/run/step-2"
     save(small_state(), writer)
     assert len(data_keys(server, "run/step-2")) == 2
     writer.reset()
-    assert writer.checkpoint_id == "gs://bucket/run/step-2"
-    save(small_state(), writer, checkpoint_id="gs://bucket/run/step-3")
+    assert writer.checkpoint_id == f"{server.root}/run/step-2"
+    save(small_state(), writer, checkpoint_id=f"{server.root}/run/step-3")
     assert len(data_keys(server, "run/step-3")) == 2
 
 
@@ -576,6 +592,7 @@ def test_settings_are_checked_when_they_are_given(options: Any) -> None:
         StorageWriter(URI, **options)
 
 
+@pytest.mark.clouds("gs")
 def test_a_writer_pickles_with_its_settings(server: GCSServer, tmp_path: Path) -> None:
     writer = StorageWriter(
         URI,
@@ -613,6 +630,7 @@ def test_async_saves_in_a_thread_upload_a_copy(server: GCSServer, tmp_path: Path
     assert_equal(stock_load(folder, small_state(1)), small_state(1))
 
 
+@pytest.mark.clouds("gs")
 def test_an_async_save_that_fails_tells_its_future(server: GCSServer) -> None:
     with server.faults.inject("*", status=403, key="*distcp"), no_warnings():
         future = dcp.async_save(small_state(), storage_writer=StorageWriter(URI, retry=QUICK))
@@ -632,11 +650,12 @@ class _Waiting(DefaultSavePlanner):
         return super().resolve_data(write_item)
 
 
-@pytest.mark.parametrize("uri", [URI, "gs://bucket/run/step-2"], ids=["same", "another"])
+@pytest.mark.parametrize("prefix", ["run/step-1", "run/step-2"], ids=["same", "another"])
 def test_saves_of_one_writer_that_overlap_do_not_mix(
-    server: GCSServer, tmp_path: Path, uri: str
+    server: GCSServer, tmp_path: Path, prefix: str
 ) -> None:
     """One is half uploaded when the other begins; to the same uri, only the faster one is saved."""
+    uri = f"{server.root}/{prefix}"
     writer, planner = StorageWriter(URI, objects_per_rank=2), _Waiting()
     with no_warnings():
         first = dcp.async_save(
@@ -644,6 +663,7 @@ def test_saves_of_one_writer_that_overlap_do_not_mix(
         )
         try:
             while not server.keys("bucket"):
+                assert not first.done(), first.exception()
                 time.sleep(0.01)
             save(small_state(2), writer, checkpoint_id=uri)
             assert len(data_keys(server)) >= 1
@@ -658,7 +678,7 @@ def test_saves_of_one_writer_that_overlap_do_not_mix(
         assert error is None
         folder = copy_down(server, "run/step-1", tmp_path / "first")
         assert_equal(stock_load(folder, small_state(1)), small_state(1))
-    folder = copy_down(server, uri.removeprefix("gs://bucket/"), tmp_path / "second")
+    folder = copy_down(server, prefix, tmp_path / "second")
     assert_equal(stock_load(folder, small_state(2)), small_state(2))
     assert writer.checkpoint_id == uri
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from aioflux.testing import GCSServer
 
+pytestmark = pytest.mark.clouds("gs", "s3", "az")
+
 NUM_SAMPLES = 40
 WIDTH = 6
 
@@ -30,7 +32,7 @@ def numbers_of(sample: Any) -> torch.Tensor:
 class Run:
     """A small training with everything that draws or counts."""
 
-    def __init__(self, kind: str = "adam") -> None:
+    def __init__(self, root: str, kind: str = "adam") -> None:
         torch.manual_seed(1)
         random.seed(2)
         np.random.seed(3)
@@ -44,9 +46,7 @@ class Run:
             "momentum": lambda: torch.optim.SGD(weights, lr=0.01, momentum=0.9),
         }[kind]()
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=9)
-        self.dataset = IterableDataset(
-            "gs://bucket/train", transform=numbers_of, shuffle=True, seed=5
-        )
+        self.dataset = IterableDataset(f"{root}/train", transform=numbers_of, shuffle=True, seed=5)
         self.state = TrainingState(
             self.model, self.optimizer, scheduler=self.scheduler, dataset=self.dataset
         )
@@ -78,28 +78,30 @@ class Run:
 
 
 @pytest.fixture
-def samples(server: GCSServer) -> None:
+def samples(server: GCSServer) -> str:
     draw = np.random.default_rng(0)
-    with aioflux.sync.open_store("gs://bucket/train") as store:
+    with aioflux.sync.open_store(f"{server.root}/train") as store:
         pairs = ((f"{n:03d}", draw.bytes(WIDTH)) for n in range(NUM_SAMPLES))
         list(store.put_many(pairs))
+    return server.root
 
 
+@pytest.mark.clouds("gs", "s3")
 @pytest.mark.parametrize("kind", ["adam", "sgd", "momentum"])
-def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(samples: None, kind: str) -> None:
-    unbroken = Run(kind)
+def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(samples: str, kind: str) -> None:
+    unbroken = Run(samples, kind)
     unbroken.train(8)
 
-    first = Run(kind)
+    first = Run(samples, kind)
     first.train(4)
     first.state.values = {"epoch": 0}
-    with Checkpointer("gs://bucket/run") as checkpointer:
+    with Checkpointer(f"{samples}/run") as checkpointer:
         handle = checkpointer.save_async(4, first.state)
         first.train(2)  # what was staged is not what is trained on
         handle.result()
-    second = Run(kind)
+    second = Run(samples, kind)
     torch.rand(3), random.random(), np.random.random()  # and other generators than at the start
-    with Checkpointer("gs://bucket/run") as checkpointer:
+    with Checkpointer(f"{samples}/run") as checkpointer:
         assert checkpointer.load(into=second.state) is second.state
         assert checkpointer.loaded_step == 4
     second.train(4)
@@ -111,17 +113,17 @@ def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(samples: None, kin
     assert second.scheduler.get_last_lr() == unbroken.scheduler.get_last_lr()
 
 
-def test_a_save_before_the_first_step_changes_nothing(samples: None) -> None:
+def test_a_save_before_the_first_step_changes_nothing(samples: str) -> None:
     """DCP's helpers for optimizers take a step to make their state."""
-    with Checkpointer("gs://bucket/run") as checkpointer:
-        saved, other = Run(), Run()
+    with Checkpointer(f"{samples}/run") as checkpointer:
+        saved, other = Run(samples), Run(samples)
         checkpointer.save(0, saved.state)
         assert not saved.optimizer.state
         checkpointer.load(into=other.state)
     assert not other.optimizer.state
-    other = Run()
+    other = Run(samples)
     other.train(3)
-    saved = Run()
+    saved = Run(samples)
     saved.state.state_dict()
     saved.train(3)
     assert saved.seen == other.seen
@@ -141,7 +143,7 @@ def test_several_optimizers_and_other_things_with_a_state(server: GCSServer) -> 
         optimizer.step()
     scaler.scale(torch.ones(()))
     scaler.update(4.0)
-    with Checkpointer("gs://bucket/run") as checkpointer:
+    with Checkpointer(f"{server.root}/run") as checkpointer:
         checkpointer.save(1, state)
         other, (model_2, *optimizers_2, scaler_2) = made()
         checkpointer.load(into=other)
@@ -155,7 +157,7 @@ def test_several_optimizers_and_other_things_with_a_state(server: GCSServer) -> 
 def test_weights_are_loaded_where_they_are(server: GCSServer) -> None:
     model, other = nn.Linear(3, 2), nn.Linear(3, 2)
     address = other.weight.data_ptr()
-    with Checkpointer("gs://bucket/run") as checkpointer:
+    with Checkpointer(f"{server.root}/run") as checkpointer:
         checkpointer.save(1, TrainingState(model))
         checkpointer.load(into=TrainingState(other))
     assert torch.equal(model.weight, other.weight)
@@ -166,7 +168,7 @@ def test_a_model_on_the_meta_device_gets_memory(server: GCSServer) -> None:
     model = nn.Linear(3, 2)
     with torch.device("meta"):
         other = nn.Linear(3, 2)
-    with Checkpointer("gs://bucket/run") as checkpointer:
+    with Checkpointer(f"{server.root}/run") as checkpointer:
         checkpointer.save(1, TrainingState(model))
         checkpointer.load(into=TrainingState(other))
     assert torch.equal(model.weight, other.weight)
@@ -189,7 +191,7 @@ def test_another_number_of_ranks_needs_a_way_to_merge(server: GCSServer) -> None
             told[name]["rank-00001"] = told[name]["rank-00000"]
         return told
 
-    with Checkpointer("gs://bucket/run") as checkpointer:
+    with Checkpointer(f"{server.root}/run") as checkpointer:
         checkpointer.save(1, as_of_two(TrainingState(dataset=Counted(3))))
         with pytest.raises(ValueError, match="merge_states"):
             checkpointer.load(into=TrainingState(dataset=Counted(0), rng=False))
@@ -223,7 +225,7 @@ def test_an_optimizer_whose_state_holds_lists(server: GCSServer) -> None:
 
     model, optimizer = build()
     train(model, optimizer)
-    with Checkpointer("gs://bucket/lbfgs") as checkpointer:
+    with Checkpointer(f"{server.root}/lbfgs") as checkpointer:
         checkpointer.save(1, TrainingState(model, optimizer))
         other_model, other = build()
         checkpointer.load(into=TrainingState(other_model, other))
