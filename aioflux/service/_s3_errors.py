@@ -33,6 +33,7 @@ _PASSING = {
 }
 """Codes that ask for another attempt, with their status, whatever that of the answer is."""
 _STATUSES = {"AccessDenied": 403, "NoSuchKey": 404, "PreconditionFailed": 412}
+_WRONG_TOKENS = frozenset({"InvalidToken"})
 _DIGEST_CODE = "XAmzContentSHA256Mismatch"
 _HINTS = {
     "InvalidAccessKeyId": "no such access key exists; sign in again, or choose another profile",
@@ -41,6 +42,7 @@ _HINTS = {
         "changes requests"
     ),
     SKEWED_CODE: "this machine's clock is wrong; set it",
+    "InvalidToken": "the session token does not belong to the access key; sign in again",
     "AllAccessDisabled": "the bucket is disabled",
     "AccountProblem": "the account is not in order",
 }
@@ -97,7 +99,7 @@ def refusal(
         )
     if code == _DIGEST_CODE:
         code = "BadDigest"
-    if status in {401, 403} or (status == 400 and code in EXPIRED_CODES):
+    if status in {401, 403} or (status == 400 and code in EXPIRED_CODES | _WRONG_TOKENS):
         return _denial(status, said, tail, action=action, uri=uri, code=code)
     return error_from_status(
         status, action=action, uri=uri, code=code, detail=detail, retry_after=retry_after
@@ -138,8 +140,10 @@ def error_in_success(fields: Mapping[str, str], *, action: str, uri: str) -> Sto
             status=200,
             maybe_done=True,
         )
-    status = _PASSING.get(code, 400)
-    error = refusal(status, action=action, uri=uri, code=code, detail=detail)
+    status = _PASSING.get(code) or _STATUSES.get(code, 400)
+    error = refusal(
+        status, action=action, uri=uri, code=code, detail=detail, is_conditional=status == 412
+    )
     if isinstance(error, TransientError):
         error.maybe_done = status == 500
     return error

@@ -105,7 +105,8 @@ def after(name: str) -> str:
     last = ord(name[-1]) - 1
     if last in _SURROGATES:
         last = _SURROGATES.start - 1
-    text = name[:-1] + (chr(last) + _LAST if last > 0 else "")
+    # Some servers repeat the text in XML as it is, which cannot hold all characters.
+    text = name[:-1] + (chr(last) + _LAST if last > 0x20 and last & 0xFFFE != 0xFFFE else "")
     # Not sent longer than a name may be; what begins as `name` does without its end is few then.
     return text if len(text.encode()) <= _MAX_KEY_BYTES else name[:-1]
 

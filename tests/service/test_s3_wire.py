@@ -11,13 +11,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from aioflux import NotFoundError, PermissionDeniedError, PreconditionFailedError
 from aioflux.service import _s3_list as listing
 from aioflux.service import _s3_read as reading
 from aioflux.service import _s3_site as sites
 from aioflux.service import _s3_wire as wire
 from aioflux.service._base import Precondition
 from aioflux.service._s3_copy import plan_copy
-from aioflux.service._s3_errors import deletion_error, error_in_success
+from aioflux.service._s3_errors import deletion_error, error_in_success, refusal
 
 ETAG = "5d41402abc4b2a76b9719d911017c592"
 TOLD = {b"etag": f'"{ETAG}"'.encode()}
@@ -274,6 +275,16 @@ def test_all_keys_from_one_on_come_after_what_is_sent(wanted: str, other: str) -
         assert other > sent
 
 
+@given(wanted=names)
+@example(wanted="a ")
+@example(wanted="a!")
+@example(wanted="a\U00010000")
+def test_what_a_listing_starts_after_can_be_told_in_xml(wanted: str) -> None:
+    """Some servers repeat it as it is."""
+    if wire.can_be_xml(wanted):
+        assert wire.can_be_xml(listing.after(wanted))
+
+
 def test_a_listing_from_the_beginning_starts_after_nothing() -> None:
     assert listing.after("") == ""
 
@@ -329,6 +340,26 @@ def test_an_error_without_a_code_leaves_open_what_was_done() -> None:
     error = error_in_success({}, action="copy", uri="s3://b/k")
     assert getattr(error, "maybe_done", False)
     assert "copy s3://b/k" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("PreconditionFailed", PreconditionFailedError),
+        ("AccessDenied", PermissionDeniedError),
+        ("NoSuchKey", NotFoundError),
+    ],
+)
+def test_an_error_in_a_success_is_what_it_is_elsewhere(code: str, kind: type[Exception]) -> None:
+    """A completion may fail by its condition when its answer has begun."""
+    error = error_in_success({"Code": code, "Message": "m"}, action="complete", uri="s3://b/k")
+    assert isinstance(error, kind)
+
+
+def test_a_token_that_is_none_is_told_as_one() -> None:
+    error = refusal(400, action="read", uri="s3://b/k", code="InvalidToken")
+    assert isinstance(error, PermissionDeniedError)
+    assert "session token" in str(error)
 
 
 def test_an_unknown_code_is_an_error_of_its_object() -> None:
