@@ -33,7 +33,7 @@ from aioflux.service._azure_lister import AzureLister
 from aioflux.service._azure_md5 import md5, md5_header, md5_now
 from aioflux.service._azure_send import AzureSender
 from aioflux.service._base import Body, Capabilities, Precondition
-from aioflux.service._http import COMPLETE_SECONDS, HTTPService, ReadRequest
+from aioflux.service._http import COMPLETE_SECONDS, DELETE_SECONDS, HTTPService, ReadRequest
 from aioflux.service._send import CONDITIONAL, PLAIN, Terms
 
 if TYPE_CHECKING:
@@ -274,6 +274,7 @@ class AzureService(HTTPService):
             "",
             headers=[batch.batch_type()],
             body=batch.batch_body(requests),
+            head_seconds=DELETE_SECONDS,
         )
         try:
             told = response.headers.get(b"content-type", b"")

@@ -86,12 +86,21 @@ class S3Service(XMLService):
             timeouts=timeouts,
             max_connections=max_connections,
             ssl_context=ssl_context,
+            note_site=self._note_guard,
         )
-        self.capabilities = replace(
-            S3Service.capabilities, guarded_transport=self._sender.is_guarded
-        )
+        self._note_guard()
         self._guesses = Guesses()
-        self._lister = S3Lister(self._sender, prefix, uri=self.uri)
+        self._lister = S3Lister(
+            self._sender, prefix, uri=self.uri, note_unsorted=self._note_unsorted
+        )
+
+    def _note_guard(self) -> None:
+        """Tell whether ranges are to be trusted; before the endpoint is known they are not."""
+        self.capabilities = replace(self.capabilities, guarded_transport=self._sender.is_guarded)
+
+    def _note_unsorted(self) -> None:
+        if self.capabilities.list_ranges:
+            self.capabilities = replace(self.capabilities, list_ranges=False)
 
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
         pin = wire.parse_pin(generation)
@@ -289,7 +298,16 @@ class S3Service(XMLService):
             return failed
         told = await delete_many(self._sender, rows, uri=self.uri())
         for name, (code, words) in told.items():
-            key = names.get(name, "")
+            key = names.get(name)
+            if key is None:
+                # Told of another name, it is that of an object which would count as deleted.
+                uri = self.uri()
+                raise TransientError(
+                    f"could not delete objects of {uri}: the service answered {code} of {name!r}, "
+                    "which was not asked for",
+                    uri=uri,
+                    maybe_done=True,
+                )
             failed[key] = deletion_error(code, words, uri=self.uri(key))
         return failed
 
@@ -419,6 +437,11 @@ class S3Service(XMLService):
 
     def _path(self, key: str) -> bytes:
         return wire.quote_name(self._prefix + key)
+
+    def _name(self, key: str) -> str:
+        name = self._prefix + key
+        wire.check_name(name)
+        return name
 
     def _target(self, key: str, pin: wire.Pin) -> bytes:
         path = self._path(key)

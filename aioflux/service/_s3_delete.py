@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from aioflux._errors import TransientError
 from aioflux.service import _s3_wire as wire
+from aioflux.service._http import DELETE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ async def delete_many(
         "",
         headers=[(b"Content-Type", b"application/xml"), wire.digest_header(body)],
         body=body,
+        head_seconds=DELETE_SECONDS,
     )
     try:
         return wire.parse_deletions(response.body)

@@ -26,8 +26,25 @@ _MAX_SORTED: Final = 4
 class S3Lister(Lister["S3Sender"]):
     """Reads pages below a prefix; those of servers that do not sort are sorted here."""
 
-    def __init__(self, sender: S3Sender, prefix: str, *, uri: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        sender: S3Sender,
+        prefix: str,
+        *,
+        uri: Callable[[str], str],
+        note_unsorted: Callable[[], None],
+    ) -> None:
+        """Take what is listed.
+
+        Args:
+            sender: Asks the service.
+            prefix: What all names begin with; left out of keys.
+            uri: Returns the whole uri of a key.
+            note_unsorted: Called where the server turns out not to sort: each range of keys would
+                be read by a whole listing.
+        """
         super().__init__(sender, prefix, uri=uri)
+        self._note_unsorted = note_unsorted
         # Listings come out of order: they are read whole, and sorted here.
         self._is_unsorted = False
         # What is left of such listings, by the tokens of their next pages.
@@ -51,7 +68,9 @@ class S3Lister(Lister["S3Sender"]):
             page = await ask(start, page_token)
         if page is None or self._is_unsorted or not listing.is_sorted(page):
             self._is_unsorted = True
-            page = await self._sorted_page(ask, page, page_token, 0 if delimiter else size)
+            self._note_unsorted()
+            most = 0 if delimiter else size
+            page = await self._sorted_page(ask, page, prefix, page_token, start, most)
         if page_token and page.next_token == page_token:
             raise wrong_page(self._uri(prefix), "the next page is the same one again")
         listing.cut(page, start=start, end=end)
@@ -90,26 +109,42 @@ class S3Lister(Lister["S3Sender"]):
             raise not_a_listing(self._uri(prefix), exc) from exc
 
     async def _sorted_page(
-        self, ask: Any, page: listing.ListPage | None, token: str, most: int
+        self,
+        ask: Any,
+        page: listing.ListPage | None,
+        prefix: str,
+        token: str,
+        start: str,
+        most: int,
     ) -> listing.ListPage:
         """Return a page of a listing that the server does not sort: of all of it, sorted here.
 
         Args:
             ask: Asks for a page, by where it starts and its token.
             page: What has come of it: what is left of it in order, or a page of the server.
+            prefix: What keys begin with; errors tell it.
             token: Token of the page.
+            start: First name that is wanted.
             most: Objects of a page; 0 for all.
+
+        Raises:
+            StorageError: The server goes on where it was before.
         """
         if page is None or not token.startswith(listing.AFTER):
             page = await ask("", "")
+            tokens: set[str] = set()
             while page.next_token:
+                if page.next_token in tokens:
+                    raise wrong_page(self._uri(prefix), "the next page is one that was before")
+                tokens.add(page.next_token)
                 other = await ask("", page.next_token)
                 page.extend(other)
-                page.next_token = "" if other.next_token == page.next_token else other.next_token
+                page.next_token = other.next_token
             listing.sort(page)
             if token.startswith(listing.AFTER):
                 # What was left is forgotten, for want of room.
-                listing.cut(page, start=token.removeprefix(listing.AFTER) + "\0", end="")
+                start = max(start, token.removeprefix(listing.AFTER) + "\0")
+            listing.cut(page, start=start, end="")
         if most and len(page.names) > most:
             rest = page.split(most)
             page.next_token = listing.AFTER + page.names[-1]

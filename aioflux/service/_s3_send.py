@@ -61,10 +61,13 @@ class S3Sender(Sender):
         timeouts: Timeouts,
         max_connections: int,
         ssl_context: ssl.SSLContext | None,
+        note_site: Callable[[], None],
     ) -> None:
         super().__init__(uri)
         self.site: Site | None = None
-        self.is_guarded = not endpoint_url.startswith("http://")
+        # A profile may tell another endpoint.
+        self.is_guarded = endpoint_url.startswith("https://")
+        self._note_site = note_site
         self._bucket = bucket
         self._access = access
         self._endpoint_url = endpoint_url
@@ -189,12 +192,13 @@ class S3Sender(Sender):
                 if self._is_closed:
                     raise self.failed(RuntimeError(), action, key)
                 self.site = await self._find_site(action, key)
+                self.is_guarded = self.site.origin.scheme == "https"
+                self._note_site()
         return self.site
 
     async def _find_site(self, action: str, key: str) -> Site:
         told = await self._named(self._source.settings(), action, key)
         endpoint_url = self._endpoint_url or told.endpoint_url
-        self.is_guarded = not endpoint_url.startswith("http://")
         self._endpoint_url = endpoint_url
         region = self._access.region or told.region
         if self._access.addressing == "auto" and told.addressing:

@@ -29,6 +29,7 @@ __all__ = [
     "MAX_COPY_BYTES",
     "Pin",
     "can_be_xml",
+    "check_name",
     "copy_headers",
     "delete_body",
     "digest_header",
@@ -57,6 +58,8 @@ MAX_COPY_BYTES = 5 * 1024**3
 _USER_PREFIX = b"x-amz-meta-"
 _USER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_~.-][A-Za-z0-9_.~/-]{0,1023}")
+_DOTS = frozenset({".", ".."})
+_MAX_NAME_BYTES = 1024
 _VERSION = "version:"
 _GENERATION = re.compile(r"([!#-~]+)/([0-9]{1,18})")
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
@@ -144,9 +147,30 @@ def etag_of(headers: Mapping[bytes, bytes]) -> str:
     return headers.get(b"etag", b"").decode("latin-1").strip('"')
 
 
+def check_name(name: str) -> None:
+    """Refuse a name that no object of S3 can have.
+
+    Raises:
+        ValueError: It is one.
+    """
+    size = len(name.encode())  # refuses what is no valid Unicode
+    if not 1 <= size <= _MAX_NAME_BYTES:
+        why = f"it has {size} bytes of UTF-8, not 1 to {_MAX_NAME_BYTES}"
+    elif name in _DOTS:
+        why = "in a url it would mean the bucket"
+    else:
+        return
+    raise ValueError(f"{name!r} is no name for an object: {why}")
+
+
 def quote_name(name: str) -> bytes:
-    """Percent-encode the name of an object for a path, as it is signed, with a slash before it."""
-    if _PLAIN_NAME.fullmatch(name) is None:
+    """Percent-encode the name of an object for a path, as it is signed, with a slash before it.
+
+    Raises:
+        ValueError: No object can have it.
+    """
+    if _PLAIN_NAME.fullmatch(name) is None or name in _DOTS:
+        check_name(name)
         name = quote(name, safe="/")
     return b"/" + name.encode()
 

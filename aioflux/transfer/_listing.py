@@ -170,6 +170,9 @@ class _Run:
 
     def _take(self, request: Request, page: Page) -> None:
         """Take in a page: what of it belongs to its range."""
+        if not self._session.service.capabilities.list_ranges:
+            # A service may find out by its first page.
+            self._plan.be_sequential()
         objects, prefixes = page.objects, list(page.prefixes)
         keys = objects.keys if isinstance(objects, Listing) else [meta.key for meta in objects]
         if prefixes and prefixes[0] == request.range.last:

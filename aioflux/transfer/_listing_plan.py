@@ -244,6 +244,10 @@ class ListingPlan:
         self._num_in_flight = 0
         self._alphabets = Alphabets()
 
+    def be_sequential(self) -> None:
+        """Ask for one page at a time from now on, each by what the one before told."""
+        self._max_in_flight = 1
+
     @property
     def is_done(self) -> bool:
         """Whether all pages have come."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import email.utils
 import time
 from contextlib import suppress
@@ -19,10 +20,14 @@ from aioflux import (
     PreconditionFailedError,
     S3Access,
     StorageError,
+    Timeouts,
     TransientError,
+    open_store,
 )
 from aioflux.http import Origin
 from aioflux.service._base import Precondition, Source, UploadedPart
+from aioflux.service._http import DELETE_SECONDS
+from aioflux.service._s3 import S3Service
 from aioflux.service._s3_site import Site
 from tests.service.s3_rig import (
     ANY,
@@ -36,8 +41,11 @@ from tests.service.s3_rig import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.service.s3_rig import Asked
 
+KEYS = S3Access(credentials=lambda: ("AKID", "s"))
 CRC32C = "mnG7TA=="
 """Of `hello`."""
 
@@ -500,6 +508,72 @@ async def test_a_name_that_xml_cannot_hold_is_deleted_by_itself() -> None:
     assert asked[0].target == "/bucket/p/a%01"
 
 
+async def test_a_deletion_that_failed_under_another_name_is_not_one_that_was_done() -> None:
+    told = "<DeleteResult><Error><Key>q%2Fb</Key><Code>AccessDenied</Code></Error></DeleteResult>"
+    async with asking(answer(200, told)) as (service, _):
+        with pytest.raises(TransientError, match="AccessDenied of 'q%2Fb'") as error:
+            await service.delete_page([Source(key="b", generation=PIN)])
+    assert error.value.maybe_done
+
+
+async def test_a_request_that_deletes_many_is_given_time() -> None:
+    """It is answered when all are deleted: given up before, it is sent again and again."""
+    given: list[float] = []
+    async with asking(answer(200, "<DeleteResult/>")) as (service, _):
+        send = service._sender.send
+
+        async def sending(*asked: Any, head_seconds: float | None = None, **how: Any) -> Any:
+            given.append(head_seconds or 0.0)
+            return await send(*asked, head_seconds=head_seconds, **how)
+
+        service._sender.send = sending  # type: ignore[method-assign]
+        assert await service.delete_page([Source(key="a", generation=PIN)]) == {}
+    assert given == [DELETE_SECONDS]
+
+
+async def test_names_with_ends_of_lines_are_names_of_s3() -> None:
+    """They are listed, and one of them kept all others of a request from being deleted."""
+    async with asking(answer(200, "<DeleteResult/>")) as (service, asked):
+        sources = [Source(key=key, generation=PIN) for key in ("a\nb", "a\rb", "c")]
+        assert await service.delete_page(sources) == {}
+    assert b"<Key>p/a&#10;b</Key>" in asked[0].body
+    assert b"<Key>p/a&#13;b</Key>" in asked[0].body
+
+
+@pytest.mark.parametrize("operation", ["head", "get", "put", "delete", "initiate"])
+async def test_names_that_are_too_long_are_refused(operation: str) -> None:
+    def renamed(key: str) -> str:
+        return key * 1023
+
+    async with asking(hello()) as (service, asked):
+        path = service._path
+        service._path = lambda key: path(renamed(key))  # type: ignore[method-assign]
+        with pytest.raises(ValueError, match="1025 bytes of UTF-8, not 1 to 1024"):
+            await OPERATIONS[operation](service)
+    assert not asked
+
+
+async def test_a_profile_may_tell_an_endpoint_without_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of ranges from there nothing vouches for the bytes."""
+    async with asking(hello()) as (other, _):
+        url = other._sender._endpoint_url
+        config = tmp_path / "config"
+        config.write_text(
+            f"[profile w]\nendpoint_url = {url}\nregion = us-east-1\n"
+            "aws_access_key_id = AKID\naws_secret_access_key = hush\n"
+        )
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+        service = S3Service(
+            "bucket", "p/", access=S3Access(profile="w"), timeouts=Timeouts(), max_connections=1
+        )
+        assert not service.capabilities.guarded_transport
+        await service.get("a")
+        assert not service.capabilities.guarded_transport
+        await service.aclose()
+
+
 @pytest.mark.parametrize("body", ["", "<Error><Code>SlowDown</Code></Error>", "<x/>"])
 async def test_an_answer_that_tells_nothing_of_deletions_is_asked_for_again(body: str) -> None:
     async with asking(answer(200, body)) as (service, _):
@@ -570,6 +644,54 @@ async def test_a_listing_out_of_order_is_read_whole_and_sorted() -> None:
             assert [meta.key for meta in again.objects] == ["b"]
             part = await service.list_page("", start_offset="a/", end_offset="b")
             assert [meta.key for meta in part.objects] == ["a/1", "a/2"]
+
+
+async def test_a_listing_out_of_order_is_cut_before_it_is_paged() -> None:
+    """A page that begins a range and holds nothing of it would look like one that comes twice."""
+    pages = listed("p/b", "p/a", "p/c", token="t"), listed("p/d", "p/e")
+
+    def reply(asked: Asked) -> bytes:
+        return pages["continuation-token" in asked.target]
+
+    async with asking(reply) as (service, _):
+        assert service.capabilities.list_ranges
+        page = await service.list_page("", start_offset="c", page_size=2)
+        assert [meta.key for meta in page.objects] == ["c", "d"]
+        assert not service.capabilities.list_ranges
+        rest = await service.list_page("", page_token=page.next_token, page_size=2)
+    assert [meta.key for meta in rest.objects] == ["e"]
+
+
+async def test_a_listing_out_of_order_of_several_pages_is_whole() -> None:
+    """The first of its pages may already have been cut into ranges."""
+    names = [f"p/{number:05}" for number in range(4500)]
+    size = 1000
+
+    def reply(asked: Asked) -> bytes:
+        token = asked.target.partition("continuation-token=")[2].partition("&")[0]
+        at = int(token or 0)
+        token = f"{at + size}" if at + size < len(names) else ""
+        page = names[at : at + size]
+        return listed(page[1], page[0], *page[2:], token=token)
+
+    async with asking(reply) as (service, asked):
+        url = service._sender._endpoint_url
+        async with open_store("s3://bucket/p/", endpoint_url=url, credentials=KEYS) as store:
+            found = await store.list_all()
+    assert [f"p/{meta.key}" for meta in found] == names
+    assert len(asked) <= 6
+
+
+@pytest.mark.parametrize("again", ["1", "2"])
+async def test_a_token_that_comes_again_does_not_end_a_listing_in_silence(again: str) -> None:
+    def reply(asked: Asked) -> bytes:
+        token = asked.target.partition("continuation-token=")[2].partition("&")[0]
+        return listed("p/b", "p/a", token={"": "1", "1": "2", "2": again}[token])
+
+    async with asking(reply) as (service, asked):
+        with pytest.raises(StorageError, match=r"could not list s3://bucket/p/.* before"):
+            await asyncio.wait_for(service.list_page(""), timeout=30)
+    assert len(asked) <= 4
 
 
 async def test_one_level_is_told_by_prefixes() -> None:
