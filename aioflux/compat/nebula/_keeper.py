@@ -174,6 +174,9 @@ class Keeper:
         except Exception as exc:  # whoever asked is told
             return ("error", portable(exc)), []
         finally:
+            unused, trainer.inbox.fds = trainer.inbox.fds, []
+            for fd in unused:  # else they would be taken for those of the next request
+                os.close(fd)
             self._give_back()
             self._notify()
         return ("ok", reply), fds
@@ -228,8 +231,12 @@ class Keeper:
     ) -> bool:
         piece = self.shelf.pieces[number]
         if number not in self._memory:
-            fd = trainer.inbox.fds.pop(0)
-            self._memory[number] = _Memory(fd, mmap.mmap(fd, piece.size, prot=mmap.PROT_READ))
+            try:
+                mapped = mmap.mmap(trainer.inbox.fds[0], piece.size, prot=mmap.PROT_READ)
+            except OSError:
+                self.shelf.abandon(number, is_made=False)
+                raise
+            self._memory[number] = _Memory(trainer.inbox.fds.pop(0), mapped)
         version = self.shelf.put(trainer.number, number, part, num_files, seconds)
         if self.shelf.is_full(version):
             self._close(version, self._mint())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import resource
 import signal
@@ -21,6 +22,8 @@ from aioflux.compat.nebula._keeper import Keeper
 
 __all__ = ["lock_path", "main"]
 
+_log = logging.getLogger("aioflux")
+
 _NICENESS: Final = 5
 """The training goes first where there are too few processors for both."""
 
@@ -31,24 +34,31 @@ _EMPTY_LINGER_SECONDS: Final = 5.0
 """How long it stays when it holds nothing."""
 
 
+async def _accept(listening: socket.socket, keeper: Keeper) -> None:
+    """Serve all who come, each by a task of its own."""
+    loop = asyncio.get_running_loop()
+    serving: set[asyncio.Task[None]] = set()
+    while True:
+        try:
+            sock, _ = await loop.sock_accept(listening)
+        except OSError as exc:  # too many open files, say: who waits in line is heard later
+            _log.warning("a trainer has to wait: %s", exc)
+            await asyncio.sleep(_LOOK_SECONDS)
+            continue
+        if not _is_ours(sock):
+            sock.close()
+            continue
+        task = loop.create_task(keeper.serve(sock))
+        serving.add(task)
+        task.add_done_callback(serving.discard)
+
+
 async def _run(listening: socket.socket, lock: int) -> None:
     """Serve whoever comes, until nobody has for a while."""
     loop = asyncio.get_running_loop()
     keeper = Keeper()
     listening.setblocking(False)
-    serving: set[asyncio.Task[None]] = set()
-
-    async def accept() -> None:
-        while True:
-            sock, _ = await loop.sock_accept(listening)
-            if not _is_ours(sock):
-                sock.close()
-                continue
-            task = loop.create_task(keeper.serve(sock))
-            serving.add(task)
-            task.add_done_callback(serving.discard)
-
-    accepting = loop.create_task(accept())
+    accepting = loop.create_task(_accept(listening, keeper))
     alone = time.monotonic()
     has_stderr = True
     while True:

@@ -92,10 +92,10 @@ class Snapshots:
         try:
             return bool(self._client.call("saved", number, part, num_files, seconds, fds=fds))
         finally:
-            if isinstance(arena, _DiskArena):
-                arena.close()
-            else:
+            if isinstance(arena, Arena):
                 arena.let_descriptor_go()  # the keeper has it, and the map is enough here
+            else:
+                arena.close()
 
     def close(self) -> None:
         """Give up what is mapped here; the keeper has it still."""

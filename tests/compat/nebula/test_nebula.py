@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import errno
 import io
 import json
+import mmap
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,7 +25,7 @@ from aioflux.checkpoint import load, verify
 from aioflux.checkpoint._pickled import Pickled
 from aioflux.checkpoint._uploader_wire import Inbox
 from aioflux.compat import nebula as nm
-from aioflux.compat.nebula import _run
+from aioflux.compat.nebula import _keeper, _keeper_process, _run, _snapshot
 from aioflux.compat.nebula._keeper import Keeper, _Place, _Trainer
 from aioflux.compat.nebula._persist import NebulaSave
 from aioflux.compat.nebula._settings import meeting_path, settings_of
@@ -491,6 +494,51 @@ def test_a_copy_that_breaks_off_is_made_anew(inside: str, monkeypatch: pytest.Mo
             checkpoint.save("model", state_of(1))
     checkpoint.save("model", state_of(1))
     assert is_state_of(1, checkpoint.load("model"))
+
+
+def test_memory_that_cannot_be_mapped_is_given_up(
+    inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(*_: Any, **__: Any) -> mmap.mmap:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    nm.init(inside, 1000, memory_buffer_size=300_000)
+    checkpoint = nm.Checkpoint("a")
+    with monkeypatch.context() as patched:
+        patched.setattr(_keeper, "mmap", SimpleNamespace(mmap=cannot, PROT_READ=mmap.PROT_READ))
+        with pytest.raises(OSError, match="too many"):
+            checkpoint.save("model", state_of(1))
+    monkeypatch.delattr(_snapshot, "_DiskArena")  # there is room in memory
+    checkpoint.save("model", state_of(2))
+    assert is_state_of(2, checkpoint.load("model"))
+
+
+async def test_a_trainer_that_cannot_be_heard_at_once_is_heard_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    failures = [OSError(errno.EMFILE, "too many open files")]
+    accept = loop.sock_accept
+
+    async def sock_accept(sock: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return await accept(sock)
+
+    monkeypatch.setattr(loop, "sock_accept", sock_accept)
+    keeper = Keeper()
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as ours:
+        listening.setblocking(False)
+        monkeypatch.setattr(_keeper_process, "_is_ours", bool)
+        accepting = asyncio.create_task(_keeper_process._accept(listening, keeper))
+        await loop.run_in_executor(None, ours.connect, listening.getsockname())
+        while not keeper.has_served:
+            assert not accepting.done()
+            await asyncio.sleep(0.02)
+        ours.close()
+        while keeper.num_trainers:
+            await keeper.changed(1)
+        accepting.cancel()
 
 
 async def test_what_cannot_be_read_is_told() -> None:
