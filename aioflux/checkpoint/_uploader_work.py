@@ -41,7 +41,7 @@ from aioflux.checkpoint._commit import (
 from aioflux.checkpoint._history import SaveRecord
 from aioflux.checkpoint._objects import publish, write_object
 from aioflux.checkpoint._retention import prune
-from aioflux.checkpoint._steps import read_commit, uri_below
+from aioflux.checkpoint._steps import CommitObject, read_commit, uri_below
 from aioflux.checkpoint._storage_data import Place, complete
 from aioflux.checkpoint._uploader_job import Manifest, SaveResult, manifest_key
 from aioflux.checkpoint._uploader_pieces import compressed_pieces, staged_pieces
@@ -415,20 +415,28 @@ class Save:
             extra=dict(job.whole.extra),
         )
         data = encode_commit(self._describe(told), commit)
-        before = replaces[0] if replaces is not None else None
-        try:
-            await publish(self._store, self._prefix + COMMIT_KEY, data, replaces=before)
-        except (AiofluxError, OSError) as exc:
-            await self._look_again(exc)
-        await self._afterwards(commit, replaces[1] if replaces is not None else None)
+        while True:
+            before, replaced = replaces or (None, None)
+            try:
+                await publish(self._store, self._prefix + COMMIT_KEY, data, replaces=before)
+            except (AiofluxError, OSError) as exc:
+                found = await self._look_again(exc, before)
+                if found.commit is None or found.commit.save_id != commit.save_id:
+                    replaces = found.meta, found.commit
+                    continue
+            break
+        await self._afterwards(commit, replaced)
 
     def _describe(self, told: Sequence[tuple[StoredObject, ...]]) -> bytes:
         """Return the pickle of DCP's metadata."""
         assert self._job.whole is not None
         return _metadata(self._job.whole, told, self._settings.compression)
 
-    async def _look_again(self, error: Exception) -> None:
-        """Return if a commit that failed is there all the same.
+    async def _look_again(self, error: Exception, before: ObjectMeta | None) -> CommitObject:
+        """Return the commit that failed, if it is there all the same, or an earlier one.
+
+        The last save goes before those under way: one of the same step may be committed meanwhile,
+        and is what it replaces.
 
         Raises:
             CheckpointError: It is not, or nobody can tell.
@@ -441,8 +449,11 @@ class Save:
         except AiofluxError:
             is_unknown = True
         else:
-            if found.commit is not None and found.commit.save_id == self._job.save_id:
-                return
+            mine, theirs = self._job.save_id, found.commit.save_id if found.commit else ""
+            is_new = before is None or found.meta.generation != before.generation
+            is_earlier = self._job.is_urgent and is_new and "" < theirs < mine
+            if theirs == mine or is_earlier:
+                return found
         if is_unknown:
             raise _UnknownOutcomeError(
                 f"{self._uri}: the commit was sent and not answered; whether it is there, the next "

@@ -31,6 +31,7 @@ from aioflux.checkpoint import (
     _staging,
     _uploader_client,
     _uploader_process,
+    _uploader_work,
 )
 from aioflux.checkpoint._uploader_wire import encode, send
 from aioflux.checkpoint.compression import ZStandard
@@ -516,6 +517,30 @@ def test_the_last_save_waits_for_no_room(server: GCSServer) -> None:
 
 
 @pytest.mark.clouds("gs")
+def test_the_last_save_replaces_one_of_its_step_that_was_under_way(
+    server: GCSServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    previous = _uploader_work.Save._previous
+
+    async def previous_then_the_first(save: _uploader_work.Save) -> Any:
+        found = await previous(save)
+        if save._job.is_urgent:
+            await first
+        return found
+
+    monkeypatch.setattr(_uploader_work.Save, "_previous", previous_then_the_first)
+    with Checkpointer(URI, retry=FAST) as checkpointer:
+        checkpointer.save_on_signal(signal.SIGUSR1, deadline_seconds=60)
+        server.faults.add(WRITE, key="*" + DATA, delay_seconds=0.5, times=1)
+        first = checkpointer.save_async(1, state_of(1))
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert checkpointer.should_save(1)
+        checkpointer.save(1, state_of(2))
+        assert first.result().step == 1
+        assert is_state_of(2, checkpointer.load())
+        assert len(keys()) == 2  # what was replaced is gone
+
+
 def test_a_deadline_that_passes_is_an_error(server: GCSServer) -> None:
     server.faults.add(WRITE, key="*" + DATA, delay_seconds=60)
     with Checkpointer(URI, retry=FAST) as checkpointer:
