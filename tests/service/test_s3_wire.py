@@ -260,6 +260,12 @@ def test_an_entity_tag_is_not_always_an_md5(headers: dict[bytes, bytes]) -> None
     assert not reading.has_md5({**TOLD, **headers})
 
 
+@pytest.mark.parametrize("name", [".", "..", "", "\u00e9" * 513, "a" * 1025, "\ud800"])
+def test_names_that_no_object_can_have_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"is no name for an object|surrogates not allowed"):
+        wire.quote_name(name)
+
+
 # --- listings ----------------------------------------------------------------------------------
 
 
