@@ -55,3 +55,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[GCSServer]:
     with GCSServer(buckets=("bucket",)) as server:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
         yield server
+
+
+@pytest.fixture
+def inside(node: Path) -> str:
+    """A storage that a keeper in this process serves: no process is started."""
+    return f"memory://{node.name}/run"
