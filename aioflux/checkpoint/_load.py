@@ -61,6 +61,8 @@ def load(
     meta, memory = bridge.run(fetch(root, key, options, PrivateMemory))
     file = memory.mapping
     try:
+        if not meta.size:
+            raise EOFError(f"{meta.uri} is empty")  # noqa: TRY301  with the note of all errors
         if mmap and file[: len(_ZIP_MAGIC)] == _ZIP_MAGIC:
             with suppress(_NotByReferenceError):
                 return _by_reference(file, map_location, weights_only)

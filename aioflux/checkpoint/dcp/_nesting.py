@@ -25,6 +25,9 @@ _INTEGERS: Final = "integers"
 _EMPTY: Final = "empty"
 _LITERALS: Final = "literals"
 
+_MAX_DIGITS: Final = 32
+"""A longer number is told as a literal: to turn text into numbers takes its square in time."""
+
 _MAX_PLACES: Final = 2**20
 """Places of a list that is built from its ways; a larger number is no place."""
 
@@ -46,7 +49,7 @@ def _look(way: _Way, value: Any, told: dict[str, list[Any]]) -> None:
     if isinstance(value, Mapping):
         if not value:
             told[_EMPTY].append(way)
-        elif all(type(key) is int for key in value):
+        elif all(type(key) is int and _is_integer(str(key)) for key in value):
             told[_INTEGERS].append(way)
         elif odd := [key for key in value if type(key) is not str]:
             told[_LITERALS].append((way, {str(key): _literal(way, key) for key in odd}))
@@ -122,7 +125,7 @@ def nest(
 
 
 def _is_integer(key: Any) -> bool:
-    return type(key) is str and len(key) < 32 and key.removeprefix("-").isdecimal()
+    return type(key) is str and len(key) < _MAX_DIGITS and key.removeprefix("-").isdecimal()
 
 
 def _parse(containers: str) -> dict[str, list[Any]]:

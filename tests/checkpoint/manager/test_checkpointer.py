@@ -772,12 +772,13 @@ def test_keys_that_are_numbers_and_empty_dictionaries_come_back(checkpointer: Ch
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    state = {"optimizer": optimizer.state_dict(), "empty": {}, "numbers": {1: 2}}
+    numbers = {1: 2, -3: 4, 10**40: 5}
+    state = {"optimizer": optimizer.state_dict(), "empty": {}, "numbers": numbers}
     checkpointer.save(1, state)
     loaded = checkpointer.load()
     assert list(loaded["optimizer"]["state"]) == [0, 1]
     assert loaded["empty"] == {}
-    assert loaded["numbers"] == {1: 2}
+    assert loaded["numbers"] == numbers
     other = torch.optim.AdamW(model.parameters())
     other.load_state_dict(loaded["optimizer"])
     assert same(other.state[model.weight], optimizer.state[model.weight])
