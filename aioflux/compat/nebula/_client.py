@@ -22,7 +22,7 @@ from aioflux._errors import CheckpointError
 from aioflux.checkpoint._uploader_wire import MAX_FDS, MAX_READ_BYTES, Inbox, send
 from aioflux.compat.nebula._keeper import Keeper
 from aioflux.compat.nebula._keeper_process import lock_path
-from aioflux.compat.nebula._settings import meeting_path
+from aioflux.compat.nebula._settings import meeting_path, signing_variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -154,7 +154,9 @@ class Client:
 
     def _greet(self) -> None:
         settings = pickle.loads(self._hello)  # noqa: S301  our own
-        self._call("hello", (settings,), ())
+        # A keeper that is there already was started with those of an earlier training, which may
+        # have ended because they had. It hears of them as of all else: over a socket of this user.
+        self._call("hello", (settings, signing_variables(os.environ)), ())
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from aioflux.checkpoint._tags import remove_tag, trim
 from aioflux.checkpoint._uploader_job import UploadSettings, portable
 from aioflux.checkpoint._uploader_wire import MAX_FDS, MAX_READ_BYTES, Inbox, encode
 from aioflux.compat.nebula._persist import NebulaSave
+from aioflux.compat.nebula._settings import signing_variables
 from aioflux.compat.nebula._shelf import COMMITTED, Shelf, Version
 
 if TYPE_CHECKING:
@@ -181,7 +182,14 @@ class Keeper:
             self._notify()
         return ("ok", reply), fds
 
-    async def _do_hello(self, _: _Trainer, __: list[int], settings: Settings) -> int:
+    async def _do_hello(
+        self,
+        _: _Trainer,
+        __: list[int],
+        settings: Settings,
+        variables: dict[str, str] | None = None,
+    ) -> int:
+        has_others = variables is not None and _sign_by(variables)
         self.shelf.budget_bytes = settings.budget_bytes
         self.shelf.retention = settings.retention
         self.is_stopping = False
@@ -196,7 +204,7 @@ class Keeper:
         for place in wanted:
             if (there := known.get(place.name)) is not None:
                 there.interval_seconds, there.keep = place.interval_seconds, place.keep
-                if pickle.dumps(there.store) != pickle.dumps(place.store):
+                if has_others or pickle.dumps(there.store) != pickle.dumps(place.store):
                     self._unused.append(there.store)  # a save may be under way there
                     there.store = place.store  # with credentials that work, maybe
                 continue
@@ -436,6 +444,17 @@ class Keeper:
         for memory in self._memory.values():
             memory.close()
         self._memory.clear()
+
+
+def _sign_by(variables: dict[str, str]) -> bool:
+    """Find credentials as who came last finds them; tell whether that is another way."""
+    before = signing_variables(os.environ)
+    if variables == before:
+        return False
+    for name in before.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
+    return True
 
 
 def _unreadable(exc: Exception) -> CheckpointError:

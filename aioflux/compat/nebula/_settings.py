@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aioflux._policy import StoreOptions
     from aioflux.store import Store
 
-__all__ = ["Settings", "meeting_path", "settings_of"]
+__all__ = ["Settings", "meeting_path", "settings_of", "signing_variables"]
 
 _INTERVAL_SECONDS: Final = 100.0
 _LINGER_SECONDS: Final = 600.0
@@ -143,6 +143,14 @@ def _server(uri: str, options: StoreOptions, environ: Mapping[str, str]) -> str:
         account = environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
         told = next((part for part in account.split(";") if part.startswith("BlobEndpoint=")), "")
     return told.rstrip("/")
+
+
+_CLOUDS: Final = ("AWS_", "AZURE_", "CLOUDSDK_", "GOOGLE_")
+
+
+def signing_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that clouds find credentials by."""
+    return {name: value for name, value in environ.items() if name.startswith(_CLOUDS)}
 
 
 def _short_name(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import mmap
+import os
 import socket
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -136,6 +137,25 @@ def test_a_copy_that_breaks_off_is_made_anew(inside: str, monkeypatch: pytest.Mo
             checkpoint.save("model", state_of(1))
     checkpoint.save("model", state_of(1))
     assert is_state_of(1, checkpoint.load("model"))
+
+
+async def test_who_comes_later_brings_the_credentials_that_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A keeper outlives the training that started it, and what that signed by."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "ended")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "ended")
+    keeper = Keeper()
+    given = {"persistent_storage_path": "memory://who-signs"}
+    for secret in ("ended", "new", "new"):
+        trainer = _Trainer(1, socket.socket())
+        variables = {"AWS_SECRET_ACCESS_KEY": secret}
+        await keeper._do_hello(trainer, [], settings_of(given, {}, {}), variables)
+        trainer.sock.close()
+    assert os.environ["AWS_SECRET_ACCESS_KEY"] == "new"
+    assert "AWS_SESSION_TOKEN" not in os.environ
+    assert len(keeper._unused) == 1
+    await keeper.close()
 
 
 def test_memory_that_cannot_be_mapped_is_given_up(
