@@ -9,7 +9,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import quote, unquote_plus
 from xml.sax.saxutils import escape
 
 from aioflux._checksums import combine_crc32c
@@ -49,10 +49,20 @@ def abort_target(path: bytes, upload_id: str) -> bytes:
 
 
 def list_uploads_target(
-    bucket_path: bytes, *, prefix: str, key_marker: str, id_marker: str
+    bucket_path: bytes, *, prefix: str, key_marker: str, id_marker: str, is_encoded: bool = False
 ) -> bytes:
-    """Return the request target that lists open uploads."""
+    """Return the request target that lists open uploads.
+
+    Args:
+        bucket_path: Path of the bucket.
+        prefix: What keys begin with.
+        key_marker: Key of the last upload of the page before.
+        id_marker: Its id.
+        is_encoded: Keys are to come percent-encoded, since XML cannot hold all of them.
+    """
     query = f"uploads&prefix={quote(prefix, safe='')}"
+    if is_encoded:
+        query += "&encoding-type=url"
     if key_marker:
         query += (
             f"&key-marker={quote(key_marker, safe='')}&upload-id-marker={quote(id_marker, safe='')}"
@@ -99,13 +109,22 @@ def parse_error(data: bytes | bytearray | memoryview) -> tuple[str, str]:
     return fields.get("Code", ""), fields.get("Details") or fields.get("Message", "")
 
 
-def parse_uploads(data: bytes | bytearray | memoryview) -> tuple[list[OpenUpload], str, str]:
+def parse_uploads(
+    data: bytes | bytearray | memoryview, *, is_encoded: bool = False
+) -> tuple[list[OpenUpload], str, str]:
     """Return the uploads of one page, with whole keys, and the two markers of the next page.
+
+    Args:
+        data: The page.
+        is_encoded: Its keys were asked for percent-encoded.
 
     Raises:
         ValueError: The body is no such page.
     """
     root = _parse(data)
+    is_encoded = is_encoded and any(
+        _local(child.tag) == "EncodingType" and child.text == "url" for child in root
+    )
     if _local(root.tag) != "ListMultipartUploadsResult":
         raise ValueError(f"the service's answer is <{_local(root.tag)}>, not a page of uploads")
     uploads: list[OpenUpload] = []
@@ -115,7 +134,7 @@ def parse_uploads(data: bytes | bytearray | memoryview) -> tuple[list[OpenUpload
             begun = datetime.fromisoformat(fields["Initiated"])
             uploads.append(
                 OpenUpload(
-                    key=fields["Key"],
+                    key=unquote_plus(fields["Key"]) if is_encoded else fields["Key"],
                     upload_id=fields["UploadId"],
                     initiated=begun.astimezone(UTC) if begun.tzinfo else begun.replace(tzinfo=UTC),
                 )
@@ -123,7 +142,14 @@ def parse_uploads(data: bytes | bytearray | memoryview) -> tuple[list[OpenUpload
     fields = {_local(child.tag): child.text or "" for child in root}
     if fields.get("IsTruncated", "").lower() != "true":
         return uploads, "", ""
-    return uploads, fields.get("NextKeyMarker", ""), fields.get("NextUploadIdMarker", "")
+    marker = fields.get("NextKeyMarker", "")
+    if is_encoded:
+        marker = unquote_plus(marker)
+    if not marker and uploads:
+        marker = uploads[-1].key  # SeaweedFS does not tell it
+    if not marker:
+        raise ValueError("the service's answer is cut off, and does not tell where it goes on")
+    return uploads, marker, fields.get("NextUploadIdMarker", "")
 
 
 def combined_crc32c(parts: Sequence[UploadedPart]) -> int | None:

@@ -58,6 +58,7 @@ class S3Service(XMLService):
         "S3 does not concatenate objects; read the sources and write their bytes with open_writer, "
         "or keep them as they are"
     )
+    _encodes_keys = True
     _sender: S3Sender
     _lister: S3Lister
 

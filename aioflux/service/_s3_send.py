@@ -259,13 +259,15 @@ class S3Sender(Sender):
             return None
         signer = self._signer
         if signer is None or signer.keys is not keys:
-            signer = self._signer = Signer(
+            signer = Signer(
                 keys,
                 region=site.region,
                 host=site.origin.authority,
                 requester_pays=self._access.requester_pays,
                 skew_seconds=self._skew_seconds,
             )
+            if site is self.site:  # else the bucket was found elsewhere meanwhile
+                self._signer = signer
         return signer
 
     async def _named(self, found: Any, action: str, key: str) -> Any:

@@ -77,3 +77,25 @@ def test_a_page_of_uploads_tells_where_the_next_begins() -> None:
     assert (key_marker, id_marker) == ("k&2", "id2")
     last = LISTING.replace(b"true", b"false")
     assert multipart.parse_uploads(last)[1:] == ("", "")
+
+
+def test_a_page_of_uploads_that_is_cut_off_does_not_end_in_silence() -> None:
+    """SeaweedFS tells the id of the last upload alone."""
+    untold = LISTING.replace(b"<NextKeyMarker>k&amp;2</NextKeyMarker>", b"")
+    assert multipart.parse_uploads(untold)[1:] == ("k&2", "id2")
+    with pytest.raises(ValueError, match="cut off"):
+        multipart.parse_uploads(
+            b"<ListMultipartUploadsResult><IsTruncated>true</IsTruncated>"
+            b"</ListMultipartUploadsResult>"
+        )
+
+
+def test_keys_of_uploads_that_come_encoded_are_decoded() -> None:
+    told = LISTING.replace(b"k 1", b"k%01+%2B").replace(b"k&amp;2", b"k%262")
+    encoded = told.replace(b"<Upload>", b"<EncodingType>url</EncodingType><Upload>", 1)
+    uploads, key_marker, _ = multipart.parse_uploads(encoded, is_encoded=True)
+    assert ([each.key for each in uploads], key_marker) == (["k\x01 +", "k&2"], "k&2")
+    # Of servers that do not know it, and where it was not asked for, they are as they stand.
+    for page, is_asked in ((told, True), (encoded, False)):
+        uploads, _, _ = multipart.parse_uploads(page, is_encoded=is_asked)
+        assert uploads[0].key == "k%01+%2B"

@@ -694,6 +694,37 @@ async def test_a_token_that_comes_again_does_not_end_a_listing_in_silence(again:
     assert len(asked) <= 4
 
 
+async def test_an_upload_whose_key_xml_cannot_hold_keeps_no_other_from_being_found() -> None:
+    def reply(asked: Asked) -> bytes:
+        is_encoded = "encoding-type=url" in asked.target
+        row = (
+            f"<Upload><Key>p/a{'%01' if is_encoded else '&#x1;'}+</Key><UploadId>i</UploadId>"
+            "<Initiated>2026-01-02T03:04:05Z</Initiated></Upload>"
+        )
+        told = "<EncodingType>url</EncodingType>" if is_encoded else ""
+        return answer(200, f"<ListMultipartUploadsResult>{told}{row}</ListMultipartUploadsResult>")
+
+    async with asking(reply) as (service, asked):
+        [upload] = await service.list_uploads("")
+    assert upload.key == "a\x01 "
+    assert len(asked) == 2
+
+
+async def test_keys_that_come_late_sign_for_no_region_that_was_left() -> None:
+    """Kept, such a signature would be refused for ever: the region told is the one in use."""
+    begun: list[S3Service] = []
+
+    async def late() -> tuple[str, str]:
+        begun[0]._sender._move("eu-west-3")
+        return "AKID", "s"
+
+    async with asking(hello(), access=S3Access(credentials=late)) as (service, asked):
+        begun.append(service)
+        await service.get("a")
+        await service.get("a")
+    assert ["/eu-west-3/" in each.headers["authorization"] for each in asked] == [False, True]
+
+
 async def test_one_level_is_told_by_prefixes() -> None:
     async with asking(listed("p/a", prefixes=("p/b%2F", "p/c%2F"))) as (service, asked):
         page = await service.list_page("", delimiter="/")
