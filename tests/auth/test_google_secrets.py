@@ -1,0 +1,218 @@
+"""No secret of Google is in a log, a repr, an error or a pickle."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import threading
+import traceback
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from google.oauth2 import service_account
+
+import aioflux
+from aioflux import RetryPolicy
+from aioflux.testing import GCSServer
+from aioflux.testing.gcs_server._messages import Response
+from tests.service.gcs_rig import Answering
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from aioflux.testing.gcs_server._messages import Request
+
+TOKEN = "ya29.planted-access-token-0123456789"
+KEY_ID = "planted0key0id0123456789abcdef"
+ONCE = RetryPolicy(max_attempts=2, initial_seconds=1e-3, max_seconds=1e-3)
+
+
+class TokenEndpoint(BaseHTTPRequestHandler):
+    """Hands out one token for a signed assertion, or refuses it and repeats it."""
+
+    assertions: ClassVar[list[str]] = []
+    is_refusing: ClassVar[bool] = False
+
+    def do_POST(self) -> None:
+        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        self.assertions.append(asked.partition("assertion=")[2].partition("&")[0])
+        answer = {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"}
+        if self.is_refusing:
+            answer = {"error": "invalid_grant", "error_description": "no such account"}
+        body = json.dumps(answer).encode()
+        self.send_response(400 if self.is_refusing else 200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(TokenEndpoint, "assertions", [])
+    monkeypatch.setattr(TokenEndpoint, "is_refusing", False)
+    with HTTPServer(("127.0.0.1", 0), TokenEndpoint) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/token"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def private_key() -> str:
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    encoded = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return encoded.decode()
+
+
+@pytest.fixture
+def key_file(endpoint: str, private_key: str, tmp_path: Path) -> Path:
+    path = tmp_path / "key.json"
+    fields = {
+        "type": "service_account",
+        "project_id": "planted-project",
+        "private_key_id": KEY_ID,
+        "private_key": private_key,
+        "client_email": "tests@planted-project.iam.gserviceaccount.com",
+        "token_uri": endpoint,
+    }
+    path.write_text(json.dumps(fields))
+    return path
+
+
+@pytest.fixture
+def server() -> Iterator[GCSServer]:
+    with GCSServer(buckets=("bucket",)) as server:
+        yield server
+
+
+def told_by(error: BaseException) -> str:
+    """Return all that an error says, its causes, notes and pickle included."""
+    text = "".join(traceback.format_exception(error)) + repr(error) + repr(vars(error))
+    return text + repr(pickle.dumps(error))
+
+
+async def everything(store: aioflux.Store) -> str:
+    """Do every kind of request, and return what is said of them."""
+    said = [repr(store), repr(store.stats)]
+    for request in (
+        lambda: store.put("a", b"1"),
+        lambda: store.get("a"),
+        lambda: store.head("a"),
+        lambda: store.get("missing"),
+        lambda: store.put("a", b"1", mode="create"),
+        lambda: store.list_all(),
+        lambda: store.copy("a", "b"),
+        lambda: store.compose("c", ["a", "b"]),
+        lambda: store.delete_many(["a", "b"]),
+        lambda: store.missing_permissions(["storage.objects.get"]),
+        lambda: store.clean(),
+    ):
+        try:
+            said.append(repr(await request()))
+        except aioflux.AiofluxError as exc:
+            said.append(told_by(exc))
+    for session in store.sessions.values():
+        said += [repr(session.service), repr(vars(session.service))]
+    said.append(repr(store))
+    return "".join(said)
+
+
+def assert_nothing_is_told(text: str, private_key: str) -> None:
+    lines = private_key.splitlines()
+    for secret in (TOKEN, *lines[1:-1], *TokenEndpoint.assertions):
+        assert secret not in text, secret
+
+
+@pytest.mark.parametrize("status", [200, 401, 403, 500])
+async def test_nothing_is_said_of_a_key_file(
+    key_file: Path,
+    private_key: str,
+    server: GCSServer,
+    status: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Accepted, or refused by the service."""
+
+    def refuse(_: Request) -> Response | None:
+        body = json.dumps({"error": {"code": status, "message": "no"}}).encode()
+        return None if status == 200 else Response(status=status, body=body)
+
+    caplog.set_level(logging.DEBUG)
+    credentials = service_account.Credentials.from_service_account_file(str(key_file))
+    hook = Answering(refuse)
+    server.app.hooks = (hook, *server.app.hooks)
+    async with aioflux.open_store(
+        "gs://bucket/p/", endpoint_url=server.url, credentials=credentials, retry=ONCE
+    ) as store:
+        said = await everything(store)
+    assert f"Bearer {TOKEN}" in hook.tokens
+    assert_nothing_is_told(caplog.text + said, private_key)
+
+
+async def test_nothing_is_said_of_a_key_file_that_is_refused(
+    key_file: Path,
+    private_key: str,
+    server: GCSServer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setattr(TokenEndpoint, "is_refusing", True)
+    credentials = service_account.Credentials.from_service_account_file(str(key_file))
+    async with aioflux.open_store(
+        "gs://bucket/p/", endpoint_url=server.url, credentials=credentials, retry=ONCE
+    ) as store:
+        with pytest.raises(aioflux.CredentialsError) as raised:
+            await store.get("a")
+        said = told_by(raised.value) + await everything(store)
+    assert TokenEndpoint.assertions
+    assert_nothing_is_told(caplog.text + said, private_key)
+
+
+def provide() -> str:
+    return TOKEN
+
+
+async def test_nothing_is_said_of_a_token(
+    server: GCSServer, private_key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    hook = Answering()
+    server.app.hooks = (hook, *server.app.hooks)
+    async with aioflux.open_store(
+        "gs://bucket/p/", endpoint_url=server.url, credentials=provide, retry=ONCE
+    ) as store:
+        said = await everything(store)
+        data = pickle.dumps(store)
+    assert f"Bearer {TOKEN}" in hook.tokens
+    assert_nothing_is_told(caplog.text + said + repr(data), private_key)
+
+
+def test_a_store_with_a_key_does_not_pickle(key_file: Path, private_key: str) -> None:
+    credentials = service_account.Credentials.from_service_account_file(str(key_file))
+    store = aioflux.open_store("gs://bucket/p/", credentials=credentials)
+    with pytest.raises(TypeError, match="credentials are never carried along") as raised:
+        pickle.dumps(store)
+    assert_nothing_is_told(str(raised.value), private_key)
+
+
+def test_a_store_that_finds_its_key_pickles(
+    key_file: Path, private_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key_file))
+    data: Any = pickle.dumps(aioflux.open_store("gs://bucket/p/"))
+    assert_nothing_is_told(repr(data), private_key)
