@@ -1,9 +1,9 @@
-"""rclone, which serves a directory as S3 and checks signatures (`rclone serve s3`)."""
+"""rclone, which serves its memory as S3 and checks signatures (`rclone serve s3`)."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from tests.servers.process import ServerProcess, find_program, free_ports
 from tests.servers.seaweedfs import SeaweedFS
@@ -35,8 +35,6 @@ class Rclone(ServerProcess):
         super().__init__(self._arguments, f"http://127.0.0.1:{self._port}", env=env)
 
     def _arguments(self, directory: Path) -> list[str]:
-        for bucket in self._buckets:
-            (directory / "data" / bucket).mkdir(parents=True)
         config = directory / "rclone.conf"
         config.touch()
         return [
@@ -48,8 +46,18 @@ class Rclone(ServerProcess):
             f"--addr=127.0.0.1:{self._port}",
             f"--auth-key={self.access_key},{self.secret_key}",
             "--dir-cache-time=0",
-            f"{directory / 'data'}",
+            ":memory:",
         ]
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        try:
+            for bucket in self._buckets:
+                self.door().create_bucket(Bucket=bucket)
+        except BaseException:
+            self.stop()
+            raise
+        return self
 
     client: Any = SeaweedFS.client
     door: Any = SeaweedFS.door
