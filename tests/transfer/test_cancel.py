@@ -163,8 +163,11 @@ async def test_clean_up_has_a_deadline_of_its_own() -> None:
 
 SCRIPT = textwrap.dedent(
     """
-    import asyncio, sys
+    import asyncio, signal, sys
     import aioflux
+
+    # A shell that starts tests in the background has its children ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     async def main(url, how):
         async with aioflux.open_store("gs://bucket", endpoint_url=url) as store:
