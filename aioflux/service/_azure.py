@@ -261,6 +261,7 @@ class AzureService(HTTPService):
 
     async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
         action = "delete objects of"
+        await self._sender.make_ready(action, "")
         requests: list[tuple[bytes, Sequence[tuple[bytes, bytes]]]] = []
         for source in sources:
             path = self._path(source.key)

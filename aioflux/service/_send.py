@@ -281,8 +281,7 @@ class TokenSender(Sender):
         token = self._token.ready()
         if token is WAIT:
             token = await self._await_token(action, key)
-        if token != self._fixed_token:
-            self._use(token)
+        self._use(token)
         target, headers = self._sign(method, target, headers, body)
         fixed = self._fixed_for_reads if terms.is_read else self._fixed
         return self._origin, target, headers, fixed, token
@@ -292,9 +291,13 @@ class TokenSender(Sender):
         token = self._token.ready()
         if token is WAIT:
             return False
-        if token != self._fixed_token:
-            self._use(token)
+        self._use(token)
         return True
+
+    async def make_ready(self, action: str, key: str) -> None:
+        """Have a token, for what is signed ahead of the request that it travels in."""
+        if not self.is_ready():
+            self._use(await self._await_token(action, key))
 
     def begin(self, target: bytes, lines: bytes, waiter: Waiter, *, end: int) -> Connection | None:
         """Begin a GET of `end` bytes at most, without a task; None where that cannot be done.
@@ -326,6 +329,8 @@ class TokenSender(Sender):
 
     def _use(self, token: str | None) -> None:
         """Encode the headers that requests have in common, anew with each new token."""
+        if token == self._fixed_token:
+            return
         self._fixed, self._fixed_for_reads = self._fix(token)
         self._fixed_token = token
 

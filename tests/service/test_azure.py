@@ -573,6 +573,23 @@ def jwt(azurite: Azurite) -> str:
     return b".".join((*texts, b"c2lnbmVk")).decode()
 
 
+async def test_the_first_request_of_a_store_with_a_token_may_delete_many() -> None:
+    """Each request of the batch has the token, too, which nothing has asked for before."""
+    bodies: list[bytes] = []
+
+    async def script(peer: Peer) -> None:
+        _, body = await peer.read_request()
+        bodies.append(body)
+        await peer.send(ok(b"", status=b"500 Out Of Order"))
+
+    async with serving(script) as (_, origin):
+        url = f"http://127.0.0.1:{origin.port}"
+        async with opened(url, credentials=planted_token) as service:
+            with pytest.raises(TransientError):
+                await service.delete_page([Source(key="a"), Source(key="b")])
+    assert bodies[0].count(b"Authorization: Bearer planted.access.token\r\n") == 2
+
+
 async def test_access_tokens_are_taken_over_tls(tmp_path: Path) -> None:
     """By a credential, as azure-identity has them, and by a function; copies too."""
     from tests.servers.azurite import Azurite
