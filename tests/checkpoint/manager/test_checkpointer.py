@@ -159,6 +159,7 @@ def test_the_state_may_change_when_the_handle_is_there(
     assert "committed" in repr(handle)
 
 
+@pytest.mark.clouds("gs")
 @pytest.mark.parametrize("staging", ["thread", "process"])
 def test_compressed_steps_are_smaller_and_load_alike(server: GCSServer, staging: Any) -> None:
     state = state_of(3)
@@ -353,6 +354,7 @@ def test_what_torch_cannot_look_into_is_saved_all_the_same(checkpointer: Checkpo
     assert checkpointer.load(weights_only=False)["numbers"] == state["numbers"]
 
 
+@pytest.mark.clouds("gs")
 class TestInterrupts:
     """Ctrl-C in the middle of a save, and another save after it."""
 
@@ -541,6 +543,7 @@ def test_the_last_save_replaces_one_of_its_step_that_was_under_way(
         assert len(keys()) == 2  # what was replaced is gone
 
 
+@pytest.mark.clouds("gs")
 def test_a_deadline_that_passes_is_an_error(server: GCSServer) -> None:
     server.faults.add(WRITE, key="*" + DATA, delay_seconds=60)
     with Checkpointer(URI, retry=FAST) as checkpointer:
