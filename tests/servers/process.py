@@ -82,18 +82,17 @@ class ServerProcess:
 
     def __enter__(self) -> Self:
         self.directory = Path(tempfile.mkdtemp(prefix="aioflux-server-"))
-        log = (self.directory / "log").open("wb")
-        with log:
-            self._process = subprocess.Popen(
-                list(self._command(self.directory)),
-                cwd=self.directory,
-                env=None if self._env is None else dict(self._env),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
-            )
         try:
+            with (self.directory / "log").open("wb") as log:
+                self._process = subprocess.Popen(
+                    list(self._command(self.directory)),
+                    cwd=self.directory,
+                    env=None if self._env is None else dict(self._env),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                )
             self._wait()
         except BaseException:
             self.stop()
