@@ -1,4 +1,4 @@
-"""Checkpoints, data sets and the command line on az://, as on other services."""
+"""The command line on az://, as on other services."""
 
 from __future__ import annotations
 
@@ -6,15 +6,9 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
-import torch.distributed.checkpoint as dcp
-from torch.utils.data import DataLoader
 
 import aioflux.sync
-from aioflux.checkpoint import Checkpointer, load, open_reader, open_writer, save
-from aioflux.checkpoint.dcp import StorageReader, StorageWriter
 from aioflux.cli._app import run_app
-from aioflux.data import IterableDataset, MapDataset
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,49 +34,6 @@ def keys(root: str) -> list[str]:
     with aioflux.sync.open_store(f"{root}/data") as store:
         list(store.put_many((key, key.encode()) for key in keys))
     return keys
-
-
-def state() -> dict[str, object]:
-    return {"w": torch.arange(50_000.0), "step": 3}
-
-
-def test_a_state_comes_back(root: str) -> None:
-    save(state(), f"{root}/m.pt")
-    assert torch.equal(load(f"{root}/m.pt")["w"], state()["w"])
-    with open_writer(f"{root}/n.pt") as file:
-        torch.save(state(), file)
-    with open_reader(f"{root}/n.pt") as file:
-        assert torch.load(file)["step"] == 3
-
-
-def test_a_run_keeps_its_last_steps(root: str) -> None:
-    with Checkpointer(f"{root}/run", keep_last=2) as checkpointer:
-        for step in (1, 2):
-            checkpointer.save(step, state())
-        checkpointer.save_async(3, state()).result(60)
-        assert checkpointer.steps() == [2, 3]
-        assert checkpointer.verify(3).is_valid
-        assert torch.equal(checkpointer.load()["w"], state()["w"])
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_dcp_saves_and_loads(root: str) -> None:
-    saved = {"w": torch.arange(50_000.0)}
-    dcp.save(saved, storage_writer=StorageWriter(f"{root}/dcp"), no_dist=True)
-    loaded = {"w": torch.zeros(50_000)}
-    dcp.load(loaded, storage_reader=StorageReader(f"{root}/dcp"), no_dist=True)
-    assert torch.equal(loaded["w"], saved["w"])
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_samples_are_read(root: str, keys: list[str], num_workers: int) -> None:
-    uri = f"{root}/data"
-    dataset = IterableDataset(uri, shuffle=True, seed=0)
-    read = [sample.key for sample in DataLoader(dataset, None, num_workers=num_workers)]
-    assert sorted(read) == keys
-    assert read != keys
-    whole = MapDataset(uri)
-    assert [whole[at].data for at in (0, len(keys) - 1)] == [b"00", b"19"]
 
 
 def test_the_command_line_copies_and_removes(

@@ -1,20 +1,13 @@
-"""What stands on stores works on `s3://` as on `gs://`: datasets, checkpoints, the command."""
+"""What is of `s3://` alone: uploads, batch deletes, public buckets, checksums; and the command."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-import torch.distributed.checkpoint as dcp
-from torch.utils.data import DataLoader
 
 import aioflux
-from aioflux import NotFoundError, TransferOptions
-from aioflux.checkpoint import Checkpointer, load, open_reader, open_writer, save
-from aioflux.checkpoint.dcp import StorageReader, StorageWriter
-from aioflux.data import IterableDataset, MapDataset
-from tests.checkpoint.test_torch import assert_equal, state
+from aioflux import TransferOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,63 +15,6 @@ if TYPE_CHECKING:
     from tests.s3.conftest import Prefix
 
 MIB = 1024 * 1024
-SMALL = TransferOptions(part_size_bytes=5 * MIB, range_size_bytes=MIB, max_buffered_bytes=10 * MIB)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_datasets_give_every_object_once(prefix: Prefix, num_workers: int) -> None:
-    objects = prefix.fill(30)
-    mapped = MapDataset(prefix.uri)
-    loader = DataLoader(mapped, batch_size=7, num_workers=num_workers, collate_fn=list)
-    assert [sample.key for batch in loader for sample in batch] == sorted(objects)
-    streamed = IterableDataset(prefix.uri, shuffle=True, seed=0)
-    loader = DataLoader(streamed, batch_size=7, num_workers=num_workers, collate_fn=list)
-    assert {sample.key: bytes(sample.data) for batch in loader for sample in batch} == objects
-
-
-def test_an_object_that_was_replaced_since_it_was_listed_fails_its_batch(prefix: Prefix) -> None:
-    prefix.fill(3)
-    mapped = MapDataset(prefix.uri)
-    assert len(mapped) == 3
-    prefix.put("001", b"other")
-    with pytest.raises(NotFoundError, match="001"):
-        mapped[1]
-
-
-@pytest.mark.parametrize("num_elements", [1000, 700_000], ids=["one-request", "parts"])
-def test_a_state_comes_back_equal(prefix: Prefix, num_elements: int) -> None:
-    saved = state(num_elements)
-    save(saved, f"{prefix.uri}/model.pt", transfer=SMALL)
-    assert_equal(saved, load(f"{prefix.uri}/model.pt", transfer=SMALL))
-
-
-def test_torch_writes_and_reads_streams(prefix: Prefix) -> None:
-    saved = state(1000)
-    with open_writer(f"{prefix.uri}/model.pt") as writer:
-        torch.save(saved, writer)
-    with open_reader(f"{prefix.uri}/model.pt") as reader:
-        assert_equal(saved, torch.load(reader, weights_only=True))
-
-
-def test_a_checkpointer_keeps_the_last_steps(prefix: Prefix) -> None:
-    saved = {"weights": torch.arange(1000.0), "step": 1}
-    with Checkpointer(f"{prefix.uri}/run", keep_last=2, transfer=SMALL) as checkpointer:
-        checkpointer.save(1, saved)
-        checkpointer.save_async(2, saved).result(timeout=60)
-        checkpointer.save(3, saved)
-        assert list(checkpointer.steps()) == [2, 3]
-        assert checkpointer.verify(3)
-        assert_equal(saved, checkpointer.load())
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_distributed_checkpoints(prefix: Prefix) -> None:
-    uri = f"{prefix.uri}/dcp"
-    saved = {"weights": torch.arange(300_000.0), "bias": torch.ones(7)}
-    dcp.save(saved, storage_writer=StorageWriter(uri), no_dist=True)
-    loaded = {name: torch.zeros_like(value) for name, value in saved.items()}
-    dcp.load(loaded, storage_reader=StorageReader(uri), no_dist=True)
-    assert_equal(saved, loaded)
 
 
 async def test_clean_ends_the_uploads_of_the_dead(prefix: Prefix) -> None:
