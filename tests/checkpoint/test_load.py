@@ -68,13 +68,14 @@ def test_nothing_stays_but_the_tensors(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     save(state(1000), URI)
     load(URI)  # the loop's own descriptors
+    gc.collect()  # those of earlier tests, as far as nothing refers to them
     begun = open_fds()
     with open_reader(URI, mmap=True) as file:
         loaded = torch.load(file, mmap=True)
     end = time.monotonic() + 30
-    while open_fds() != begun and time.monotonic() < end:
+    while open_fds() > begun and time.monotonic() < end:
         time.sleep(0.01)  # the server's ends of connections close in a thread of their own
-    assert open_fds() == begun
+    assert open_fds() <= begun
     assert not list(tmp_path.iterdir())
     assert "aioflux-checkpoint" in Path("/proc/self/maps").read_text()
     del loaded
