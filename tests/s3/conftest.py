@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from typing import TYPE_CHECKING
 
@@ -36,11 +35,5 @@ class Prefix:
 
 @pytest.fixture
 def prefix(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Prefix:
-    for name in tuple(os.environ):
-        if name.startswith("AWS_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweedfs.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweedfs.secret_key)
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", seaweedfs.url)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    seaweedfs.sign_in(monkeypatch)
     return Prefix(seaweedfs)

@@ -8,7 +8,6 @@ whatever it is called in uris: these begin with `root`.
 from __future__ import annotations
 
 import contextlib
-import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -127,13 +126,7 @@ def open_bucket(
             yield bucket
     elif cloud == "s3":
         seaweedfs: SeaweedFS = request.getfixturevalue("seaweedfs")
-        for name in tuple(os.environ):
-            if name.startswith("AWS_"):
-                monkeypatch.delenv(name)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweedfs.access_key)
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweedfs.secret_key)
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", seaweedfs.url)
-        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        seaweedfs.sign_in(monkeypatch)
         yield S3Bucket(seaweedfs)
     else:
         azurite: Azurite = request.getfixturevalue("azurite")

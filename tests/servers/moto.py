@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
-from tests.servers.process import ServerProcess, find_program, free_ports
-from tests.servers.seaweedfs import SeaweedFS
+from tests.servers.process import find_program, free_ports
+from tests.servers.s3 import S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,36 +14,15 @@ if TYPE_CHECKING:
 __all__ = ["Moto"]
 
 
-class Moto(ServerProcess):
-    """One server with empty buckets.
-
-    Attributes:
-        access_key: Id of keys that it takes.
-        secret_key: Their secret.
-    """
-
-    access_key = SeaweedFS.access_key
-    secret_key = SeaweedFS.secret_key
+class Moto(S3Server):
+    """One server with empty buckets."""
 
     def __init__(self, *, buckets: Sequence[str] = ("bucket",)) -> None:
         """Take the names of the buckets; start nothing."""
-        self._buckets = buckets
         [port] = free_ports(1)
         super().__init__(
             lambda _: [find_program("moto_server"), "-H", "127.0.0.1", "-p", f"{port}"],
-            f"http://127.0.0.1:{port}",
+            port,
+            buckets=buckets,
             env={name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
         )
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        try:
-            for bucket in self._buckets:
-                self.door().create_bucket(Bucket=bucket)
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    client: Any = SeaweedFS.client
-    door: Any = SeaweedFS.door

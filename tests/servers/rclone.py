@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
-from tests.servers.process import ServerProcess, find_program, free_ports
-from tests.servers.seaweedfs import SeaweedFS
+from tests.servers.process import find_program, free_ports
+from tests.servers.s3 import S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,24 +15,15 @@ if TYPE_CHECKING:
 __all__ = ["Rclone"]
 
 
-class Rclone(ServerProcess):
-    """One server with empty buckets.
-
-    Attributes:
-        access_key: Id of the keys that it takes.
-        secret_key: Their secret.
-    """
-
-    access_key = SeaweedFS.access_key
-    secret_key = SeaweedFS.secret_key
+class Rclone(S3Server):
+    """One server with empty buckets."""
 
     def __init__(self, *, buckets: Sequence[str] = ("bucket",)) -> None:
         """Take the names of the buckets; start nothing."""
-        self._buckets = buckets
         [self._port] = free_ports(1)
         # It reads settings from the environment, under names of its own.
         env = {name: value for name, value in os.environ.items() if not name.startswith("RCLONE_")}
-        super().__init__(self._arguments, f"http://127.0.0.1:{self._port}", env=env)
+        super().__init__(self._arguments, self._port, buckets=buckets, env=env)
 
     def _arguments(self, directory: Path) -> list[str]:
         config = directory / "rclone.conf"
@@ -48,16 +39,3 @@ class Rclone(ServerProcess):
             "--dir-cache-time=0",
             ":memory:",
         ]
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        try:
-            for bucket in self._buckets:
-                self.door().create_bucket(Bucket=bucket)
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    client: Any = SeaweedFS.client
-    door: Any = SeaweedFS.door

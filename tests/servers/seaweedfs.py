@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
-from tests.servers.process import ServerProcess, find_program, free_ports
+from tests.servers.process import find_program, free_ports
+from tests.servers.s3 import S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,30 +15,20 @@ if TYPE_CHECKING:
 
 __all__ = ["SeaweedFS"]
 
-ACCESS_KEY = "AKIAAIOFLUXTEST00001"
-SECRET_KEY = "seaweedfs/secret+of/the+tests/0123456789"  # gitleaks:allow  a test server's own
 
-
-class SeaweedFS(ServerProcess):
+class SeaweedFS(S3Server):
     """One server with empty buckets; asked with other keys, it refuses.
 
     The bucket `public` may be read by anybody.
-
-    Attributes:
-        access_key: Id of the keys that may do everything.
-        secret_key: Their secret.
     """
-
-    access_key = ACCESS_KEY
-    secret_key = SECRET_KEY
 
     def __init__(self, *, buckets: Sequence[str] = ("bucket",)) -> None:
         """Take the names of the buckets; start nothing."""
-        self._buckets = (*buckets, "public")
         self._ports = free_ports(8)
         super().__init__(
             self._arguments,
-            f"http://127.0.0.1:{self._ports[0]}",
+            self._ports[0],
+            buckets=(*buckets, "public"),
             # It reads settings from the home directory, and keys from the environment.
             env={name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
         )
@@ -78,41 +68,3 @@ class SeaweedFS(ServerProcess):
             "-volume.max=0",
             "-volume.preStopSeconds=0",
         ]
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        try:
-            for bucket in self._buckets:
-                self.door().create_bucket(Bucket=bucket)
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def door(self) -> Any:
-        """Return a client that tests share: to make one takes 50 ms."""
-        if not hasattr(self, "_door"):
-            self._door = self.closing.enter_context(contextlib.closing(self.client()))
-        return self._door
-
-    def client(self) -> Any:
-        """Return a client of boto3: the back door of tests.
-
-        It sends no checksums of its own, so that objects have none but what is asked for.
-        """
-        import boto3
-        from botocore.config import Config
-
-        return boto3.client(
-            "s3",
-            endpoint_url=self.url,
-            region_name="us-east-1",
-            aws_access_key_id=self.access_key,
-            aws_secret_access_key=self.secret_key,
-            config=Config(
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-                s3={"addressing_style": "path"},
-                retries={"max_attempts": 8, "mode": "standard"},
-            ),
-        )

@@ -388,9 +388,8 @@ class Keeper:
             failure = ""
             try:
                 await self._save(place, version)
-            except (
-                Exception
-            ) as exc:  # whatever it is: who flushes is told, and the next one is saved
+            except Exception as exc:
+                # Whatever it is: who flushes is told, and the next one is saved.
                 failure = f"{place.store.uri}: {type(exc).__name__}: {exc}"
                 _log.error("%s was not saved: %s", version.tag, failure)
             finally:
