@@ -310,30 +310,43 @@ class Save:
     async def _collect(self) -> list[tuple[StoredObject, ...]]:
         """Wait for the manifests of the other ranks, and return what each uploaded.
 
+        A look that fails for now decides nothing: the next one may be answered.
+
         Raises:
             CheckpointError: A rank failed, or did not tell anything in time.
         """
         job = self._job
         told: dict[int, Manifest] = {}
         async for seconds_left in _polls(self._settings.commit_seconds):
-            there = await self._told_ranks()
-            for rank in there - told.keys() - {0}:
-                told[rank] = await self._read_manifest(rank)
-                if told[rank].error:
-                    raise CheckpointError(
-                        f"{self._uri} was not saved: rank {rank}: {told[rank].error}"
-                    )
+            failure: TransientError | None = None
+            try:
+                await self._collect_into(told)
+            except TransientError as exc:
+                failure = exc
             missing = set(range(1, job.world_size)) - told.keys()
             if not missing:
                 return [told[rank].objects for rank in sorted(told)]
             if seconds_left <= 0:
+                why = f" (the last look failed: {failure})" if failure is not None else ""
                 raise CheckpointError(
                     f"{self._uri} was not saved: {_ranks(missing)} of {job.world_size} did not "
                     f"upload within {self._settings.commit_seconds:g} s after the coordinator, for "
                     f"example {self._prefix}{manifest_key(job.save_id, min(missing))}; the step "
-                    "that was saved before is still there"
-                )
+                    f"that was saved before is still there{why}"
+                ) from failure
         raise AssertionError("polls end by what is done in them")
+
+    async def _collect_into(self, told: dict[int, Manifest]) -> None:
+        """Read the manifests that have come since.
+
+        Raises:
+            CheckpointError: One of them tells of a failure.
+        """
+        for rank in await self._told_ranks() - told.keys() - {0}:
+            manifest = await self._read_manifest(rank)
+            if manifest.error:
+                raise CheckpointError(f"{self._uri} was not saved: rank {rank}: {manifest.error}")
+            told[rank] = manifest
 
     async def _told_ranks(self) -> set[int]:
         listing = await self._store.list_all(f"{self._prefix}{self._job.save_id}/rank-")

@@ -519,6 +519,8 @@ def test_processes_together_stay_near_the_bound(tmp_path: Path) -> None:
     ]
     for worker in workers:
         worker.start()
+    while not stopped_bytes(tmp_path):  # a slow machine takes its time to fork
+        time.sleep(0.01)
     sizes = []
     for _ in range(30):
         time.sleep(0.03)

@@ -128,6 +128,18 @@ def test_what_was_told_without_an_answer_counts(two: Ranks, server: GCSServer, u
     two.ask("close")
 
 
+def test_a_look_of_the_coordinator_that_fails_decides_nothing(
+    two: Ranks, server: GCSServer, uri: str
+) -> None:
+    two.ask("open", uri=uri)
+    server.faults.add("objects.media", key="*/rank-00001.json", status=503, times=2)
+    two.ask("begin", step=1)
+    told = two.tell("result", step=1)
+    assert [each[0] for each in told] == [True, True], told
+    assert len(server.faults.injected) == 2
+    two.ask("close")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for the uploader in /proc")
 def test_a_failure_that_was_told_is_final(two: Ranks, server: GCSServer, uri: str) -> None:
     """Also where the uploader that told it dies before it has told its trainer."""
