@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,25 +16,24 @@ from aioflux.compat.dataflux.lightning import (
     DatafluxLightningAsyncCheckpoint,
     DatafluxLightningCheckpoint,
 )
+from tests.meeting import meeting_port
 
 if TYPE_CHECKING:
     from tests.compat.conftest import Bucket
 
 
 def test_two_ranks_save_shards_and_resume(bucket: Bucket, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-W", "ignore", "-m", "tests.compat.fsdp_task", str(port)]
-    done = subprocess.run(
-        [*command, str(tmp_path)],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    with meeting_port() as port:
+        command = [sys.executable, "-W", "ignore", "-m", "tests.compat.fsdp_task", str(port)]
+        done = subprocess.run(
+            [*command, str(tmp_path)],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
     assert done.returncode == 0, done.stdout[-20_000:]
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aioflux.checkpoint import verify
+from tests.meeting import meeting_port
 
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer
@@ -31,9 +31,7 @@ pytestmark = pytest.mark.skipif(
 def test_a_job_goes_on_from_a_bucket_as_if_it_had_not_stopped(
     kind: str, server: GCSServer, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-    with tempfile.TemporaryDirectory(prefix="nm-") as node:
+    with tempfile.TemporaryDirectory(prefix="nm-") as node, meeting_port() as port:
         environment = {
             **os.environ,
             "AIOFLUX_NEBULA_DIR": node,
@@ -57,7 +55,7 @@ def test_a_job_goes_on_from_a_bucket_as_if_it_had_not_stopped(
         ]
         outputs = []
         try:
-            outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
+            outputs = [rank.communicate()[0] for rank in ranks]
         finally:
             for rank in ranks:
                 if rank.poll() is None:

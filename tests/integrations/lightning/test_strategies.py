@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from aioflux.integrations.lightning import AiofluxCheckpointIO
 from aioflux.testing import GCSServer
 from tests.integrations.lightning.tiny import OF_LIGHTNING, fit
+from tests.meeting import meeting_port
 
 if TYPE_CHECKING:
     from tests.integrations.lightning.zygote import Zygote
@@ -32,13 +32,11 @@ class Ranks(NamedTuple):
 def ranks(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     directory = tmp_path_factory.mktemp("ranks")
     log = directory / "log"
-    with GCSServer(buckets=("bucket",)) as server:
+    with GCSServer(buckets=("bucket",)) as server, meeting_port() as port:
         plugin = AiofluxCheckpointIO(endpoint_url=server.url)
         whole, _ = fit(4, plugin, [], enable_checkpointing=False)
         whole.save_checkpoint("gs://bucket/whole.ckpt")
         server.faults.add("*insert*", status=403, key="run/*/refused/*/__1_0.distcp")
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
         ended = zygote.run(
             "shard",
             "gs://bucket/run",
