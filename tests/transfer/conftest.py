@@ -6,9 +6,16 @@ import uuid
 
 import pytest
 
+from tests.transfer.clock import Clock, clock_of_this_loop
 from tests.transfer.rig import Rig
 
 
 @pytest.fixture
 def rig() -> Rig:
     return Rig(f"rig-{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time of the test, which only waiting moves."""
+    return clock_of_this_loop(monkeypatch)

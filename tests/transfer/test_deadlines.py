@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,9 +16,17 @@ from tests.transfer.rig import Rig
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SECONDS = 0.05
+    from tests.transfer.clock import Clock
+
+pytestmark = pytest.mark.usefixtures("clock")
+
+SECONDS = 2.0**-4  # see `Clock`
 SOON = 5.0
-"""Time in which everything here ends, also on a busy machine."""
+"""Time in which everything here ends."""
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class Call:
@@ -28,7 +35,7 @@ class Call:
     def __init__(self, deadlines: Deadlines, *, began: float | None = None) -> None:
         self.is_expired: bool | None = None
         self.ended = 0.0
-        self.began = time.monotonic() if began is None else began
+        self.began = now() if began is None else began
         self._deadlines = deadlines
         self.task = asyncio.create_task(self._run())
 
@@ -42,14 +49,14 @@ class Call:
                 raise
         finally:
             self._deadlines.leave(self.task)
-            self.ended = time.monotonic()
+            self.ended = now()
 
 
 class Watched:
     """A runner whose requests never end by themselves."""
 
     def __init__(self, deadlines: Deadlines, *, num_requests: int = 1) -> None:
-        self.began = time.monotonic()
+        self.began = now()
         self.expired_after: list[float] = []
         self.all_expired = asyncio.Event()
         self._deadlines = deadlines
@@ -57,9 +64,8 @@ class Watched:
         deadlines.enter_runner(self)
 
     def expire(self) -> None:
-        now = time.monotonic()
-        self.expired_after.append(now - self.began)
-        self.began = now
+        began, self.began = self.began, now()
+        self.expired_after.append(self.began - began)
         self._num_left -= 1
         if not self._num_left:
             self._deadlines.leave_runner(self)
@@ -99,7 +105,7 @@ async def test_each_has_its_own_time() -> None:
     calls = []
     for _ in range(5):
         calls += [Call(deadlines) for _ in range(20)]
-        await asyncio.sleep(SECONDS / 5)
+        await asyncio.sleep(SECONDS / 4)
     async with asyncio.timeout(SOON):
         await asyncio.gather(*(call.task for call in calls))
     assert all(call.is_expired and call.ended - call.began >= 2 * SECONDS for call in calls)
@@ -112,7 +118,7 @@ async def test_who_has_left_is_left_alone() -> None:
     task = asyncio.current_task()
     assert task is not None
     for _ in range(3):
-        deadlines.enter(task, time.monotonic())
+        deadlines.enter(task, now())
         await asyncio.sleep(0)
         deadlines.leave(task)
     await asyncio.sleep(3 * SECONDS)
@@ -189,14 +195,16 @@ async def test_a_closed_timer_ends_nobody() -> None:
 # --- cancellation by somebody else ---------------------------------------------------------
 
 
-async def test_cancellation_before_the_deadline_of_the_same_turn_is_cancellation() -> None:
+async def test_cancellation_before_the_deadline_of_the_same_turn_is_cancellation(
+    clock: Clock,
+) -> None:
     deadlines, loop = Deadlines(SECONDS), asyncio.get_running_loop()
     call = Call(deadlines)
     await asyncio.sleep(0)
 
     def be_late() -> None:
         # What is called soon comes before the timers that are due in the next turn.
-        time.sleep(2 * SECONDS)
+        clock.now += 2 * SECONDS
         loop.call_soon(call.task.cancel)
 
     loop.call_soon(be_late)
@@ -231,7 +239,7 @@ async def test_a_deadline_that_passes_in_a_cancelled_clean_up_leaves_it_cancelle
     async def run() -> bool:
         task = asyncio.current_task()
         assert task is not None
-        deadlines.enter(task, time.monotonic())
+        deadlines.enter(task, now())
         try:
             try:
                 await asyncio.Event().wait()
@@ -265,7 +273,7 @@ async def test_one_who_was_cancelled_before_has_a_deadline_too() -> None:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            deadlines.enter(task, time.monotonic())
+            deadlines.enter(task, now())
             try:
                 await asyncio.sleep(SOON)
             except asyncio.CancelledError:

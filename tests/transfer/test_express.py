@@ -229,6 +229,7 @@ async def test_a_place_that_comes_free_is_taken_without_a_task(desk: Desk) -> No
     assert reading.is_clean()
 
 
+@pytest.mark.usefixtures("clock")
 async def test_in_line_no_deadline_passes(desk: Desk) -> None:
     stored = filled(desk, "ab")
     session = desk.open(max_in_flight=2, retry=RetryPolicy(deadline_seconds=0.1))
@@ -350,6 +351,7 @@ async def test_a_refusal_is_counted_once_and_tried_again_in_its_place(
     assert reading.is_clean()
 
 
+@pytest.mark.usefixtures("clock")
 async def test_the_delay_that_a_refusal_asks_for_is_kept(desk: Desk) -> None:
     filled(desk, "a")
     loop = asyncio.get_running_loop()
@@ -763,6 +765,7 @@ async def test_leaving_the_loop_early_drops_what_is_under_way(desk: Desk) -> Non
 
 
 @is_ordered
+@pytest.mark.usefixtures("clock")
 async def test_a_deadline_ends_a_read_by_name(desk: Desk, *, ordered: bool) -> None:
     filled(desk, "abcdef")
     session = desk.open(retry=RetryPolicy(deadline_seconds=0.1), max_in_flight=2)
@@ -780,6 +783,7 @@ async def test_a_deadline_ends_a_read_by_name(desk: Desk, *, ordered: bool) -> N
     assert reading.is_clean()
 
 
+@pytest.mark.usefixtures("clock")
 async def test_the_deadline_of_each_read_is_its_own(desk: Desk) -> None:
     """Many that follow each other may take longer than one may."""
     stored = filled(desk, (f"k{at:03}" for at in range(8)))
@@ -797,6 +801,7 @@ async def test_the_deadline_of_each_read_is_its_own(desk: Desk) -> None:
     assert reading.is_clean()
 
 
+@pytest.mark.usefixtures("clock")
 async def test_the_deadline_of_a_retry_began_with_its_first_attempt(desk: Desk) -> None:
     filled(desk, "a")
     retry = RetryPolicy(deadline_seconds=0.3, initial_seconds=1e-6)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
+from typing import TYPE_CHECKING
 
 import pytest
 
 from aioflux import RetryPolicy, TransientError
 from tests.transfer.desk import Desk, Reading, answer_all, counts, filled, settle
+
+if TYPE_CHECKING:
+    from tests.transfer.clock import Clock
 
 THROTTLED = TransientError("slow down", status=503)
 
@@ -95,7 +98,7 @@ async def test_a_place_without_a_connection_is_left_to_the_worker(desk: Desk) ->
     assert reading.is_clean()
 
 
-async def test_time_in_line_is_no_part_of_the_request(desk: Desk) -> None:
+async def test_time_in_line_is_no_part_of_the_request(desk: Desk, clock: Clock) -> None:
     stored = filled(desk, "abc")
     session = desk.open(retry=RetryPolicy(deadline_seconds=0.1), max_in_flight=1)
     await session.limits.requests.acquire()
@@ -104,23 +107,23 @@ async def test_time_in_line_is_no_part_of_the_request(desk: Desk) -> None:
     assert desk.begun == []
     # Else the deadlines would look at it again and again.
     [runner] = session.deadlines._runners
-    assert time.monotonic() - runner.began < 0.2
+    assert clock.now - runner.began < 0.2
     session.limits.requests.release()
     await answer_all(desk, reading)
     assert reading.got == list(stored.items())
     assert reading.is_clean()
 
 
-async def test_a_request_from_the_line_has_its_whole_time(desk: Desk) -> None:
+async def test_a_request_from_the_line_has_its_whole_time(desk: Desk, clock: Clock) -> None:
     filled(desk, "abc")
     session = desk.open(retry=RetryPolicy(deadline_seconds=0.2), max_in_flight=1)
     await session.limits.requests.acquire()
     reading = Reading(session, ["a"])
     await asyncio.sleep(0.15)
     session.limits.requests.release()
-    begun = asyncio.get_running_loop().time()
+    begun = clock.now
     with pytest.raises(TransientError, match="before the deadline"):
         await reading.task
-    assert asyncio.get_running_loop().time() - begun >= 0.19
+    assert 0.19 <= clock.now - begun < 0.21
     assert desk.dropped == ["a"]
     assert reading.is_clean()

@@ -279,6 +279,7 @@ async def test_an_upload_that_somebody_aborted_is_not_found(rig: Rig) -> None:
     assert rig.is_clean()
 
 
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("is_done", [True, False])
 async def test_time_that_ends_in_a_completion_is_followed_by_a_look(
     rig: Rig, *, is_done: bool
@@ -293,6 +294,7 @@ async def test_time_that_ends_in_a_completion_is_followed_by_a_look(
     assert rig.is_clean()
 
 
+@pytest.mark.usefixtures("clock")
 async def test_an_upload_of_what_was_there_before_is_ended(rig: Rig) -> None:
     """The look finds an equal object, whoever wrote it; the upload must not stay."""
     rig.put("a", LARGE)
@@ -301,6 +303,7 @@ async def test_an_upload_of_what_was_there_before_is_ended(rig: Rig) -> None:
     assert rig.is_clean()
 
 
+@pytest.mark.usefixtures("clock")
 async def test_a_last_look_that_fails_is_told(rig: Rig) -> None:
     rig.service.fail("complete_upload", Fault(kind="hang"))
     rig.service.fail("head", REFUSE)
@@ -344,6 +347,7 @@ async def test_without_checksums_another_object_is_not_taken_for_the_revealed_on
         await writing
 
 
+@pytest.mark.usefixtures("clock")
 async def test_a_write_of_other_metadata_is_not_taken_for_done(rig: Rig) -> None:
     rig.bucket.store("a", b"same", metadata={"by": "another"})
     rig.service.fail("put", Fault(kind="hang"))

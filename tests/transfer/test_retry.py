@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from time import monotonic
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +14,8 @@ from aioflux.transfer._retry import RetryBudget, backoff_bound, next_delay, with
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from tests.transfer.clock import Clock
 
 policies = st.builds(
     RetryPolicy,
@@ -130,6 +131,7 @@ async def test_other_failures_are_not_sent_again() -> None:
     assert numbers == [1]
 
 
+@pytest.mark.usefixtures("clock")
 async def test_the_deadline_ends_an_attempt_under_way_and_names_the_object() -> None:
     async def attempt(_: int) -> None:
         await asyncio.Event().wait()
@@ -140,6 +142,7 @@ async def test_the_deadline_ends_an_attempt_under_way_and_names_the_object() -> 
     assert isinstance(raised.value.__cause__, TransientError)
 
 
+@pytest.mark.usefixtures("clock")
 async def test_the_deadline_tells_the_last_failure_where_there_was_one() -> None:
     async def attempt(number: int) -> None:
         if number == 1:
@@ -236,9 +239,9 @@ async def test_a_retry_above_the_budget_waits_for_it() -> None:
     assert max(time.slept) <= 2.0  # a success of another request may let it pass earlier
 
 
-async def test_a_budget_that_stays_empty_ends_with_the_deadline() -> None:
+async def test_a_budget_that_stays_empty_ends_with_the_deadline(clock: Clock) -> None:
     budget = RetryBudget(burst=1, per_second=1e-6)
-    budget.take(monotonic())
+    budget.take(clock.now)
     policy = RetryPolicy(initial_seconds=1e-6, max_seconds=1e-6, deadline_seconds=0.2)
 
     async def attempt(_: int) -> None:
@@ -249,9 +252,9 @@ async def test_a_budget_that_stays_empty_ends_with_the_deadline() -> None:
     assert caught.value.status == 503
 
 
-async def test_who_is_cancelled_while_it_waits_for_the_budget_owes_nothing() -> None:
+async def test_who_is_cancelled_while_it_waits_for_the_budget_owes_nothing(clock: Clock) -> None:
     budget = RetryBudget(burst=1, per_second=1e-6)
-    budget.take(monotonic())
+    budget.take(clock.now)
     policy = RetryPolicy(initial_seconds=1e-6, max_seconds=1e-6)
 
     async def attempt(_: int) -> None:
@@ -263,4 +266,4 @@ async def test_who_is_cancelled_while_it_waits_for_the_budget_owes_nothing() -> 
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     budget.succeeded(was_retry=True)
-    assert budget.take(monotonic()) == 0
+    assert budget.take(clock.now) == 0

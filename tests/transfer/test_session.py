@@ -72,6 +72,7 @@ async def test_another_error_does_not_shrink_the_limit() -> None:
     assert rig.session.limits.requests.limit == rig.session.options.max_in_flight
 
 
+@pytest.mark.usefixtures("clock")
 async def test_waiting_in_line_does_not_count_against_the_deadline() -> None:
     rig = Rig("line")
     retry = aioflux.RetryPolicy(deadline_seconds=0.05)

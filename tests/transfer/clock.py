@@ -1,0 +1,45 @@
+"""Time that only waiting moves: what a test says of seconds holds on any machine, and at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from aioflux.transfer import _deadlines, _express, _session
+from aioflux.transfer._retry import with_retry
+
+if TYPE_CHECKING:
+    import pytest
+
+__all__ = ["Clock"]
+
+
+class Clock:
+    """The clock of the running loop and of what measures requests on it.
+
+    Where nothing is left to do but to wait for a timer, its time has come. Threads have no part in
+    it: a test that waits for one has no use for this clock.
+    """
+
+    def __init__(self, loop: Any, patch: pytest.MonkeyPatch) -> None:
+        self.now = 1024.0  # powers of two: sums of such seconds are not rounded
+        self._look = loop._selector.select
+        patch.setattr(loop, "time", self.monotonic)
+        patch.setattr(loop._selector, "select", self._select)
+        for module in (_deadlines, _express, _session):
+            patch.setattr(module, "time", self)
+        assert with_retry.__kwdefaults__ is not None
+        patch.setitem(with_retry.__kwdefaults__, "clock", self.monotonic)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def _select(self, timeout: float | None = None) -> list[Any]:
+        events: list[Any] = self._look(None if timeout is None else 0)
+        if not events and timeout:
+            self.now += timeout
+        return events
+
+
+def clock_of_this_loop(patch: pytest.MonkeyPatch) -> Clock:
+    return Clock(asyncio.get_running_loop(), patch)
