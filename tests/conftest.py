@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from aioflux.service import _memory
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -33,6 +35,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("clouds")
     if marker is not None and marker.args and "cloud" in metafunc.fixturenames:
         metafunc.parametrize("cloud", marker.args, indirect=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def empty_memory() -> Iterator[None]:
+    """Forget at a module's end what it left below `memory://`, which lives as long as a process."""
+    yield
+    _memory._buckets.clear()
 
 
 @pytest.fixture

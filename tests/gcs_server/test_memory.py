@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 
 import pytest
 
+from aioflux.testing import GCSServer
 from aioflux.testing.gcs_server import _memory
 from aioflux.testing.gcs_server._memory import allocate, is_owned
 
@@ -14,10 +16,10 @@ SIZE = 5 * MIB + 7
 
 
 @pytest.fixture(autouse=True)
-def nothing_idle():
-    _memory._idle.clear()
-    yield
-    _memory._idle.clear()
+def nothing_idle(monkeypatch):
+    """As where one server runs, whatever other tests have running."""
+    monkeypatch.setattr(_memory, "_idle", deque())
+    monkeypatch.setattr(_memory, "_servers", {0})
 
 
 def filled(letter: bytes, size: int = SIZE) -> memoryview:
@@ -89,3 +91,20 @@ def test_an_object_keeps_its_bytes_while_others_come_and_go(server, call):
     assert _memory._idle
     assert server.get("bucket", "kept") == b"k" * SIZE
     assert server.get("bucket", "other") == b"c" * SIZE
+
+
+def test_nothing_is_kept_when_the_last_server_has_stopped(monkeypatch):
+    monkeypatch.setattr(_memory, "_servers", set())
+    with GCSServer() as first, GCSServer() as second:
+        view = filled(b"a")
+        filled(b"b")
+        first.stop()
+        assert len(_memory._idle) == 1
+        second.stop()
+        assert not _memory._idle
+        del view
+        assert not _memory._idle
+        first.start()
+        filled(b"c")
+        assert len(_memory._idle) == 1
+    assert not _memory._idle

@@ -14,6 +14,20 @@ _IDLE_BYTES = 1 << 30
 _idle: deque[mmap.mmap] = deque()
 """Blocks that nobody uses, the one of longest ago first; each step on it is atomic, since blocks
 come back in whatever thread drops the last view of them."""
+_servers: set[int] = set()
+"""Ids of the servers that run; once none does, nothing is kept."""
+
+
+def keep_for(server: object) -> None:
+    """Keep blocks that come back, as long as a server runs."""
+    _servers.add(id(server))
+
+
+def release_of(server: object) -> None:
+    """Give the memory back to the system where this was the last server that ran."""
+    _servers.discard(id(server))
+    if not _servers:
+        _idle.clear()
 
 
 def allocate(size: int) -> bytearray | memoryview:
@@ -56,6 +70,8 @@ def _take(size: int) -> mmap.mmap:
 
 
 def _give_back(block: mmap.mmap) -> None:
+    if not _servers:
+        return
     _idle.append(block)
     try:
         while sum(map(len, tuple(_idle))) > _IDLE_BYTES:

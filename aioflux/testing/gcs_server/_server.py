@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 import uvloop
 
+from aioflux.testing.gcs_server import _memory
 from aioflux.testing.gcs_server._app import ROUTES, App
 from aioflux.testing.gcs_server._faults import Faults
 from aioflux.testing.gcs_server._file_restore import open_state
@@ -188,6 +189,7 @@ class GCSServer:
             self._thread.join()
             self._thread = None
             raise failures[0]
+        _memory.keep_for(self)
 
     def stop(self) -> None:
         """Close every socket and end the thread; does nothing where it does not run."""
@@ -196,6 +198,7 @@ class GCSServer:
             return
         self._loop.call_soon_threadsafe(self._stopping.set)
         thread.join()
+        _memory.release_of(self)
 
     async def _serve(self, ready: threading.Event) -> None:
         self._stopping = asyncio.Event()
