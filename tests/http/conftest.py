@@ -12,7 +12,7 @@ import uvloop
 from aioflux.http import Pool
 from aioflux.http._standin import AiohttpPool
 from tests.http.authority import Authority
-from tests.http.pools import FAST
+from tests.http.pools import PATIENT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -28,7 +28,7 @@ def make_pool(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
     @contextlib.asynccontextmanager
     async def make(**options: Any) -> AsyncIterator[Any]:
-        pool = request.param(**({"max_connections": 4, "timeouts": FAST} | options))
+        pool = request.param(**({"max_connections": 4, "timeouts": PATIENT} | options))
         try:
             yield pool
         finally:

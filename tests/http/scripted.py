@@ -6,8 +6,8 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from aioflux.http import Origin
@@ -119,10 +119,18 @@ async def serving(
         server.close()
         await turn()
         scripted.close_connections()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             if scripted.num_open:
                 await scripted.all_closed.wait()
         await turn()
+
+
+@contextmanager
+def refusing() -> Iterator[Origin]:
+    """An origin that refuses connections: nobody listens on its port, and nobody else can."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield Origin("http", "127.0.0.1", taken.getsockname()[1])
 
 
 def answering(*answers: bytes) -> Script:

@@ -11,7 +11,7 @@ import pytest
 from aioflux.http import ConnectionLostError
 from aioflux.http._connection import Connection
 from tests.http.oracle import Transport
-from tests.http.pools import MIB
+from tests.http.pools import MIB, opening
 from tests.http.scripted import Peer, echoing, ok, serving
 
 if TYPE_CHECKING:
@@ -120,8 +120,6 @@ async def test_a_socket_that_is_gone_is_a_loss() -> None:
 
 
 async def test_a_server_that_answers_and_resets_is_heard() -> None:
-    from tests.http.pools import opening
-
     async def script(peer: Peer) -> None:
         await peer.read_head()
         await peer.reader.readexactly(100_000)

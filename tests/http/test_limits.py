@@ -8,7 +8,7 @@ import pytest
 
 from aioflux.http import ConnectionLostError, ProtocolError
 from aioflux.http._lane import Lane
-from tests.http.pools import FAST, opening, until
+from tests.http.pools import PATIENT, opening, until
 from tests.http.scripted import Peer, answering, echoing, serving
 
 pytestmark = pytest.mark.asyncio
@@ -87,6 +87,6 @@ async def test_a_connection_that_opens_as_the_pool_closes_is_closed() -> None:
 
 @pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH\r\n\r\n", b"HTTP/1.1 2x0 OK\r\n\r\n"])
 async def test_both_clients_refuse_what_is_not_http(make_pool, answer: bytes) -> None:
-    async with serving(answering(answer)) as (_, origin), make_pool(timeouts=FAST) as pool:
+    async with serving(answering(answer)) as (_, origin), make_pool(timeouts=PATIENT) as pool:
         with pytest.raises(ProtocolError):
             await pool.request(origin, b"GET", b"/")

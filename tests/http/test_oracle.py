@@ -93,6 +93,7 @@ def test_a_damaged_response_is_refused_or_read_as_h11_reads_it(
 
 
 @given(responses(), st.integers(0, 2**64 - 1))
+@settings(max_examples=max(20, settings().max_examples // 4))
 def test_fifty_ways_to_damage_a_response_are_refused_or_read_as_h11_reads_them(
     valid: Stream, seed: int
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_response_cut_in_two_at_any_byte_is_the_same_response(
 
 
 @given(st.lists(st.tuples(responses(), methods), min_size=2, max_size=4), destinations)
+@settings(max_examples=max(20, settings().max_examples // 2))
 def test_responses_on_one_connection_are_read_as_h11_reads_them(
     pairs: list[tuple[Stream, bytes]], into: str
 ) -> None:
@@ -134,6 +136,7 @@ def test_responses_on_one_connection_are_read_as_h11_reads_them(
 
 
 @given(responses(), methods, places)
+@settings(max_examples=max(20, settings().max_examples // 4))
 def test_a_response_is_the_same_wherever_its_body_goes(
     stream: Stream, method: bytes, somewhere: list[float]
 ) -> None:

@@ -17,8 +17,8 @@ from aioflux.http import (
     ProtocolError,
     StalledError,
 )
-from tests.http.pools import MIB, opening, until
-from tests.http.scripted import Peer, answering, echoing, ok, serving
+from tests.http.pools import FAR_SECONDS, MIB, SHORT, STALL_SECONDS, opening, until
+from tests.http.scripted import Peer, answering, echoing, ok, refusing, serving
 
 pytestmark = pytest.mark.asyncio
 
@@ -240,18 +240,18 @@ class TestBothClients:
             pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", id="in-the-body"),
         ],
     )
-    async def test_a_stall_is_an_error_within_progress_seconds(self, make_pool, begin) -> None:
+    async def test_a_stall_is_an_error_after_progress_seconds(self, make_pool, begin) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
             await peer.send(begin)
             await peer.wait_closed_by_client()
 
         loop = asyncio.get_running_loop()
-        async with serving(script) as (_, origin), make_pool() as pool:
+        async with serving(script) as (_, origin), make_pool(timeouts=SHORT) as pool:
             started = loop.time()
             with pytest.raises(StalledError):
                 await pool.request(origin, b"GET", b"/")
-            assert 0.5 <= loop.time() - started < 1.0
+            assert STALL_SECONDS <= loop.time() - started < FAR_SECONDS
 
     async def test_a_server_that_takes_no_body_is_a_stall(self, make_pool) -> None:
         async def script(peer: Peer) -> None:
@@ -260,7 +260,7 @@ class TestBothClients:
             await stalled.wait()
 
         stalled = asyncio.Event()
-        async with serving(script) as (_, origin), make_pool() as pool:
+        async with serving(script) as (_, origin), make_pool(timeouts=SHORT) as pool:
             with pytest.raises(StalledError):
                 await pool.request(origin, b"PUT", b"/", body=bytes(32 * MIB))
             stalled.set()
@@ -268,16 +268,16 @@ class TestBothClients:
     async def test_a_write_may_be_worked_on_for_longer_than_a_read(self, make_pool) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
-            await asyncio.sleep(0.9)
+            await asyncio.sleep(2 * STALL_SECONDS)
             await peer.send(ok())
             await peer.read_request()
             await stalled.wait()
 
         stalled = asyncio.Event()
-        async with serving(script) as (_, origin), make_pool() as pool:
+        async with serving(script) as (_, origin), make_pool(timeouts=SHORT) as pool:
             assert (await pool.request(origin, b"PUT", b"/", body=b"a")).status == 200
             with pytest.raises(StalledError):
-                await pool.request(origin, b"PUT", b"/", body=b"a", head_seconds=0.3)
+                await pool.request(origin, b"PUT", b"/", body=b"a", head_seconds=0.1)
             stalled.set()
 
     async def test_at_most_max_connections_are_open_and_all_requests_are_served(
@@ -319,18 +319,17 @@ class TestBothClients:
             assert cancelled.cancelled()
             assert waiting.result().body == last.result().body == b"b"
             await pool.aclose()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(FAR_SECONDS):
                 await server.all_closed.wait()
 
     async def test_a_refused_connection_is_a_connect_error_and_nothing_was_sent(
         self, make_pool
     ) -> None:
-        async with serving(echoing) as (_, origin):
-            pass
-        async with make_pool() as pool:
-            with pytest.raises(ConnectError) as caught:
-                await pool.request(origin, b"GET", b"/")
-            assert not caught.value.request_sent
+        with refusing() as origin:
+            async with make_pool() as pool:
+                with pytest.raises(ConnectError) as caught:
+                    await pool.request(origin, b"GET", b"/")
+                assert not caught.value.request_sent
 
     @pytest.mark.parametrize("name", [b"Host", b"content-length", b"Transfer-Encoding"])
     async def test_the_callers_headers_cannot_change_the_framing(self, make_pool, name) -> None:
@@ -415,12 +414,13 @@ class TestPlane:
                 assert pool.num_opened == num
 
     async def test_an_idle_connection_is_closed_after_idle_seconds(self) -> None:
-        timeouts = Timeouts(progress_seconds=0.2, idle_seconds=0.3)
+        timeouts = Timeouts(connect_seconds=60, progress_seconds=60, idle_seconds=0.3)
         async with serving(echoing) as (server, origin), opening(timeouts=timeouts) as pool:
+            started = asyncio.get_running_loop().time()
             await pool.request(origin, b"GET", b"/")
-            assert pool.num_idle == 1
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(FAR_SECONDS):
                 await server.all_closed.wait()
+            assert asyncio.get_running_loop().time() - started >= timeouts.idle_seconds
             await until(lambda: pool.num_open == 0)
 
     @pytest.mark.parametrize(
@@ -528,7 +528,7 @@ class TestPlane:
                     await task
                 data[:] = b"b" * len(data)
                 go_on.set()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(FAR_SECONDS):
                 await server.all_closed.wait()
         assert b"b" not in received
         assert len(received) < len(data)
@@ -557,12 +557,11 @@ class TestPlane:
                 await pool.request(Origin("https", origin.host, origin.port), b"GET", b"/")
 
     async def test_the_place_of_a_failed_connection_is_free_again(self) -> None:
-        async with serving(echoing) as (_, gone):
-            pass
-        async with opening(max_connections=1) as pool:
-            for _ in range(3):
-                with pytest.raises(ConnectError):
-                    await pool.request(gone, b"GET", b"/")
+        with refusing() as gone:
+            async with opening(max_connections=1) as pool:
+                for _ in range(3):
+                    with pytest.raises(ConnectError):
+                        await pool.request(gone, b"GET", b"/")
 
 
 class TestOrigin:

@@ -9,7 +9,7 @@ import pytest
 
 from aioflux.http import Origin, Pool, TransportError, open_pool, proxy_for
 from aioflux.http._standin import AiohttpPool
-from tests.http.pools import FAST
+from tests.http.pools import PATIENT
 from tests.http.scripted import Peer, answering, ok, serving
 
 GOOGLE = Origin("https", "storage.googleapis.com", 443)
@@ -79,7 +79,7 @@ def test_hosts_can_be_left_out(
 
 
 async def test_the_client_follows_from_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"max_connections": 1, "timeouts": FAST}
+    options = {"max_connections": 1, "timeouts": PATIENT}
     assert isinstance(open_pool(GOOGLE, **options), Pool)
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     assert isinstance(open_pool(GOOGLE, **options), AiohttpPool)
@@ -100,7 +100,7 @@ async def test_requests_go_through_it_with_its_password_and_without_netrc(
     bucket = Origin("http", "bucket.test", 80)
     async with serving(script) as (server, proxy):
         monkeypatch.setenv("HTTP_PROXY", f"http://user:word@127.0.0.1:{proxy.port}")
-        pool = open_pool(bucket, max_connections=1, timeouts=FAST)
+        pool = open_pool(bucket, max_connections=1, timeouts=PATIENT)
         response = await pool.request(bucket, b"GET", b"/k", [(b"Authorization", b"Bearer t")])
         await pool.aclose()
     assert response.body == b"by proxy"
@@ -115,7 +115,7 @@ async def test_an_emulator_on_this_machine_is_reached_without_it(
 ) -> None:
     async with serving(answering(ok(b"direct"))) as (_, origin):
         monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-        pool = open_pool(origin, max_connections=1, timeouts=FAST)
+        pool = open_pool(origin, max_connections=1, timeouts=PATIENT)
         assert (await pool.request(origin, b"GET", b"/")).body == b"direct"
         await pool.aclose()
 
@@ -140,7 +140,7 @@ async def test_no_error_tells_its_password(reply: bytes | None, says: str) -> No
     async with serving(script) as (_, origin):
         port = "none" if reply is None else origin.port
         proxy, target = f"http://user:planted@127.0.0.1:{port}", b"/a?token=planted"
-        pool = AiohttpPool(max_connections=1, timeouts=FAST, proxy=proxy)
+        pool = AiohttpPool(max_connections=1, timeouts=PATIENT, proxy=proxy)
         with pytest.raises(TransportError, match=says) as error:
             await pool.request(GOOGLE, b"GET", target)
         await pool.aclose()

@@ -9,7 +9,7 @@ import pytest
 
 from aioflux.http import ConnectionLostError, FixedHeaders, ProtocolError, StalledError
 from aioflux.http._standin import AiohttpPool
-from tests.http.pools import FAST, MIB, opening, until
+from tests.http.pools import MIB, PATIENT, SHORT, opening, until
 from tests.http.scripted import Peer, answering, ok, serving
 
 if TYPE_CHECKING:
@@ -258,6 +258,7 @@ class TestWithoutATask:
 
         async with serving(script) as (_, origin), opening() as pool:
             told = await warm(pool, origin)
+            pool._timeouts = SHORT  # from here on, or what warms could be what stalls
             told.start()
             await until(told.done)
             assert isinstance(told.error, StalledError)
@@ -332,7 +333,7 @@ class TestWithoutATask:
 
 async def test_the_stand_in_gives_no_connection_out() -> None:
     async with serving(answering(ok(b"a"))) as (_, origin):
-        pool = AiohttpPool(max_connections=2, timeouts=FAST)
+        pool = AiohttpPool(max_connections=2, timeouts=PATIENT)
         await pool.request(origin, b"GET", b"/")
         told = Told(pool, origin)  # type: ignore[arg-type]
         assert not told.start()

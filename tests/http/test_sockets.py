@@ -30,12 +30,12 @@ async def test_a_request_that_was_never_answered(scheme: str) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
         session = opened(sockets)
         asked = asyncio.create_task(session.get(f"{scheme}://127.0.0.1:{silent.getsockname()[1]}"))
-        await asyncio.sleep(0.1)
-        assert sockets.num_open == 1
-        asked.cancel()
-        with suppress(asyncio.CancelledError):
-            await asked
-        await sockets.aclose(session)
+        with closing(await asyncio.to_thread(accept_asked, silent)):
+            assert sockets.num_open == 1
+            asked.cancel()
+            with suppress(asyncio.CancelledError):
+                await asked
+            await sockets.aclose(session)
     assert session.closed
     assert sockets.num_open == 0
 
@@ -49,7 +49,6 @@ async def test_requests_cancelled_before_their_answer(authority: Authority) -> N
         url = f"https://localhost:{server.getsockname()[1]}/"
         asked = asyncio.create_task(session.get(url))
         with closing(await shaken):
-            await asyncio.sleep(0.05)
             asked.cancel()
             with suppress(asyncio.CancelledError):
                 await asked
@@ -58,6 +57,15 @@ async def test_requests_cancelled_before_their_answer(authority: Authority) -> N
             assert sockets.num_open == 0
 
 
+def accept_asked(server: socket.socket) -> socket.socket:
+    """Accept one connection that has begun to ask, and do nothing for it."""
+    accepted = server.accept()[0]
+    assert accepted.recv(1)
+    return accepted
+
+
 def shake_hands(server: socket.socket, authority: Authority) -> socket.socket:
-    """Accept one connection, and do nothing for it after the handshake."""
-    return authority.server_context().wrap_socket(server.accept()[0], server_side=True)
+    """Accept one connection, and do nothing for it after the handshake but hear its request."""
+    accepted = authority.server_context().wrap_socket(server.accept()[0], server_side=True)
+    assert accepted.recv(1)
+    return accepted

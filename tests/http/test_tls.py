@@ -8,7 +8,7 @@ import pytest
 
 from aioflux.http import CertificateError, ConnectError, Origin
 from tests.http.pools import MIB
-from tests.http.scripted import echoing, serving
+from tests.http.scripted import Peer, echoing, serving
 
 if TYPE_CHECKING:
     from tests.http.authority import Authority
@@ -60,7 +60,11 @@ async def test_the_name_of_the_host_is_verified(make_pool, authority: Authority)
 
 
 async def test_a_server_without_tls_is_no_question_of_trust(make_pool) -> None:
-    async with serving(echoing) as (_, origin), make_pool() as pool:
+    async def plain(peer: Peer) -> None:
+        await peer.reader.read(1)
+        await peer.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    async with serving(plain) as (_, origin), make_pool() as pool:
         with pytest.raises(ConnectError) as caught:
             await pool.request(Origin("https", "localhost", origin.port), b"GET", b"/")
         assert not isinstance(caught.value, CertificateError)
