@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from aioflux.testing.gcs_server._messages import Request
 
 ROOT = Path(__file__).parents[2]
-LIMIT_SECONDS = 1000 if "AIOFLUX_TEST_ROUNDS" in os.environ else 100
+LIMIT_SECONDS = 1000 if "AIOFLUX_TEST_ROUNDS" in os.environ else 250
 
 PRELUDE = """
 import os, sys, warnings
 warnings.simplefilter("error")
 import aioflux, aioflux.sync
+from tests.bridge.patience import be_patient
+be_patient()
 options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
 def give_token():
     return "token"  # https is never asked without credentials
@@ -83,6 +85,14 @@ def tell(process: subprocess.Popen[str], words: str = "") -> None:
     assert process.stdin is not None
     process.stdin.write(f"{words}\n")
     process.stdin.flush()
+
+
+def wait_until_idle(server: GCSServer) -> None:
+    """Wait for what processes that were killed have asked for: it is done all the same."""
+    until = time.monotonic() + LIMIT_SECONDS
+    while server.stats.connections_open or server.stats.total.in_flight:
+        assert time.monotonic() < until
+        time.sleep(0.002)
 
 
 class Watch(Hook):

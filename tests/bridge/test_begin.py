@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -49,11 +50,10 @@ def test_cancel_lets_it_clean_up() -> None:
     outcome = bridge.begin(work())
     bridge.run(asyncio.sleep(0))
     outcome.cancel()
-    for _ in range(100):
+    until = time.monotonic() + 60
+    while not cleaned:
+        assert time.monotonic() < until
         bridge.run(asyncio.sleep(0.01))
-        if cleaned:
-            break
-    assert cleaned
 
 
 def test_not_from_the_loops_own_thread() -> None:
@@ -76,6 +76,6 @@ async def work():
 bridge.begin(work())
 """
     ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=True
     )
     assert ended.stdout == "done\n"

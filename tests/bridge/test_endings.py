@@ -7,24 +7,30 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bridge.scripts import ROOT, Watch, finish, line, running
+from aioflux.testing.gcs_server._app import Hook
+from tests.bridge.scripts import LIMIT_SECONDS, ROOT, Watch, finish, line, running
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from aioflux.testing import GCSServer
+    from aioflux.testing.gcs_server._messages import Request
 
-MOST_SECONDS = 5.0
-"""Two are promised; the rest is for machines that are busy with other tests."""
+MOST_SECONDS = 100.0
+"""Two are promised, of a machine with nothing else to do. Here whoever waits for a limit waits for
+six times as long as this."""
 
 OPENED = """
 import asyncio, gc, os, sys, threading, time
 import aioflux, aioflux.sync
+from tests.bridge.patience import be_patient
+be_patient()
 options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
 settings = {"transfer": options}
 if sys.argv[1].startswith("gs"):
@@ -131,7 +137,7 @@ def test_a_process_ends_with_what_is_open(
         [sys.executable, "-X", "faulthandler", "-c", script, uri, server.url],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_SECONDS,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
     )
@@ -160,16 +166,26 @@ WAITS = {
 }
 
 
+class HeldAbort(Hook):
+    """Lets no abort of an upload be answered, nor anything else meanwhile, until it goes on."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+
+    def before(self, request: Request) -> None:
+        if request.match.operation == "xml.multipart.abort":
+            self.goes_on.wait(LIMIT_SECONDS)
+
+
 @pytest.mark.parametrize("name", list(WAITS))
 def test_a_second_ctrl_c_does_not_wait_for_the_clean_up(server: GCSServer, name: str) -> None:
     """It is at work in the background, and ended with the process where it hangs."""
     server.put("bucket", "p/big", bytes(20 << 20))
     call, operation = WAITS[name]
-    watch = Watch()
-    server.app.hooks = (watch, *server.app.hooks)
+    watch, held = Watch(), HeldAbort()
+    server.app.hooks = (watch, held, *server.app.hooks)
     with (
         server.faults.inject(operation, delay_seconds=3600.0, key="p/[bp]*"),
-        server.faults.inject("xml.multipart.abort", delay_seconds=1.0),
         running(TWICE.format(call), server) as process,
     ):
         assert line(process) == "ready"
@@ -178,9 +194,8 @@ def test_a_second_ctrl_c_does_not_wait_for_the_clean_up(server: GCSServer, name:
         if name == "put":
             watch.wait_for("xml.multipart.abort")
             process.send_signal(signal.SIGINT)
-        begun = time.monotonic()
         assert line(process) == "interrupted"
-        assert time.monotonic() - begun < MOST_SECONDS
+        held.goes_on.set()
         assert finish(process) == ["usable"]
     assert server.stats.open_uploads == 0
 
@@ -198,7 +213,7 @@ def test_ctrl_c_that_nobody_catches_ends_the_process(server: GCSServer) -> None:
         watch.wait_for("xml.multipart.part")
         begun = time.monotonic()
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=LIMIT_SECONDS)
         assert time.monotonic() - begun < MOST_SECONDS
         assert process.returncode == -signal.SIGINT
         assert re.findall(r"(?m)^\S*(?:Error|Interrupt)\b.*$", err) == ["KeyboardInterrupt"]

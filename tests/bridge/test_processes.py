@@ -144,15 +144,14 @@ def test_a_child_does_not_touch_what_its_parent_has_under_way(server: GCSServer)
 
 
 REFUSED = """
-import signal, time
+import signal
 
 def refused(*works):
     child = os.fork()
     if child:
         return child
-    signal.alarm(20)
+    signal.alarm(200)  # what waits for a thread of the parent waits for ever
     for number, work in enumerate(works):
-        begun = time.monotonic()
         try:
             work()
             os._exit(10 + number)
@@ -160,8 +159,6 @@ def refused(*works):
             if "before a fork" not in str(exc):
                 os.write(2, f"{number}: {exc!r}".encode())
                 os._exit(20 + number)
-        if time.monotonic() - begun > 1:
-            os._exit(30 + number)
     os._exit(0)
 
 def over(child):

@@ -1,0 +1,42 @@
+"""Limits of aioflux's own patience, out of reach: a busy machine may stop for longer than those.
+
+Aioflux waits some seconds for its own clean-up where a user waits for it, and then goes on without.
+What tests say of the clean-up holds where it may take its time; a call that waits for such a limit
+is told by taking longer than a test waits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["FAR_SECONDS", "be_patient"]
+
+FAR_SECONDS = 600.0
+"""Longer than any test waits."""
+
+
+def be_patient(put: Callable[[Any, str, Any], object] = setattr) -> None:
+    """Set these limits, in this process; a test passes `monkeypatch.setattr`."""
+    import aioflux.bridge
+    from aioflux import store
+    from aioflux.transfer import _compose_read, _persist, _reveal, _upload
+
+    close_session = store.close_session
+
+    async def close(sessions: Any, *, seconds: float = 0.0) -> None:
+        await close_session(sessions, seconds=FAR_SECONDS)
+
+    put(store, "close_session", close)
+    for module, names in (
+        (aioflux.bridge, ("_CLEANUP_SECONDS", "_ENDING_SECONDS")),
+        (_compose_read, ("_LEAVE_SECONDS", "_REMOVE_SECONDS")),
+        (_persist, ("_LAST_SECONDS",)),
+        (_reveal, ("_REMOVE_SECONDS",)),
+        (_upload, ("_ABORT_SECONDS", "_LEAVE_SECONDS")),
+    ):
+        for name in names:
+            assert hasattr(module, name)
+            put(module, name, FAR_SECONDS)
