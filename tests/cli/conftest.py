@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PROGRAM = [sys.executable, "-m", "aioflux"]
+FAR_SECONDS = 120.0
+"""By when a process has long done what is waited for, on a machine that stands still, too."""
 
 
 class Bucket:
@@ -81,6 +83,8 @@ def aioflux(cli_server: GCSServer, capfd, monkeypatch, tmp_path) -> Callable[...
     def run(*arguments: object) -> Ended:
         capfd.readouterr()
         status = run_app([str(each) for each in arguments])
+        for stream in (sys.stdout, sys.stderr):  # run_app set them up to write, and these are read
+            stream.reconfigure(errors="backslashreplace")
         told = capfd.readouterr()
         return Ended(status, told.out, told.err)
 
@@ -103,7 +107,7 @@ def command(environment: dict[str, str]) -> Callable[..., subprocess.CompletedPr
             input=stdin,
             capture_output=True,
             env=environment,
-            timeout=60,
+            timeout=FAR_SECONDS,
             check=False,
         )
 

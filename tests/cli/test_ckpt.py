@@ -18,6 +18,7 @@ from aioflux.checkpoint._commit import step_prefix
 from aioflux.checkpoint._history import SaveRecord, append
 from aioflux.checkpoint._verify import latest
 from tests.checkpoint.saves import METADATA, save_id, save_step
+from tests.cli.conftest import FAR_SECONDS
 from tests.cli.test_process import Terminal
 
 CREATED = 1_769_860_800.0  # 2026-01-31T12:00:00Z
@@ -322,6 +323,10 @@ def test_no_command_for_checkpoints_loads_torch(run, environment) -> None:
         "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, timeout=60, capture_output=True, check=False
+        [sys.executable, "-c", code],
+        env=environment,
+        timeout=FAR_SECONDS,
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -355,8 +355,8 @@ def test_a_directory_needs_r(aioflux, bucket) -> None:
 
 
 def test_large_and_small_objects_both_ways(aioflux, bucket) -> None:
-    contents = {f"{at:03}": bytes([at % 256]) * (at * 1000) for at in range(200)}
-    contents["big"] = os.urandom(40 * MIB)
+    contents = {f"{at:03}": bytes([at % 256]) * (at * 100) for at in range(200)}
+    contents["big"] = os.urandom(33 * MIB)
     contents["other/big"] = os.urandom(17 * MIB)
     write_files(Path("src"), contents)
     assert aioflux("cp", "-r", "src", bucket.uri).status == 0

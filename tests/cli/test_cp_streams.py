@@ -16,7 +16,7 @@ from aioflux.cli._copy_plan import LARGE_BYTES, Job
 from aioflux.cli._copy_run import Copier, Tally
 from aioflux.cli._copy_store import Standard, Stored
 from aioflux.cli._loop import Threads
-from tests.cli.conftest import PROGRAM, read_files, write_files
+from tests.cli.conftest import FAR_SECONDS, PROGRAM, read_files, write_files
 from tests.cli.test_cp import TREE, fill
 from tests.cli.test_process import Terminal
 
@@ -82,7 +82,7 @@ async def test_what_standard_output_has_is_not_sent_again(capfd) -> None:
     assert capfd.readouterr().out == "wrong"
 
 
-@pytest.mark.parametrize("size", [1000, 40 * MIB], ids=["small", "large"])
+@pytest.mark.parametrize("size", [1000, 20 * MIB], ids=["small", "large"])
 @pytest.mark.parametrize("is_local", [True, False], ids=["disk", "bucket"])
 def test_a_byte_that_is_flipped_once_is_read_again(
     aioflux, bucket, cli_server, is_local, size
@@ -134,7 +134,7 @@ def test_two_tool_streams(command, bucket, tmp_path) -> None:
 
 def test_standard_output_takes_one_source_after_the_other(command, bucket, tmp_path) -> None:
     """Small and large ones, of every origin: in the order of the arguments."""
-    contents = [bytes([65 + at]) * size for at, size in enumerate([9, 40 * MIB, 40 * MIB, 8, 7, 6])]
+    contents = [bytes([65 + at]) * size for at, size in enumerate([9, 17 * MIB, 17 * MIB, 8, 7, 6])]
     paths = [tmp_path / str(at) for at in range(3)]
     for path, data in zip(paths, contents, strict=False):
         path.write_bytes(data)
@@ -173,7 +173,7 @@ def test_a_dry_run_that_is_stopped_copied_nothing(environment, bucket) -> None:
         assert process.stderr is not None
         assert process.stdout.read(1) == b"w"
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(FAR_SECONDS) == 130
         assert b"copied" not in process.stderr.read()
 
 

@@ -17,14 +17,14 @@ async def test_a_cancelled_call_is_over_only_when_its_thread_is() -> None:
 
     def work() -> None:
         begun.set()
-        threads.stop.wait(10)  # told to stop by the cancellation
+        threads.stop.wait(60)  # told to stop by the cancellation
         # The loop goes on meanwhile, twice over, so that who does not wait is gone by then.
         loop.call_soon_threadsafe(loop.call_soon, went_on.set)
-        went_on.wait(10)
+        went_on.wait(60)
         ended.set()
 
     call = asyncio.create_task(threads.run(work))
-    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.to_thread(begun.wait, 60)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
@@ -37,11 +37,11 @@ async def test_a_cancelled_call_whose_thread_fails_is_cancelled() -> None:
 
     def work() -> None:
         begun.set()
-        threads.stop.wait(10)
+        threads.stop.wait(60)
         raise ValueError("too late")
 
     call = asyncio.create_task(threads.run(work))
-    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.to_thread(begun.wait, 60)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
@@ -62,10 +62,10 @@ async def test_a_cancelled_daemon_is_not_waited_for() -> None:
 
     def work() -> None:
         begun.set()
-        released.wait(10)
+        released.wait(60)
 
     call = asyncio.create_task(in_daemon(work))
-    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.to_thread(begun.wait, 60)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
