@@ -26,10 +26,11 @@ PURE := $(addprefix aioflux/,_arguments.py _checksums.py _errors.py _meta.py _po
 	compat/dataflux/lightning/_uris.py integrations/fsspec/_names.py)
 
 PYTEST_ARGS ?= -n 2 --dist loadfile
+COVERAGE := --cov --cov-report= --cov-fail-under=0
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint perf perf-loading perf-s3 clean
+.PHONY: help demo test test-failed lint perf perf-loading perf-s3 clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/'
@@ -37,9 +38,18 @@ help:  ## Show this list.
 demo: $(VENV)/.installed-demo  ## Run the quickstart against a server that it starts itself.
 	$(BIN)/python examples/quickstart/quickstart.py
 
+# Many tests start processes, kill them and wait for what others do; a machine that stops for seconds
+# may fail one. Like CPython's own runner with --rerun, what failed runs once more, alone, and both
+# runs are shown; where the second fails as well, so does this.
 test: lint $(VENV)/.installed-azurite $(VENV)/.installed-deepspeed  ## Lint, type-check and run every test, with branch coverage.
-	$(BIN)/python -m pytest $(PYTEST_ARGS) --cov --cov-report=term
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m pytest $(PYTEST_ARGS) $(COVERAGE) || { test $$? -eq 1 && $(MAKE) --no-print-directory test-failed; }
+	$(BIN)/python -m coverage report
 	$(BIN)/python -m coverage report --fail-under=100 --include='$(subst $(empty) $(empty),$(comma),$(strip $(PURE)))'
+
+test-failed: $(VENV)/.installed-test  ## Run the tests once more that failed in the run before.
+	@echo 'Once more, alone: the tests that failed.'
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -v $(COVERAGE) --cov-append
 
 lint: $(VENV)/.installed-test  ## Check style, format and types.
 	$(BIN)/ruff check .
