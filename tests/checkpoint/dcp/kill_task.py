@@ -2,14 +2,13 @@
 
     python -m tests.checkpoint.dcp.kill_task <uri>
 
-Each line of the input is the seed of the state that is saved over the last one, followed by one
-that says `kill` when it is time, or `wait`; then a line of the output tells how it ended.
+Each line of the input is the seed of a state that is saved over the last one. A line of the output
+tells the id of the process that saves it, and another one how that process ended.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import warnings
 from typing import Any
@@ -19,13 +18,14 @@ import torch.distributed.checkpoint as dcp
 
 from aioflux import TransferOptions
 from aioflux.checkpoint.dcp import StorageWriter
+from tests.checkpoint.patience import PATIENT
 
 MIB = 1024 * 1024
 
 
 def state_of(seed: int) -> dict[str, Any]:
     """Three objects of several parts each."""
-    return {str(at): torch.full((MIB, 2), 10.0 * seed + at) for at in range(3)}
+    return {str(at): torch.full((3 * MIB // 4, 2), 10.0 * seed + at) for at in range(3)}
 
 
 def save(uri: str, seed: int) -> None:
@@ -33,8 +33,14 @@ def save(uri: str, seed: int) -> None:
         uri,
         objects_per_rank=3,
         transfer=TransferOptions(part_size_bytes=5 * MIB, max_buffered_bytes=10 * MIB),
+        timeouts=PATIENT,
     )
     dcp.save(state_of(seed), storage_writer=writer, no_dist=True)
+
+
+def answer(number: int) -> None:
+    sys.stdout.write(f"{number}\n")
+    sys.stdout.flush()
 
 
 def main(uri: str) -> None:
@@ -49,11 +55,8 @@ def main(uri: str) -> None:
                 code = 0
             finally:
                 os._exit(code)
-        if sys.stdin.readline().strip() == "kill":
-            os.kill(pid, signal.SIGKILL)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        sys.stdout.write(f"{code}\n")
-        sys.stdout.flush()
+        answer(pid)
+        answer(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 if __name__ == "__main__":

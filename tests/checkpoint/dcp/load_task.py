@@ -1,14 +1,7 @@
-"""One rank of a job that saves and loads sharded states, line by line.
-
-    python -m tests.checkpoint.dcp.load_task <settings as JSON>
-
-Each line of the input is a command as JSON, each line of the output what became of it.
-"""
+"""What ranks do that save and load sharded states; see `ranks`."""
 
 from __future__ import annotations
 
-import json
-import sys
 import warnings
 from typing import Any
 
@@ -21,6 +14,8 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 
 from aioflux import RetryPolicy
 from aioflux.checkpoint.dcp import StorageReader, StorageWriter
+from tests.checkpoint.dcp.ranks import run
+from tests.checkpoint.patience import PATIENT
 
 SHARDINGS: dict[str, tuple[list[Any], list[Placement]]] = {
     "rows of 4": ([0, 1, 2, 3], [Shard(0)]),
@@ -71,7 +66,7 @@ def save(command: dict[str, Any]) -> dict[str, Any]:
     )
     state["step"] = command["seed"]
     if command["writer"] == "ours":
-        writer: Any = StorageWriter(command["uri"], **command.get("options", {}))
+        writer: Any = StorageWriter(command["uri"], timeouts=PATIENT, **command.get("options", {}))
     else:
         writer = dcp.FileSystemWriter(command["uri"])
     dcp.save(state, storage_writer=writer)
@@ -84,7 +79,7 @@ def load(command: dict[str, Any]) -> dict[str, Any]:
     state: dict[str, Any] = sharded(blank, command["sharding"])
     state["step"] = None
     quick = RetryPolicy(max_attempts=2, initial_seconds=0.01, max_seconds=0.02)
-    reader = StorageReader(command["uri"], retry=quick)
+    reader = StorageReader(command["uri"], retry=quick, timeouts=PATIENT)
     no_dist = command.get("alone") is not None
     if no_dist and dist.get_rank() != command["alone"]:
         return {}
@@ -105,26 +100,14 @@ def load(command: dict[str, Any]) -> dict[str, Any]:
     return {"num_bytes": sum(each.nbytes for each in found.values())}
 
 
-def answer(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+def do(command: dict[str, Any]) -> dict[str, Any]:
+    return {"save": save, "load": load}[command["op"]](command)
 
 
-def main(settings: dict[str, Any]) -> None:
+def main() -> None:
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://127.0.0.1:{settings['port']}",
-        rank=settings["rank"],
-        world_size=settings["world_size"],
-    )
-    answer("ready")
-    for line in sys.stdin:
-        command = json.loads(line)
-        answer(json.dumps({"save": save, "load": load}[command["op"]](command)))
-    dist.destroy_process_group()
+    run(do)
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main()

@@ -1,18 +1,13 @@
-"""One rank of a job that saves what it is told to, line by line.
-
-    python -m tests.checkpoint.dcp.rank_task <settings as JSON>
-
-Each line of the input is a command as JSON, each line of the output what became of it.
-"""
+"""What ranks do that save what they are told to; see `ranks`."""
 
 from __future__ import annotations
 
 import io
-import json
+import os
 import resource
 import signal
-import sys
 import warnings
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,7 +20,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from aioflux import RetryPolicy, TransferOptions
 from aioflux.checkpoint.dcp import StorageWriter
+from tests.checkpoint.dcp.ranks import run
 from tests.checkpoint.dcp.states import UnpicklableError
+from tests.checkpoint.patience import PATIENCE_SECONDS, PATIENT
 
 _KINDS = {"rows": Shard(0), "columns": Shard(1), "whole": Replicate()}
 MIB = 1024 * 1024
@@ -69,7 +66,26 @@ class _Planner(DefaultSavePlanner):
         return super().resolve_data(write_item)
 
 
-def save(command: dict[str, Any]) -> str:
+@cache
+def background_store() -> dist.TCPStore:
+    """Where the processes of all ranks that save in the background meet.
+
+    DCP would take a port that is free, and bind it later, when it may not be any more.
+    """
+    is_first = dist.get_rank() == 0
+    ports = [0]
+    if is_first:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        ports = [store.port]
+    dist.broadcast_object_list(ports)
+    if not is_first:
+        store = dist.TCPStore("127.0.0.1", ports[0])
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[0])}
+    os.environ.update(address, DCP_USE_PREFIX_STORE="1")
+    return store
+
+
+def save(command: dict[str, Any]) -> dict[str, Any]:
     rank = dist.get_rank()
     state = own_state(command["seed"], command.get("num_rows", 37))
     fails = command.get("fails", "") if rank == command.get("fails_on", 1) else ""
@@ -78,44 +94,31 @@ def save(command: dict[str, Any]) -> str:
     writer = StorageWriter(
         command["uri"],
         retry=RetryPolicy(max_attempts=3, initial_seconds=0.01, max_seconds=0.1),
+        timeouts=PATIENT,
         transfer=TransferOptions(part_size_bytes=5 * MIB, max_buffered_bytes=10 * MIB),
         **command.get("options", {}),
     )
     options = {"storage_writer": writer, "planner": _Planner(fails, **command.get("planner", {}))}
     try:
         if command["op"] == "process":
+            background_store()
             options["async_checkpointer_type"] = AsyncCheckpointerType.PROCESS
-            dcp.async_save(state, **options).result(120)
+            dcp.async_save(state, **options).result(PATIENCE_SECONDS)
         else:
             dcp.save(state, use_collectives=command.get("use_collectives", True), **options)
     except CheckpointException as exc:
         told = {str(rank): str(error) for rank, (error, _) in exc.failures.items()}
-        return json.dumps({"failures": told})
+        return {"failures": told}
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-    return json.dumps({"saved": command["seed"]})
+    return {"saved": command["seed"]}
 
 
-def answer(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
-def main(settings: dict[str, Any]) -> None:
+def main() -> None:
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://127.0.0.1:{settings['port']}",
-        rank=settings["rank"],
-        world_size=settings["world_size"],
-    )
-    answer("ready")
-    for line in sys.stdin:
-        answer(save(json.loads(line)))
-    dist.destroy_process_group()
+    run(save)
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main()

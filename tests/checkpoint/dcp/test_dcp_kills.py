@@ -3,25 +3,50 @@
 from __future__ import annotations
 
 import os
-import random
+import shutil
 import signal
 import subprocess
 import sys
-import time
+import threading
 from typing import TYPE_CHECKING, Any
 
 from aioflux._checksums import crc32c
 from aioflux.checkpoint._commit import decode_commit
+from aioflux.testing.gcs_server._app import Hook
 from tests.checkpoint.dcp.kill_task import state_of
 from tests.checkpoint.dcp.states import assert_equal, copy_down, stock_load
+from tests.checkpoint.patience import PATIENCE_SECONDS, wait_until_idle
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from aioflux.testing import GCSServer
+    from aioflux.testing.gcs_server._messages import Request, Response
 
 URI = "gs://bucket/c"
-NUM_KILLS = 12
+NUM_KILLS = 9
+
+
+class Halt(Hook):
+    """Stops the server when it has done so many requests, and answered all but the last."""
+
+    def __init__(self) -> None:
+        self.num_before = 0
+        self.is_reached = threading.Event()
+        self._may_go_on = threading.Event()
+
+    def after(self, request: Request, response: Response) -> Response:
+        self.num_before -= 1
+        if self.num_before == 0:
+            may_go_on = self._may_go_on
+            self.is_reached.set()
+            assert may_go_on.wait(PATIENCE_SECONDS)
+        return response
+
+    def go_on(self) -> None:
+        self.is_reached.clear()
+        self._may_go_on.set()
+        self._may_go_on = threading.Event()
 
 
 def found_in(folder: Path, loaded: dict[str, Any], possible: set[int]) -> int:
@@ -37,8 +62,7 @@ def found_in(folder: Path, loaded: dict[str, Any], possible: set[int]) -> int:
 
 
 def test_a_killed_overwrite_leaves_a_whole_checkpoint(server: GCSServer, tmp_path: Path) -> None:
-    """Each save runs until it is killed; the moments spread over its whole length."""
-    rng = random.Random(0)
+    """Each is killed when an answer is due; these spread over all that a save asks for."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.checkpoint.dcp.kill_task", URI],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -49,25 +73,36 @@ def test_a_killed_overwrite_leaves_a_whole_checkpoint(server: GCSServer, tmp_pat
         assert forker.stdin is not None
         assert forker.stdout is not None
 
-        def tell(line: str) -> None:
+        def begin(seed: int) -> int:
             assert forker.stdin is not None
-            forker.stdin.write(f"{line}\n")
+            forker.stdin.write(f"{seed}\n")
             forker.stdin.flush()
+            return read()
 
-        for _ in range(2):  # the first one is slower
-            begun = time.perf_counter()
-            tell("1\nwait")
-            assert int(forker.stdout.readline()) == 0
-        length_seconds = time.perf_counter() - begun
-        last, codes = 1, []
-        for seed in range(2, 2 + NUM_KILLS):
-            tell(str(seed))
-            time.sleep(rng.uniform(0, 1.2 * length_seconds))
-            tell("kill")
-            codes.append(int(forker.stdout.readline()))
+        def read() -> int:
+            assert forker.stdout is not None
+            return int(forker.stdout.readline())
+
+        for _ in range(2):  # the second one replaces, as all others do
+            server.stats.reset()
+            begin(1)
+            assert read() == 0
+        num_requests = server.stats.total.requests
+        assert num_requests > NUM_KILLS
+        halt, last = Halt(), 1
+        server.app.hooks += (halt,)
+        for number in range(NUM_KILLS):
+            seed = 2 + number
+            halt.num_before = 1 + number * num_requests // NUM_KILLS
+            pid = begin(seed)
+            assert halt.is_reached.wait(PATIENCE_SECONDS)
+            os.kill(pid, signal.SIGKILL)
+            assert read() == -signal.SIGKILL
+            halt.go_on()
+            wait_until_idle(server)
             folder = copy_down(server, "c", tmp_path / str(seed))
             loaded = stock_load(folder, state_of(0))
             last = found_in(folder, loaded, {last, seed})
+            shutil.rmtree(folder)
         forker.stdin.close()
-        assert forker.wait(60) == 0
-    assert -signal.SIGKILL in codes
+        assert forker.wait() == 0

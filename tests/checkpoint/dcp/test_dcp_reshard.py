@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import queue
-import socket
-import subprocess
-import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from aioflux.checkpoint.dcp import load_state
 from aioflux.testing import GCSServer
+from tests.checkpoint.dcp import ranks as ranks_of_a_job
 from tests.checkpoint.dcp.load_task import full_state
 from tests.checkpoint.dcp.states import assert_equal
 
@@ -23,53 +17,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WORLD_SIZE = 4
-PATIENCE_SECONDS = 60.0
-"""What a rank has for an answer; one that hangs has none."""
 
 
-class Ranks:
+class Ranks(ranks_of_a_job.Ranks):
     """Four processes of one gloo group that save and load what they are told to."""
-
-    def __init__(self, endpoint_url: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-        self._answers: list[queue.SimpleQueue[str]] = []
-        self._processes: list[subprocess.Popen[str]] = []
-        self._threads: list[threading.Thread] = []
-        for rank in range(WORLD_SIZE):
-            settings = {"rank": rank, "world_size": WORLD_SIZE, "port": port}
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.checkpoint.dcp.load_task", json.dumps(settings)],
-                env={**os.environ, "STORAGE_EMULATOR_HOST": endpoint_url, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-            thread = threading.Thread(target=self._read, args=(process, answers), daemon=True)
-            thread.start()
-            self._processes.append(process)
-            self._answers.append(answers)
-            self._threads.append(thread)
-
-    @staticmethod
-    def _read(process: subprocess.Popen[str], answers: queue.SimpleQueue[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            answers.put(line.strip())
-
-    def wait_until_ready(self) -> None:
-        assert self._collect() == ["ready"] * WORLD_SIZE
-
-    def _collect(self) -> list[str]:
-        return [each.get(timeout=PATIENCE_SECONDS) for each in self._answers]
-
-    def tell(self, **command: Any) -> list[dict[str, Any]]:
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(command) + "\n")
-            process.stdin.flush()
-        return [json.loads(answer) for answer in self._collect()]
 
     def save(self, uri: str, sharding: str, *, writer: str = "ours", **more: Any) -> None:
         command = {"seed": 5, "scale": 1, **more}
@@ -80,20 +31,6 @@ class Ranks:
         command = {"seed": 5, "scale": 1, **more}
         return self.tell(op="load", uri=uri, sharding=sharding, **command)
 
-    def close(self) -> None:
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.close()
-        for process, thread in zip(self._processes, self._threads, strict=True):
-            assert process.stdout is not None
-            try:
-                process.wait(30)
-            finally:
-                process.kill()
-                process.wait()
-                thread.join()
-                process.stdout.close()
-
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[GCSServer]:
@@ -103,12 +40,8 @@ def place() -> Iterator[GCSServer]:
 
 @pytest.fixture(scope="module")
 def ranks(place: GCSServer) -> Iterator[Ranks]:
-    started = Ranks(place.url)
-    try:
-        started.wait_until_ready()
+    with Ranks("tests.checkpoint.dcp.load_task", WORLD_SIZE, place.url) as started:
         yield started
-    finally:
-        started.close()
 
 
 @pytest.fixture(autouse=True)
