@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.bridge.patience import FAR_SECONDS
 from tests.servers.clouds import open_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+# A fork server imports them once, and not each process that it starts.
+multiprocessing.set_forkserver_preload(["torch.distributed", "torch.utils.data", "aioflux.data"])
 
 
 @dataclass
@@ -36,6 +42,18 @@ class Bucket:
         for key in keys:
             self.put(key, f"data of {key}".encode())
         return keys
+
+
+@pytest.fixture
+def patient_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that end are not killed before they have, nor is their clean-up cut short.
+
+    DataLoader gives them five seconds, for longer than which a busy machine may stop.
+    """
+    from torch.utils.data import _utils
+
+    assert hasattr(_utils, "MP_STATUS_CHECK_INTERVAL")
+    monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", FAR_SECONDS)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """One rank of a job: reads an epoch through workers, and can be killed at any batch.
 
-    python -m tests.data.rank_task <settings as JSON>
-
 Each batch is a line of the log before its state is saved, as a training step is done before its
 checkpoint; both of one moment are put in place together.
 """
@@ -11,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from aioflux.data import IterableDataset, loader, merge_states
@@ -22,6 +21,7 @@ from tests.data.transforms import key_of
 
 
 def main(settings: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
     out = Path(settings["out"])
     rank, world_size = settings["rank"], settings["world_size"]
     meeting = f"file://{settings['meeting']}"
@@ -55,7 +55,9 @@ def main(settings: dict[str, Any]) -> None:
                 # torchdata's state holds tuples and None, hence no plain round trip of it.
                 state = merge_states([batches.state_dict()])
                 save(out / f"{rank}.json", {"epoch": epoch, "read": read, "state": state})
-                dist.barrier()
+                # All have saved before one is gone: a barrier may fail where others leave it.
+                while len(list(out.glob("?.json"))) < world_size:
+                    time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
         save(out / f"{rank}-{epoch}.json", {"epoch": epoch, "read": read})
         dist.barrier()
@@ -65,7 +67,3 @@ def main(settings: dict[str, Any]) -> None:
 def save(path: Path, what: Any) -> None:
     path.with_suffix(".new").write_text(json.dumps(what))
     path.with_suffix(".new").replace(path)
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

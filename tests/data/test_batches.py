@@ -180,6 +180,13 @@ class Gate:
         return sample.key
 
 
+async def open_soon(gate: Gate) -> None:
+    """Open it when whoever was cancelled has come to wait for those that run."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+    gate.is_open.set()
+
+
 @pytest.mark.parametrize("end", ["close", "cancel"])
 async def test_when_it_is_left_nothing_runs_on(
     bucket: Bucket, store: aioflux.Store, end: str
@@ -189,11 +196,12 @@ async def test_when_it_is_left_nothing_runs_on(
     taking = asyncio.create_task(anext(batches))
     await asyncio.to_thread(gate.has_begun.wait, 60)
     taking.cancel()
-    threading.Timer(0.1, gate.is_open.set).start()
+    ended = asyncio.create_task(open_soon(gate))
     with pytest.raises(asyncio.CancelledError):
         await taking
     if end == "close":
         await batches.aclose()
+    await ended
     assert gate.num_running == 0
     assert gate.num_begun <= 2
     # Threads that have nothing to do any more end by themselves.

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tests.data.conftest import Bucket
 
 pytestmark = [
-    pytest.mark.clouds("gs", "s3", "az"),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     # torchdata 0.11 takes a name from torch that torch 2.13 has deprecated.
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
@@ -38,6 +37,7 @@ def build(kind: type[Any], bucket: Bucket, num_workers: int, **options: Any) -> 
     )
 
 
+@pytest.mark.clouds("gs", "s3", "az")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stateful_loader_goes_on_at_any_batch(
@@ -137,7 +137,6 @@ def test_a_loaded_state_is_for_one_iteration_of_each_worker(bucket: Bucket) -> N
     assert sorted(batches) == keys
 
 
-@pytest.mark.clouds("gs")
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_that_live_on_hear_of_the_epoch(bucket: Bucket, start: str) -> None:
     keys = bucket.fill(30)

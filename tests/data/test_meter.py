@@ -148,7 +148,7 @@ def test_stats_pickle() -> None:
     assert pickle.loads(pickle.dumps(stats)) == stats
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
 def test_the_main_process_tells_what_its_workers_counted(start: str) -> None:
     dataset = Counted(20)
     dataset.meter.count(1, 10)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from aioflux.data._sharding import Tail
     from tests.data.conftest import Bucket
 
-pytestmark = pytest.mark.clouds("gs", "s3", "az")
-
 TOPOLOGIES = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=4)
 
 
@@ -112,6 +110,7 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(state))
 
 
+@pytest.mark.clouds("gs", "s3", "az")
 def test_a_stream_goes_on_where_it_was(bucket: Bucket) -> None:
     bucket.fill(30)
     whole = list(build(bucket, 0, 1))
@@ -126,7 +125,6 @@ def test_a_stream_goes_on_where_it_was(bucket: Bucket) -> None:
     assert list(other) == whole, "the iteration after that reads a whole epoch"
 
 
-@pytest.mark.clouds("gs")
 def test_a_state_says_nothing_of_what_is_only_read_ahead(bucket: Bucket) -> None:
     keys = bucket.fill(30)
     dataset = build(bucket, 0, 1, shuffle=False)
@@ -139,7 +137,6 @@ def test_a_state_says_nothing_of_what_is_only_read_ahead(bucket: Bucket) -> None
     assert list(other) == keys[2:]
 
 
-@pytest.mark.clouds("gs")
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("shard_by", ["count", "bytes"])
 def test_an_epoch_goes_on_with_another_number_of_ranks(
