@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import mmap
 import os
 import pickle
@@ -24,14 +25,13 @@ from aioflux.checkpoint._commit import new_save_id
 from aioflux.checkpoint._tag_save import PartData, tag_job
 from aioflux.checkpoint._tags import remove_tag, trim
 from aioflux.checkpoint._uploader_job import UploadSettings, portable
-from aioflux.checkpoint._uploader_wire import MAX_FDS, MAX_READ_BYTES, Inbox, encode
 from aioflux.compat.nebula._persist import NebulaSave
 from aioflux.compat.nebula._settings import signing_variables
 from aioflux.compat.nebula._shelf import COMMITTED, Shelf, Version
+from aioflux.compat.nebula._trainer import Trainer
 
 if TYPE_CHECKING:
     from aioflux.compat.nebula._settings import Settings
-    from aioflux.compat.nebula._shelf import Piece
     from aioflux.store import Store
 
 __all__ = ["Keeper"]
@@ -41,21 +41,11 @@ _log = logging.getLogger("aioflux")
 _LOOK_SECONDS: Final = 0.5
 """Time between two looks at what nobody tells: the clock, a lock."""
 
+_RETRY_SECONDS: Final = 30.0
+"""Pause before what could not be saved is tried again, on top of the store's own retries."""
+
 _LOCAL: Final = "disk"
 _STORE: Final = "storage"
-
-
-@dataclass(slots=True)
-class _Trainer:
-    """One process that saves or loads."""
-
-    number: int
-    sock: socket.socket
-    inbox: Inbox = field(default_factory=Inbox)
-    gone: list[int] = field(default_factory=list)
-    """Pieces of its own that were given up, which it was not told yet."""
-    lent: list[Piece] = field(default_factory=list)
-    """Pieces that it looks at."""
 
 
 @dataclass(slots=True)
@@ -84,6 +74,8 @@ class _Place:
     """How many tags are kept there; all by default."""
     begun: float | None = None
     """When a save began last."""
+    retry_at: float = math.inf
+    """When what could not be saved last is tried again."""
     removed: set[str] = field(default_factory=set)
     """Tags that go when something newer is saved."""
 
@@ -94,7 +86,7 @@ class Keeper:
     def __init__(self) -> None:
         self.shelf = Shelf(0)
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._trainers: dict[int, _Trainer] = {}
+        self._trainers: dict[int, Trainer] = {}
         self._num_trainers = 0
         self._memory: dict[int, _Memory] = {}
         self._places: list[_Place] = []
@@ -104,6 +96,7 @@ class Keeper:
         self.linger_seconds = 600.0
         self._last_ms = 0
         self._changed = asyncio.Event()
+        self._left = time.monotonic()
         self.is_stopping = False
 
     @property
@@ -138,25 +131,26 @@ class Keeper:
     async def serve(self, sock: socket.socket) -> None:
         """Serve one trainer until it is gone."""
         self._num_trainers += 1
-        trainer = _Trainer(self._num_trainers, sock)
+        trainer = Trainer(self._num_trainers, sock)
         self._trainers[trainer.number] = trainer
         sock.setblocking(False)
         try:
             while True:
-                data, fds = await _receive(sock)
+                data, fds = await trainer.receive()
                 if not data:
                     return
                 try:
                     messages = list(trainer.inbox.feed(data, fds))
                 except Exception as exc:  # a pickle runs what it names
-                    await _answer(sock, ("error", _unreadable(exc)), [])
+                    await trainer.answer(("error", _unreadable(exc)), [])
                     return
                 for message in messages:
-                    await _answer(sock, *await self._handle(trainer, message))
+                    await trainer.answer(*await self._handle(trainer, message))
         except OSError:
             pass  # it died meanwhile
         finally:
             del self._trainers[trainer.number]
+            self._left = time.monotonic()
             for fd in trainer.inbox.fds:
                 os.close(fd)
             for piece in trainer.lent:
@@ -166,7 +160,7 @@ class Keeper:
             self._notify()
             sock.close()
 
-    async def _handle(self, trainer: _Trainer, message: Any) -> tuple[Any, list[int]]:
+    async def _handle(self, trainer: Trainer, message: Any) -> tuple[Any, list[int]]:
         """Carry out a request, and return what is answered."""
         name, *arguments = message
         fds: list[int] = []
@@ -184,7 +178,7 @@ class Keeper:
 
     async def _do_hello(
         self,
-        _: _Trainer,
+        _: Trainer,
         __: list[int],
         settings: Settings,
         variables: dict[str, str] | None = None,
@@ -217,7 +211,7 @@ class Keeper:
         return os.getpid()
 
     async def _do_room(
-        self, trainer: _Trainer, _: list[int], size: int
+        self, trainer: Trainer, _: list[int], size: int
     ) -> tuple[str, int, int, list[int]]:
         while True:
             grant = self.shelf.ask(trainer.number, size)
@@ -230,7 +224,7 @@ class Keeper:
 
     async def _do_saved(
         self,
-        trainer: _Trainer,
+        trainer: Trainer,
         _: list[int],
         number: int,
         part: tuple[str, str, int],
@@ -250,17 +244,17 @@ class Keeper:
             self._close(version, self._mint())
         return version.is_complete
 
-    async def _do_abandon(self, _: _Trainer, __: list[int], number: int) -> None:
+    async def _do_abandon(self, _: Trainer, __: list[int], number: int) -> None:
         self.shelf.abandon(number, is_made=number in self._memory)
 
-    async def _do_offer(self, _: _Trainer, __: list[int]) -> tuple[str, str, bool]:
+    async def _do_offer(self, _: Trainer, __: list[int]) -> tuple[str, str, bool]:
         """Tell who this is, and what a version would be called that were complete now."""
         place = next((each for each in self._places if each.name == _STORE), None)
         return self._name, self._mint(), place is not None and self._is_time(place)
 
     async def _do_commit(
         self,
-        _: _Trainer,
+        _: Trainer,
         __: list[int],
         tag: str,
         save_id: str,
@@ -283,7 +277,7 @@ class Keeper:
             )
         return True
 
-    async def _do_tags(self, _: _Trainer, __: list[int]) -> list[dict[str, Any]]:
+    async def _do_tags(self, _: Trainer, __: list[int]) -> list[dict[str, Any]]:
         return [
             {
                 "tag": version.tag,
@@ -297,7 +291,7 @@ class Keeper:
         ]
 
     async def _do_fetch(
-        self, trainer: _Trainer, fds: list[int], tag: str, save_id: str, name: str
+        self, trainer: Trainer, fds: list[int], tag: str, save_id: str, name: str
     ) -> tuple[int, int, int | None] | None:
         version = self.shelf.find(tag, save_id)
         part = version.parts.get(name) if version is not None else None
@@ -308,12 +302,12 @@ class Keeper:
         fds.append(self._memory[part.piece.number].fd)
         return part.piece.number, part.size, part.crc32c
 
-    async def _do_done(self, trainer: _Trainer, _: list[int], number: int) -> None:
+    async def _do_done(self, trainer: Trainer, _: list[int], number: int) -> None:
         piece = next(each for each in trainer.lent if each.number == number)
         trainer.lent.remove(piece)
         self.shelf.release(piece)
 
-    async def _do_flush(self, _: _Trainer, __: list[int], tag: str) -> None:
+    async def _do_flush(self, _: Trainer, __: list[int], tag: str) -> None:
         """Save a version everywhere, by default the newest one, and wait for it."""
         version = self.shelf.find(tag) if tag else self.shelf.newest
         if version is None and tag:
@@ -332,13 +326,13 @@ class Keeper:
                 return
             version = self.shelf.find(version.tag)  # the newer one of its tag stands for it
 
-    async def _do_remove(self, _: _Trainer, __: list[int], tag: str) -> None:
+    async def _do_remove(self, _: Trainer, __: list[int], tag: str) -> None:
         """Remove a tag wherever it is, once what is newer is there."""
         self.shelf.remove(tag)
         for place in self._places:
             place.removed.add(tag)
 
-    async def _do_stop(self, _: _Trainer, __: list[int]) -> bool:
+    async def _do_stop(self, _: Trainer, __: list[int]) -> bool:
         """End when all is saved and the last trainer is gone; tell whether this is the last."""
         self.is_stopping = True
         return len(self._trainers) == 1
@@ -377,9 +371,23 @@ class Keeper:
         is_ours = newest.num_nodes == 1 or place.name == _LOCAL or not self._trainers
         return newest if is_ours else None
 
+    def _again(self, place: _Place) -> Version | None:
+        """Return the newest version where it was not saved and it is time to try that once more.
+
+        Also when the last trainer is gone, as long as the keeper waits for the next one.
+        """
+        newest = self.shelf.newest
+        if newest is None or place.name not in newest.failures or self.is_stopping:
+            return None
+        now = time.monotonic()
+        is_kept = bool(self._trainers) or now - self._left < self.linger_seconds
+        # What several nodes save together, all of them would have to try again at once.
+        is_ours = newest.num_nodes == 1 or place.name == _LOCAL
+        return newest if is_kept and is_ours and now >= place.retry_at else None
+
     async def _save_to(self, place: _Place) -> None:
         while True:
-            version = self._next(place)
+            version = self._next(place) or self._again(place)
             if version is None:
                 await self.changed(_LOOK_SECONDS)
                 continue
@@ -394,6 +402,7 @@ class Keeper:
                 _log.error("%s was not saved: %s", version.tag, failure)
             finally:
                 version.num_readers -= 1
+            place.retry_at = time.monotonic() + _RETRY_SECONDS if failure else math.inf
             self.shelf.saved(version, place.name, failure)
             self._give_back()
             self._notify()
@@ -466,33 +475,3 @@ def _unreadable(exc: Exception) -> CheckpointError:
 
 def _all(failures: dict[str, str]) -> str:
     return "; ".join(failures.values())
-
-
-async def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """Return what has arrived; nothing at the end."""
-    loop = asyncio.get_running_loop()
-    while True:
-        try:
-            data, fds, _, _ = socket.recv_fds(sock, MAX_READ_BYTES, MAX_FDS)
-        except BlockingIOError:
-            is_ready = loop.create_future()
-            loop.add_reader(sock.fileno(), _set, is_ready)
-            try:
-                await is_ready
-            finally:
-                loop.remove_reader(sock.fileno())
-        else:
-            return data, fds
-
-
-def _set(is_ready: asyncio.Future[None]) -> None:
-    if not is_ready.done():
-        is_ready.set_result(None)
-
-
-async def _answer(sock: socket.socket, reply: Any, fds: list[int]) -> None:
-    data = memoryview(encode(reply))
-    if fds:  # it waits for them: there is room
-        sent = socket.send_fds(sock, [data], fds)
-        data = data[sent:]
-    await asyncio.get_running_loop().sock_sendall(sock, data)

@@ -18,10 +18,11 @@ from aioflux.checkpoint._pickled import Pickled
 from aioflux.checkpoint._uploader_wire import Inbox
 from aioflux.compat import nebula as nm
 from aioflux.compat.nebula import _keeper, _keeper_process, _run, _snapshot
-from aioflux.compat.nebula._keeper import Keeper, _Place, _Trainer
+from aioflux.compat.nebula._keeper import Keeper, _Place
 from aioflux.compat.nebula._persist import NebulaSave
 from aioflux.compat.nebula._settings import meeting_path, settings_of
 from aioflux.compat.nebula._shelf import GROWING
+from aioflux.compat.nebula._trainer import Trainer
 from tests.compat.nebula.test_nebula import commit, is_state_of, state_of
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ async def test_a_flush_waits_for_the_newer_one_of_its_tag_where_it_was_replaced(
         keeper.shelf.close(version, name)
 
     async with aioflux.open_store("memory://a-flush-waits") as store:
-        trainer = _Trainer(1, socket.socket())
+        trainer = Trainer(1, socket.socket())
         keeper._places.append(_Place("storage", store, 1000.0))
         put("x")
         flush = asyncio.create_task(keeper._do_flush(trainer, [], "a"))
@@ -116,7 +117,7 @@ async def test_who_comes_later_brings_the_options_that_count() -> None:
     for attempts in (1, 1, 2):
         options: Any = {"retry": aioflux.RetryPolicy(max_attempts=attempts)}
         given = {"persistent_storage_path": "memory://who-comes-later"}
-        trainer = _Trainer(1, socket.socket())
+        trainer = Trainer(1, socket.socket())
         await keeper._do_hello(trainer, [], settings_of(given, options, {}))
         trainer.sock.close()
     (place,) = keeper._places
@@ -148,7 +149,7 @@ async def test_who_comes_later_brings_the_credentials_that_count(
     keeper = Keeper()
     given = {"persistent_storage_path": "memory://who-signs"}
     for secret in ("ended", "new", "new"):
-        trainer = _Trainer(1, socket.socket())
+        trainer = Trainer(1, socket.socket())
         variables = {"AWS_SECRET_ACCESS_KEY": secret}
         await keeper._do_hello(trainer, [], settings_of(given, {}, {}), variables)
         trainer.sock.close()
