@@ -16,7 +16,7 @@ import pytest
 from aioflux.store import COMPOSITE_PREFIX
 from aioflux.testing import GCSServer
 from aioflux.testing.gcs_server._network import Network
-from tests.bridge.scripts import LIMIT_SECONDS, Watch, finish, line, running
+from tests.bridge.scripts import LIMIT_SECONDS, Watch, finish, line, running, wait_until_idle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,14 +62,6 @@ def composites(server: GCSServer) -> list[str]:
 def wait_until(server: GCSServer, num_delayed: int) -> None:
     until = time.monotonic() + LIMIT_SECONDS
     while server.faults.injected["delay"] < num_delayed:
-        assert time.monotonic() < until
-        time.sleep(0.002)
-
-
-def wait_until_idle(server: GCSServer) -> None:
-    """Wait for what a killed process asked for: a delete among it takes one more away."""
-    until = time.monotonic() + LIMIT_SECONDS
-    while server.stats.connections_open or server.stats.total.in_flight:
         assert time.monotonic() < until
         time.sleep(0.002)
 
