@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import signal
 import subprocess
 import sys
-import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 import aioflux
+from tests.checkpoint.patience import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from aioflux.testing import GCSServer
 
@@ -22,49 +25,95 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
 
 KEY = "run/model.pt"
 URI = f"gs://bucket/{KEY}"
-OPTIONS = "TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)"
-WRITES = {
-    "save": f"""
+FORKER = f"""
+import json, os, sys
 import torch
 from aioflux import TransferOptions
-from aioflux.checkpoint import save
-state = {{str(number): torch.ones(1_000_000) for number in range(8)}}
-save(state, {URI!r}, transfer={OPTIONS})
-""",
-    "file": f"""
-from aioflux import TransferOptions
-from aioflux.checkpoint import open_writer
-with open_writer({URI!r}, transfer={OPTIONS}) as file:
-    for _ in range(32):
-        file.write(bytes(1 << 20))
-""",
-}
+from aioflux.checkpoint import open_writer, save
+from tests.bridge.patience import be_patient
+
+options = TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
+
+def save_state():
+    state = {{str(number): torch.ones(1_000_000) for number in range(8)}}
+    save(state, {URI!r}, transfer=options)
+
+def write_file():
+    with open_writer({URI!r}, transfer=options) as file:
+        for _ in range(32):
+            file.write(bytes(1 << 20))
+
+be_patient()
+torch.set_num_threads(1)
+for line in sys.stdin:
+    name, url, log = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT, 0o600), 2)
+        os.environ["STORAGE_EMULATOR_HOST"] = url
+        {{"save": save_state, "file": write_file}}[name]()
+        break
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+"""PyTorch is imported once: each that saves is a process that was forked then."""
 
 
-@pytest.fixture(params=WRITES)
-def saving(request: pytest.FixtureRequest, server: GCSServer) -> Iterator[subprocess.Popen[str]]:
-    """A process that has sent parts of a new object over an old one, and hears of none."""
-    server.put("bucket", KEY, b"good")
-    server.faults.add("multipart.part", delay_seconds=300)
+@pytest.fixture(scope="module")
+def forker() -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        [sys.executable, "-c", WRITES[request.param]], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", FORKER],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         try:
-            while not server.stats.operation("multipart.part").requests:
-                assert process.poll() is None, process.stderr and process.stderr.read()
-                time.sleep(0.01)
             yield process
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+class Saving(NamedTuple):
+    forker: subprocess.Popen[str]
+    pid: int
+    log: Path
+
+    def end(self, number: int) -> str:
+        """Send a signal, of which it ends; return what it wrote to standard error."""
+        os.kill(self.pid, number)
+        assert read(self.forker) == -number
+        return self.log.read_text()
+
+
+def read(forker: subprocess.Popen[Any]) -> int:
+    assert forker.stdout is not None
+    return int(forker.stdout.readline())
+
+
+@pytest.fixture(params=["save", "file"])
+def saving(
+    request: pytest.FixtureRequest,
+    server: GCSServer,
+    forker: subprocess.Popen[str],
+    tmp_path: Path,
+) -> Saving:
+    """A process that has sent parts of a new object over an old one, and hears of none."""
+    server.put("bucket", KEY, b"good")
+    server.faults.add("multipart.part", delay_seconds=1000)
+    log = tmp_path / "log"
+    assert forker.stdin is not None
+    forker.stdin.write(json.dumps([request.param, server.url, str(log)]) + "\n")
+    forker.stdin.flush()
+    pid = read(forker)
+    wait_until(lambda: server.stats.operation("multipart.part").requests)
+    return Saving(forker, pid, log)
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
-def test_a_signal_publishes_nothing(
-    server: GCSServer, saving: subprocess.Popen[str], name: str
-) -> None:
-    saving.send_signal(signal.Signals[name])
-    _, told = saving.communicate(timeout=60)
-    assert saving.returncode == -signal.Signals[name]
+def test_a_signal_publishes_nothing(server: GCSServer, saving: Saving, name: str) -> None:
+    told = saving.end(signal.Signals[name])
     assert server.get("bucket", KEY) == b"good"
     assert server.keys("bucket") == [KEY]
     if name == "SIGINT":
