@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -21,6 +22,29 @@ class Answer:
 Call = Callable[..., Answer]
 
 
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for what the thread of a server does, but not for ever."""
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def begin(server: GCSServer, *request: object, **options: object) -> http.client.HTTPConnection:
+    """Send a request, and return its connection once the server has the whole of it."""
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
+    num_before = server.stats.total.in_flight
+    connection.request(*request, **options)  # type: ignore[arg-type]
+    wait_until(lambda: server.stats.total.in_flight > num_before)
+    return connection
+
+
+def hush(connection: http.client.HTTPConnection) -> None:
+    """Give the server a moment for what it must not send: from here on a read times out soon."""
+    assert connection.sock is not None
+    connection.sock.settimeout(0.2)
+
+
 @pytest.fixture
 def server() -> Iterator[GCSServer]:
     with GCSServer(buckets=("bucket",)) as running:
@@ -30,7 +54,7 @@ def server() -> Iterator[GCSServer]:
 @pytest.fixture
 def call(server: GCSServer) -> Iterator[Call]:
     """Send requests over one kept-alive connection."""
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=10)
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
 
     def send(method: str, target: str, body: bytes | None = None, **headers: str) -> Answer:
         named = {name.replace("_", "-"): value for name, value in headers.items()}

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from aioflux.testing.gcs_server import Fault
+from tests.gcs_server.conftest import begin, hush, wait_until
 
 MEDIA = "/storage/v1/b/bucket/o/k?alt=media"
 
@@ -89,10 +90,10 @@ def test_random_flip_changes_one_byte_that_the_seed_decides(server, call):
 
 def test_stall_sends_what_comes_before_it_and_then_nothing(server):
     server.faults.add("objects.media", stall_at=4)
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=0.2)
-    connection.request("GET", MEDIA)
+    connection = begin(server, "GET", MEDIA)
     response = connection.getresponse()
     assert response.read(4) == b"0123"
+    hush(connection)
     with pytest.raises(TimeoutError):
         response.read(1)
     connection.close()
@@ -105,8 +106,9 @@ def test_stall_for_a_time_goes_on_afterwards(server, call):
 
 def test_delay_comes_after_the_commit(server):
     server.faults.add("objects.insert", delay_seconds=1e3)
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=0.2)
-    connection.request("PUT", "/bucket/new", b"data")
+    connection = begin(server, "PUT", "/bucket/new", b"data")
+    wait_until(lambda: bool(server.faults.injected))
+    hush(connection)
     with pytest.raises(TimeoutError):
         connection.getresponse()
     assert server.get("bucket", "new") == b"data"
@@ -199,7 +201,7 @@ def test_faults_may_change_while_requests_are_served(server):
     statuses: set[int] = set()
 
     def read() -> None:
-        connection = http.client.HTTPConnection(server.host, server.port, timeout=10)
+        connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
         for _ in range(100):
             connection.request("GET", MEDIA)
             response = connection.getresponse()
@@ -221,7 +223,7 @@ def test_faults_may_change_while_requests_are_served(server):
 def test_fault_inside_the_running_loop_serves_others_meanwhile(server, call):
     """A stalled response holds up only its own connection."""
     with server.faults.inject("objects.media", stall_at=0, times=1):
-        stalled = http.client.HTTPConnection(server.host, server.port, timeout=10)
+        stalled = http.client.HTTPConnection(server.host, server.port, timeout=60)
         stalled.request("GET", MEDIA)
         assert stalled.getresponse().status == 200
         assert call("GET", MEDIA).body == b"0123456789"

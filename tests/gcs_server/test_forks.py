@@ -12,6 +12,7 @@ import pytest
 
 from aioflux.testing import GCSServer
 from aioflux.testing.gcs_server import _forks
+from tests.servers.process import own_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,14 +71,14 @@ def test_the_lock_outlives_a_child_that_ends(tmp_path):
 @pytest.mark.parametrize("forget", [False, True], ids=["at fork", "at close"])
 def test_the_port_is_free_once_the_server_has_stopped(forget):
     """It is refused at once, and can be bound again."""
-    with GCSServer() as server:
+    with GCSServer(host=own_host()) as server:
         if forget:
             _forks._held.clear()
         with child():
             server.stop()
             with pytest.raises(ConnectionRefusedError):
-                socket.create_connection((server.host, server.port), timeout=5)
-            with GCSServer(port=server.port) as other:
+                socket.create_connection((server.host, server.port), timeout=60)
+            with GCSServer(host=server.host, port=server.port) as other:
                 assert other.port == server.port
 
 
@@ -85,7 +86,7 @@ def test_a_truncated_answer_ends_for_a_client_connected_before_the_fork(server):
     """A child holds no connection open."""
     server.put("bucket", "k", b"abcdef")
     get = b"GET /bucket/k HTTP/1.1\r\nHost: h\r\n\r\n"
-    with socket.create_connection((server.host, server.port), timeout=5) as sock:
+    with socket.create_connection((server.host, server.port), timeout=60) as sock:
         sock.sendall(get)
         assert sock.recv(1 << 16).endswith(b"abcdef")
         server.faults.add("objects.get", truncate_at=3)

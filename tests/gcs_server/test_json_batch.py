@@ -12,6 +12,7 @@ from aioflux.testing.gcs_server._delivery import Delivery
 from aioflux.testing.gcs_server._json_batch import _joined
 from aioflux.testing.gcs_server._messages import Request, Response
 from aioflux.testing.gcs_server._network import Network, NetworkHook
+from tests.gcs_server.conftest import hush, wait_until
 
 OBJECTS = "/storage/v1/b/bucket/o"
 
@@ -145,10 +146,12 @@ def test_a_stall_within_a_batch_stalls_it(server):
     """The answers before the stall come, the rest does not."""
     server.put("bucket", "b", b"data")
     server.faults.add("objects.get", stall_at=0)
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=0.2)
     body = f"--x\r\nContent-Type: application/http\r\n\r\nGET {OBJECTS}/b HTTP/1.1\r\n\r\n--x--"
     headers = {"Content-Type": "multipart/mixed; boundary=x"}
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
     connection.request("POST", "/batch/storage/v1", body, headers)
+    wait_until(lambda: bool(server.faults.injected))
+    hush(connection)
     with pytest.raises(TimeoutError):
         connection.getresponse().read()
     connection.close()

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from aioflux.testing import GCSServer
 from aioflux.testing.gcs_server import Limits, _wire
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
-@pytest.fixture
-def exchange():
-    """Send bytes to a server with tight limits; return all that comes back until it closes."""
-    limits = Limits(max_head_bytes=1000, max_body_bytes=200_000, stalled_seconds=0.2)
-    with GCSServer(buckets=("bucket",), limits=limits) as server:
+
+@contextlib.contextmanager
+def exchanging(**limits: Any) -> Iterator[Callable[..., bytes]]:
+    """Send bytes to a server with limits; return all that comes back until it closes."""
+    with GCSServer(buckets=("bucket",), limits=Limits(**limits)) as server:
 
         def send(*pieces: bytes) -> bytes:
-            with socket.create_connection((server.host, server.port), timeout=10) as sock:
+            with socket.create_connection((server.host, server.port), timeout=60) as sock:
                 for piece in pieces:
                     sock.sendall(piece)
                 received = bytearray()
@@ -25,6 +29,26 @@ def exchange():
                     received += data
                 return bytes(received)
 
+        yield send
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client has its answer before a server that refused it hangs up, however slow both are."""
+    monkeypatch.setattr(_wire, "_LINGER_SECONDS", 60.0)
+
+
+@pytest.fixture(scope="module")
+def exchange() -> Iterator[Callable[..., bytes]]:
+    """With a server that takes little."""
+    with exchanging(max_head_bytes=1000, max_body_bytes=200_000) as send:
+        yield send
+
+
+@pytest.fixture(scope="module")
+def exchange_soon() -> Iterator[Callable[..., bytes]]:
+    """With a server that waits briefly."""
+    with exchanging(max_body_bytes=200_000, stalled_seconds=0.2) as send:
         yield send
 
 
@@ -68,12 +92,12 @@ def test_body_in_http_chunks_is_413_where_it_becomes_too_large(exchange):
     ],
     ids=["method", "head", "small body", "large body"],
 )
-def test_half_sent_request_is_408(exchange, pieces):
-    assert exchange(*pieces).startswith(b"HTTP/1.1 408 ")
+def test_half_sent_request_is_408(exchange_soon, pieces):
+    assert exchange_soon(*pieces).startswith(b"HTTP/1.1 408 ")
 
 
-def test_answers_before_a_half_sent_request_come_first(exchange):
-    answer = exchange(put(1), b"1" + put(100) + b"half")
+def test_answers_before_a_half_sent_request_come_first(exchange_soon):
+    answer = exchange_soon(put(1), b"1" + put(100) + b"half")
     assert answer.index(b"HTTP/1.1 200") < answer.index(b"HTTP/1.1 408")
 
 
@@ -81,10 +105,11 @@ def test_idle_connection_is_kept():
     limits = Limits(stalled_seconds=0.05)
     with (
         GCSServer(buckets=("bucket",), limits=limits) as server,
-        socket.create_connection((server.host, server.port), timeout=0.3) as sock,
-        pytest.raises(TimeoutError),
+        socket.create_connection((server.host, server.port), timeout=60) as sock,
     ):
-        sock.recv(1)
+        sock.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            sock.recv(1)
 
 
 def test_endless_extension_of_a_piece_is_431(exchange):
@@ -96,7 +121,7 @@ def test_endless_extension_of_a_piece_is_431(exchange):
 def test_a_part_of_five_gib_is_allowed(server):
     """The default admits the largest part that GCS takes."""
     head = put(5 << 30, b"Expect: 100-continue")
-    with socket.create_connection((server.host, server.port), timeout=10) as sock:
+    with socket.create_connection((server.host, server.port), timeout=60) as sock:
         sock.sendall(head)
         assert sock.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -122,7 +147,7 @@ def test_memory_is_taken_as_bytes_come(server, monkeypatch):
     monkeypatch.setattr(_wire, "allocate", allocate)
     monkeypatch.setattr(_wire, "_RESERVED_BYTES", 1 << 20)
     data = bytes(range(256)) * 10_240
-    with socket.create_connection((server.host, server.port), timeout=10) as sock:
+    with socket.create_connection((server.host, server.port), timeout=60) as sock:
         sock.sendall(put(len(data) + 1, b"Expect: 100-continue"))
         sock.recv(100)
         assert taken == [1 << 20]
@@ -145,7 +170,7 @@ def test_bodies_of_every_size_arrive_whole(server, call, size):
 
 def test_pipelined_large_bodies_arrive_whole(server):
     data = bytes(range(256)) * 1000
-    with socket.create_connection((server.host, server.port), timeout=10) as sock:
+    with socket.create_connection((server.host, server.port), timeout=60) as sock:
         sock.sendall((put(len(data)) + data) * 3 + put(1, b"Connection: close") + b"1")
         received = b""
         while piece := sock.recv(1 << 16):

@@ -15,6 +15,8 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
 
+from tests.gcs_server.conftest import begin, hush
+
 MEDIA = "/storage/v1/b/bucket/o/k?alt=media"
 KIB = 1024
 
@@ -147,10 +149,10 @@ def test_instruction_waits_for_a_body_that_is_long_enough(server, call, order, d
 def test_stalled_download(server, order):
     server.put("bucket", "k", bytes(4 * KIB))
     test_id = order({"storage.objects.get": ["stall-for-60s-after-2K"]})
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=0.2)
-    connection.request("GET", MEDIA, headers={"x-retry-test-id": test_id})
+    connection = begin(server, "GET", MEDIA, headers={"x-retry-test-id": test_id})
     response = connection.getresponse()
     assert len(response.read(2 * KIB)) == 2 * KIB
+    hush(connection)
     with pytest.raises(TimeoutError):
         response.read(1)
     connection.close()
@@ -158,8 +160,8 @@ def test_stalled_download(server, order):
 
 def test_stalled_upload(server, order):
     test_id = order({"storage.objects.insert": ["stall-for-60s-after-2K"]})
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=0.2)
-    connection.request("PUT", "/bucket/k", bytes(4 * KIB), {"x-retry-test-id": test_id})
+    connection = begin(server, "PUT", "/bucket/k", bytes(4 * KIB), {"x-retry-test-id": test_id})
+    hush(connection)
     with pytest.raises(TimeoutError):
         connection.getresponse()
     connection.close()
@@ -274,8 +276,8 @@ def test_stall_without_a_position_is_at_the_first_byte(server, order, method, op
     """Nothing of the body comes, or no answer at all where it has none."""
     server.put("bucket", "k", b"data")
     test_id = order({operation: ["stall-for-60s"]})
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=0.2)
-    connection.request(method, MEDIA, headers={"x-retry-test-id": test_id})
+    connection = begin(server, method, MEDIA, headers={"x-retry-test-id": test_id})
+    hush(connection)
     with pytest.raises(TimeoutError):
         connection.getresponse().read()
     connection.close()

@@ -53,7 +53,7 @@ def exchange(
     body: bytes = b"",
     headers: dict[str, str] | None = None,
 ) -> Answer:
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=10)
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
     connection.request(method, target, body, headers or {})
     response = connection.getresponse()
     answer = Answer(response.status, response.headers, response.read())
@@ -242,7 +242,7 @@ def test_a_read_goes_on_after_its_object_was_replaced(root):
     old, new = b"o" * (32 * MIB), b"n" * (32 * MIB)
     with GCSServer(root=root, buckets=["bucket"]) as server:
         server.put("bucket", "key", old)
-        connection = http.client.HTTPConnection(server.host, server.port, timeout=10)
+        connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
         connection.request("GET", "/bucket/key")
         response = connection.getresponse()
         first = response.read(1000)
@@ -277,9 +277,10 @@ class Writer(threading.Thread):
         self.sent: dict[str, set[int]] = {}
         self.acknowledged: dict[str, int] = {}
         self.open: str | None = None
+        self.has_begun = threading.Event()
 
     def run(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             for number in range(10_000):
                 self.put(connection, f"{self.name}/{number % 7}", os.urandom(200 * 1024))
@@ -315,6 +316,7 @@ class Writer(threading.Thread):
         self.send(connection, method, target, body)
         self.acknowledged[key] = crc32c
         self.sent[key] = {crc32c}
+        self.has_begun.set()
 
     def send(self, connection, method, target, body) -> bytes:
         connection.request(method, target, body)
@@ -369,13 +371,13 @@ def check(root: Path, writers: list[Writer]) -> None:
 
 
 def test_sigkill_leaves_no_half_object(root, process):
-    """Killed at any moment, twelve times: visible objects are whole, acknowledged ones are there.
+    """Killed at any moment, eight times: visible objects are whole, acknowledged ones are there.
 
     An object whose answer was lost may be old or new, nothing else; leftovers are swept.
     """
     writers: list[Writer] = []
     known: dict[str, int] = {}
-    for number in range(12):
+    for number in range(8):
         server, port = process()
         writers = [Writer(port, name) for name in ("a", "b")]
         for writer in writers:
@@ -383,7 +385,9 @@ def test_sigkill_leaves_no_half_object(root, process):
             writer.acknowledged = dict(mine)
             writer.sent = {key: {crc32c} for key, crc32c in mine.items()}
             writer.start()
-        time.sleep(0.02 + 0.017 * number)  # waits for nothing: it picks the moment
+        for writer in writers:
+            assert writer.has_begun.wait(100)
+        time.sleep(0.02 * number)  # waits for nothing: it picks the moment
         server.kill()
         server.wait()
         for writer in writers:

@@ -18,12 +18,12 @@ COMMAND = [sys.executable, "-m", "aioflux", "serve"]
 
 def run(*arguments: str, program: list[str] = COMMAND) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*program, *arguments], capture_output=True, text=True, timeout=60, check=False
+        [*program, *arguments], capture_output=True, text=True, timeout=200, check=False
     )
 
 
 def read(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=10) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         return response.read()
 
 
@@ -49,7 +49,7 @@ def test_it_ends_when_standard_input_does():
         assert process.stdin is not None
         assert process.stdout.readline().startswith(b"Serving on http://127.0.0.1:")
         process.stdin.close()
-        assert process.wait(10) == 0
+        assert process.wait(200) == 0
 
 
 def test_it_prints_what_to_export():

@@ -90,7 +90,7 @@ def test_counts_of_many_connections_are_exact(server):
     server.put("bucket", "k", bytes(100))
 
     def read() -> None:
-        connection = http.client.HTTPConnection(server.host, server.port, timeout=10)
+        connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
         for _ in range(50):
             connection.request("GET", MEDIA)
             connection.getresponse().read()

@@ -23,19 +23,19 @@ def server():
 def connection(server):
     server.faults.clear()
     context = server.client_ssl_context()
-    connection = http.client.HTTPSConnection("localhost", server.port, timeout=10, context=context)
+    connection = http.client.HTTPSConnection("localhost", server.port, timeout=60, context=context)
     yield connection
     connection.close()
 
 
 def test_client_that_trusts_the_authority_reads(server):
     server.put("bucket", "k", b"data")
-    answer = requests.get(f"{server.url}/bucket/k", verify=str(server.ca_file), timeout=10)
+    answer = requests.get(f"{server.url}/bucket/k", verify=str(server.ca_file), timeout=60)
     assert (answer.content, server.url[:8]) == (b"data", "https://")
 
 
 def test_client_that_does_not_is_refused(server):
-    connection = http.client.HTTPSConnection("localhost", server.port, timeout=10)
+    connection = http.client.HTTPSConnection("localhost", server.port, timeout=60)
     with pytest.raises(ssl.SSLCertVerificationError):
         connection.request("GET", "/bucket/k")
     connection.close()
@@ -77,7 +77,7 @@ def test_a_client_that_leaves_before_its_answer_is_no_warning(server, caplog):
     context = server.client_ssl_context()
     with (
         server.faults.inject("objects.get", stall_at=0),
-        socket.create_connection((server.host, server.port), timeout=10) as sock,
+        socket.create_connection((server.host, server.port), timeout=60) as sock,
         context.wrap_socket(sock, server_hostname="localhost") as wrapped,
     ):
         wrapped.sendall(b"GET /bucket/k HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -91,7 +91,7 @@ def test_given_certificate(tmp_path):
     with GCSServer(tls=(made.certificate_file, made.key_file)) as server:
         context = made.client_context()
         with (
-            socket.create_connection((server.host, server.port), timeout=10) as sock,
+            socket.create_connection((server.host, server.port), timeout=60) as sock,
             context.wrap_socket(sock, server_hostname="localhost") as wrapped,
         ):
             assert wrapped.version() in ("TLSv1.2", "TLSv1.3")

@@ -154,7 +154,7 @@ def test_an_empty_body_is_an_object(server, call):
 
 def test_a_body_without_length_is_stored(server):
     """Transfer-Encoding: chunked has no announced size."""
-    with socket.create_connection((server.host, server.port), timeout=10) as sock:
+    with socket.create_connection((server.host, server.port), timeout=60) as sock:
         sock.sendall(
             b"PUT /bucket/key HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
             b"4\r\nab\r\n\r\n3\r\ncde\r\n0\r\n\r\n"

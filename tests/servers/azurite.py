@@ -80,7 +80,7 @@ class Azurite(ServerProcess):
         if self._tls is None:
             return super().connection()
         host = self.url.partition("://")[2]
-        return http.client.HTTPSConnection(host, timeout=5, context=self._tls.client_context())
+        return http.client.HTTPSConnection(host, timeout=30, context=self._tls.client_context())
 
     def is_ready(self, answer: http.client.HTTPResponse) -> bool:
         """Tell whether an answer to `GET /` is azurite's own."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import http.client
+import os
 import shutil
 import signal
 import socket
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
-__all__ = ["ServerProcess", "find_program", "free_ports"]
+__all__ = ["ServerProcess", "find_program", "free_ports", "own_host"]
 
-_START_SECONDS = 60.0
+_START_SECONDS = 200.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -37,12 +38,31 @@ def find_program(name: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports on 127.0.0.1 that nobody listened on a moment ago."""
+    """Return ports on 127.0.0.1 that are given to nobody else for a minute.
+
+    On each a connection has just ended, of which the kernel keeps a trace: who asks for any port is
+    not given this one, and a server, which binds it by its number, is.
+    """
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        ports = []
+        for _ in range(count):
+            listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            asking = stack.enter_context(socket.create_connection(listening.getsockname()))
+            listening.accept()[0].close()
+            asking.recv(1)  # the server's end has closed first, and keeps the trace
+            ports.append(listening.getsockname()[1])
+    return ports
+
+
+def own_host() -> str:
+    """Return an address of this machine on which this process alone listens.
+
+    Elsewhere a port that was closed may be given to another process at any moment.
+    """
+    if sys.platform != "linux":  # where 127.0.0.1 is the only one
+        return "127.0.0.1"
+    pid = os.getpid()
+    return f"127.{64 + (pid >> 16)}.{pid >> 8 & 255}.{pid & 255}"
 
 
 def _die_with_parent() -> None:
@@ -118,7 +138,7 @@ class ServerProcess:
 
     def connection(self) -> http.client.HTTPConnection:
         """Return a connection to it that is not open yet."""
-        return http.client.HTTPConnection(self.url.partition("://")[2], timeout=5)
+        return http.client.HTTPConnection(self.url.partition("://")[2], timeout=30)
 
     def is_ready(self, answer: http.client.HTTPResponse) -> bool:
         """Tell whether an answer to `GET /` is that of a server that works."""
