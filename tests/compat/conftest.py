@@ -12,9 +12,12 @@ from google.cloud import storage
 from aioflux.testing import GCSServer
 from aioflux.testing.gcs_server._app import Hook
 from aioflux.testing.gcs_server._messages import Request, Response
+from tests.patience import patient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+__all__ = ["patient"]
 
 
 @dataclass

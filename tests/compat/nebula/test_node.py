@@ -16,6 +16,7 @@ from aioflux._errors import CheckpointError
 from aioflux.checkpoint import verify
 from aioflux.compat import nebula as nm
 from aioflux.compat.nebula import _run
+from tests.compat.nebula.conftest import LINGER_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,7 +62,7 @@ class Trainer:
             if number is not None:
                 self.process.send_signal(number)
             stream.close()
-        self.process.wait(60)
+        self.process.wait(120)
 
 
 @pytest.fixture
@@ -134,7 +135,7 @@ def test_many_parts_are_kept_by_a_process_that_holds_nothing_of_the_trainer(
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=40,  # less than AIOFLUX_NEBULA_LINGER_SECONDS
+        timeout=LINGER_SECONDS / 3,  # the keeper would not have ended by then
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

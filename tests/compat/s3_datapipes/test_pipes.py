@@ -20,6 +20,7 @@ from aioflux import (
     S3Access,
     Timeouts,
     TransferOptions,
+    TransientError,
     sync,
 )
 from aioflux.compat import s3_datapipes
@@ -58,7 +59,7 @@ def failure(seen: list[Any], items: Any) -> NotFoundError:
 
 
 def reach(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < until, "nothing was fetched ahead"
         time.sleep(0.005)
@@ -415,8 +416,6 @@ def test_a_server_that_stands_still_is_given_up_in_time(bucket: Bucket) -> None:
     bucket.fill(1)
     bucket.server.faults.add("objects.get", stall_at=0)
     urls = IterableWrapper(["gs://bucket/train/000"])
-    begun = time.monotonic()
-    pipe = urls.load_files_by_s3(request_timeout_ms=100, retry=QUICK)
-    with pytest.raises(Exception, match="gs://bucket/train/000"):
+    pipe = urls.load_files_by_s3(request_timeout_ms=300, retry=QUICK)
+    with pytest.raises(TransientError, match=r"gs://bucket/train/000: .* 0\.3 s"):
         contents(pipe)
-    assert time.monotonic() - begun < 30

@@ -40,7 +40,7 @@ class Zygote:
     def __exit__(self, *error: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(60)
+        self._process.wait(120)
         assert self._process.stdout is not None
         self._process.stdout.close()
 
