@@ -123,7 +123,10 @@ async def run_storm(server: GCSServer, storm: Storm, **options: Any) -> Outcome:
         endpoint_url=server.url,
         transfer=TRANSFER,
         retry=aioflux.RetryPolicy(
-            max_attempts=12 if storm.has_retries else 1, initial_seconds=0.02, max_seconds=0.5
+            # The storm takes a few of them, a busy machine may take as many.
+            max_attempts=30 if storm.has_retries else 1,
+            initial_seconds=0.02,
+            max_seconds=0.5,
         ),
         timeouts=aioflux.Timeouts(progress_seconds=1.0, idle_seconds=2.0),
         **options,

@@ -37,8 +37,10 @@ LARGE = bytes(range(256)) * (6 * 4096)
 TRANSFER = aioflux.TransferOptions(
     range_size_bytes=MIB, part_size_bytes=5 * MIB, max_buffered_bytes=10 * MIB
 )
-RETRY = aioflux.RetryPolicy(max_attempts=8, initial_seconds=0.01)
-TIMEOUTS = aioflux.Timeouts(progress_seconds=0.5, idle_seconds=3.0)
+RETRY = aioflux.RetryPolicy(max_attempts=20, initial_seconds=0.01, max_seconds=0.2)
+"""Attempts for six refusals, and for answers that a busy machine keeps waiting."""
+TIMEOUTS = aioflux.Timeouts(progress_seconds=100, idle_seconds=100)
+STALLED = aioflux.Timeouts(progress_seconds=0.5, idle_seconds=100)
 
 REFUSALS = tuple(f"return-{status}" for status in (408, 429, 500, 502, 503, 504))
 """One after the other."""
@@ -248,6 +250,7 @@ async def run(
     row: Row, faults: tuple[str, ...], uri: str, gateway: Gateway, retry: aioflux.RetryPolicy
 ) -> dict[str, Any]:
     """Run an operation on the two objects, and return what the server says of its faults."""
+    timeouts = STALLED if any("stall" in fault for fault in faults) else TIMEOUTS
     options: Any = {"transfer": TRANSFER, "timeouts": TIMEOUTS, "endpoint_url": gateway.url}
     if row.operation not in READS:
         shared, uri = uri, f"gs://{BUCKET}/{uuid.uuid4().hex}"
@@ -259,7 +262,9 @@ async def run(
     test_id = order(gateway.upstream, row.operation, faults)
     gateway.headers = (f"x-retry-test-id: {test_id}".encode(),)
     try:
-        async with aioflux.open_store(uri, retry=retry, **options) as store:
+        async with aioflux.open_store(
+            uri, retry=retry, **{**options, "timeouts": timeouts}
+        ) as store:
             await row.run(store)
     finally:
         gateway.headers = ()

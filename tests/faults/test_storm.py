@@ -2,7 +2,7 @@
 
 Environment:
     AIOFLUX_STORM_OPERATIONS: Operations of each storm; a few hundred by default.
-    AIOFLUX_STORM_SEED: Seed of the random storm, to repeat one; chosen anew by default.
+    AIOFLUX_STORM_SEED: Seed of the storms; 1 by default, 0 for one that is chosen anew.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NUM_OPERATIONS = int(os.environ.get("AIOFLUX_STORM_OPERATIONS", "500"))
-SEED = int(os.environ.get("AIOFLUX_STORM_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+SEED = int(os.environ.get("AIOFLUX_STORM_SEED", "1")) or random.SystemRandom().randrange(1, 1 << 30)
 
 pytestmark = pytest.mark.timeout(120 + NUM_OPERATIONS // 5)
 
@@ -40,9 +40,8 @@ def test_the_storm_knows_every_kind_of_fault() -> None:
     assert kinds == set(get_args(Kind))
 
 
-@pytest.mark.parametrize("seed", [1, None], ids=["fixed", "random"])
-async def test_every_object_equals_the_models(server: GCSServer, seed: int | None) -> None:
-    storm = Storm(num_operations=NUM_OPERATIONS, seed=seed or SEED)
+async def test_every_object_equals_the_models(server: GCSServer) -> None:
+    storm = Storm(num_operations=NUM_OPERATIONS, seed=SEED)
     print(storm)  # noqa: T201  shown where it fails
     outcome = await run_storm(server, storm)
     print(outcome)  # noqa: T201
