@@ -295,12 +295,13 @@ async def test_an_answer_longer_than_any_is_refused_and_not_allocated(operation:
 async def test_a_stalled_answer_about_metadata_is_asked_for_again_soon(
     server: GCSServer,
 ) -> None:
-    timeouts = aioflux.Timeouts(progress_seconds=0.3, idle_seconds=60.0)
+    timeouts = aioflux.Timeouts(progress_seconds=0.3, idle_seconds=600.0)
     server.put("bucket", "stalled", b"1")
     async with aioflux.open_store(
         "gs://bucket", endpoint_url=server.url, timeouts=timeouts
     ) as store:
         with server.faults.inject("storage.objects.get", stall_at=0, times=1):
-            async with asyncio.timeout(20):  # a third of what a write may wait for its answer
+            async with asyncio.timeout(200):  # a third of what a write may wait for its answer
                 assert (await store.head("stalled")).size == 1
-        assert store.stats.num_retries == 1
+        assert server.faults.injected["stall"] == 1
+        assert store.stats.num_retries >= 1

@@ -9,13 +9,14 @@ import shutil
 import tempfile
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from aioflux import NotFoundError, PermissionDeniedError, StorageError, TransientError
 from aioflux.service._base import Precondition, Source
 from aioflux.service._local import LocalService
+from aioflux.service._local_thread import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -116,9 +117,9 @@ async def test_a_listing_tells_what_comes_before_what_may_not_be_read(
     assert (page.prefixes, [meta.key for meta in page.objects]) == (["d/"], ["f"])
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], object]) -> None:
     """Wait for what a thread does: nothing in this loop could tell."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0)
 
@@ -171,60 +172,83 @@ async def test_a_disk_that_is_full(root: Path, service: LocalService, little_roo
     assert bytes((await service.get("a")).data) == b"old"
 
 
-async def get_often(service: LocalService, key: str) -> None:
-    for _ in range(100):
-        await service.get(key)
-
-
 async def test_a_file_that_is_changed_in_place_is_not_read(
-    root: Path, service: LocalService
+    root: Path, service: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No store does that, but others may: two contents are never mixed."""
-    await put(service, "a", bytes(64 << 20))
-    stopping = threading.Event()
+    read = os.preadv
 
-    def scribble() -> None:
+    def scribbled(*args: Any) -> int:
+        number = read(*args)
+        before = (root / "a").stat().st_mtime_ns
         with (root / "a").open("r+b", buffering=0) as file:
-            while not stopping.is_set():
-                file.seek(0)
-                file.write(os.urandom(64))
+            while os.fstat(file.fileno()).st_mtime_ns == before:  # clocks of files tick slowly
+                file.write(b"x")
+        return number
 
-    thread = threading.Thread(target=scribble)
-    thread.start()
-    try:
-        with pytest.raises(TransientError, match="changed in place"):
-            await get_often(service, "a")
-    finally:
-        stopping.set()
-        thread.join()
+    await put(service, "a", bytes(1000))
+    monkeypatch.setattr(os, "preadv", scribbled)
+    with pytest.raises(TransientError, match="changed in place"):
+        await service.get("a")
 
 
-async def test_a_cancelled_write_is_never_published(root: Path, service: LocalService) -> None:
+class Halting:
+    """Passes calls on; each ends only when the test says so."""
+
+    def __init__(self, inner: Callable[..., int]) -> None:
+        self.num_made = 0
+        self.may_end = threading.Event()
+        self._inner = inner
+
+    def __call__(self, *args: Any) -> int:
+        number = self._inner(*args)
+        self.num_made += 1
+        assert self.may_end.wait(60)
+        return number
+
+
+async def cancel(task: asyncio.Task[Any], halting: Halting) -> None:
+    """Cancel work while its thread is in a call, which ends afterwards."""
+    task.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    halting.may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_cancelled_write_is_never_published(
+    root: Path, service: LocalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its bytes are the caller's memory, which may change from then on."""
-    data = bytearray(256 << 20)
+    data = bytearray(2 * BLOCK_BYTES)
+    write = os.pwrite
     for key in ("a", "d/b"):
+        halting = Halting(write)
+        monkeypatch.setattr(os, "pwrite", halting)
         task = asyncio.create_task(
             service.put(key, memoryview(data), crc32c=None, precondition=ANY)
         )
-        await until(lambda: bool(everything(root)))
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await until(lambda halting=halting: halting.num_made)
+        assert everything(root)
+        await cancel(task, halting)
         await until(lambda: not everything(root))
+        assert halting.num_made == 1
 
 
-async def test_a_cancelled_read_leaves_the_callers_memory_alone(service: LocalService) -> None:
+async def test_a_cancelled_read_leaves_the_callers_memory_alone(
+    service: LocalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When the cancellation is over, so is the reading."""
-    size = 256 << 20
+    size = 2 * BLOCK_BYTES
     await put(service, "a", b"\1" * size)
-    for _ in range(3):
-        buffer = bytearray(size)
-        task = asyncio.create_task(service.get("a", into=memoryview(buffer)))
-        await until(lambda first=buffer: first[0])
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert not buffer[-1], "it was over before it was cancelled"
-        first = buffer.find(b"\0")
-        await asyncio.sleep(0.05)
-        assert buffer.find(b"\0") == first
+    halting = Halting(os.preadv)
+    monkeypatch.setattr(os, "preadv", halting)
+    buffer = bytearray(size)
+    task = asyncio.create_task(service.get("a", into=memoryview(buffer)))
+    await until(lambda: halting.num_made)
+    task.cancel()
+    assert await asyncio.wait([task], timeout=0.05) == (set(), {task})
+    await cancel(task, halting)
+    assert halting.num_made == 1
+    assert buffer.find(b"\0") == BLOCK_BYTES

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NUM_PROCESSES = 4
-NUM_ROUNDS = 50
+NUM_ROUNDS = 25
 processes = multiprocessing.get_context("forkserver")
 
 
@@ -36,7 +36,7 @@ def create(uri: str, number: int, barrier: Barrier, results: Any) -> None:
     won = []
     with blocking.open_store(uri) as store:
         for at in range(NUM_ROUNDS):
-            barrier.wait(60)
+            barrier.wait(200)
             try:
                 if at % 2:
                     store.put(f"d{at}/k", f"{number}".encode(), mode="create")
@@ -50,10 +50,10 @@ def create(uri: str, number: int, barrier: Barrier, results: Any) -> None:
 
 
 def increment(uri: str, number: int, barrier: Barrier, results: Any) -> None:
-    """Add one to the object, fifty times, by reading and replacing what was read."""
+    """Add one to the object, many times, by reading and replacing what was read."""
     won = []
     with blocking.open_store(uri) as store:
-        barrier.wait(60)
+        barrier.wait(200)
         while len(won) < NUM_ROUNDS:
             meta = store.head("counter")
             try:
@@ -75,7 +75,7 @@ def run(work: Any, uri: str) -> dict[int, list[int]]:
     for process in started:
         process.start()
     for process in started:
-        process.join(100)
+        process.join(200)
         assert process.exitcode == 0
     return dict(results.get() for _ in started)
 
@@ -164,7 +164,7 @@ async def write_after(directory: Path, release: Callable[[], None]) -> None:
     writing = asyncio.create_task(service.put("a", b"1", crc32c=None, precondition=create_only))
     assert await asyncio.wait([writing], timeout=0.2) == (set(), {writing})
     release()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         await writing
     assert [meta.key for meta in (await service.list_page("")).objects] == ["a"]
 
@@ -187,13 +187,17 @@ with aioflux.sync.open_store(sys.argv[1]) as store:
 """
 
 
-@pytest.mark.parametrize("call", ["put('a', b'1')", "put('a', b'1', mode='create')", "delete('a')"])
+PUT, CREATE, DELETE = "put('a', b'1')", "put('a', b'1', mode='create')", "delete('a')"
+
+
 @pytest.mark.parametrize(
-    ("script", "sent", "said"),
+    ("script", "sent", "said", "call"),
     [
-        (AWAIT, None, b"TransientError"),
-        (AWAIT, signal.SIGINT, b"KeyboardInterrupt"),
-        (BLOCK, signal.SIGINT, b"KeyboardInterrupt"),
+        (AWAIT, None, b"TransientError", PUT),
+        (AWAIT, None, b"TransientError", CREATE),
+        (AWAIT, None, b"TransientError", DELETE),
+        (AWAIT, signal.SIGINT, b"KeyboardInterrupt", CREATE),
+        (BLOCK, signal.SIGINT, b"KeyboardInterrupt", PUT),
     ],
 )
 def test_a_lock_that_stays_held_holds_no_process(
@@ -201,7 +205,7 @@ def test_a_lock_that_stays_held_holds_no_process(
 ) -> None:
     """Its deadline and Ctrl-C end a write, and the process ends with it."""
     (tmp_path / "a").write_bytes(b"0")
-    with holding(tmp_path / "a"):
+    with locked(tmp_path / "a", Stop()):
         before = sorted(os.listdir(tmp_path))
         with python(script.replace("{call}", call), f"file://{tmp_path}") as waiting:
             assert waiting.stdout is not None
@@ -211,7 +215,7 @@ def test_a_lock_that_stays_held_holds_no_process(
                     waiting.wait(0.3)
                 waiting.send_signal(sent)
             try:
-                _, err = waiting.communicate(timeout=20)
+                _, err = waiting.communicate(timeout=200)
             finally:
                 waiting.kill()
         assert said in err
