@@ -197,7 +197,7 @@ async def settle() -> None:
 
 async def answer_all(desk: Desk, reading: Reading) -> None:
     """Answer whatever is asked until the consumer has ended."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         while not reading.task.done():
             desk.answer(*desk.under_way)
             await asyncio.sleep(0)

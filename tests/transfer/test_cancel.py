@@ -38,7 +38,7 @@ async def write(rig: Rig, request: WriteRequest) -> None:
 
 
 async def reach_quiet(rig: Rig, before: set[asyncio.Task[object]]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(100):
         while asyncio.all_tasks() - before:
             await asyncio.wait(asyncio.all_tasks() - before)
     assert rig.is_clean()
@@ -126,7 +126,7 @@ async def test_an_upload_whose_beginning_hangs_is_not_waited_for(rig: Rig) -> No
     await hang.reached.wait()
     assert rig.bucket.uploads
     writing.cancel()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(100):
         with pytest.raises(asyncio.CancelledError):
             await writing
     assert rig.is_clean()
@@ -165,7 +165,9 @@ SCRIPT = textwrap.dedent(
     """
     import asyncio, signal, sys
     import aioflux
+    from tests.bridge.patience import be_patient
 
+    be_patient()
     # A shell that starts tests in the background has its children ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -177,7 +179,7 @@ SCRIPT = textwrap.dedent(
                 for _ in range(4):
                     await writer.write(data)
                 print("begun", flush=True)
-                await asyncio.sleep(60)
+                await asyncio.sleep(600)
 
     asyncio.run(main(*sys.argv[1:]))
     """
@@ -208,13 +210,14 @@ def test_ctrl_c_leaves_no_upload(server: GCSServer, how: str, times: int) -> Non
             if at:
                 wait_for_abort(server)
             process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=250)
     assert b"KeyboardInterrupt" in errors
     assert server.stats.open_uploads == 0
     assert server.keys("bucket") == []
 
 
 def wait_for_abort(server: GCSServer) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 100
     while not server.stats.operation("xml.multipart.abort").requests:
         assert time.monotonic() < deadline
+        time.sleep(0.001)

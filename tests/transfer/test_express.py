@@ -183,7 +183,7 @@ async def test_two_iterations_share_places_and_both_go_on(desk: Desk) -> None:
     first, second = Reading(session, keys[:30]), Reading(session, keys[30:])
     await settle()
     assert session.limits.requests.num_held == 4
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         while not (first.task.done() and second.task.done()):
             desk.answer(*desk.under_way)
             await asyncio.sleep(0)

@@ -36,9 +36,17 @@ async def test_workers_that_somebody_else_cancels_end_the_iteration(server: GCSS
                 if task is not me:
                     task.cancel()
 
-        with server.faults.inject("objects.media", delay_seconds=60):
-            asyncio.get_running_loop().call_later(0.2, cancel_all)
-            async with asyncio.timeout(20):
+        with server.faults.inject("objects.media", delay_seconds=3600):
+            loop = asyncio.get_running_loop()
+
+            def cancel_when_all_wait() -> None:
+                if server.faults.injected["delay"] < 4:
+                    loop.call_later(0.01, cancel_when_all_wait)
+                else:
+                    cancel_all()
+
+            cancel_when_all_wait()
+            async with asyncio.timeout(100):
                 with pytest.raises(asyncio.CancelledError):
                     _ = [key async for key, _ in store.get_many(KEYS)]
         assert store.stats.num_in_flight == 0

@@ -42,7 +42,7 @@ async def test_an_inner_generator_that_is_collected_first_is_closed_by_the_outer
     try:
         await abandon()
         gc.collect()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(100):
             await all_closed.wait()
     finally:
         sys.unraisablehook = hook

@@ -6,7 +6,6 @@ import asyncio
 import mmap
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -75,8 +74,10 @@ async def test_ranges_are_read_into_memory_that_is_there(
     inner = rig.service.get
 
     async def get(*args: object, **settings: object) -> object:
-        # The answer takes longer than the request needs to leave.
-        await asyncio.sleep(0.1 if is_slow else 0)
+        # The answer takes longer than the thread needs for both.
+        async with asyncio.timeout(100):
+            while is_slow and len(advised) < 2:  # noqa: ASYNC110  the thread brings it about
+                await asyncio.sleep(0.005)
         return await inner(*args, **settings)
 
     rig.service.get = get
@@ -111,20 +112,20 @@ async def test_the_thread_ends_with_the_store(
     assert len(populating_threads()) == 1
     populator.close()
     for thread in populating_threads():
-        await asyncio.to_thread(thread.join, 5)
+        await asyncio.to_thread(thread.join, 100)
     assert populating_threads() == set()
 
 
 async def test_memory_is_let_go_of_before_the_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its owner may resize it then, also where the read was cancelled."""
-    begun = threading.Event()
+    begun, may_end = threading.Event(), threading.Event()
     num_calls = 0
 
     def madvise(*_: int) -> int:
         nonlocal num_calls
         num_calls += 1
         begun.set()
-        time.sleep(0.1)
+        may_end.wait(100)
         return 0
 
     monkeypatch.setattr(_populate, "_madvise", madvise)
@@ -138,9 +139,12 @@ async def test_memory_is_let_go_of_before_the_read_ends(monkeypatch: pytest.Monk
                 await asyncio.Event().wait()
 
     reads = [asyncio.create_task(read(memory)) for memory in (taken, waiting)]
-    await asyncio.to_thread(begun.wait, 5)
+    await asyncio.to_thread(begun.wait, 100)
     for task in reads:
         task.cancel()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    may_end.set()
     await asyncio.gather(*reads, return_exceptions=True)
     taken.clear()
     waiting.clear()
@@ -155,7 +159,7 @@ def slow_thread(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threa
 
     def madvise(*_: int) -> int:
         begun.set()
-        may_end.wait(5)
+        may_end.wait(100)
         return 0
 
     monkeypatch.setattr(_populate, "_madvise", madvise)
@@ -175,7 +179,7 @@ async def test_memory_that_waits_in_line_is_let_go_of(
             await asyncio.sleep(0.05)
 
     async with populator.ahead_of(untouched(SIZE)):
-        await asyncio.to_thread(begun.wait, 5)
+        await asyncio.to_thread(begun.wait, 100)
         await asyncio.create_task(read())
         waiting.clear()  # a BufferError where anybody holds it
         assert not waiting
@@ -192,10 +196,10 @@ async def test_a_read_that_is_cancelled_late_waits_for_the_thread(
 
     async def read() -> None:
         async with populator.ahead_of(untouched(SIZE)):
-            await asyncio.to_thread(begun.wait, 5)
+            await asyncio.to_thread(begun.wait, 100)
 
     reading = asyncio.create_task(read())
-    await asyncio.to_thread(begun.wait, 5)
+    await asyncio.to_thread(begun.wait, 100)
     for _ in range(3):
         await asyncio.sleep(0.01)
         reading.cancel()
