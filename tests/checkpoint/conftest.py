@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.bridge.patience import be_patient
 from tests.servers.clouds import open_bucket
 
 if TYPE_CHECKING:
@@ -24,6 +25,12 @@ def server(
         if uri is not None and cloud != "gs":
             monkeypatch.setattr(request.module, "URI", uri.replace("gs://bucket", bucket.root))
         yield bucket
+
+
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that look at what a failure leaves: clean-up may take its time."""
+    be_patient(monkeypatch.setattr)
 
 
 @pytest.fixture

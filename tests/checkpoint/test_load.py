@@ -8,7 +8,6 @@ import os
 import pickle
 import subprocess
 import sys
-import time
 import weakref
 import zipfile
 from argparse import Namespace
@@ -22,6 +21,7 @@ import torch
 import aioflux
 from aioflux import TransferOptions
 from aioflux.checkpoint import _load, load, open_reader, open_writer, save
+from tests.checkpoint.patience import PATIENT, wait_until
 from tests.checkpoint.test_torch import assert_equal, state
 
 if TYPE_CHECKING:
@@ -69,13 +69,12 @@ def test_nothing_stays_but_the_tensors(
     save(state(1000), URI)
     load(URI)  # the loop's own descriptors
     gc.collect()  # those of earlier tests, as far as nothing refers to them
+    wait_until(lambda: not server.stats.connections_open)
     begun = open_fds()
     with open_reader(URI, mmap=True) as file:
         loaded = torch.load(file, mmap=True)
-    end = time.monotonic() + 30
-    while open_fds() > begun and time.monotonic() < end:
-        time.sleep(0.01)  # the server's ends of connections close in a thread of their own
-    assert open_fds() <= begun
+    # The server's ends of connections close in a thread of their own.
+    wait_until(lambda: open_fds() <= begun)
     assert not list(tmp_path.iterdir())
     assert "aioflux-checkpoint" in Path("/proc/self/maps").read_text()
     del loaded
@@ -171,7 +170,7 @@ def test_each_byte_is_read_once(server: GCSServer) -> None:
     """The checksum of the whole stands for its ranges, also over plain http."""
     meta = save(state(1_000_000), URI, transfer=SMALL)
     server.stats.reset()
-    load(URI, transfer=SMALL)
+    load(URI, transfer=SMALL, timeouts=PATIENT)
     assert server.stats.operation("objects.get").requests == -(-meta.size // MIB) + 1
 
 
@@ -180,13 +179,14 @@ def test_an_error_is_raised_as_itself_and_leaves_nothing(server: GCSServer, stat
     save(state(1_000_000), URI, transfer=SMALL)
     with pytest.raises(aioflux.NotFoundError):
         load(f"{server.root}/other.pt")
+    wait_until(lambda: not server.stats.connections_open)
     begun = open_fds()
     server.faults.add("objects.media", status=status, skip=2)
     error = aioflux.PermissionDeniedError if status == 403 else aioflux.NotFoundError
     with pytest.raises(error, match=URI):
         load(URI, transfer=SMALL)
     gc.collect()
-    assert open_fds() <= begun
+    wait_until(lambda: open_fds() <= begun)  # the server's ends, too
 
 
 @pytest.mark.clouds("gs", "s3", "az")

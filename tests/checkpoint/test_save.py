@@ -21,12 +21,15 @@ from aioflux import TransferOptions, bridge
 from aioflux.checkpoint import load, save
 from aioflux.checkpoint._save import _borrowing, _Opening, _StateFile, plan_part_size
 from aioflux.checkpoint._tensor_memory import TensorMemory
+from tests.checkpoint.patience import PATIENCE_SECONDS, PATIENT
 from tests.checkpoint.test_torch import assert_equal, state
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from aioflux.testing import GCSServer
+
+pytestmark = pytest.mark.usefixtures("_patient")
 
 MIB = 1024 * 1024
 URI = "gs://bucket/run/model.pt"
@@ -83,7 +86,7 @@ def test_memory_that_ends_with_torch_save_is_sent_as_it_was(server: GCSServer) -
     "kept",
     [
         pytest.param(bytes(range(256)) * 40_000, id="bytes"),
-        pytest.param([number**2 for number in range(1_500_000)], id="a-long-pickle"),
+        pytest.param([number**2 for number in range(800_000)], id="a-long-pickle"),
     ],
 )
 def test_what_is_no_tensor_is_copied_and_comes_back(server: GCSServer, kept: object) -> None:
@@ -165,11 +168,11 @@ def test_crc32_is_left_out_in_one_context_alone(server: GCSServer) -> None:
     class Slow:
         def __reduce__(self) -> tuple[Any, ...]:
             begun.set()
-            assert ended.wait(60)
+            assert ended.wait(PATIENCE_SECONDS)
             return int, ()
 
     def look() -> None:
-        assert begun.wait(60)
+        assert begun.wait(PATIENCE_SECONDS)
         seen.append(config.save.compute_crc32)
         ended.set()
 
@@ -236,13 +239,13 @@ def test_parts_are_a_32nd_of_the_state(num_bytes: int, expected: int) -> None:
 
 def test_the_parts_of_a_small_state_are_small(server: GCSServer) -> None:
     """32 MB in seven parts, one request to begin and one to end."""
-    save({"weight": torch.ones(8_000_000)}, URI)
+    save({"weight": torch.ones(8_000_000)}, URI, timeouts=PATIENT)
     assert server.stats.total.requests == 7 + 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_beside_the_tensors_is_bounded() -> None:
-    """96 MiB of tensors need hardly any; 192 MiB of copies no more than `max_buffered_bytes`."""
+    """64 MiB of tensors need hardly any; 128 MiB of copies no more than `max_buffered_bytes`."""
     script = """
 import asyncio, re
 from pathlib import Path
@@ -262,12 +265,12 @@ async def write_copies(url):
     async with aioflux.open_store("gs://bucket", endpoint_url=url, transfer=options) as store:
         async with store.open_writer("copies", borrow=True) as writer:
             piece = bytearray(8 * MIB)
-            for _ in range(24):
+            for _ in range(16):
                 await writer.write_copy(piece)
 
 torch.set_num_threads(1)
 with GCSServerProcess(buckets=("bucket",)) as server:
-    state = {str(number): torch.ones(8 * MIB, dtype=torch.uint8) for number in range(12)}
+    state = {str(number): torch.ones(8 * MIB, dtype=torch.uint8) for number in range(8)}
     save({"w": torch.ones(MIB)}, "gs://bucket/small", endpoint_url=server.url)
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")

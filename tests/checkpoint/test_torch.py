@@ -13,13 +13,14 @@ import torch
 import aioflux
 from aioflux import TransferOptions
 from aioflux.checkpoint import open_reader, open_writer
+from tests.checkpoint.patience import PATIENT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from aioflux.testing import GCSServer
 
-pytestmark = pytest.mark.clouds("gs", "s3", "az")
+pytestmark = [pytest.mark.clouds("gs", "s3", "az"), pytest.mark.usefixtures("_patient")]
 
 MIB = 1024 * 1024
 URI = "gs://bucket/run/model.pt"
@@ -130,7 +131,8 @@ def test_loading_crosses_to_the_service_once_a_range(server: GCSServer) -> None:
     with open_writer(URI, transfer=SMALL) as file:
         torch.save(saved, file)
     server.stats.reset()
-    with open_reader(URI, transfer=replace(SMALL, verify_ranges="never")) as file:
+    once = replace(SMALL, verify_ranges="never")
+    with open_reader(URI, transfer=once, timeouts=PATIENT) as file:
         assert_equal(saved, torch.load(file))
     assert server.stats.total.requests <= 1 + 2 * 5
 

@@ -15,11 +15,12 @@ import pytest
 import aioflux
 from aioflux import TransferOptions
 from aioflux.checkpoint import open_writer
+from tests.checkpoint.patience import PATIENT
 
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer
 
-pytestmark = pytest.mark.clouds("gs", "s3", "az")
+pytestmark = [pytest.mark.clouds("gs", "s3", "az"), pytest.mark.usefixtures("_patient")]
 
 MIB = 1024 * 1024
 URI = "gs://bucket/run/model.pt"
@@ -34,7 +35,7 @@ def assert_nothing_stays(server: GCSServer) -> None:
 
 @pytest.mark.clouds("gs")
 def test_a_small_object_is_one_request(server: GCSServer) -> None:
-    with open_writer(URI) as file:
+    with open_writer(URI, timeouts=PATIENT) as file:
         file.write(b"ab")
         file.write(memoryview(b"cd"))
     assert server.get("bucket", KEY) == b"abcd"
@@ -61,7 +62,7 @@ def test_no_byte_is_visible_before_the_close(server: GCSServer) -> None:
 @pytest.mark.clouds("gs")
 def test_flushing_after_each_write_sends_and_shows_nothing(server: GCSServer) -> None:
     """DCP flushes after each tensor, torch.save at its end."""
-    with open_writer(URI) as file:
+    with open_writer(URI, timeouts=PATIENT) as file:
         for number in range(100):
             file.write(bytes([number]))
             file.flush()
@@ -89,7 +90,7 @@ def test_memory_of_any_shape_is_written(server: GCSServer) -> None:
 
 @pytest.mark.clouds("gs")
 def test_closing_twice_does_nothing(server: GCSServer) -> None:
-    with open_writer(URI) as file:
+    with open_writer(URI, timeouts=PATIENT) as file:
         file.write(b"once")
         file.close()
     file.close()
@@ -152,6 +153,8 @@ def test_a_file_left_open_at_the_end_of_the_process_publishes_nothing(server: GC
     script = f"""
 from aioflux import TransferOptions
 from aioflux.checkpoint import open_writer
+from tests.bridge.patience import be_patient
+be_patient()
 options = TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=15 << 20)
 file = open_writer({URI!r}, transfer=options)
 file.write(bytes(30 << 20))
@@ -233,7 +236,7 @@ def test_pickle_and_zipfile_write_to_it(server: GCSServer) -> None:
 
 
 def test_memory_is_bounded_by_the_buffer() -> None:
-    """512 MiB go through 20 MiB of buffers: the process hardly grows once these are there."""
+    """160 MiB go through 20 MiB of buffers: the process hardly grows once these are there."""
     script = """
 import resource, sys
 from aioflux import TransferOptions
@@ -249,7 +252,7 @@ with GCSServerProcess(buckets=("bucket",)) as server:
             file.write(piece)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with open_writer("gs://bucket/big", transfer=options, endpoint_url=server.url) as file:
-        for _ in range(128):
+        for _ in range(40):
             file.write(piece)
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print((after - before) // 1024)

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from aioflux import RetryPolicy, TransferOptions
 from aioflux.checkpoint.dcp import StorageWriter
+from tests.bridge.patience import be_patient
 from tests.checkpoint.dcp.ranks import run
 from tests.checkpoint.dcp.states import UnpicklableError
 from tests.checkpoint.patience import PATIENCE_SECONDS, PATIENT
@@ -116,6 +117,7 @@ def save(command: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     warnings.simplefilter("ignore")
+    be_patient()
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     run(save)
 
