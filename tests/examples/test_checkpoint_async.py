@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "checkpoint_async" / "checkpoint_async.py"
 
 
-def run(*arguments: str) -> str:
+def run() -> str:
     environment = {
         key: value for key, value in os.environ.items() if key != "STORAGE_EMULATOR_HOST"
     }
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments],
+        [sys.executable, str(SCRIPT)],
         capture_output=True,
         text=True,
         env={**environment, "PYTHONPATH": str(ROOT)},
@@ -40,7 +43,17 @@ def test_both_runs_end_alike_on_a_server_of_its_own() -> None:
     check(run())
 
 
-@pytest.mark.parametrize("staging", ["process"])
-def test_it_leaves_nothing_in_another_place(tmp_path: Path, staging: str) -> None:
-    check(run("--uri", f"file://{tmp_path}", "--staging", staging))
+def test_it_leaves_nothing_in_another_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run in this process, which has imported PyTorch already."""
+    spec = importlib.util.spec_from_file_location("checkpoint_async", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    options = ["--uri", f"file://{tmp_path}", "--staging", "process"]
+    monkeypatch.setattr(sys, "argv", ["checkpoint_async.py", *options])
+    example.main()
+    check(capsys.readouterr().out)
     assert not any(path.is_file() for path in tmp_path.rglob("*"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections import defaultdict
@@ -16,6 +15,9 @@ from pathlib import Path
 import pytest
 
 from aioflux.testing import GCSServer
+from aioflux.testing.gcs_server._app import Hook
+from aioflux.testing.gcs_server._messages import Request, Response
+from tests.meeting import meeting_port
 
 # Each test starts three processes that import torch: ten seconds of two idle cores, more when busy.
 pytestmark = pytest.mark.timeout(300)
@@ -63,19 +65,10 @@ def ended(process: subprocess.Popen[str]) -> list[str]:
     return said.splitlines()
 
 
-def said_until(process: subprocess.Popen[str], line: str) -> list[str]:
-    assert process.stdout is not None
-    said = []
-    for each in process.stdout:
-        said.append(each.rstrip())
-        if each.startswith(line):
-            return said
-    raise AssertionError(said)
-
-
 def killed(process: subprocess.Popen[str]) -> list[str]:
-    process.kill()
-    return process.communicate()[0].splitlines()
+    said, _ = process.communicate()
+    assert process.returncode == -signal.SIGKILL, said
+    return said.splitlines()
 
 
 def read_by_epoch(said: list[str], *, until_step: int) -> dict[int, list[str]]:
@@ -100,6 +93,24 @@ def assert_each_volume_once(before: list[str], after: list[str]) -> None:
         assert sorted(first[epoch] + then[epoch]) == VOLUMES
 
 
+class KillAt(Hook):
+    """Kills processes at a request for an object, which comes to nothing."""
+
+    def __init__(self, server: GCSServer, key: str) -> None:
+        self.processes: list[subprocess.Popen[str]] = []
+        self._key = key
+        server.app.hooks = (self, *server.app.hooks)
+
+    def before(self, request: Request) -> Response | None:
+        named = request.params.get("object") or request.query.get("name", "")
+        if named != self._key or not self.processes:
+            return None
+        killed, self.processes = self.processes, []
+        for each in killed:
+            each.kill()
+        return Response(status=503)
+
+
 @pytest.fixture
 def server() -> Iterator[GCSServer]:
     with GCSServer(buckets=("bucket",)) as running:
@@ -111,13 +122,14 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(
 ) -> None:
     """It resumes in the middle of an epoch, and nothing is read twice or left out."""
     whole = start()  # beside the other one, on a server of its own
+    kill = KillAt(server, "run-1/checkpoints/000009.pt")
     first = start("--uri", "gs://bucket/run-1", STORAGE_EMULATOR_HOST=server.url)
-    before = said_until(first, "epoch 0 step 8 ") + killed(first)
-    assert first.returncode == -signal.SIGKILL
+    kill.processes = [first]
+    before = killed(first)
 
     after = ended(start("--uri", "gs://bucket/run-1", STORAGE_EMULATOR_HOST=server.url))
     assert "made 0 volumes" in after
-    assert resumed_step(after) >= 6
+    assert resumed_step(after) == 6
     assert_each_volume_once(before, after)
     assert after[-2:] == ended(whole)[-2:]
     assert len(server.keys("bucket", "run-1/checkpoints/")) == 2
@@ -126,21 +138,20 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(
 def test_two_ranks_are_killed_and_one_goes_on_with_two_workers(
     start: Start, server: GCSServer
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    place = {
-        "STORAGE_EMULATOR_HOST": server.url,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "WORLD_SIZE": "2",
-    }
-    ranks = [start("--uri", "gs://bucket/run-2", **place, RANK=str(rank)) for rank in range(2)]
-    before = [line for each in ranks for line in said_until(each, "epoch 0 step 4 ")]
-    before += [line for each in ranks for line in killed(each)]
+    kill = KillAt(server, "run-2/checkpoints/000006.pt")
+    with meeting_port() as port:
+        place = {
+            "STORAGE_EMULATOR_HOST": server.url,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "WORLD_SIZE": "2",
+        }
+        ranks = [start("--uri", "gs://bucket/run-2", **place, RANK=str(rank)) for rank in range(2)]
+        kill.processes = ranks
+        before = [line for each in ranks for line in killed(each)]
 
     last = start("--uri", "gs://bucket/run-2", "--workers=2", STORAGE_EMULATOR_HOST=server.url)
     after = ended(last)
-    assert resumed_step(after) >= 3
+    assert resumed_step(after) == 3
     assert_each_volume_once(before, after)
