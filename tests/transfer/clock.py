@@ -1,8 +1,9 @@
-"""Time that only waiting moves: what a test says of seconds holds on any machine, and at once."""
+"""Time that a test moves: what it says of seconds holds on any machine, and at once."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 from aioflux.transfer import _deadlines, _express, _session
@@ -11,7 +12,7 @@ from aioflux.transfer._retry import with_retry
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["Clock"]
+__all__ = ["Clock", "ShiftedClock", "clock_of_this_loop"]
 
 
 class Clock:
@@ -24,12 +25,8 @@ class Clock:
     def __init__(self, loop: Any, patch: pytest.MonkeyPatch) -> None:
         self.now = 1024.0  # powers of two: sums of such seconds are not rounded
         self._look = loop._selector.select
-        patch.setattr(loop, "time", self.monotonic)
         patch.setattr(loop._selector, "select", self._select)
-        for module in (_deadlines, _express, _session):
-            patch.setattr(module, "time", self)
-        assert with_retry.__kwdefaults__ is not None
-        patch.setitem(with_retry.__kwdefaults__, "clock", self.monotonic)
+        _measure_by(self, loop, patch)
 
     def monotonic(self) -> float:
         return self.now
@@ -39,6 +36,29 @@ class Clock:
         if not events and timeout:
             self.now += timeout
         return events
+
+
+class ShiftedClock:
+    """The clock of the running loop and of what measures requests on it, which a test sets forward.
+
+    Attributes:
+        ahead: Seconds that it is ahead of the machine's.
+    """
+
+    def __init__(self, loop: Any, patch: pytest.MonkeyPatch) -> None:
+        self.ahead = 0.0
+        _measure_by(self, loop, patch)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+def _measure_by(clock: Clock | ShiftedClock, loop: Any, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(loop, "time", clock.monotonic)
+    for module in (_deadlines, _express, _session):
+        patch.setattr(module, "time", clock)
+    assert with_retry.__kwdefaults__ is not None
+    patch.setitem(with_retry.__kwdefaults__, "clock", clock.monotonic)
 
 
 def clock_of_this_loop(patch: pytest.MonkeyPatch) -> Clock:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 
 import pytest
 
-from tests.transfer.clock import Clock, clock_of_this_loop
+from tests.transfer.clock import Clock, ShiftedClock, clock_of_this_loop
 from tests.transfer.rig import Rig
 
 
@@ -19,3 +20,9 @@ def rig() -> Rig:
 async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time of the test, which only waiting moves."""
     return clock_of_this_loop(monkeypatch)
+
+
+@pytest.fixture
+async def shifted_clock(monkeypatch: pytest.MonkeyPatch) -> ShiftedClock:
+    """The machine's time, which the test may set forward."""
+    return ShiftedClock(asyncio.get_running_loop(), monkeypatch)

@@ -6,8 +6,9 @@ import asyncio
 import gc
 import os
 import socket
+import time
 import tracemalloc
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,9 +24,11 @@ from aioflux.testing import GCSServer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from tests.transfer.clock import ShiftedClock
+
 QUICK = RetryPolicy(initial_seconds=0.001, max_seconds=0.002, budget_retries=1000)
 SMALL = TransferOptions(max_in_flight=4, max_in_flight_bytes=8 * 1024 * 1024)
-TIMES = Timeouts(connect_seconds=5, progress_seconds=5, idle_seconds=30)
+TIMES = Timeouts(connect_seconds=1e6, progress_seconds=1e6, idle_seconds=1e6)
 
 DEFAULTS = {
     "transfer": SMALL,
@@ -76,8 +79,12 @@ def filled(server: GCSServer, count: int) -> dict[str, bytes]:
     return stored
 
 
+async def all_of(pairs: AsyncIterator[Any]) -> list[Any]:
+    return [pair async for pair in pairs]
+
+
 async def read(store: aioflux.Store, keys: Any, *, ordered: bool = True) -> list[Any]:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         return [pair async for pair in store.get_many(keys, ordered=ordered)]
 
 
@@ -155,7 +162,7 @@ async def test_the_delay_of_a_retry_after_is_kept(plain_server: GCSServer) -> No
         plain_server.faults.add(READ, key="k0003", times=1, status=503, retry_after=1)
         began = loop.time()
         assert [key for key, _ in await read(store, [f"k000{at}" for at in range(8)])][3] == "k0003"
-        assert 1 <= loop.time() - began < 5
+        assert loop.time() - began >= 1
         stats = store.stats
         assert (stats.num_retries, stats.num_failures, stats.num_throttled) == (1, 1, 1)
 
@@ -172,17 +179,29 @@ async def test_an_object_that_is_not_there_is_asked_for_once(server: GCSServer) 
         check_at_rest(store)
 
 
+def close_connections(server: GCSServer) -> None:
+    """Have the server close what is open, before the loop of this thread has turned."""
+
+    def close() -> None:
+        for connection in tuple(server.app.connections):
+            connection.abort()
+
+    assert server._loop is not None
+    assert server.stats.connections_open
+    server._loop.call_soon_threadsafe(close)
+    until = time.monotonic() + 100
+    while server.stats.connections_open:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
 async def test_connections_that_were_closed_meanwhile_cost_nobody_an_attempt(
     server: GCSServer,
 ) -> None:
     stored = filled(server, 40)
     async with opened(server) as store:
         before = store.stats.num_requests
-        loop = asyncio.get_running_loop()
-        # The server is gone and back before the client's loop has turned.
-        server.stop()
-        server.start()
-        assert loop.is_running()
+        close_connections(server)
         assert await read(store, list(stored)) == list(stored.items())
         assert store.stats.num_requests - before == 40
         assert store.stats.num_failures == 0
@@ -209,7 +228,7 @@ async def test_an_empty_object_and_one_larger_than_its_first_range(server: GCSSe
 async def test_cancellation_leaves_the_store_usable(server: GCSServer) -> None:
     stored = filled(server, 100)
     async with opened(server) as store:
-        server.faults.add(READ, key="k00[0-4]*", times=4, delay_seconds=5)
+        server.faults.add(READ, key="k00[0-4]*", times=4, delay_seconds=3600)
         task = asyncio.create_task(read(store, list(stored)))
         while server.stats.operation("xml.objects.get").requests < 24:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
@@ -222,13 +241,19 @@ async def test_cancellation_leaves_the_store_usable(server: GCSServer) -> None:
         check_at_rest(store)
 
 
-async def test_a_deadline_ends_a_read_that_nobody_answers(server: GCSServer) -> None:
+async def test_a_deadline_ends_a_read_that_nobody_answers(
+    server: GCSServer, shifted_clock: ShiftedClock
+) -> None:
     stored = filled(server, 10)
-    retry = RetryPolicy(deadline_seconds=0.3)
+    retry = RetryPolicy(deadline_seconds=300)
     async with opened(server, retry=retry) as store:
-        server.faults.add(READ, key="k0003", delay_seconds=30)
+        server.faults.add(READ, key="k0003", delay_seconds=3600)
+        reading = asyncio.create_task(all_of(store.get_many(list(stored))))
+        while store.stats.num_in_flight != 1 or not server.faults.injected["delay"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        shifted_clock.ahead = 300
         with pytest.raises(TransientError, match=r"k0003 came before the deadline") as raised:
-            await read(store, list(stored))
+            await reading
         assert raised.value.uri == "gs://bucket/k0003"
         server.faults.clear()
         assert await read(store, list(stored)) == list(stored.items())
@@ -278,7 +303,7 @@ async def test_two_iterations_share_the_connections(server: GCSServer) -> None:
 async def test_a_store_that_is_closed_under_an_iteration_fails_it(server: GCSServer) -> None:
     stored = filled(server, 50)
     async with opened(server) as store:
-        server.faults.add(READ, key="k*", delay_seconds=5)
+        server.faults.add(READ, key="k*", delay_seconds=3600)
         task = asyncio.create_task(read(store, list(stored)))
         while not store.stats.num_in_flight:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
@@ -390,18 +415,30 @@ def test_random_faults_lose_double_and_reorder_nothing(
 # --- leaks ---------------------------------------------------------------------------------
 
 
-def num_sockets() -> int:
+def sockets() -> set[str]:
     """Sockets that this process has open."""
-    links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
-    return sum(os.path.exists(link) and os.readlink(link).startswith("socket:") for link in links)
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found.add(os.readlink(f"/proc/self/fd/{name}"))
+    return {link for link in found if link.startswith("socket:")}
+
+
+async def reach_rest(server: GCSServer, store: aioflux.Store) -> None:
+    """Wait until the server, too, has let go of the connections that were lost."""
+    pool = session_of(store).service._pool
+    async with asyncio.timeout(100):
+        while server.stats.connections_open != pool.num_open:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    gc.collect()
 
 
 @pytest.mark.parametrize("has_faults", [False, True], ids=["clean", "faulty"])
-async def test_two_thousand_reads_leave_nothing_behind(
+async def test_a_thousand_reads_leave_nothing_behind(
     server: GCSServer, *, has_faults: bool
 ) -> None:
     filled(server, 20)
-    keys = [f"k{at % 20:04}" for at in range(2000)]
+    keys = [f"k{at % 20:04}" for at in range(1000)]
     async with opened(server) as store:
         tasks = asyncio.all_tasks()
         tracemalloc.start()
@@ -413,25 +450,25 @@ async def test_two_thousand_reads_leave_nothing_behind(
             if has_faults:
                 server.faults.add(READ, status=503, probability=0.01, seed=1)
                 server.faults.add(READ, reset=True, probability=0.01, seed=2)
-            gc.collect()
-            num_objects, open_before = len(gc.get_objects()), num_sockets()
+            await reach_rest(server, store)
+            num_objects, open_before = len(gc.get_objects()), len(sockets())
             pool = session_of(store).service._pool
             num_open = pool.num_open
             before = tracemalloc.get_traced_memory()[0]
             num = 0
-            async with asyncio.timeout(90):
+            async with asyncio.timeout(200):
                 async for _, data in store.get_many(keys, ordered=False):
                     num += bool(data)
             del data
-            gc.collect()
+            await reach_rest(server, store)
             grown = tracemalloc.get_traced_memory()[0] - before
         finally:
             tracemalloc.stop()
-        assert num == 2000
+        assert num == 1000
         assert asyncio.all_tasks() == tasks
         check_at_rest(store)
         # Both ends of a connection are in this process.
-        assert num_sockets() <= open_before + 2 * 4
+        assert len(sockets()) <= open_before + 2 * 4
         assert len(gc.get_objects()) - num_objects < 500
         # Of those that were lost since, one end may be there still: buffers of 320 KiB under TLS.
         num_buffers = max(0, pool.num_open - num_open) * 2 + 4 * has_faults
@@ -440,7 +477,7 @@ async def test_two_thousand_reads_leave_nothing_behind(
 
 
 def test_a_store_that_is_closed_leaves_no_socket() -> None:
-    before = num_sockets()
+    before = sockets()
 
     async def run() -> None:
         async with GCSServer(buckets=("bucket",)) as server:
@@ -448,10 +485,10 @@ def test_a_store_that_is_closed_leaves_no_socket() -> None:
             async with opened(server) as store:
                 await read(store, [f"k{at:04}" for at in range(50)])
                 own, other = socket.socketpair()  # counted, or nothing here says anything
-                assert num_sockets() > before + 4
+                assert len(sockets() - before) > 4
                 own.close()
                 other.close()
 
     asyncio.run(run())
     gc.collect()
-    assert num_sockets() == before
+    assert sockets() <= before
