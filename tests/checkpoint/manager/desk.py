@@ -4,43 +4,135 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from aioflux import RetryPolicy, Timeouts
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from aioflux.testing import GCSServer
 
 ROOT = Path(__file__).parents[3]
 
+SLOW = Timeouts(connect_seconds=120, progress_seconds=120, idle_seconds=280)
+"""For a machine that stands still for a while: no request is given up for that."""
 
-class Rank:
+FAST = RetryPolicy(max_attempts=2, initial_seconds=0.01)
+
+STUBBORN = RetryPolicy(max_attempts=100_000, initial_seconds=0.01, max_seconds=0.05)
+"""Asks until a fault is taken back: as long as a test wants, a refused request holds up a save."""
+
+
+class Forks:
+    """The process that forks others; see `forks`."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair()
+        self._answers = self._control.makefile("rb")
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.checkpoint.manager.forks", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                cwd=ROOT,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._answers.close()
+        self._control.close()
+        self._process.wait()
+
+    def ask(self, told: Any, *fds: int) -> int:
+        """Send one question, and return the answer."""
+        socket.send_fds(self._control, [json.dumps(told).encode()], fds)
+        return int(self._answers.readline())
+
+    def fork(self, task: str, server: GCSServer, *told: Any, fds: Sequence[int]) -> int:
+        """Fork a process that does a task of `forks.TASKS`, and return its number.
+
+        Args:
+            task: The name of it.
+            server: Where the process looks for its bucket.
+            told: Arguments of the task.
+            fds: Its standard input, output and errors, as many as it is to be given.
+        """
+        return self.ask([task, {"STORAGE_EMULATOR_HOST": server.url}, *told], *fds)
+
+
+class Forked:
+    """One process that was forked.
+
+    Args:
+        forks: What forks it.
+        task: What it does; one of `forks.TASKS`.
+        server: Where it looks for its bucket.
+        told: Arguments of the task.
+        errors: File that its errors go to; those of the tests by default.
+
+    Attributes:
+        pid: Its number.
+        stdin: Lines for it.
+        stdout: Lines that it says.
+    """
+
+    def __init__(
+        self, forks: Forks, task: str, server: GCSServer, *told: Any, errors: Path | None = None
+    ) -> None:
+        self._forks = forks
+        self._code: int | None = None
+        (its_stdin, stdin), (stdout, its_stdout) = os.pipe(), os.pipe()
+        self.stdin, self.stdout = open(stdin, "w"), open(stdout)  # noqa: SIM115  see `end`
+        with ExitStack() as theirs:
+            fds = [its_stdin, its_stdout]
+            for fd in fds:
+                theirs.callback(os.close, fd)
+            if errors is not None:
+                fds.append(theirs.enter_context(errors.open("w")).fileno())
+            self.pid = forks.fork(task, server, *told, fds=fds)
+
+    def kill(self) -> None:
+        if self._code is None:
+            os.kill(self.pid, signal.SIGKILL)
+        self.wait()
+
+    def wait(self) -> int:
+        """Wait for its end, and return its exit status, or the signal's number below 0."""
+        if self._code is None:
+            self._code = self._forks.ask(self.pid)
+        return self._code
+
+    def end(self) -> None:
+        self.kill()
+        self.stdin.close()
+        self.stdout.close()
+
+
+class Rank(Forked):
     """One process of `rank_task`."""
 
-    def __init__(self, server: GCSServer, rank: int, world_size: int, meeting: str) -> None:
-        settings = {"rank": rank, "world_size": world_size, "meeting": meeting}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.checkpoint.manager.rank_task", json.dumps(settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "STORAGE_EMULATOR_HOST": server.url},
-        )
-
-    def await_ready(self) -> None:
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "ready\n"
+    def __init__(
+        self, forks: Forks, server: GCSServer, rank: int, world_size: int, meeting: str
+    ) -> None:
+        super().__init__(forks, "obey", server, rank, world_size, meeting)
 
     def tell(self, name: str, **arguments: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([name, arguments]) + "\n")
-        self.process.stdin.flush()
+        self.stdin.write(json.dumps([name, arguments]) + "\n")
+        self.stdin.flush()
 
     def hear(self) -> Any:
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
+        return json.loads(self.stdout.readline())
 
     def ask(self, name: str, **arguments: Any) -> Any:
         self.tell(name, **arguments)
@@ -48,27 +140,13 @@ class Rank:
         assert told[0], told
         return told[1]
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            stream.close()
-        self.process.wait()
-
 
 class Ranks:
     """Processes that save together."""
 
-    def __init__(self, server: GCSServer, world_size: int, folder: Path) -> None:
+    def __init__(self, forks: Forks, server: GCSServer, world_size: int, folder: Path) -> None:
         meeting = f"file://{folder}/meeting"
-        self.all = [Rank(server, rank, world_size, meeting) for rank in range(world_size)]
-        for each in self.all:
-            each.await_ready()
+        self.all = [Rank(forks, server, rank, world_size, meeting) for rank in range(world_size)]
 
     def __enter__(self) -> Self:
         return self
@@ -90,26 +168,12 @@ class Ranks:
         return [each[1] for each in told]
 
 
-def train(server: GCSServer, *plan: dict[str, Any]) -> subprocess.Popen[str]:
-    """Start a `trainer`: of one plan, or one that forks."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.checkpoint.manager.trainer", *map(json.dumps, plan)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "STORAGE_EMULATOR_HOST": server.url},
-    )
-
-
-def wait_until(is_so: Any, seconds: float = 120) -> None:
-    """Wait for what another process does."""
-    import time
-
+def wait_until(is_so: Callable[[], object], seconds: float = 240) -> None:
+    """Wait for what another process or thread does."""
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:
@@ -118,5 +182,8 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    status = Path(f"/proc/{pid}/stat")
-    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:  # it has ended since, or this system has no such files
+        return not Path("/proc/self/stat").exists()
+    return status.rpartition(")")[2].split()[0] != "Z"

@@ -1,22 +1,27 @@
 """A process that does with a Checkpointer what it is told to, line by line.
 
-    python -m tests.checkpoint.manager.rank_task '{"rank": 0, "world_size": 2, "meeting": ...}'
-
 Each line of the input is a command as JSON, each line of the output what became of it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
-from typing import Any
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from aioflux import RetryPolicy
-from aioflux.checkpoint import Checkpointer, SaveHandle
+from aioflux import bridge
+from aioflux.checkpoint import Checkpointer, SaveHandle, _uploader_work
+from tests.checkpoint.manager.desk import FAST, SLOW, STUBBORN
 from tests.checkpoint.manager.trainer import is_state_of, state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Task:
@@ -27,9 +32,10 @@ class Task:
         self.checkpointer: Checkpointer | None = None
         self.handles: dict[int, SaveHandle] = {}
 
-    def open(self, uri: str, **options: Any) -> None:
-        retry = RetryPolicy(max_attempts=2, initial_seconds=0.01)
-        self.checkpointer = Checkpointer(uri, retry=retry, **options)
+    def open(self, uri: str, *, stubborn: Sequence[int] = (), **options: Any) -> None:
+        """Build the Checkpointer, on some ranks one that asks until it is not refused."""
+        retry = STUBBORN if self.rank in stubborn else FAST
+        self.checkpointer = Checkpointer(uri, retry=retry, timeouts=SLOW, **options)
 
     def begin(self, step: int, value: int | None = None, **options: Any) -> None:
         assert self.checkpointer is not None
@@ -69,8 +75,19 @@ class Task:
         state = self.checkpointer.load()
         return [self.checkpointer.loaded_step, is_state_of(state["optimizer"]["step"], state)]
 
+    def ask_to_stop(self, step: int) -> None:
+        """Begin what `cancel` does, and return when the upload has heard of it."""
+        upload: Any = self.handles[step]._upload
+        upload.cancel()
+        bridge.run(asyncio.sleep(0))
+
     def cancel(self, step: int) -> bool:
         return self.handles[step].cancel()
+
+    def hasten(self, factor: int) -> None:
+        """Let the time in which this rank waits for the others pass so much faster from now on."""
+        clock = SimpleNamespace(monotonic=lambda: factor * time.monotonic(), time=time.time)
+        _uploader_work.time = clock  # type: ignore[assignment]
 
     def watch(self, deadline_seconds: float) -> None:
         assert self.checkpointer is not None
@@ -83,18 +100,19 @@ class Task:
     def uploader(self) -> int:
         assert self.checkpointer is not None
         child: Any = self.checkpointer._uploader
-        return child._child.process.pid
+        return int(child._child.process.pid)
 
     def close(self) -> None:
         assert self.checkpointer is not None
         self.checkpointer.close()
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    task = Task(**json.loads(sys.argv[1]))
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
+def obey(rank: int, world_size: int, meeting: str) -> None:
+    """Be one rank, and do what the lines of the input say until there are no more."""
+    # Both ends of a failed save are there, however late: nobody goes before the other has come.
+    _uploader_work._CLEANUP_SECONDS = 240.0
+    _uploader_work._LAST_POLL_SECONDS = 0.2
+    task = Task(rank, world_size, meeting)
     for line in sys.stdin:
         name, arguments = json.loads(line)
         try:
@@ -105,7 +123,3 @@ def main() -> None:
         sys.stdout.flush()
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -13,7 +12,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -22,13 +21,14 @@ from aioflux.checkpoint import Checkpointer
 from aioflux.checkpoint._orphans import clean_saves
 from aioflux.checkpoint._steps import read_commit
 from aioflux.testing import GCSServer
-from tests.checkpoint.manager.desk import train
+from tests.checkpoint.manager.desk import is_alive, wait_until
 from tests.checkpoint.manager.trainer import is_state_of
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.checkpoint.manager.desk import Forks
 
 NUM_ROUNDS = int(os.environ.get("AIOFLUX_TEST_ROUNDS", "1"))
 STEPS = 30
@@ -40,63 +40,54 @@ def server() -> Iterator[GCSServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def forks(server: GCSServer) -> Iterator[subprocess.Popen[str]]:
-    trainer = train(server)
-    assert trainer.stdout is not None
-    assert trainer.stdin is not None
-    assert trainer.stdout.readline() == "ready\n"
-    yield trainer
-    trainer.stdin.close()
-    trainer.stdout.close()
-    trainer.kill()
-    trainer.wait()
+class Killed(NamedTuple):
+    """What trainers said before they were killed."""
+
+    staged: int
+    """The last step that all of them had staged."""
+    committed: int
+    """The last step that one of them knew to be committed."""
+    uploaders: list[int]
+    """The processes that go on without them."""
 
 
-def train_and_kill(
-    forks: subprocess.Popen[str], plan: dict[str, Any], seconds: float
-) -> tuple[int, int]:
-    """Train on all ranks, kill them so long after they began; return what all staged and had
-    committed."""
-    assert forks.stdin is not None
-    assert forks.stdout is not None
-    world_size = plan["world_size"]
-    for rank in range(world_size):
-        forks.stdin.write(json.dumps({**plan, "rank": rank}) + "\n")
-    forks.stdin.flush()
-    pids: set[int] = set()
-    staged: Counter[int] = Counter()
-    committed = 0
-
-    def hear(line: str) -> None:
-        nonlocal committed
-        pid, what, *step = line.split()
-        pids.add(int(pid)) if what == "ready" else None
-        if what == "staged":
-            staged[int(step[0])] += 1
-        if what == "committed":
-            committed = max(committed, int(step[0]))
-
-    while len(pids) < world_size:
-        hear(forks.stdout.readline())
-    time.sleep(seconds)
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    # What they said before they died; then a word of our own.
-    forks.stdin.write(json.dumps({"uri": plan["uri"], "steps": 0, "close": False}) + "\n")
-    forks.stdin.flush()
-    while int((line := forks.stdout.readline()).split()[0]) in pids:
-        hear(line)
-    return max((step for step, n in staged.items() if n == world_size), default=0), committed
+def train_and_kill(forks: Forks, server: GCSServer, plan: dict[str, Any], seconds: float) -> Killed:
+    """Train on all ranks, and kill them so long after they began."""
+    said, theirs = os.pipe()
+    pids: list[int] = []
+    with open(said) as lines, open(os.devnull) as nothing:
+        try:
+            for rank in range(plan["world_size"]):
+                told = {**plan, "rank": rank}
+                pids.append(forks.fork("train", server, told, fds=[nothing.fileno(), theirs]))
+            os.close(theirs)
+            words = [lines.readline().split() for _ in pids]
+            # No rank is past its beginning before all are.
+            while sum(what == "ready" for what, _ in words) < len(pids):
+                words.append(lines.readline().split())
+            time.sleep(seconds)
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+                forks.ask(pid)
+        words += [line.split() for line in lines]
+    numbers: dict[str, list[int]] = {"ready": [], "staged": [], "committed": []}
+    for what, number in words:
+        numbers[what].append(int(number))
+    staged = Counter(numbers["staged"])
+    return Killed(
+        staged=max((step for step, n in staged.items() if n == len(pids)), default=0),
+        committed=max(numbers["committed"], default=0),
+        uploaders=[pid for pid in numbers["ready"] if pid],
+    )
 
 
 @pytest.mark.parametrize("world_size", [1, 4])
 @pytest.mark.parametrize("staging", ["thread", "process"])
 @pytest.mark.parametrize("overwrite", [False, True], ids=["new", "overwrite"])
 def test_the_latest_step_always_loads(
+    forks: Forks,
     server: GCSServer,
-    forks: subprocess.Popen[str],
     tmp_path: Path,
     world_size: int,
     staging: str,
@@ -113,29 +104,35 @@ def test_the_latest_step_always_loads(
             "world_size": world_size,
             "meeting": f"file://{tmp_path}/{number}",
             "wait": draw.random() < 0.5,
-            "options": {"staging": staging, "keep_last": 2, "commit_seconds": 5},
+            "close": True,
+            "options": {"staging": staging, "keep_last": 2},
             **({"only_step": 1} if overwrite else {}),
         }
-        staged, committed = train_and_kill(forks, plan, draw.uniform(0.05, 1.0))
-        known = max(known, committed)
+        killed = train_and_kill(forks, server, plan, draw.uniform(0.05, 1.0))
+        known = max(known, killed.committed)
         with Checkpointer(uri, endpoint_url=server.url) as checkpointer:
-            if checkpointer.latest() is None:
-                assert not known
-            else:
+            known = look(checkpointer, known)
+            # What all ranks had staged is committed, though they are gone.
+            end = time.monotonic() + 240
+            while staging == "process" and known < killed.staged:
+                assert time.monotonic() < end, f"{killed.staged} was staged, {known} is there"
+                time.sleep(0.1)
                 known = look(checkpointer, known)
-            if staging == "process":
-                # What all ranks had staged is committed, though they are gone.
-                end = time.monotonic() + 60
-                while known < staged:
-                    assert time.monotonic() < end, f"{staged} was staged, {known} is there"
-                    time.sleep(0.1)
-                    if checkpointer.latest() is not None:
-                        known = look(checkpointer, known)
+            for pid in killed.uploaders:
+                with suppress(ProcessLookupError):  # one that has nothing to do ends by itself
+                    os.kill(pid, signal.SIGKILL)
+            wait_until(lambda pids=killed.uploaders: not any(map(is_alive, pids)))
+            known = look(checkpointer, known)
+        # What they sent last has come, too.
+        wait_until(lambda: not server.stats.connections_open)
     assert left_over(server, uri) == set()
 
 
 def look(checkpointer: Checkpointer, known: int) -> int:
     """Load the latest step; return which state it holds, which is none before the last commit."""
+    if checkpointer.latest() is None:
+        assert not known
+        return known
     state = checkpointer.load()
     value = state["optimizer"]["step"]
     assert is_state_of(value, state)

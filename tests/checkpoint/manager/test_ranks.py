@@ -6,11 +6,10 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-import aioflux
 from aioflux.checkpoint import Checkpointer
 from aioflux.testing import GCSServer
 from tests.checkpoint.manager.desk import Ranks, wait_until
@@ -19,7 +18,11 @@ from tests.checkpoint.manager.trainer import is_state_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.checkpoint.manager.desk import Forks
+
 WRITE = "*insert*"
+LONG = 250
+"""Seconds for which what is not to be answered is held up."""
 
 
 @pytest.fixture(scope="module")
@@ -29,20 +32,26 @@ def server() -> Iterator[GCSServer]:
 
 
 @pytest.fixture(scope="module")
-def two(server: GCSServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with Ranks(server, 2, tmp_path_factory.mktemp("two")) as ranks:
+def two(
+    forks: Forks, server: GCSServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Ranks]:
+    with Ranks(forks, server, 2, tmp_path_factory.mktemp("two")) as ranks:
         yield ranks
 
 
 @pytest.fixture
 def uri(request: pytest.FixtureRequest, server: GCSServer) -> str:
     server.faults.clear()
+    server.stats.reset()
     return f"gs://bucket/{request.node.name}"
 
 
 def keys(server: GCSServer, uri: str) -> list[str]:
-    with aioflux.sync.open_store(uri, endpoint_url=server.url) as store:
-        return [meta.key for meta in store.list("step-")]
+    return server.keys("bucket", f"{uri.removeprefix('gs://bucket/')}/step-")
+
+
+def has_key(server: GCSServer, uri: str, end: str) -> bool:
+    return any(key.endswith(end) for key in keys(server, uri))
 
 
 @pytest.mark.parametrize("staging", ["thread", "process"])
@@ -91,13 +100,15 @@ def test_a_failure_of_one_rank_is_one_of_all(
 def test_a_look_that_fails_decides_nothing(
     two: Ranks, server: GCSServer, uri: str, status: int
 ) -> None:
-    two.ask("open", uri=uri)
-    with server.faults.inject(WRITE, key="*/.metadata", delay_seconds=2):
-        for each in two.all:
-            each.tell("save", step=1)
-        wait_until(lambda: any(key.endswith(".metadata") for key in keys(server, uri)))
+    two.ask("open", uri=uri, stubborn=[0])
+    with server.faults.inject(WRITE, key="*/.metadata", status=503):
+        two.ask("begin", step=1)
+        # The coordinator has looked at what the others told, and now only rank 1 looks.
+        wait_until(lambda: server.stats.operation("objects.insert").statuses[503])
+        before = server.stats.operation("objects.list").statuses[status]
         server.faults.add("*objects.list", status=status, times=2)
-        told = [each.hear() for each in two.all]
+        wait_until(lambda: server.stats.operation("objects.list").statuses[status] == before + 2)
+    told = two.tell("result", step=1)
     assert [each[0] for each in told] == [True, True], told
     two.ask("close")
 
@@ -107,12 +118,20 @@ def test_what_was_told_to_the_coordinator_or_not(
     two: Ranks, server: GCSServer, uri: str, status: int
 ) -> None:
     """A rank that cannot be sure of it goes by what the coordinator makes of it."""
-    two.ask("open", uri=uri, commit_seconds=3)
+    two.ask("open", uri=uri)
     server.faults.add(WRITE, key="*/rank-00001.json", status=status, times=2)
     two.ask("begin", step=1)
+    wait_until(lambda: server.faults.injected["status"] == 2)
+    two.all[0].ask("hasten", factor=1000)
     told = two.tell("result", step=1)
-    assert [each[0] for each in told] == [False, False]
+    assert [each[:2] for each in told] == [
+        [False, "CheckpointError"],
+        [False, "PermissionDeniedError" if status == 403 else "CheckpointError"],
+    ]
+    assert "rank 1 of 2 did not upload" in told[0][2]
+    assert status == 403 or told[0][2] in told[1][2]
     server.faults.clear()
+    two.all[0].ask("hasten", factor=1)
     two.ask("save", step=2)
     two.ask("close")
 
@@ -145,12 +164,12 @@ def test_a_failure_that_was_told_is_final(two: Ranks, server: GCSServer, uri: st
     """Also where the uploader that told it dies before it has told its trainer."""
     two.ask("open", uri=uri, staging="process", keep_last=1)
     two.ask("save", step=1)
-    uploader = uploader_of(two.all[0].process.pid)
+    uploader = uploader_of(two.all[0].pid)
     server.faults.add(WRITE, key="*step-00000002/.metadata", status=403)
     # What it still does between the two.
-    server.faults.add(WRITE, key="*.checkpoint-history*", delay_seconds=60, times=1)
+    server.faults.add(WRITE, key="*.checkpoint-history*", delay_seconds=LONG, times=1)
     two.ask("begin", step=2)
-    wait_until(lambda: any(key.endswith("rank-00000.json") for key in keys(server, uri)))
+    wait_until(lambda: has_key(server, uri, "rank-00000.json"))
     os.kill(uploader, signal.SIGKILL)
     server.faults.clear()
     told = two.tell("result", step=2)
@@ -207,8 +226,10 @@ def test_ranks_at_different_steps_are_told(two: Ranks, uri: str) -> None:
 
 def test_a_cancelled_save_is_one_on_no_rank(two: Ranks, server: GCSServer, uri: str) -> None:
     two.ask("open", uri=uri)
-    server.faults.add(WRITE, key="*/__1_0.distcp", delay_seconds=60)
+    server.faults.add(WRITE, key="*/__1_0.distcp", delay_seconds=LONG)
     two.ask("begin", step=1)
+    # What comes to the server when its sender has gone would stay.
+    wait_until(lambda: server.faults.injected["delay"])
     assert two.all[1].ask("cancel", step=1)
     told = two.all[0]
     told.tell("result", step=1)
@@ -225,12 +246,13 @@ def test_a_rank_that_has_uploaded_goes_by_the_coordinator(
     two: Ranks, server: GCSServer, uri: str, fails: bool
 ) -> None:
     """It cannot take back what it told, and must not call a step cancelled that is there."""
-    two.ask("open", uri=uri)
-    server.faults.add(WRITE, key="*/__0_0.distcp", delay_seconds=2, times=1)
+    two.ask("open", uri=uri, stubborn=[0])
     if fails:
         server.faults.add(WRITE, key="*/.metadata", status=403)
-    two.ask("begin", step=1)
-    wait_until(lambda: any(key.endswith("rank-00001.json") for key in keys(server, uri)))
+    with server.faults.inject(WRITE, key="*/__0_0.distcp", status=503):
+        two.ask("begin", step=1)
+        wait_until(lambda: has_key(server, uri, "rank-00001.json"))
+        two.all[1].ask("ask_to_stop", step=1)
     assert two.all[1].ask("cancel", step=1) is fails
     told = two.tell("result", step=1)
     assert [each[0] for each in told] == [not fails] * 2, told
@@ -250,9 +272,9 @@ def test_damage_that_one_rank_meets_sends_all_to_the_step_before(
 
 def test_a_signal_to_one_rank_is_a_last_save_of_all(two: Ranks, uri: str) -> None:
     two.ask("open", uri=uri)
-    two.ask("watch", deadline_seconds=60)
+    two.ask("watch", deadline_seconds=LONG)
     assert two.ask("should_save", step=1) == [[False, False], [False, False]]
-    two.all[1].process.send_signal(signal.SIGTERM)
+    os.kill(two.all[1].pid, signal.SIGTERM)
     step, told = 1, [[False, False]] * 2
     while not told[0][0]:
         step += 1
@@ -265,35 +287,39 @@ def test_a_signal_to_one_rank_is_a_last_save_of_all(two: Ranks, uri: str) -> Non
 
 
 def test_a_coordinator_that_dies_is_missed_in_time(
-    server: GCSServer, tmp_path: Any, uri: str
+    forks: Forks, server: GCSServer, tmp_path: Path, uri: str
 ) -> None:
-    with Ranks(server, 2, tmp_path) as ranks:
-        ranks.ask("open", uri=uri, commit_seconds=3)
-        server.faults.add(WRITE, key="*/__0_0.distcp", delay_seconds=60)
+    with Ranks(forks, server, 2, tmp_path) as ranks:
+        ranks.ask("open", uri=uri, commit_seconds=300)
+        server.faults.add(WRITE, key="*/__0_0.distcp", delay_seconds=LONG)
         ranks.ask("begin", step=1)
         ranks.all[0].kill()
+        ranks.all[1].ask("hasten", factor=1000)
         ranks.all[1].tell("result", step=1)
         ok, _, text = ranks.all[1].hear()
         assert not ok
-        assert "the coordinator (rank 0) told neither" in text
+        assert "within 300 s the coordinator (rank 0) told neither" in text
 
 
-def test_a_rank_that_dies_fails_the_save_in_time(two: Ranks, server: GCSServer, uri: str) -> None:
-    """The last test with these ranks."""
-    two.ask("open", uri=uri, commit_seconds=3)
-    two.ask("save", step=1)
-    server.faults.add(WRITE, key="*/__1_0.distcp", delay_seconds=60)
-    two.ask("begin", step=1, value=2)
-    two.all[1].kill()
-    told = two.all[0]
-    told.tell("result", step=1)
-    ok, kind, text = told.hear()
-    assert (ok, kind) == (False, "CheckpointError")
-    assert "rank 1 of 2 did not upload within 3 s" in text
-    assert "rank-00001.json" in text
-    told.tell("save", step=2)
-    ok, kind, text = told.hear()
-    assert (ok, kind) == (False, "CheckpointError")
-    assert "did not hear of the others" in text
+def test_a_rank_that_dies_fails_the_save_in_time(
+    forks: Forks, server: GCSServer, tmp_path: Path, uri: str
+) -> None:
+    with Ranks(forks, server, 2, tmp_path) as ranks:
+        ranks.ask("open", uri=uri, commit_seconds=300)
+        ranks.ask("save", step=1)
+        server.faults.add(WRITE, key="*/__1_0.distcp", delay_seconds=LONG)
+        ranks.ask("begin", step=1, value=2)
+        ranks.all[1].kill()
+        told = ranks.all[0]
+        told.ask("hasten", factor=1000)
+        told.tell("result", step=1)
+        ok, kind, text = told.hear()
+        assert (ok, kind) == (False, "CheckpointError")
+        assert "rank 1 of 2 did not upload within 300 s" in text
+        assert "rank-00001.json" in text
+        told.tell("save", step=2)
+        ok, kind, text = told.hear()
+        assert (ok, kind) == (False, "CheckpointError")
+        assert "did not hear of the others" in text
     with Checkpointer(uri, endpoint_url=server.url) as checkpointer:
         assert is_state_of(1, checkpointer.load())

@@ -1,20 +1,13 @@
-"""A training run in a process of its own, for tests that kill it.
+"""A training run in a process of its own, for tests that kill it or see it end.
 
-    python -m tests.checkpoint.manager.trainer '{"uri": ..., "steps": 3}'
-    python -m tests.checkpoint.manager.trainer          a line of such plans each, trained in forks
-
-Each line on stdout is an event, such as `staged 2`, in forks with the number of the process before
-it; the state of a step is known by its number.
+Each line on stdout is an event, such as `staged 2`; the state of a step is known by its number.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import sys
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -22,6 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from aioflux.checkpoint import Checkpointer
+from tests.checkpoint.manager.desk import SLOW, STUBBORN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SIZE = 60_000
 
@@ -61,43 +58,35 @@ def say(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-def train(plan: dict[str, Any], *before: object) -> None:
+def train(plan: dict[str, Any]) -> None:
+    """Save one step after another, and say what was staged and committed.
+
+    The first line names the process that uploads, 0 where this one does.
+    """
     rank, world_size = plan.get("rank", 0), plan.get("world_size", 1)
-    torch.set_num_threads(1)
     if world_size > 1:
         dist.init_process_group(
             "gloo", init_method=plan["meeting"], rank=rank, world_size=world_size
         )
     checkpointer = Checkpointer(plan["uri"], **plan.get("options", {}))
-    say(*before, "ready")
+    child: Any = getattr(checkpointer._uploader, "_child", None)
+    say("ready", child.process.pid if child is not None else 0)
     for number in range(plan["steps"]):
         step = plan.get("first", 1) + number
         state = state_of(step, rank=rank, world_size=world_size)
         handle = checkpointer.save_async(plan.get("only_step", step), state)
-        say(*before, "staged", step)
-        if plan.get("wait", True):
+        say("staged", step)
+        if plan["wait"]:
             handle.result()
-            say(*before, "committed", step)
-    if plan.get("close", True):
+            say("committed", step)
+    if plan["close"]:
         checkpointer.close()
-        say(*before, "closed")
-    if world_size > 1:
-        dist.destroy_process_group()
+        if world_size > 1:
+            dist.destroy_process_group()
 
 
-def fork_trainers() -> None:
-    """Fork a process for each line: torch is imported once for all."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    say("ready")
-    for line in sys.stdin:
-        if not os.fork():
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            train(json.loads(line), os.getpid())
-            os._exit(0)
-
-
-if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        train(json.loads(sys.argv[1]))
-    else:
-        fork_trainers()
+def leave(uri: str, steps: Sequence[int], staging: Literal["thread", "process"]) -> None:
+    """Save steps, and end without a look at what becomes of them."""
+    checkpointer = Checkpointer(uri, staging=staging, retry=STUBBORN, timeouts=SLOW)
+    for step in steps:
+        checkpointer.save_async(step, {"a": torch.ones(3)})
