@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from perf.peers import _loading
 from perf.peers._loading import OneByOne, decode, epoch
 from perf.servers import Server, ServerSpec, open_server
 from perf.work import Work, _checked
@@ -68,7 +69,7 @@ def test_each_loader_takes_every_object_once(server: Server) -> None:
         for is_whole in ((False, True) if peer == "aioflux_data" else (False,))
     ]
     command = [sys.executable, "-c", DO, json.dumps([asdict(work) for work in works])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     told: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(told) == len(works)
@@ -90,13 +91,32 @@ def test_a_peer_that_is_missing_says_what_to_install(
         importlib.import_module(f"perf.peers.{name}")
 
 
-def test_a_consumer_that_takes_its_time_waits_for_the_loader_alone() -> None:
-    one = replace(WORK, num_objects=8, batch_size=2, step_seconds=0.05)
+class Clock:
+    """In place of the module `time`."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_consumer_that_takes_its_time_waits_for_the_loader_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def read(_: str) -> bytes:
+        clock.now += 0.5
+        return bytes(SIZE)
+
+    clock = Clock()
+    monkeypatch.setattr(_loading, "time", clock)
+    one = replace(WORK, num_objects=8, batch_size=2, step_seconds=100.0)
     keys = [f"{index}" for index in range(8)]
-    dataset = OneByOne(keys, lambda: lambda _: bytes(SIZE), decode(one))
-    num_bytes, waited_seconds = epoch(dataset, one)
+    num_bytes, waited_seconds = epoch(OneByOne(keys, lambda: read, decode(one)), one)
     assert num_bytes == 8 * SIZE
-    assert waited_seconds < 4 * one.step_seconds
+    assert (waited_seconds, clock.now) == (8 * 0.5, 8 * 0.5 + 4 * one.step_seconds)
 
 
 def test_bytes_become_a_tensor_of_their_own() -> None:

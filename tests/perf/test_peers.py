@@ -91,7 +91,7 @@ def work(server: Server, peer: str, operation: str) -> Work:
 def do(works: list[Work]) -> list[dict[str, Any]]:
     """Do each work in one other process, and return what it took or its error."""
     command = [sys.executable, "-c", DO, json.dumps([asdict(work) for work in works])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
