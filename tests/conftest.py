@@ -16,6 +16,7 @@ from aioflux.service import _memory
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.integrations.lightning.zygote import Zygote
     from tests.servers.azurite import Azurite
     from tests.servers.moto import Moto
     from tests.servers.rclone import Rclone
@@ -76,6 +77,15 @@ def rclone() -> Iterator[Rclone]:
 
     with Rclone() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """A process that forks others; started once, since Lightning takes its time to import."""
+    from tests.integrations.lightning.zygote import Zygote
+
+    with Zygote(tmp_path_factory.mktemp("zygote")) as zygote:
+        yield zygote
 
 
 @pytest.fixture(scope="session")

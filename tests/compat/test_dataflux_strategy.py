@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,22 +15,26 @@ from aioflux.compat.dataflux.lightning import (
 from tests.meeting import meeting_port
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.compat.conftest import Bucket
+    from tests.integrations.lightning.zygote import Zygote
 
 
-def test_two_ranks_save_shards_and_resume(bucket: Bucket, tmp_path: Path) -> None:
+def test_two_ranks_save_shards_and_resume(bucket: Bucket, zygote: Zygote, tmp_path: Path) -> None:
+    log = tmp_path / "log"
     with meeting_port() as port:
-        command = [sys.executable, "-W", "ignore", "-m", "tests.compat.fsdp_task", str(port)]
-        done = subprocess.run(
-            [*command, str(tmp_path)],
-            cwd=Path(__file__).parents[2],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
+        ended = zygote.run(
+            "tests.compat.fsdp_task:train_and_tell",
+            str(tmp_path),
+            log=log,
+            num_ranks=2,
+            STORAGE_EMULATOR_HOST=bucket.server.url,
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            NODE_RANK="0",
         )
-    assert done.returncode == 0, done.stdout[-20_000:]
+    assert ended == [0, 0], log.read_text()[-20_000:]
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         assert found == {"is_same": True, "num_steps": 3}

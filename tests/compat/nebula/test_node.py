@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,7 +15,9 @@ from aioflux._errors import CheckpointError
 from aioflux.checkpoint import verify
 from aioflux.compat import nebula as nm
 from aioflux.compat.nebula import _run
+from tests.compat.nebula import trainer
 from tests.compat.nebula.conftest import LINGER_SECONDS
+from tests.told import Told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,52 +27,16 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 
 
-class Trainer:
-    """One process of `trainer`."""
-
-    def __init__(self, rank: int, world_size: int, meeting: Path, node: str = "") -> None:
-        settings = {"rank": rank, "world_size": world_size, "meeting": str(meeting)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.compat.nebula.trainer", json.dumps(settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, **({"AIOFLUX_NEBULA_DIR": node} if node else {})},
-        )
-
-    def tell(self, command: str, /, **arguments: Any) -> Self:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([command, arguments]) + "\n")
-        self.process.stdin.flush()
-        return self
-
-    def hear(self) -> tuple[bool, Any]:
-        assert self.process.stdout is not None
-        is_well, told = json.loads(self.process.stdout.readline())
-        return is_well, told
-
-    def ask(self, command: str, /, **arguments: Any) -> Any:
-        is_well, told = self.tell(command, **arguments).hear()
-        assert is_well, told
-        return told
-
-    def end(self, number: signal.Signals | None = None) -> None:
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            if number is not None:
-                self.process.send_signal(number)
-            stream.close()
-        self.process.wait(120)
-
-
 @pytest.fixture
-def start(node: Path, tmp_path: Path) -> Iterator[Callable[..., list[Trainer]]]:
-    started: list[Trainer] = []
+def start(node: Path, tmp_path: Path) -> Iterator[Callable[..., list[Told]]]:
+    started: list[Told] = []
 
-    def begin(world_size: int = 1, nodes: tuple[str, ...] = ("", "")) -> list[Trainer]:
-        meeting = tmp_path / f"meet-{len(started)}"
-        trainers = [Trainer(rank, world_size, meeting, nodes[rank]) for rank in range(world_size)]
+    def begin(world_size: int = 1, nodes: tuple[str, ...] = ("", "")) -> list[Told]:
+        group = {"world_size": world_size, "meeting": str(tmp_path / f"meet-{len(started)}")}
+        trainers = []
+        for rank in range(world_size):
+            variables = {"AIOFLUX_NEBULA_DIR": nodes[rank]} if nodes[rank] else {}
+            trainers.append(Told(trainer.open_desk, variables, rank=rank, **group))
         started.extend(trainers)
         for each in trainers:
             assert each.hear() == (True, "ready")
@@ -79,7 +44,7 @@ def start(node: Path, tmp_path: Path) -> Iterator[Callable[..., list[Trainer]]]:
 
     yield begin
     for each in started:
-        if each.process.poll() is None:
+        if each.process.exitcode is None:
             each.end(signal.SIGKILL)
 
 
@@ -90,17 +55,17 @@ def keeper_of(node: Path) -> int:
 
 
 def test_memory_survives_the_death_of_the_trainer(
-    start: Callable[..., list[Trainer]], tmp_path: Path
+    start: Callable[..., list[Told]], tmp_path: Path
 ) -> None:
     """What was not persisted is loaded by the next one, and persisted without the first."""
-    (trainer,) = start()
+    (first,) = start()
     place = str(tmp_path / "tier3")
-    trainer.ask("init", persistent_storage_path=place, persistent_time_interval=1000)
+    first.ask("init", persistent_storage_path=place, persistent_time_interval=1000)
     for number in range(3):
-        trainer.ask("save", tag=f"global_step{number}", name="model", number=number)
-    trainer.ask("begin", tag="torn", num_of_files=2)
-    trainer.ask("save", tag="torn", name="model", number=9)
-    trainer.end(signal.SIGKILL)
+        first.ask("save", tag=f"global_step{number}", name="model", number=number)
+    first.ask("begin", tag="torn", num_of_files=2)
+    first.ask("save", tag="torn", name="model", number=9)
+    first.end(signal.SIGKILL)
     nm.init(place, persistent_time_interval=1000)
     found = nm.get_latest_checkpoint()
     assert found is not None
@@ -146,11 +111,11 @@ def test_many_parts_are_kept_by_a_process_that_holds_nothing_of_the_trainer(
     assert found.load("part129") == 129
 
 
-def test_without_a_storage_memory_alone_survives(start: Callable[..., list[Trainer]]) -> None:
-    (trainer,) = start()
-    trainer.ask("init")
-    trainer.ask("save", tag="a", name="model", number=1)
-    trainer.end(signal.SIGKILL)
+def test_without_a_storage_memory_alone_survives(start: Callable[..., list[Told]]) -> None:
+    (first,) = start()
+    first.ask("init")
+    first.ask("save", tag="a", name="model", number=1)
+    first.end(signal.SIGKILL)
     nm.init()
     found = nm.get_latest_checkpoint()
     assert found is not None
@@ -175,7 +140,7 @@ def test_a_keeper_that_dies_fails_what_it_held_and_is_started_again(
     assert nm.Checkpoint("a").load("x") == 2
 
 
-def test_ranks_commit_together(start: Callable[..., list[Trainer]], tmp_path: Path) -> None:
+def test_ranks_commit_together(start: Callable[..., list[Told]], tmp_path: Path) -> None:
     """On all ranks or on none: parts of all are there, and a rank that failed is named by all."""
     ranks = start(2)
     place = str(tmp_path / "tier3")
@@ -215,12 +180,11 @@ def test_ranks_commit_together(start: Callable[..., list[Trainer]], tmp_path: Pa
     assert "memory" in told["places"]
     nm.init(place)  # so that the test ends with the memory
     for rank in ranks:
-        rank.end()
-        assert rank.process.returncode == 0
+        assert rank.end() == 0
 
 
 def test_nodes_commit_together(
-    start: Callable[..., list[Trainer]], node: Path, tmp_path: Path, server: GCSServer
+    start: Callable[..., list[Told]], node: Path, tmp_path: Path, server: GCSServer
 ) -> None:
     """Each keeper stores the parts of its node, and one commit names them all."""
     elsewhere = node / "other"
@@ -254,7 +218,7 @@ def test_nodes_commit_together(
         rank.tell("shutdown")
     assert [rank.hear() for rank in ranks] == [(True, None)] * 2
     for rank in ranks:
-        rank.end()
+        assert rank.end() == 0
     assert verify("gs://bucket/run/b", deep=True).is_valid
 
 

@@ -1,15 +1,7 @@
-"""A training run in a process of its own, told line by line what to do.
-
-    python -m tests.compat.nebula.trainer '{"rank": 0, "world_size": 2, "meeting": "/tmp/x/meet"}'
-
-Each line is a JSON list: a name, and arguments by name. Each answer is one, too: whether it went
-well, and what came of it.
-"""
+"""A training run in a process of its own, told what to do."""
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 import torch
@@ -63,32 +55,15 @@ def do_latest(name: str) -> Any:
     return found.tag, float(found.load(name)["weight"][0]), nm.list_checkpoints()[found.tag]
 
 
-def say(told: list[Any]) -> None:
-    sys.stdout.write(json.dumps(told) + "\n")
-    sys.stdout.flush()
+def do(command: str, /, **arguments: Any) -> Any:
+    return globals()[f"do_{command}"](**arguments)
 
 
-def main() -> None:
-    settings = json.loads(sys.argv[1])
+def open_desk(rank: int, world_size: int, meeting: str) -> Any:
+    """Begin; `do` then does what is asked."""
     torch.set_num_threads(1)
-    if settings["world_size"] > 1:
+    if world_size > 1:
         dist.init_process_group(
-            "gloo",
-            init_method=f"file://{settings['meeting']}",
-            rank=settings["rank"],
-            world_size=settings["world_size"],
+            "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size
         )
-    say([True, "ready"])
-    for line in sys.stdin:
-        name, arguments = json.loads(line)
-        try:
-            told = [True, globals()[f"do_{name}"](**arguments)]
-        except Exception as exc:
-            told = [False, f"{type(exc).__name__}: {exc}"]
-        say(told)
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    return do

@@ -1,12 +1,7 @@
-"""One rank that drives the checkpoint engine as DeepSpeed does, told line by line what to do.
-
-python -m tests.integrations.deepspeed.rank_task '{"rank": 0, "world_size": 2, "meeting": ...}'
-"""
+"""One rank that drives the checkpoint engine as DeepSpeed does, told what to do."""
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 import torch
@@ -18,7 +13,7 @@ from tests.integrations.deepspeed.stand_in import Engine
 
 
 class Desk:
-    """What the lines name."""
+    """What it may be told."""
 
     def __init__(self) -> None:
         self.engine = Engine()
@@ -44,31 +39,15 @@ class Desk:
         self.engine.checkpoint_engine.cleanup()
 
 
-def say(told: list[Any]) -> None:
-    sys.stdout.write(json.dumps(told) + "\n")
-    sys.stdout.flush()
-
-
-def main() -> None:
-    settings = json.loads(sys.argv[1])
+def open_desk(rank: int, world_size: int, meeting: str) -> Any:
+    """Join the other ranks; what is returned does what is asked."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo",
-        init_method=f"file://{settings['meeting']}",
-        rank=settings["rank"],
-        world_size=settings["world_size"],
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size
     )
     desk = Desk()
-    say([True, "ready"])
-    for line in sys.stdin:
-        name, arguments = json.loads(line)
-        try:
-            told = [True, getattr(desk, f"do_{name}")(**arguments)]
-        except Exception as exc:
-            told = [False, f"{type(exc).__name__}: {exc}"]
-        say(told)
-    dist.destroy_process_group()
 
+    def do(command: str, /, **arguments: Any) -> Any:
+        return getattr(desk, f"do_{command}")(**arguments)
 
-if __name__ == "__main__":
-    main()
+    return do

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,15 +18,17 @@ from aioflux._errors import (
 )
 from aioflux.checkpoint import load, verify
 from aioflux.integrations.deepspeed import AiofluxCheckpointEngine, attach
+from tests.integrations.deepspeed import rank_task
 from tests.integrations.deepspeed.stand_in import CommitInfo, Engine
+from tests.told import Told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from aioflux.testing import GCSServer
 
 URI = "gs://bucket/run"
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -259,49 +256,10 @@ def test_a_decoupled_save_is_committed_behind_the_step_that_it_is_done_in(
     assert latest() == "global_step4"
 
 
-class Rank:
-    """One process of `rank_task`."""
-
-    def __init__(self, rank: int, meeting: str) -> None:
-        settings = {"rank": rank, "world_size": 2, "meeting": meeting}
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.integrations.deepspeed.rank_task",
-                json.dumps(settings),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-
-    def tell(self, command: str, **arguments: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([command, arguments]) + "\n")
-        self.process.stdin.flush()
-
-    def hear(self) -> tuple[bool, Any]:
-        assert self.process.stdout is not None
-        is_well, told = json.loads(self.process.stdout.readline())
-        return is_well, told
-
-    def end(self) -> None:
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            stream.close()
-        try:
-            assert self.process.wait(120) == 0
-        finally:
-            if self.process.poll() is None:
-                self.process.send_signal(signal.SIGKILL)
-                self.process.wait()
-
-
 def test_two_ranks_commit_together_or_not_at_all(server: GCSServer) -> None:
     with tempfile.TemporaryDirectory(prefix="ds-") as meeting:
-        ranks = [Rank(number, f"{meeting}/meet") for number in range(2)]
+        group = {"world_size": 2, "meeting": f"{meeting}/meet"}
+        ranks = [Told(rank_task.open_desk, rank=rank, **group) for rank in range(2)]
 
         def ask(command: str, **arguments: Any) -> list[tuple[bool, Any]]:
             for rank in ranks:
@@ -330,5 +288,5 @@ def test_two_ranks_commit_together_or_not_at_all(server: GCSServer) -> None:
             assert ask("cleanup") == [(True, None)] * 2
             assert latest() == "three"
         finally:
-            for rank in ranks:
-                rank.end()
+            statuses = [rank.end() for rank in ranks]
+        assert statuses == [0, 0]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aioflux.testing import GCSServer
-from tests.integrations.lightning.zygote import Zygote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,9 +17,3 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[GCSServer]:
     with GCSServer(buckets=("bucket",)) as server:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
         yield server
-
-
-@pytest.fixture(scope="package")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    with Zygote(tmp_path_factory.mktemp("zygote")) as zygote:
-        yield zygote

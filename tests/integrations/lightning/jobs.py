@@ -192,6 +192,3 @@ def forked(uri: str, directory: str) -> None:
         default_root_dir=directory,
     )
     torch.save(model.state_dict(), Path(directory, "home.pt"))
-
-
-JOBS = {"shard": shard, "killed": killed, "forked": forked}

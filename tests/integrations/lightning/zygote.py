@@ -2,11 +2,13 @@
 
 `python -m tests.integrations.lightning.zygote` imports it once, and forks for each line of JSON on
 its standard input: `{"job": "killed", "args": [...], "env": {...}, "num_ranks": 1, "log": path}`.
-It answers with the exit statuses of the ranks.
+It answers with the exit statuses of the ranks. A job is a function of `jobs`, or of another module:
+`package.module:name`.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -63,7 +65,9 @@ def run_rank(request: dict[str, Any], rank: int) -> None:
     os.environ.update(request["env"], LOCAL_RANK=str(rank))
     status = 1
     try:
-        JOBS[request["job"]](*request["args"])
+        module, _, name = request["job"].rpartition(":")
+        job = getattr(importlib.import_module(module), name) if module else getattr(jobs, name)
+        job(*request["args"])
         status = 0
     except BaseException:  # told in the log
         traceback.print_exc()
@@ -87,7 +91,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from tests.integrations.lightning.jobs import JOBS
+    from tests.integrations.lightning import jobs
 
     main()
     os._exit(0)  # there is nothing to clean up, and Lightning takes seconds to end
