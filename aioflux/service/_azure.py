@@ -260,8 +260,24 @@ class AzureService(HTTPService):
             raise self._foreign("delete", key, response)
 
     async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
+        told, signer = await self._delete_batch(sources)
+        refused = [source for source, answer in told.items() if answer.status == 401]
+        # Each request of a batch has a token of its own, which `send` does not renew.
+        if refused and self._sender.learn(told[refused[0]], signer):
+            again, _ = await self._delete_batch(refused)
+            told.update(again)
+        return {
+            source.key: self._sender.refused(answer, "delete", source.key)
+            for source, answer in told.items()
+            if answer.status != 202
+        }
+
+    async def _delete_batch(
+        self, sources: Sequence[Source]
+    ) -> tuple[dict[Source, batch.SubAnswer], str | None]:
+        """Return the answer to each delete, and the token by which they were asked."""
         action = "delete objects of"
-        await self._sender.make_ready(action, "")
+        signer = await self._sender.make_ready(action, "")
         requests: list[tuple[bytes, Sequence[tuple[bytes, bytes]]]] = []
         for source in sources:
             path = self._path(source.key)
@@ -280,17 +296,12 @@ class AzureService(HTTPService):
         try:
             told = response.headers.get(b"content-type", b"")
             answers = batch.parse_batch(told, response.body)
-            found = [answers[number] for number in range(len(sources))]
+            return {source: answers[number] for number, source in enumerate(sources)}, signer
         except (KeyError, ValueError) as exc:
             uri = self.uri()
             raise TransientError(
                 f"could not {action} {uri}: the answer is none ({exc})", uri=uri, maybe_done=True
             ) from exc
-        return {
-            source.key: self._sender.refused(answer, "delete", source.key)
-            for source, answer in zip(sources, found, strict=True)
-            if answer.status != 202
-        }
 
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
         # Looked at first: the answer to a copy tells neither size nor type.

@@ -294,10 +294,11 @@ class TokenSender(Sender):
         self._use(token)
         return True
 
-    async def make_ready(self, action: str, key: str) -> None:
-        """Have a token, for what is signed ahead of the request that it travels in."""
+    async def make_ready(self, action: str, key: str) -> str | None:
+        """Have a token, and return it, for what is signed ahead of the request it travels in."""
         if not self.is_ready():
             self._use(await self._await_token(action, key))
+        return self._fixed_token
 
     def begin(self, target: bytes, lines: bytes, waiter: Waiter, *, end: int) -> Connection | None:
         """Begin a GET of `end` bytes at most, without a task; None where that cannot be done.
@@ -321,7 +322,7 @@ class TokenSender(Sender):
         self._pool.end(self._origin, exchange)
         return self._fixed_token
 
-    def learn(self, response: Response, signer: str | None) -> bool:
+    def learn(self, response: Answer, signer: str | None) -> bool:
         if response.status != 401 or signer is None:
             return False
         self._token.refuse(signer)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import logging
 import pickle
+import re
 import time
 import traceback
 from contextlib import asynccontextmanager, suppress
@@ -588,6 +590,43 @@ async def test_the_first_request_of_a_store_with_a_token_may_delete_many() -> No
             with pytest.raises(TransientError):
                 await service.delete_page([Source(key="a"), Source(key="b")])
     assert bodies[0].count(b"Authorization: Bearer planted.access.token\r\n") == 2
+
+
+def batch_answer(*statuses: int) -> bytes:
+    parts = [
+        b"--b\r\nContent-Type: application/http\r\nContent-ID: %d\r\n\r\nHTTP/1.1 %d x\r\n\r\n"
+        % (number, status)
+        for number, status in enumerate(statuses)
+    ]
+    body = b"\r\n".join([*parts, b"--b--\r\n"])
+    return ok(body, b"Content-Type: multipart/mixed; boundary=b", status=b"202 Accepted")
+
+
+async def test_deletes_whose_token_was_refused_are_asked_again_with_another() -> None:
+    """It may expire between a batch and the requests in it; only once, as for any request."""
+    tokens = (f"planted.access.{number}" for number in itertools.count())
+    bodies: list[bytes] = []
+
+    async def script(peer: Peer) -> None:
+        for statuses in ((202, 401, 404, 401), (202, 401)):
+            _, body = await peer.read_request()
+            bodies.append(body)
+            await peer.send(batch_answer(*statuses))
+
+    async with serving(script) as (_, origin):
+        url = f"http://127.0.0.1:{origin.port}"
+        async with opened(url, credentials=lambda: next(tokens)) as service:
+            told = await service.delete_page([Source(key=key) for key in "abcd"])
+    assert {key: type(error) for key, error in told.items()} == {
+        "c": NotFoundError,
+        "d": PermissionDeniedError,
+    }
+    asked = [re.findall(rb"DELETE (\S+) HTTP", body) for body in bodies]
+    assert [len(each) for each in asked] == [4, 2]
+    assert asked[1] == [asked[0][1], asked[0][3]]
+    first, second = (set(re.findall(rb"planted\S+", body)) for body in bodies)
+    assert len(first) == len(second) == 1
+    assert first != second
 
 
 async def test_access_tokens_are_taken_over_tls(tmp_path: Path) -> None:
