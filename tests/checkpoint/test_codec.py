@@ -18,6 +18,7 @@ from aioflux.checkpoint._codec import Codec, EncodedFrames
 from aioflux.checkpoint._frames import decode_frame, plan_slices
 from aioflux.checkpoint._items import encode_tensor
 from aioflux.checkpoint._streams import StreamReader
+from tests.checkpoint.test_streams import frame_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -159,10 +160,11 @@ def test_an_error_of_a_thread_is_raised(codec: Codec) -> None:
 
 
 def test_threads_end_with_the_codec() -> None:
+    before = frame_threads()
     with Codec(threads=3, frame_size=FRAME_SIZE) as codec:
         b"".join(codec.encode(bytes(100_000), element_size=1))
-        assert any(thread.name.startswith("aioflux-frames") for thread in threading.enumerate())
-    assert not any(thread.name.startswith("aioflux-frames") for thread in threading.enumerate())
+        assert not frame_threads() <= before
+    assert frame_threads() <= before
 
 
 def test_each_thread_uses_its_memory_again(codec: Codec) -> None:

@@ -70,21 +70,21 @@ def test_a_pickle_alone_is_of_stock() -> None:
     assert decode_commit(METADATA, uri=URI) == (METADATA, None)
 
 
-@pytest.mark.parametrize("at", range(len(METADATA), len(ENCODED)))
-def test_each_flipped_bit_of_the_trailer_is_seen(at: int) -> None:
-    for bit in range(8):
+def test_each_flipped_bit_of_the_trailer_is_seen() -> None:
+    for at in range(len(METADATA), len(ENCODED)):
+        for bit in range(8):
+            damaged = bytearray(ENCODED)
+            damaged[at] ^= 1 << bit
+            with pytest.raises(CheckpointCorruptError, match="gs://bucket/run/"):
+                decode_commit(bytes(damaged), uri=URI)
+
+
+def test_each_flipped_byte_of_the_pickle_is_seen() -> None:
+    for at in range(len(METADATA)):
         damaged = bytearray(ENCODED)
-        damaged[at] ^= 1 << bit
-        with pytest.raises(CheckpointCorruptError, match="gs://bucket/run/"):
+        damaged[at] ^= 0x10
+        with pytest.raises(CheckpointCorruptError):
             decode_commit(bytes(damaged), uri=URI)
-
-
-@pytest.mark.parametrize("at", range(0, len(METADATA), 7))
-def test_each_flipped_byte_of_the_pickle_is_seen(at: int) -> None:
-    damaged = bytearray(ENCODED)
-    damaged[at] ^= 0x10
-    with pytest.raises(CheckpointCorruptError):
-        decode_commit(bytes(damaged), uri=URI)
 
 
 def test_cut_off_anywhere_behind_the_pickle_is_seen() -> None:

@@ -29,6 +29,7 @@ from aioflux.checkpoint._history import (
 )
 from aioflux.checkpoint._steps import list_steps
 from aioflux.testing.faults import Fault, FlakyStore
+from tests.checkpoint.patience import PATIENT
 from tests.checkpoint.saves import save_id
 
 pytestmark = pytest.mark.clouds("gs", "s3", "az")
@@ -95,7 +96,7 @@ async def test_json_and_csv_lie_beside_the_steps(store) -> None:
 
 
 async def test_a_long_history_is_not_written_again_for_each_record(server) -> None:
-    async with open_store(f"{server.root}/run") as store:
+    async with open_store(f"{server.root}/run", timeouts=PATIENT) as store:
         many = to_json([record(number) for number in range(1000)])
         await store.put(f"{HISTORY_PREFIX}history.json", many)
         before = store.stats.num_requests

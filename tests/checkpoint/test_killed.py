@@ -14,6 +14,7 @@ from aioflux.checkpoint._commit import find_save_id
 from aioflux.checkpoint._orphans import clean_store
 from aioflux.checkpoint._steps import list_steps
 from aioflux.checkpoint._verify import latest, verify_steps
+from tests.checkpoint.patience import wait_until_idle
 
 CHILD = """
 import asyncio, sys
@@ -53,6 +54,7 @@ def kill_a_save(seed: int) -> None:
 async def test_what_a_killed_save_leaves_is_found(server, seed) -> None:
     """Parts, uploads, objects that no commit names, and those that an overwrite replaced."""
     await asyncio.to_thread(kill_a_save, seed)
+    await asyncio.to_thread(wait_until_idle, server)  # what it asked for at last is done
     async with open_store("gs://bucket") as bucket, open_store("gs://bucket/run") as root:
         assert await latest(root, deep=True) is not None
         steps = await list_steps(root)

@@ -50,7 +50,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
-@pytest.mark.parametrize("num_elements", [1000, 1_000_000], ids=["one-range", "ranges"])
+@pytest.mark.parametrize("num_elements", [1000, 500_000], ids=["one-range", "ranges"])
 def test_a_state_comes_back_equal(server: GCSServer, kind: str, num_elements: int) -> None:
     saved = state(num_elements)
     save(saved, URI, transfer=SMALL)
@@ -155,7 +155,7 @@ def test_torch_sees_no_byte_that_is_not_verified(
     server: GCSServer, num_flipped: int | None
 ) -> None:
     """Where a read of the whole mends it, it is mended; unpickling wrong bytes would say other."""
-    saved = state(1_000_000)
+    saved = state(500_000)
     save(saved, URI, transfer=SMALL)
     server.faults.add("objects.media", flip_at=1000, times=num_flipped)
     if num_flipped:
@@ -168,7 +168,7 @@ def test_torch_sees_no_byte_that_is_not_verified(
 
 def test_each_byte_is_read_once(server: GCSServer) -> None:
     """The checksum of the whole stands for its ranges, also over plain http."""
-    meta = save(state(1_000_000), URI, transfer=SMALL)
+    meta = save(state(500_000), URI, transfer=SMALL)
     server.stats.reset()
     load(URI, transfer=SMALL, timeouts=PATIENT)
     assert server.stats.operation("objects.get").requests == -(-meta.size // MIB) + 1
@@ -176,7 +176,7 @@ def test_each_byte_is_read_once(server: GCSServer) -> None:
 
 @pytest.mark.parametrize("status", [403, 404])
 def test_an_error_is_raised_as_itself_and_leaves_nothing(server: GCSServer, status: int) -> None:
-    save(state(1_000_000), URI, transfer=SMALL)
+    save(state(500_000), URI, transfer=SMALL)
     with pytest.raises(aioflux.NotFoundError):
         load(f"{server.root}/other.pt")
     wait_until(lambda: not server.stats.connections_open)

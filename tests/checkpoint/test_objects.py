@@ -130,9 +130,9 @@ async def test_a_flipped_bit_is_told(store, at_byte):
 
 async def test_a_flip_on_the_way_is_read_again(server, store):
     stored = await save(store)
-    server.faults.add("objects.media", flip_at=5, times=2)
     memory = bytearray(BLOCK)
-    await read_range(store, stored, start=BLOCK, into=memoryview(memory))
+    with server.faults.inject("objects.media", flip_at=5, times=2):
+        await read_range(store, stored, start=BLOCK, into=memoryview(memory))
     assert memory == DATA[BLOCK : 2 * BLOCK]
 
 

@@ -22,6 +22,7 @@ from aioflux.checkpoint._orphans import clean_store
 from aioflux.checkpoint._retention import Retention, StepRecord, plan_prune, prune, remove_step
 from aioflux.checkpoint._verify import latest, verify_steps
 from aioflux.testing.faults import Fault, FlakyStore
+from tests.checkpoint.patience import PATIENT
 from tests.checkpoint.saves import METADATA, save_id, save_step
 
 pytestmark = pytest.mark.clouds("gs", "s3", "az")
@@ -154,7 +155,7 @@ def test_a_rule_that_makes_no_sense_is_refused(rules) -> None:
 
 @pytest.fixture
 async def store(server):
-    async with open_store(f"{server.root}/run") as store:
+    async with open_store(f"{server.root}/run", timeouts=PATIENT) as store:
         yield store
 
 

@@ -10,6 +10,7 @@ from aioflux import open_store
 from aioflux._errors import CheckpointCorruptError, CheckpointNotFoundError
 from aioflux.checkpoint._commit import COMMIT_KEY, step_prefix
 from aioflux.checkpoint._steps import is_home, list_steps, read_step, summarize, uri_below
+from tests.checkpoint.patience import PATIENT
 from tests.checkpoint.saves import METADATA, save_step
 
 pytestmark = pytest.mark.clouds("gs", "s3", "az", "memory", "file")
@@ -108,6 +109,6 @@ async def test_hundreds_of_steps_take_a_request_each_and_one_listing(server) -> 
         server.put("bucket", f"run/{step_prefix(step)}{COMMIT_KEY}", b".")
         for rank in range(3):
             server.put("bucket", f"run/{step_prefix(step)}objects/{rank}", b"")
-    async with open_store(f"{server.root}/run") as store:
+    async with open_store(f"{server.root}/run", timeouts=PATIENT) as store:
         assert await list_steps(store) == list(range(300))
         assert store.stats.num_requests == 301

@@ -9,6 +9,7 @@ from aioflux import open_store
 from aioflux._errors import CheckpointCorruptError, CheckpointNotFoundError, StorageError
 from aioflux.checkpoint._commit import COMMIT_KEY, StoredItem, step_prefix
 from aioflux.checkpoint._verify import latest, newest_first, plan_pieces, verify, verify_steps
+from tests.checkpoint.patience import PATIENT
 from tests.checkpoint.saves import METADATA, encode, save, save_step
 
 pytestmark = pytest.mark.clouds("gs", "s3", "az")
@@ -18,7 +19,7 @@ STEP = step_prefix(100)
 
 @pytest.fixture
 async def store(server):
-    async with open_store(f"{server.root}/run") as store:
+    async with open_store(f"{server.root}/run", timeouts=PATIENT) as store:
         yield store
 
 

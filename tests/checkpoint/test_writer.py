@@ -116,7 +116,7 @@ def test_it_is_a_file_without_positions_to_go_to(server: GCSServer) -> None:
             file.fileno()
 
 
-@pytest.mark.parametrize("num_bytes", [10, 30 * MIB], ids=["small", "parts"])
+@pytest.mark.parametrize("num_bytes", [10, 20 * MIB], ids=["small", "parts"])
 def test_an_exception_in_the_block_publishes_nothing(server: GCSServer, num_bytes: int) -> None:
     def fail() -> None:
         with open_writer(URI, transfer=SMALL_PARTS) as file:
@@ -130,13 +130,13 @@ def test_an_exception_in_the_block_publishes_nothing(server: GCSServer, num_byte
 
 def test_an_abort_publishes_nothing(server: GCSServer) -> None:
     file = open_writer(URI, transfer=SMALL_PARTS)
-    file.write(bytes(30 * MIB))
+    file.write(bytes(20 * MIB))
     file.abort()
     file.close()
     assert_nothing_stays(server)
 
 
-@pytest.mark.parametrize("num_bytes", [10, 30 * MIB], ids=["small", "parts"])
+@pytest.mark.parametrize("num_bytes", [10, 20 * MIB], ids=["small", "parts"])
 def test_a_file_that_is_dropped_publishes_nothing_and_says_so(
     server: GCSServer, num_bytes: int
 ) -> None:
@@ -157,7 +157,7 @@ from tests.bridge.patience import be_patient
 be_patient()
 options = TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=15 << 20)
 file = open_writer({URI!r}, transfer=options)
-file.write(bytes(30 << 20))
+file.write(bytes(20 << 20))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.planner import SavePlanner
 
 if TYPE_CHECKING:
     import io
@@ -119,6 +120,12 @@ def no_warnings() -> Iterator[None]:
 def save(state: dict[str, Any], writer: dcp.StorageWriter, **options: Any) -> Any:
     with no_warnings():
         return dcp.save(state, storage_writer=writer, **options)
+
+
+def forget_cached_plans() -> None:
+    """Those that planners keep for the whole process."""
+    for name in ("save_plan", "final_save_plan", "all_plans", "global_plan", "metadata"):
+        getattr(SavePlanner, f"_cached_{name}").clear()
 
 
 def copy_down(server: GCSServer, prefix: str, folder: Path) -> Path:

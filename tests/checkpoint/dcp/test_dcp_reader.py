@@ -44,6 +44,7 @@ from tests.checkpoint.dcp.states import (
     small_state,
     state_of_all_kinds,
 )
+from tests.checkpoint.patience import PATIENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -211,7 +212,7 @@ def test_many_small_tensors_are_few_requests(server: GCSServer) -> None:
     state = {f"{number:03}": torch.randn(64) for number in range(200)}
     save(state, StorageWriter(URI))
     server.stats.reset()
-    assert_equal(state, load(state, StorageReader(URI)))
+    assert_equal(state, load(state, StorageReader(URI, timeouts=PATIENT)))
     assert server.stats.total.requests <= 4
 
 
@@ -245,7 +246,8 @@ def rows_of(uri: str, name: str, start: int, end: int) -> torch.Tensor:
 
     into = {name: torch.zeros(6000, 1000)}
     with no_warnings():
-        dcp.load(into, storage_reader=StorageReader(uri), planner=Rows())
+        reader = StorageReader(uri, timeouts=PATIENT)
+        dcp.load(into, storage_reader=reader, planner=Rows())
     return into[name][start:end]
 
 
@@ -435,7 +437,7 @@ def test_importing_the_package_loads_no_torch() -> None:
     code = (
         "import sys, aioflux.checkpoint, aioflux.checkpoint.dcp; assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # --- damage ------------------------------------------------------------------------------
@@ -773,7 +775,7 @@ def test_without_verification_ranges_are_exact_and_generations_pinned(server: GC
     state = {"w": torch.randn(300, 1000)}
     save(state, StorageWriter(URI))
     server.stats.reset()
-    assert_equal(state, load_state(URI, verify=False))
+    assert_equal(state, load_state(URI, verify=False, timeouts=PATIENT))
     metadata = len(server.get("bucket", "run/step-1/.metadata"))
     assert server.stats.total.bytes_out - metadata - state["w"].nbytes < 1024
     (key,) = keys(server)

@@ -49,6 +49,7 @@ from aioflux.checkpoint.dcp._upload import Upload
 from tests.checkpoint.dcp.states import (
     assert_equal,
     copy_down,
+    forget_cached_plans,
     raw,
     save,
     small_state,
@@ -215,9 +216,9 @@ def test_a_failure_leaves_nothing(server: GCSServer) -> None:
 
 @pytest.fixture
 def _no_cached_plans() -> Iterator[None]:
+    forget_cached_plans()
     yield
-    for name in ("save_plan", "final_save_plan", "all_plans", "global_plan", "metadata"):
-        getattr(SavePlanner, f"_cached_{name}").clear()
+    forget_cached_plans()
 
 
 @pytest.mark.usefixtures("_no_cached_plans")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import pickle
-import subprocess
 import sys
 import threading
 import time
@@ -19,7 +18,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._extension import ExtensionRegistry
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.staging import AsyncStager
 
 from aioflux import (
@@ -37,14 +36,17 @@ from tests.checkpoint.dcp.states import (
     UnpicklableError,
     assert_equal,
     copy_down,
+    forget_cached_plans,
     no_warnings,
     save,
     small_state,
     state_of_all_kinds,
     stock_load,
 )
+from tests.checkpoint.patience import PATIENCE_SECONDS, PATIENT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from torch.distributed.checkpoint.metadata import StorageMeta
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
 
     from aioflux.testing import GCSServer
 
-pytestmark = pytest.mark.clouds("gs", "s3", "az")
+pytestmark = [pytest.mark.clouds("gs", "s3", "az"), pytest.mark.usefixtures("_patient")]
 
 URI = "gs://bucket/run/step-1"
 QUICK = RetryPolicy(max_attempts=2, initial_seconds=0.01, max_seconds=0.02)
@@ -91,16 +93,14 @@ def test_stock_dcp_loads_what_was_saved(
 @pytest.mark.clouds("gs")
 def test_stock_dcp_needs_no_aioflux_to_load_it(server: GCSServer, tmp_path: Path) -> None:
     save(small_state(3), StorageWriter(URI))
-    script = f"""
-import sys
-sys.modules["aioflux"] = None
-import torch, torch.distributed.checkpoint as dcp
-state = {{"model": {{"bias": torch.zeros(48)}}, "step": 0}}
-dcp.load(state, storage_reader=dcp.FileSystemReader({str(tmp_path)!r}), no_dist=True)
-assert state["step"] == 3 and state["model"]["bias"].any()
-"""
-    copy_down(server, "run/step-1", tmp_path)
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
+    folder = copy_down(server, "run/step-1", tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [each for each in sys.modules if each.partition(".")[0] == "aioflux"]:
+            patch.setitem(sys.modules, name, None)  # an import of it fails
+        with pytest.raises(ImportError):
+            import aioflux  # noqa: F401
+        loaded = stock_load(folder, small_state())
+    assert_equal(loaded, small_state(3))
 
 
 @pytest.mark.parametrize("scheme", ["file", "memory"])
@@ -309,7 +309,8 @@ def test_create_refuses_a_checkpoint_that_exists_before_it_uploads(server: GCSSe
     save(small_state(1), StorageWriter(URI, mode="create"))
     keys = server.keys("bucket")
     server.stats.reset()
-    error = failure_of(StorageWriter(URI, mode="create"), small_state(2))
+    writer = StorageWriter(URI, mode="create", timeouts=PATIENT)
+    error = failure_of(writer, small_state(2))
     assert isinstance(error, AlreadyExistsError)
     assert error.uri == f"{URI}/.metadata"
     assert server.keys("bucket") == keys
@@ -328,7 +329,7 @@ def test_a_commit_that_was_told_to_fail_and_did_not_keeps_its_objects(
     server: GCSServer, tmp_path: Path
 ) -> None:
     """Every answer after the write is lost, and so is every look at it."""
-    writer = StorageWriter(URI, retry=QUICK)
+    writer = StorageWriter(URI, retry=QUICK, timeouts=PATIENT)
     with server.faults.inject("*", lost=True, key="*.metadata", skip=1):
         failure_of(writer, small_state(1))
     folder = copy_down(server, "run/step-1", tmp_path / "1")
@@ -437,7 +438,7 @@ def test_tensors_are_resolved_as_they_are_sent(server: GCSServer) -> None:
     planner = _Watched(server)
     state = {str(at): torch.empty(1).expand(2 * MIB) for at in range(20)}
     transfer = TransferOptions(max_in_flight_bytes=16 * MIB, part_size_bytes=8 * MIB)
-    save(state, StorageWriter(URI, transfer=transfer), planner=planner)
+    save(state, StorageWriter(URI, transfer=transfer, timeouts=PATIENT), planner=planner)
     assert planner.num_resolved == 20
     assert planner.most_unsent < 100 * MIB
     assert planner.storage_meta is not None
@@ -499,10 +500,10 @@ def test_metadata_that_does_not_pickle_fails_the_save(server: GCSServer) -> None
 
 
 @pytest.fixture
-def _no_cached_plans() -> Any:
+def _no_cached_plans() -> Iterator[None]:
+    forget_cached_plans()
     yield
-    for name in ("save_plan", "final_save_plan", "all_plans", "global_plan", "metadata"):
-        getattr(SavePlanner, f"_cached_{name}").clear()
+    forget_cached_plans()
 
 
 @pytest.mark.usefixtures("_no_cached_plans")
@@ -625,7 +626,7 @@ def test_async_saves_in_a_thread_upload_a_copy(server: GCSServer, tmp_path: Path
     with no_warnings():
         future = dcp.async_save(state, storage_writer=StorageWriter(URI))
         state["model"]["weight"].zero_()
-        future.result(60)
+        future.result(PATIENCE_SECONDS)
     folder = copy_down(server, "run/step-1", tmp_path)
     assert_equal(stock_load(folder, small_state(1)), small_state(1))
 
@@ -634,7 +635,7 @@ def test_async_saves_in_a_thread_upload_a_copy(server: GCSServer, tmp_path: Path
 def test_an_async_save_that_fails_tells_its_future(server: GCSServer) -> None:
     with server.faults.inject("*", status=403, key="*distcp"), no_warnings():
         future = dcp.async_save(small_state(), storage_writer=StorageWriter(URI, retry=QUICK))
-        assert isinstance(future.exception(60), CheckpointException)
+        assert isinstance(future.exception(PATIENCE_SECONDS), CheckpointException)
 
 
 class _Waiting(DefaultSavePlanner):
@@ -646,7 +647,7 @@ class _Waiting(DefaultSavePlanner):
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
         if write_item.index.fqn == "model.weight":
-            assert self.may_go_on.wait(60)
+            assert self.may_go_on.wait(PATIENCE_SECONDS)
         return super().resolve_data(write_item)
 
 
@@ -669,7 +670,7 @@ def test_saves_of_one_writer_that_overlap_do_not_mix(
             assert len(data_keys(server)) >= 1
         finally:
             planner.may_go_on.set()
-        error = first.exception(60)
+        error = first.exception(PATIENCE_SECONDS)
     if uri == URI:
         assert isinstance(error, CheckpointException)
         assert "committed meanwhile" in str(error.failures[0][0])

@@ -7,7 +7,7 @@ import os
 import pickle
 import sys
 import zipfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -16,6 +16,9 @@ from hypothesis import strategies as st
 
 from aioflux.checkpoint._items import encode_tensor
 from aioflux.checkpoint.dcp._zip import HEAD_SIZE_BYTES, RawTensor, find_tensor
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DTYPES = sorted(
     {
@@ -109,8 +112,13 @@ def test_the_other_byte_order_is_left_to_torch_load() -> None:
 
 
 class Runs:
+    """Pickles as a call that leaves a mark."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
     def __reduce__(self) -> Any:
-        return os.system, ("touch /tmp/never",)
+        return os.system, (f"touch {self.mark}",)
 
 
 def find(pickled: bytes) -> RawTensor | None:
@@ -122,9 +130,9 @@ def find(pickled: bytes) -> RawTensor | None:
     return find_tensor(file.getvalue())
 
 
-def test_a_hostile_pickle_is_not_run() -> None:
-    assert find(pickle.dumps(Runs(), protocol=2)) is None
-    assert not os.path.exists("/tmp/never")
+def test_a_hostile_pickle_is_not_run(tmp_path: Path) -> None:
+    assert find(pickle.dumps(Runs(tmp_path / "ran"), protocol=2)) is None
+    assert not (tmp_path / "ran").exists()
 
 
 PLAIN = zipfile.ZipFile(io.BytesIO(saved(torch.zeros(2, 3)))).read("archive/data.pkl")
