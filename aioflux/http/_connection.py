@@ -227,22 +227,25 @@ class Connection(asyncio.BufferedProtocol):
         transport.abort()
         self._reset()
 
-    def check(self, now: float, timeouts: Timeouts) -> None:
+    def check(self, now: float, timeouts: Timeouts, *, slept_seconds: float = 0.0) -> None:
         """Fail or close what has stood still for too long.
 
         Args:
             now: Time of the loop's clock, in seconds.
             timeouts: The limits.
+            slept_seconds: Time of late in which the loop stood still itself: no server is blamed
+                for it.
         """
         if self._moved:
             self._moved = False
             self._moved_at = now
             return
-        silent_seconds = now - self._moved_at
         if self._waiter is None:
-            if silent_seconds >= timeouts.idle_seconds:
+            if now - self._moved_at >= timeouts.idle_seconds:
                 self.abort()
             return
+        self._moved_at += slept_seconds
+        silent_seconds = now - self._moved_at
         doing, limit = "sending the request body", timeouts.progress_seconds
         if self.response_begun:
             doing = "receiving the response"

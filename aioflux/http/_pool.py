@@ -295,8 +295,7 @@ class Pool:
             connection.abort()
             raise ConnectionLostError("the pool was closed")
         if self._ticker is None:
-            loop = asyncio.get_running_loop()
-            self._ticker = loop.call_later(self._tick_seconds, self._tick, loop)
+            self._tick_soon(asyncio.get_running_loop())
         return connection
 
     def _drop(self, connection: Connection) -> None:
@@ -343,6 +342,15 @@ class Pool:
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         """Look at every connection; come again while there is one."""
         now = loop.time()
+        assert self._ticker is not None
+        # Where this process stood still, or was not given the processor, answers may lie unread.
+        late_seconds = now - self._ticker.when()
+        slept_seconds = late_seconds if late_seconds > self._tick_seconds else 0.0
         for connection in tuple(self._open):
-            connection.check(now, self._timeouts)
-        self._ticker = loop.call_later(self._tick_seconds, self._tick, loop) if self._open else None
+            connection.check(now, self._timeouts, slept_seconds=slept_seconds)
+        self._ticker = None
+        if self._open:
+            self._tick_soon(loop)
+
+    def _tick_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._ticker = loop.call_later(self._tick_seconds, self._tick, loop)

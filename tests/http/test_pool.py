@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import tracemalloc
 from typing import Any
 
@@ -391,6 +392,26 @@ class TestPlane:
             for _ in range(3):
                 assert (await pool.request(origin, b"GET", b"/")).body == b"1"
             assert pool.num_opened == 2
+
+    @pytest.mark.parametrize("begin", [b"", ok(b"abc")[:-2]], ids=["no answer", "half a body"])
+    async def test_what_a_loop_that_stands_still_leaves_unread_is_no_stall(self, begin) -> None:
+        """As where the process was stopped: the server had no part in it."""
+
+        async def script(peer: Peer) -> None:
+            await peer.read_request()
+            await peer.send(begin)
+            begun.set()
+            await go_on.wait()
+            await peer.send(ok(b"abc")[len(begin) :])
+
+        begun, go_on = asyncio.Event(), asyncio.Event()
+        async with serving(script) as (_, origin), opening(timeouts=SHORT) as pool:
+            asked = asyncio.create_task(pool.request(origin, b"GET", b"/"))
+            await begun.wait()
+            await asyncio.sleep(STALL_SECONDS / 2)  # so that the pool has seen it wait
+            time.sleep(3 * STALL_SECONDS)  # noqa: ASYNC251  the loop is to stand still
+            go_on.set()
+            assert (await asked).body == b"abc"
 
     async def test_a_fresh_connection_that_is_lost_is_an_error(self) -> None:
         async def script(peer: Peer) -> None:
