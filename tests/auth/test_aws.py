@@ -49,7 +49,7 @@ class Renewed:
 
     def get_frozen_credentials(self) -> Credentials:
         self.threads.add(threading.get_ident())
-        assert self.may_end.wait(10)
+        assert self.may_end.wait(100)
         if self.failure is not None:
             raise self.failure
         if self.refresh_needed(15 * 60):

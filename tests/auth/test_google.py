@@ -63,7 +63,7 @@ class FakeCredentials(google.auth.credentials.Credentials):
     def refresh(self, request: object) -> None:
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
-        self.may_end.wait(30)
+        assert self.may_end.wait(100)
         self.under_way -= 1
         if self.failures:
             raise self.failures.pop(0)
@@ -79,7 +79,7 @@ def clock() -> Clock:
 
 async def renewed(token: GoogleToken, value: str) -> None:
     """Wait, as requests do, until the renewal in the background has come to an end."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         while await token.get() != value:  # noqa: ASYNC110  a thread ends it
             await asyncio.sleep(0)
 
@@ -135,7 +135,7 @@ async def test_a_renewal_that_fails_while_the_token_is_valid_is_tried_again(cloc
     clock.now += HOUR - 200
     for _ in range(100):
         assert await token.get() == "token-1"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         while credentials.failures:  # noqa: ASYNC110  a thread ends it
             await asyncio.sleep(0)
     clock.now += 11
@@ -149,7 +149,7 @@ async def test_failures_do_not_hammer_the_server(clock: Clock) -> None:
     await token.get()
     credentials.failures = [exceptions.TransportError("no network") for _ in range(50)]
     clock.now += HOUR - 200
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         while len(credentials.failures) == 50:
             await token.get()
             await asyncio.sleep(0)

@@ -236,7 +236,7 @@ def test_the_metadata_server_is_asked_where_nothing_else_is(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
     assert ran.stdout.startswith("token-"), ran.stderr
