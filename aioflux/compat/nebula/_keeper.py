@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux._errors import CheckpointError
+from aioflux._errors import AiofluxError, CheckpointError
 from aioflux.checkpoint._commit import new_save_id
 from aioflux.checkpoint._tag_save import PartData, tag_job
 from aioflux.checkpoint._tags import remove_tag, trim
@@ -76,6 +76,8 @@ class _Place:
     """When a save began last."""
     retry_at: float = math.inf
     """When what could not be saved last is tried again."""
+    in_use: Store | None = None
+    """Of the save that is under way."""
     removed: set[str] = field(default_factory=set)
     """Tags that go when something newer is saved."""
 
@@ -199,11 +201,12 @@ class Keeper:
             if (there := known.get(place.name)) is not None:
                 there.interval_seconds, there.keep = place.interval_seconds, place.keep
                 if has_others or pickle.dumps(there.store) != pickle.dumps(place.store):
-                    self._unused.append(there.store)  # a save may be under way there
+                    self._unused.append(there.store)
                     there.store = place.store  # with credentials that work, maybe
                 continue
             self._places.append(place)
             self._savers.append(asyncio.get_running_loop().create_task(self._save_to(place)))
+        await self._close_unused()
         for version in self.shelf.versions:
             version.failures.clear()  # tried once more
         self.shelf.num_places = len(self._places)
@@ -394,11 +397,12 @@ class Keeper:
             place.begun = time.monotonic()
             version.num_readers += 1
             failure = ""
+            store = place.in_use = place.store
             try:
-                await self._save(place, version)
+                await self._save(place, store, version)
             except Exception as exc:
                 # Whatever it is: who flushes is told, and the next one is saved.
-                failure = f"{place.store.uri}: {type(exc).__name__}: {exc}"
+                failure = f"{store.uri}: {type(exc).__name__}: {exc}"
                 _log.error("%s was not saved: %s", version.tag, failure)
             finally:
                 version.num_readers -= 1
@@ -406,8 +410,19 @@ class Keeper:
             self.shelf.saved(version, place.name, failure)
             self._give_back()
             self._notify()
+            place.in_use = None
+            await self._close_unused()
 
-    async def _save(self, place: _Place, version: Version) -> None:
+    async def _close_unused(self) -> None:
+        """Close the stores that others have replaced, but those of saves under way."""
+        in_use = [place.in_use for place in self._places]
+        closing = [store for store in self._unused if store not in in_use]
+        self._unused = [store for store in self._unused if store in in_use]
+        for store in closing:
+            with suppress(AiofluxError, OSError):  # nobody needs it any more
+                await store.aclose()
+
+    async def _save(self, place: _Place, store: Store, version: Version) -> None:
         parts = [
             PartData(part.name, [memoryview(self._memory[part.piece.number].map)[: part.size]])
             for part in version.parts.values()
@@ -422,16 +437,16 @@ class Keeper:
             staged_seconds=version.blocked_seconds,
         )
         settings = UploadSettings(commit_seconds=self._commit_seconds)
-        save = NebulaSave(place.store, settings, job, version.tag, parts)
+        save = NebulaSave(store, settings, job, version.tag, parts)
         await save.run()
         for name, checksum in save.checksums.items():
             version.parts[name].crc32c = checksum
         if place.keep:
-            await trim(place.store, place.keep)
+            await trim(store, place.keep)
         if place.removed and version is self.shelf.newest:
             removed, place.removed = place.removed, set()
             for tag in removed - {version.tag}:
-                await remove_tag(place.store, tag)
+                await remove_tag(store, tag)
 
     def _give_back(self) -> None:
         """Give memory back that the shelf has dropped."""

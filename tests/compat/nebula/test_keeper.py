@@ -122,8 +122,44 @@ async def test_who_comes_later_brings_the_options_that_count() -> None:
         trainer.sock.close()
     (place,) = keeper._places
     assert place.store.retry.max_attempts == 2
-    assert len(keeper._unused) == 1
+    assert not keeper._unused
     await keeper.close()
+
+
+async def test_a_store_that_was_replaced_is_closed_when_its_save_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saving, may_end, used = asyncio.Event(), asyncio.Event(), []
+
+    async def save(self: Keeper, place: _Place, store: aioflux.Store, version: Any) -> None:
+        saving.set()
+        await may_end.wait()
+        used.append((store, store._closed))
+
+    async def say_hello(attempts: int) -> aioflux.Store:
+        options: Any = {"retry": aioflux.RetryPolicy(max_attempts=attempts)}
+        given = {"persistent_storage_path": "memory://who-replaces"}
+        await keeper._do_hello(trainer, [], settings_of(given, options, {}))
+        return keeper._places[0].store
+
+    monkeypatch.setattr(Keeper, "_save", save)
+    keeper, trainer = Keeper(), Trainer(1, socket.socket())
+    first = await say_hello(1)
+    piece = keeper.shelf.ask(1, 10).piece
+    assert piece is not None
+    keeper.shelf.close(keeper.shelf.put(1, piece.number, ("a", "x", 10), GROWING, 0.1), "x")
+    keeper._notify()
+    await saving.wait()
+    second, third = await say_hello(2), await say_hello(3)
+    assert (first._closed, second._closed, third._closed) == (False, True, False)
+    may_end.set()
+    while not first._closed:  # noqa: ASYNC110  nothing tells of it
+        await asyncio.sleep(0)
+    assert used == [(first, False)]
+    assert not keeper._unused
+    trainer.sock.close()
+    await keeper.close()
+    assert third._closed
 
 
 def test_a_copy_that_breaks_off_is_made_anew(inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +191,7 @@ async def test_who_comes_later_brings_the_credentials_that_count(
         trainer.sock.close()
     assert os.environ["AWS_SECRET_ACCESS_KEY"] == "new"
     assert "AWS_SESSION_TOKEN" not in os.environ
-    assert len(keeper._unused) == 1
+    assert not keeper._unused
     await keeper.close()
 
 
