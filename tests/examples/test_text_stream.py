@@ -28,7 +28,7 @@ def run() -> str:
         [sys.executable, SCRIPT],
         capture_output=True,
         text=True,
-        env={**environment, "PYTHONPATH": str(ROOT)},
+        env={**environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr
