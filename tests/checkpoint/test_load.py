@@ -6,7 +6,6 @@ import gc
 import io
 import os
 import pickle
-import subprocess
 import sys
 import weakref
 import zipfile
@@ -50,7 +49,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
-@pytest.mark.parametrize("num_elements", [1000, 500_000], ids=["one-range", "ranges"])
+@pytest.mark.parametrize("num_elements", [1000, 300_000], ids=["one-range", "ranges"])
 def test_a_state_comes_back_equal(server: GCSServer, kind: str, num_elements: int) -> None:
     saved = state(num_elements)
     save(saved, URI, transfer=SMALL)
@@ -155,7 +154,7 @@ def test_torch_sees_no_byte_that_is_not_verified(
     server: GCSServer, num_flipped: int | None
 ) -> None:
     """Where a read of the whole mends it, it is mended; unpickling wrong bytes would say other."""
-    saved = state(500_000)
+    saved = state(300_000)
     save(saved, URI, transfer=SMALL)
     server.faults.add("objects.media", flip_at=1000, times=num_flipped)
     if num_flipped:
@@ -168,7 +167,7 @@ def test_torch_sees_no_byte_that_is_not_verified(
 
 def test_each_byte_is_read_once(server: GCSServer) -> None:
     """The checksum of the whole stands for its ranges, also over plain http."""
-    meta = save(state(500_000), URI, transfer=SMALL)
+    meta = save(state(300_000), URI, transfer=SMALL)
     server.stats.reset()
     load(URI, transfer=SMALL, timeouts=PATIENT)
     assert server.stats.operation("objects.get").requests == -(-meta.size // MIB) + 1
@@ -176,7 +175,7 @@ def test_each_byte_is_read_once(server: GCSServer) -> None:
 
 @pytest.mark.parametrize("status", [403, 404])
 def test_an_error_is_raised_as_itself_and_leaves_nothing(server: GCSServer, status: int) -> None:
-    save(state(500_000), URI, transfer=SMALL)
+    save(state(300_000), URI, transfer=SMALL)
     with pytest.raises(aioflux.NotFoundError):
         load(f"{server.root}/other.pt")
     wait_until(lambda: not server.stats.connections_open)
@@ -243,35 +242,3 @@ def test_a_mapped_file_is_a_file_with_a_path(server: GCSServer) -> None:
     for act in (file.read, lambda: os.fspath(file)):
         with pytest.raises(ValueError, match="closed file"):
             act()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_memory_is_that_of_the_object() -> None:
-    """64 MiB are loaded, each page read, and 1.1 times as much is resident at most."""
-    script = """
-import re
-from pathlib import Path
-import torch
-from aioflux.checkpoint import _load, load, save
-from aioflux.testing import GCSServerProcess
-
-def resident(field):
-    return int(re.search(rf"{field}:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
-
-torch.set_num_threads(1)
-with GCSServerProcess(buckets=("bucket",)) as server:
-    for name, size in (("small", 1 << 20), ("big", 64 << 20)):
-        state = {"w": torch.ones(size, dtype=torch.uint8)}
-        save(state, f"gs://bucket/{name}", endpoint_url=server.url)
-    del state
-    load("gs://bucket/small", endpoint_url=server.url)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = resident("VmRSS")
-    state = load("gs://bucket/big", endpoint_url=server.url)
-    assert state["w"].max() == 1
-    print(resident("VmHWM") - before)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
-    )
-    assert 60 <= int(done.stdout) <= 64 * 1.1 + 4

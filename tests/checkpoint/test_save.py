@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextvars
 import gc
 import io
-import subprocess
-import sys
 import threading
 import weakref
 import zipfile
@@ -48,7 +46,7 @@ class Fresh:
 
 
 @pytest.mark.clouds("gs", "s3", "az")
-@pytest.mark.parametrize("num_elements", [1000, 500_000], ids=["one-request", "parts"])
+@pytest.mark.parametrize("num_elements", [1000, 300_000], ids=["one-request", "parts"])
 def test_a_state_comes_back_equal(server: GCSServer, num_elements: int) -> None:
     saved = state(num_elements)
     meta = save(saved, URI, transfer=SMALL)
@@ -59,7 +57,7 @@ def test_a_state_comes_back_equal(server: GCSServer, num_elements: int) -> None:
 @pytest.mark.parametrize("scheme", ["memory", "file"])
 def test_other_services_work_alike(scheme: str, tmp_path: Path) -> None:
     uri = "memory://save/model.pt" if scheme == "memory" else f"file://{tmp_path}/model.pt"
-    saved = state(500_000)
+    saved = state(300_000)
     save(saved, uri, transfer=SMALL)
     assert_equal(saved, load(uri, transfer=SMALL))
 
@@ -205,7 +203,7 @@ def test_an_error_of_the_service_is_raised_as_itself(server: GCSServer, num_befo
     name = "multipart.part" if num_before else "multipart.create"
     server.faults.add(name, status=403, skip=max(0, num_before - 1))
     with pytest.raises(aioflux.PermissionDeniedError, match=URI):
-        save(state(500_000), URI, transfer=SMALL)
+        save(state(300_000), URI, transfer=SMALL)
     server.faults.clear()
     assert server.get("bucket", KEY) == b"good"
     assert server.stats.open_uploads == 0
@@ -241,49 +239,3 @@ def test_the_parts_of_a_small_state_are_small(server: GCSServer) -> None:
     """32 MB in seven parts, one request to begin and one to end."""
     save({"weight": torch.ones(8_000_000)}, URI, timeouts=PATIENT)
     assert server.stats.total.requests == 7 + 2
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_memory_beside_the_tensors_is_bounded() -> None:
-    """64 MiB of tensors need hardly any; 128 MiB of copies no more than `max_buffered_bytes`."""
-    script = """
-import asyncio, re
-from pathlib import Path
-import torch
-import aioflux
-from aioflux import TransferOptions
-from aioflux.checkpoint import save
-from aioflux.testing import GCSServerProcess
-
-MIB = 1024 * 1024
-options = TransferOptions(part_size_bytes=5 * MIB, max_buffered_bytes=20 * MIB)
-
-def resident(field):
-    return int(re.search(rf"{field}:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
-
-async def write_copies(url):
-    async with aioflux.open_store("gs://bucket", endpoint_url=url, transfer=options) as store:
-        async with store.open_writer("copies", borrow=True) as writer:
-            piece = bytearray(8 * MIB)
-            for _ in range(16):
-                await writer.write_copy(piece)
-
-torch.set_num_threads(1)
-with GCSServerProcess(buckets=("bucket",)) as server:
-    state = {str(number): torch.ones(8 * MIB, dtype=torch.uint8) for number in range(8)}
-    save({"w": torch.ones(MIB)}, "gs://bucket/small", endpoint_url=server.url)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = resident("VmRSS")
-    save(state, "gs://bucket/tensors", endpoint_url=server.url)
-    print(resident("VmHWM") - before)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = resident("VmRSS")
-    asyncio.run(write_copies(server.url))
-    print(resident("VmHWM") - before)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
-    )
-    tensors, copies = map(int, done.stdout.split())
-    assert tensors < 20
-    assert copies < 20 + 8 + 32

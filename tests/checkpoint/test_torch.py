@@ -65,8 +65,11 @@ def assert_equal(left: dict[str, object], right: dict[str, object]) -> None:
             assert value == other
 
 
-@pytest.mark.parametrize("num_elements", [1000, 500_000], ids=["one-request", "parts"])
-@pytest.mark.parametrize("weights_only", [True, False])
+@pytest.mark.parametrize(
+    ("num_elements", "weights_only"),
+    [(1000, True), (1000, False), (300_000, True)],
+    ids=["one-request", "of-any-kind", "parts"],
+)
 def test_a_state_dict_comes_back_equal(
     server: GCSServer, num_elements: int, weights_only: bool
 ) -> None:
@@ -110,7 +113,7 @@ def test_a_failed_write_is_raised_as_itself(server: GCSServer) -> None:
         pytest.raises(aioflux.PermissionDeniedError, match=URI),
         open_writer(URI, transfer=SMALL) as file,
     ):
-        torch.save(state(500_000), file)
+        torch.save(state(300_000), file)
     server.faults.clear()
     assert server.keys("bucket") == []
     assert server.stats.open_uploads == 0

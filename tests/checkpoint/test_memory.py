@@ -1,0 +1,102 @@
+"""What saving and loading take beside the state itself, in a process that does nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+SCRIPT = """
+import asyncio, json, re
+from contextlib import contextmanager
+from pathlib import Path
+import torch
+import aioflux
+from aioflux import TransferOptions
+from aioflux.checkpoint import load, open_writer, save
+from aioflux.testing import GCSServerProcess
+
+MIB = 1024 * 1024
+options = TransferOptions(part_size_bytes=5 * MIB, max_buffered_bytes=20 * MIB)
+grown = {}
+
+def resident(field):
+    return int(re.search(rf"{field}:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
+
+@contextmanager
+def measured(name):
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    yield
+    grown[name] = resident("VmHWM") - before
+
+def write_file(url, num_pieces):
+    with open_writer("gs://bucket/file", transfer=options, endpoint_url=url) as file:
+        for _ in range(num_pieces):
+            file.write(piece)
+
+async def write_copies(url):
+    async with aioflux.open_store("gs://bucket", endpoint_url=url, transfer=options) as store:
+        async with store.open_writer("copies", borrow=True) as writer:
+            piece = bytearray(8 * MIB)
+            for _ in range(16):
+                await writer.write_copy(piece)
+
+torch.set_num_threads(1)
+with GCSServerProcess(buckets=("bucket",)) as server:
+    url = server.url
+    for name, size in (("small", 1), ("large", 64)):
+        state = {"w": torch.ones(size * MIB, dtype=torch.uint8)}
+        save(state, f"gs://bucket/{name}", endpoint_url=url)
+    del state
+    load("gs://bucket/small", endpoint_url=url)
+    with measured("load"):
+        loaded = load("gs://bucket/large", endpoint_url=url)
+        assert loaded["w"].max() == 1
+    del loaded
+
+    state = {str(number): torch.ones(8 * MIB, dtype=torch.uint8) for number in range(8)}
+    with measured("save"):
+        save(state, "gs://bucket/tensors", endpoint_url=url)
+    with measured("copies"):
+        asyncio.run(write_copies(url))
+
+    piece = bytes(4 * MIB)
+    write_file(url, 8)
+    with measured("file"):
+        write_file(url, 40)
+print(json.dumps(grown))
+"""
+
+
+@pytest.fixture(scope="module")
+def grown() -> dict[str, int]:
+    """By how many MiB the process grew in each of its turns."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], check=True, stdout=subprocess.PIPE, text=True
+    )
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
+def test_a_load_takes_the_memory_of_the_object(grown: dict[str, int]) -> None:
+    """64 MiB are loaded, each page read, and 1.1 times as much is resident at most."""
+    assert 60 <= grown["load"] <= 64 * 1.1 + 4
+
+
+def test_a_save_takes_hardly_any_beside_64_mib_of_tensors(grown: dict[str, int]) -> None:
+    assert grown["save"] < 20
+
+
+def test_copies_are_bounded_by_the_buffer(grown: dict[str, int]) -> None:
+    """128 MiB are copied; `max_buffered_bytes` of 20 MiB, and 8 MiB of the caller's own."""
+    assert grown["copies"] < 20 + 8 + 32
+
+
+def test_a_file_is_bounded_by_the_buffer(grown: dict[str, int]) -> None:
+    """160 MiB go through 20 MiB of buffers: the process hardly grows once these are there."""
+    assert grown["file"] < 60
