@@ -32,6 +32,7 @@ MOST_SECONDS = 100.0
 """A second is promised, of a machine with nothing else to do. Here whoever waits for an answer that
 does not come, or for a limit, waits for six times as long as this."""
 MIB = 1 << 20
+BIG_BYTES = 16 * MIB
 OPTIONS = aioflux.TransferOptions(part_size_bytes=5 * MIB, max_buffered_bytes=10 * MIB)
 TIMEOUTS = aioflux.Timeouts(progress_seconds=FAR_SECONDS, idle_seconds=FAR_SECONDS)
 
@@ -77,12 +78,12 @@ SITUATIONS = {
 
 CALLS: dict[str, Callable[[aioflux.Store], Any]] = {
     "get": lambda store: store.get("big"),
-    "get_into": lambda store: store.get_into("big", bytearray(64 * MIB)),
+    "get_into": lambda store: store.get_into("big", bytearray(BIG_BYTES)),
     "get_many": lambda store: drain(store.get_many(["big"] * 8)),
     "reader": lambda store: read(store),
     "list": lambda store: store.list_all(),
     "put_small": lambda store: store.put("small", bytes(MIB)),
-    "put": lambda store: store.put("put", bytes(64 * MIB)),
+    "put": lambda store: store.put("put", bytes(BIG_BYTES)),
     "writer": lambda store: write(store, "writer"),
     "create": lambda store: write(store, "create", mode="create"),
 }
@@ -107,7 +108,7 @@ async def write(store: aioflux.Store, key: str, **options: Any) -> None:
 
 @pytest.fixture
 def server(server: GCSServer) -> GCSServer:
-    server.put("bucket", "p/big", bytes(64 * MIB))
+    server.put("bucket", "p/big", bytes(BIG_BYTES))
     server.put("bucket", "p/a", b"1")
     return server
 
@@ -133,7 +134,7 @@ def assert_nothing_is_left(server: GCSServer) -> None:
     assert server.stats.open_uploads == 0
     left = set(server.keys("bucket")) - {"p/big", "p/a"}
     # What was complete before its answer was lost may be there, whole; nothing half or hidden is.
-    sizes = {"p/small": MIB, "p/put": 64 * MIB, "p/writer": 32 * MIB, "p/create": 32 * MIB}
+    sizes = {"p/small": MIB, "p/put": BIG_BYTES, "p/writer": 32 * MIB, "p/create": 32 * MIB}
     for key in left:
         assert len(server.get("bucket", key)) == sizes[key]
 
@@ -197,12 +198,12 @@ store = aioflux.sync.open_store("gs://bucket/p", transfer=options, **settings)
 BLOCKING = """
 calls = {
     "get": lambda: store.get("big"),
-    "get_into": lambda: store.get_into("big", bytearray(64 << 20)),
+    "get_into": lambda: store.get_into("big", bytearray(16 << 20)),
     "get_many": lambda: list(store.get_many(["big"] * 8)),
     "reader": lambda: read(),
     "list": lambda: store.list_all(),
     "put_small": lambda: store.put("small", bytes(1 << 20)),
-    "put": lambda: store.put("put", bytes(64 << 20)),
+    "put": lambda: store.put("put", bytes(16 << 20)),
     "writer": lambda: write("writer"),
     "create": lambda: write("create", mode="create"),
 }
@@ -253,12 +254,12 @@ async def write(store, key, **options):
 
 calls = {
     "get": lambda store: store.get("big"),
-    "get_into": lambda store: store.get_into("big", bytearray(64 << 20)),
+    "get_into": lambda store: store.get_into("big", bytearray(16 << 20)),
     "get_many": lambda store: drain(store.get_many(["big"] * 8)),
     "reader": read,
     "list": lambda store: store.list_all(),
     "put_small": lambda store: store.put("small", bytes(1 << 20)),
-    "put": lambda store: store.put("put", bytes(64 << 20)),
+    "put": lambda store: store.put("put", bytes(16 << 20)),
     "writer": lambda store: write(store, "writer"),
     "create": lambda store: write(store, "create", mode="create"),
 }

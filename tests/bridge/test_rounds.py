@@ -192,7 +192,7 @@ say("done")
 
 def test_rounds_of_forks(server: GCSServer) -> None:
     """While threads read and write, in eight kinds of children."""
-    with running(CHECKS + FORKS, server, ROUNDS or "16") as process:
+    with running(CHECKS + FORKS, server, ROUNDS or "8") as process:
         assert finish(process) == ["done"]
     assert server.stats.open_uploads == 0
 
@@ -242,7 +242,7 @@ say("done")
 
 def test_rounds_of_forks_from_a_running_loop(server: GCSServer) -> None:
     """While its tasks read and write."""
-    with running(CHECKS + AWAITING_FORKS, server, ROUNDS or "12") as process:
+    with running(CHECKS + AWAITING_FORKS, server, ROUNDS or "6") as process:
         assert finish(process) == ["done"]
 
 
@@ -286,12 +286,14 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("method", "server"), [("spawn", "https"), ("forkserver", "http")], indirect=["server"]
+)
 def test_rounds_of_tasks_in_other_processes(server: GCSServer, tmp_path: Path, method: str) -> None:
     """The store pickles to them while the parent reads."""
     from tests.bridge.scripts import PRELUDE
 
-    rounds = int(ROUNDS or "16")
+    rounds = int(ROUNDS or "8")
     per_process = rounds // 4 if method == "spawn" and not ROUNDS else max(1, rounds // 40)
     script = tmp_path / "main.py"
     script.write_text(PRELUDE + CHECKS + MAIN)

@@ -109,7 +109,7 @@ async def test_copies_may_be_changed_and_borrowed_memory_lies_between_them(uri, 
     memory = bytearray(3 * MIB)
     async with open_store(uri, server, transfer=SMALL_PARTS) as store:
         async with store.open_writer("a", borrow=True) as writer:
-            for number in range(12):
+            for number in range(8):
                 borrowed = rng.randbytes(rng.choice((1, MIB, 6 * MIB)))
                 await writer.write(borrowed)
                 memory[:] = bytes([number]) * len(memory)
@@ -119,7 +119,7 @@ async def test_copies_may_be_changed_and_borrowed_memory_lies_between_them(uri, 
 
 
 async def test_a_large_copy_goes_through_small_memory(uri, server):
-    data = random.randbytes(33 * MIB + 5)
+    data = random.randbytes(13 * MIB + 5)
     async with open_store(uri, server, transfer=SMALL_PARTS) as store:
         async with store.open_writer("a", borrow=True) as writer:
             assert await writer.write_copy(data) == len(data)

@@ -33,7 +33,7 @@ from aioflux.transfer._delete import delete
 from aioflux.transfer._initiate import Window, left_over
 from aioflux.transfer._session import Session
 from aioflux.transfer._upload import ObjectWriter, WriteRequest, put
-from tests.transfer.rig import LOSE, PART, REFUSE, Rig, pattern
+from tests.transfer.rig import LOSE, OPTIONS, PART, REFUSE, Rig, pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -588,10 +588,12 @@ async def test_no_lost_answer_leaves_an_upload_open(
     server: GCSServer, operation: str, mode: Literal["overwrite", "create"]
 ) -> None:
     retry = RetryPolicy(initial_seconds=0.01)
-    async with aioflux.open_store("gs://bucket", endpoint_url=server.url, retry=retry) as store:
+    async with aioflux.open_store(
+        "gs://bucket", endpoint_url=server.url, retry=retry, transfer=OPTIONS
+    ) as store:
         with server.faults.inject(operation, lost=True, times=1):
             key = f"{operation} {mode}"
-            data = pattern(40 << 20)
+            data = LARGE
             meta = await store.put(key, data, mode=mode)
         assert meta.key == key
     assert server.get("bucket", key) == data
