@@ -19,16 +19,24 @@ if TYPE_CHECKING:
 __all__ = ["free_ports", "kept"]
 
 _HERE = Path(__file__).resolve().parent
-_START_SECONDS = 30.0
+_START_SECONDS = 100.0
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports on which nobody listens."""
+    """Return ports on which nobody listens, and which are given to nobody else for a minute.
+
+    On each a connection has just ended, of which the kernel keeps a trace: who asks for any port is
+    not given this one, and a server, which binds it by its number, is.
+    """
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+        ports: list[int] = []
+        for _ in range(count):
+            listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            asking = stack.enter_context(socket.create_connection(listening.getsockname()))
+            listening.accept()[0].close()
+            asking.recv(1)  # the server's end has closed first, and keeps the trace
+            ports.append(listening.getsockname()[1])
+    return ports
 
 
 @contextmanager

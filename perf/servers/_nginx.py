@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
+from perf.servers._kept import free_ports
 from perf.servers._room import place
 from perf.servers._spec import BUCKET, Server, ServerSpec, contents
 from perf.servers._states import write_state
@@ -40,7 +41,7 @@ __all__ = ["INSTALL", "configuration", "encode_crc32c", "missing", "open_nginx"]
 INSTALL = "apt install nginx-light libnginx-mod-http-lua wrk"
 _MODULE_DIRECTORIES = ("/usr/lib/nginx/modules", "/usr/lib64/nginx/modules")
 _MODULES = ("ndk_http_module.so", "ngx_http_lua_module.so")
-_START_SECONDS = 20.0
+_START_SECONDS = 100.0
 _MAX_FILES = 20_000
 _HERE = Path(__file__).parent
 
@@ -301,7 +302,7 @@ def open_nginx(spec: ServerSpec) -> Iterator[Server]:
         states = write_states(directory / "objects", spec.states)
         (directory / "objects" / BUCKET).mkdir(exist_ok=True)
         certificates = _certify(directory) if spec.tls else None
-        port = _free_port()
+        [port] = free_ports(1)
         setup = Setup(
             spec=spec,
             directory=directory,
@@ -332,12 +333,6 @@ def _certify(directory: Path) -> Certificates:
     from aioflux.testing.gcs_server._tls import make_certificates
 
     return make_certificates(directory, ["127.0.0.1", "localhost"])
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def _start(directory: Path) -> subprocess.Popen[bytes]:

@@ -146,7 +146,7 @@ class ManyContract(SuiteBase):
         left = asyncio.all_tasks() - before
         if left:
             # Connections that are being opened, which other requests may take.
-            _, left = await asyncio.wait(left, timeout=10)
+            _, left = await asyncio.wait(left, timeout=100)
         assert not left
         assert await store.get("n/0002") == objects["n/0002"]
 
