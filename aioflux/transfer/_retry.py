@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from aioflux._errors import TransientError
 
@@ -27,6 +27,9 @@ RetryBudget (twitter.github.io/finagle/guide/Clients.html)."""
 
 _MAX_PAUSE_SECONDS = 2.0
 """Time between two looks at an empty budget, at most; up to as much again at random."""
+
+_jitter: Final = random.SystemRandom().random
+"""Not that of `random`, whose numbers are the program's: a run that is repeated draws the same."""
 
 
 class RetryBudget:
@@ -138,7 +141,7 @@ async def with_retry(
     budget: RetryBudget | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    jitter: Callable[[], float] = random.random,
+    jitter: Callable[[], float] = _jitter,
 ) -> T:
     """Run `attempt(number)` until it succeeds, fails for good, or the policy ends.
 

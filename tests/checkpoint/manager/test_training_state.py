@@ -13,6 +13,7 @@ from torch import nn
 import aioflux
 from aioflux.checkpoint import Checkpointer, TrainingState
 from aioflux.data import IterableDataset
+from tests.checkpoint.manager.desk import STUBBORN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,6 +112,19 @@ def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(samples: str, kind
     assert len(second.weights()) == len(unbroken.weights())
     assert all(map(torch.equal, second.weights(), unbroken.weights()))
     assert second.scheduler.get_last_lr() == unbroken.scheduler.get_last_lr()
+
+
+@pytest.mark.clouds("gs")
+def test_requests_that_are_sent_again_draw_none_of_the_numbers(server: GCSServer) -> None:
+    """A run that met a busy service goes on as one that did not."""
+    server.faults.add("*insert*", status=503, times=3)
+    before = random.getstate(), torch.get_rng_state(), np.random.get_state()[2]
+    with Checkpointer(f"{server.root}/run", retry=STUBBORN) as checkpointer:
+        checkpointer.save(1, {"a": torch.ones(2)})
+        assert checkpointer.history()[-1].num_retries == 3
+    assert random.getstate() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+    assert np.random.get_state()[2] == before[2]
 
 
 def test_a_save_before_the_first_step_changes_nothing(samples: str) -> None:
