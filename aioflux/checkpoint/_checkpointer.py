@@ -417,7 +417,7 @@ class Checkpointer:
         with self._lock.mine:
             for found in self._candidates(step):
                 uri = uri_below(self._store, step_prefix(found))
-                if failed not in {None, found}:
+                if failed is not None and found < failed:
                     _warn(f"{uri} is loaded, because a newer step cannot be: {failure}")
                 failure, failed = None, found
                 try:
@@ -471,7 +471,7 @@ class Checkpointer:
         if step is not None:
             looks: Iterable[Verification] = [self.verify(step)]
         else:
-            looks = bridge.iterate(_verify.newest_first(self._store))
+            looks = bridge.iterate(_verify.newest_first(self._store, goes_on=True))
         for looked in looks:
             found = looked if step is None else replace(looked, step=step)
             while found.step is not None and (found.is_valid or step is not None):

@@ -340,7 +340,9 @@ async def verify_steps(
     return [each for each in found if each.is_committed]
 
 
-async def newest_first(store: Store, *, deep: bool = False) -> AsyncGenerator[Verification, None]:
+async def newest_first(
+    store: Store, *, deep: bool = False, goes_on: bool = False
+) -> AsyncGenerator[Verification, None]:
     """Yield what a look at each step tells, from the newest on; each as it is asked for.
 
     Steps that nothing was committed of are left out: a save is under way there, or was killed.
@@ -348,11 +350,19 @@ async def newest_first(store: Store, *, deep: bool = False) -> AsyncGenerator[Ve
     Args:
         store: The root of the checkpoints.
         deep: As `verify`.
+        goes_on: Then look at steps that came meanwhile: a run that keeps few of them may have
+            removed all that were there at first.
     """
-    for step in reversed(await list_prefixes(store)):
-        found = await verify(store, step_prefix(step), deep=deep)
-        if found.is_committed:
-            yield found
+    known: set[int] = set()
+    while True:
+        steps = [step for step in await list_prefixes(store) if step not in known]
+        for step in reversed(steps):
+            found = await verify(store, step_prefix(step), deep=deep)
+            if found.is_committed:
+                yield found
+        if not (goes_on and steps):
+            return
+        known.update(steps)
 
 
 async def latest(store: Store, *, deep: bool = False) -> int | None:
@@ -364,7 +374,7 @@ async def latest(store: Store, *, deep: bool = False) -> int | None:
         store: The root of the checkpoints.
         deep: As `verify`.
     """
-    async with aclosing(newest_first(store, deep=deep)) as found:
+    async with aclosing(newest_first(store, deep=deep, goes_on=True)) as found:
         async for each in found:
             if each.is_valid:
                 return each.step

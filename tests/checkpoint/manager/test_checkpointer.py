@@ -32,6 +32,7 @@ from aioflux.checkpoint import (
     _uploader_client,
     _uploader_process,
     _uploader_work,
+    _verify,
 )
 from aioflux.checkpoint._uploader_wire import encode, send
 from aioflux.checkpoint.compression import ZStandard
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
+    from aioflux.store import Store
     from aioflux.testing import GCSServer
     from tests.checkpoint.manager.desk import Forks
 
@@ -765,6 +767,49 @@ class TestLoad:
                 checkpointer.load(step, into)
                 assert into["model"].is_saved
                 assert is_state_of(2, into)
+
+    @pytest.mark.clouds("gs")
+    def test_steps_that_are_all_removed_meanwhile_give_way_to_newer_ones(
+        self, checkpointer: Checkpointer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A run that keeps one step goes on beside whoever loads it."""
+        checkpointer.save(1, state_of(1))
+        list_prefixes = _verify.list_prefixes
+
+        async def save_late(store: Store) -> list[int]:
+            found = await list_prefixes(store)
+            if to_save:
+                step = to_save.pop(0)
+                await asyncio.to_thread(other.save, step, state_of(step))
+            return found
+
+        monkeypatch.setattr(_verify, "list_prefixes", save_late)
+        with Checkpointer(URI, keep_last=1) as other:
+            to_save = [2, 3]
+            assert checkpointer.latest() == 3
+            to_save = [4, 5]
+            assert is_state_of(5, checkpointer.load())
+
+    @pytest.mark.clouds("gs")
+    def test_one_that_is_removed_while_it_is_read_gives_way_to_a_newer_one(
+        self, checkpointer: Checkpointer
+    ) -> None:
+        checkpointer.save(1, state_of(1))
+
+        class Late(dict[str, Any]):
+            """A part of a state that is looked into when the commit was read."""
+
+            def items(self) -> Any:
+                if other.steps() == [1]:
+                    other.save(2, state_of(2))
+                return super().items()
+
+        into = state_of(9)
+        into["model"] = Late(into["model"])
+        with Checkpointer(URI, keep_last=1) as other:
+            checkpointer.load(into=into)
+        assert is_state_of(2, into)
+        assert checkpointer.loaded_step == 2
 
     def test_nothing_is_there(self, checkpointer: Checkpointer) -> None:
         with pytest.raises(CheckpointNotFoundError, match=f"no checkpoint below {URI}"):
