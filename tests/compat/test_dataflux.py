@@ -44,7 +44,7 @@ MAP_CONFIG = {
     "download_retry_config": DEFAULT_POLICY,
 }
 
-ONCE = Retry(timeout=5.0, initial=0.01, maximum=0.01)
+ONCE = Retry(timeout=300.0, initial=0.01, maximum=0.01)
 
 KINDS = [DataFluxMapStyleDataset, DataFluxIterableDataset]
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=["map", "iterable"])

@@ -55,7 +55,7 @@ def load_at_once(server: GCSServer, directory: Path) -> list[Any]:
             return exc
 
     with ThreadPoolExecutor(NUM_RANKS) as ranks:
-        with server.faults.inject("objects.get", status=503):
+        with server.faults.inject("objects.get", status=503, body=b""):
             loading = [ranks.submit(rank, number) for number in range(NUM_RANKS)]
             while num_opened() < NUM_RANKS:
                 time.sleep(0.01)
