@@ -168,7 +168,7 @@ def test_an_eviction_makes_room_for_several(tmp_path: Path) -> None:
 
 def test_room_that_is_taken_ahead_keeps_to_the_bound(tmp_path: Path) -> None:
     data, max_bytes = b"x", 1 << 16
-    for run in range(3):
+    for run in range(2):
         cache = Cache(tmp_path, max_bytes=max_bytes)
         for number in range(2000):
             assert cache.put(meta_of(f"{run}-{number}", data), data)

@@ -315,6 +315,7 @@ async def test_a_last_look_that_fails_is_told(rig: Rig) -> None:
 async def test_a_conditional_completion_is_found(rig: Rig, tmp_path: Path) -> None:
     """Files honour the precondition of a completion, and have no checksum: they are read."""
     flaky = Rig("unused", service=LocalService(str(tmp_path)))
+    flaky.session = flaky.new_session(range_size_bytes=PART)
     flaky.service.fail("complete_upload", LOSE)
     meta = await put(flaky.session, CREATE, memoryview(LARGE))
     assert (meta.key, meta.size) == ("a", len(LARGE))
