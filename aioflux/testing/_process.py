@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _READY = "Serving on "
-_STOP_SECONDS = 10.0
+_STOP_SECONDS = 60.0
 
 
 class GCSServerProcess:
@@ -39,7 +39,7 @@ class GCSServerProcess:
         root: str | Path | None = None,
         port: int = 0,
         arguments: Sequence[str] = (),
-        start_seconds: float = 30.0,
+        start_seconds: float = 120.0,
     ) -> None:
         self.url = ""
         """Root of the server, once it runs."""

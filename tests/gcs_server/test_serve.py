@@ -11,6 +11,7 @@ import urllib.request
 
 import pytest
 
+from aioflux.cli._app import run_app
 from aioflux.testing import GCSServer, GCSServerProcess
 
 COMMAND = [sys.executable, "-m", "aioflux", "serve"]
@@ -79,9 +80,9 @@ def test_port_in_use_is_one_line_and_status_1():
     ],
     ids=" ".join,
 )
-def test_wrong_usage_is_status_2(arguments):
-    ended = run(*arguments)
-    assert (ended.returncode, ended.stdout) == (2, "")
+def test_wrong_usage_is_status_2(arguments, capfd):
+    assert run_app(["serve", *arguments]) == 2
+    assert capfd.readouterr().out == ""
 
 
 def test_options_reach_the_server():
@@ -96,25 +97,27 @@ def test_process_that_cannot_start_says_why():
         GCSServerProcess(port=server.port).start()
 
 
-def test_a_root_in_use_is_one_line_and_status_1(tmp_path):
+def test_a_root_in_use_is_one_line_and_status_1(tmp_path, capfd):
     """Two servers on one directory are no crash."""
     with GCSServer(root=tmp_path):
-        ended = run("--port", "0", "--root", str(tmp_path))
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert "another server uses" in ended.stderr
-    assert ended.stderr.count("\n") == 1
+        assert run_app(["serve", "--port", "0", "--root", str(tmp_path)]) == 1
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert "another server uses" in told.err
+    assert told.err.count("\n") == 1
 
 
-def test_a_damaged_root_is_one_line_and_status_1(tmp_path):
+def test_a_damaged_root_is_one_line_and_status_1(tmp_path, capfd):
     """So is a file that a loss of power has cut short."""
     with GCSServer(root=tmp_path, buckets=("bucket",)) as server:
         server.put("bucket", "key", b"data")
     [generations] = tmp_path.rglob("generation*")
     generations.write_bytes(b"{")
-    ended = run("--port", "0", "--root", str(tmp_path))
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert str(tmp_path) in ended.stderr
-    assert ended.stderr.count("\n") == 1
+    assert run_app(["serve", "--port", "0", "--root", str(tmp_path)]) == 1
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert str(tmp_path) in told.err
+    assert told.err.count("\n") == 1
 
 
 def test_missing_typer_is_one_line_that_names_the_extra():
