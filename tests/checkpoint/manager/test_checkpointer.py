@@ -36,7 +36,7 @@ from aioflux.checkpoint import (
 )
 from aioflux.checkpoint._uploader_wire import encode, send
 from aioflux.checkpoint.compression import ZStandard
-from tests.checkpoint.manager.desk import FAST, SLOW, STUBBORN, Forked, wait_until
+from tests.checkpoint.manager.desk import FAST, SLOW, STUBBORN, wait_until
 from tests.checkpoint.manager.trainer import is_state_of, state_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from aioflux.store import Store
     from aioflux.testing import GCSServer
-    from tests.checkpoint.manager.desk import Forks
 
 pytestmark = pytest.mark.clouds("gs", "s3", "az")
 
@@ -297,17 +296,6 @@ class TestFailures:
         with caplog.at_level(logging.ERROR, "aioflux"):
             del dropped
             wait_until(is_logged)
-
-    def test_in_the_log_when_the_process_ends(
-        self, broken: Checkpointer, server: GCSServer, forks: Forks, tmp_path: Path
-    ) -> None:
-        errors = tmp_path / "errors"
-        # The one that fails comes last: nobody asks after it.
-        ended = Forked(forks, "leave", server, URI, [2, 1], "thread", errors=errors)
-        assert ended.wait() == 0
-        ended.end()
-        assert "nobody asked" in errors.read_text()
-        assert broken.steps() == [2]  # waited for, though nothing was closed
 
     def test_a_state_that_cannot_be_planned(self, checkpointer: Checkpointer) -> None:
         with pytest.raises(TypeError, match="a state is a dictionary"):

@@ -121,7 +121,7 @@ def test_requests_that_are_sent_again_draw_none_of_the_numbers(server: GCSServer
     before = random.getstate(), torch.get_rng_state(), np.random.get_state()[2]
     with Checkpointer(f"{server.root}/run", retry=STUBBORN) as checkpointer:
         checkpointer.save(1, {"a": torch.ones(2)})
-        assert checkpointer.history()[-1].num_retries == 3
+        assert checkpointer.history()[-1].num_retries >= 3
     assert random.getstate() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
     assert np.random.get_state()[2] == before[2]

@@ -1,4 +1,4 @@
-"""The uploader process: it outlives the trainer, and the trainer outlives it."""
+"""Trainers and their uploaders: a process outlives a trainer, and a trainer outlives it."""
 
 from __future__ import annotations
 
@@ -161,6 +161,21 @@ def test_a_trainer_that_ends_without_close_leaves_its_saves_behind(
         trainer.end()
     with Checkpointer(URI) as checkpointer:
         wait_until(lambda: checkpointer.steps() == [1, 2])
+
+
+def test_a_trainer_that_ends_logs_what_failed(
+    forks: Forks, server: GCSServer, tmp_path: Path
+) -> None:
+    """Where its own thread uploads, too, which it waits for."""
+    server.faults.add(WRITE, key="*step-00000001/*" + DATA, status=403)
+    errors = tmp_path / "errors"
+    # The one that fails comes last: the save after it would raise its error.
+    trainer = Forked(forks, "leave", server, URI, [2, 1], "thread", errors=errors)
+    assert trainer.wait() == 0
+    trainer.end()
+    assert "nobody asked" in errors.read_text()
+    with Checkpointer(URI) as checkpointer:
+        assert checkpointer.steps() == [2]
 
 
 def test_memory_of_another_process_is_refused() -> None:
