@@ -43,7 +43,7 @@ def page_of(items: list[dict[str, Any]]) -> listing.ListPage:
 
 
 @given(st.lists(resources(), max_size=6))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_a_page_says_what_its_resources_say(items: list[dict[str, Any]]) -> None:
     page = page_of(items)
     found = listing.listing_of(page.items, prefix="p/", root="gs://bucket/p/")
@@ -59,7 +59,7 @@ def test_a_page_says_what_its_resources_say(items: list[dict[str, Any]]) -> None
 
 
 @given(st.lists(resources(), min_size=1, max_size=6), st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_a_page_says_the_same_whatever_kind_was_expected(
     items: list[dict[str, Any]], data: st.DataObject
 ) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier
     from pathlib import Path
 
-NUM_PROCESSES = 4
+NUM_PROCESSES = 3
 NUM_ROUNDS = 25
 processes = multiprocessing.get_context("forkserver")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux import NotFoundError, PermissionDeniedError, StorageError
@@ -88,6 +88,7 @@ ANYWHERE = st.one_of(st.just(""), KEYS, KEYS.map(lambda key: key + "/"), KEYS.ma
     st.sampled_from(["", "/", "-", "a/"]),
     st.booleans(),
 )
+@settings(max_examples=settings().max_examples // 2)
 def test_a_listing_is_the_sorted_keys(
     names: set[str], prefix: str, start: str, end: str, delimiter: str, forget: bool
 ) -> None:
