@@ -228,6 +228,7 @@ def test_the_metadata_server_is_asked_where_nothing_else_is(
     environment |= {
         "GCE_METADATA_HOST": endpoint.host,
         "GCE_METADATA_IP": endpoint.host,
+        "GCE_METADATA_TIMEOUT": "100",
         "HOME": str(tmp_path),
         "CLOUDSDK_CONFIG": str(tmp_path),
     }
