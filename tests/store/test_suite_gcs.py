@@ -1,7 +1,8 @@
 """The store's contract on `gs://`, on the embedded server.
 
-All of it on the data plane, plain and TLS, and on its stand-in, which a proxy selects.
-Through the blocking face and for TLS through a proxy, what differs there: reads and writers.
+All of it on the data plane and on its stand-in, which a proxy selects. Over TLS, through the
+blocking face and for TLS through a proxy, what differs there: reads and writes of bytes. The
+blocking face has all of it on `memory://` and `file://`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pytest
 from aioflux.testing.store_suite._many import ManyContract
 from aioflux.testing.store_suite._reading import ReadContract
 from aioflux.testing.store_suite._streams import ReaderContract, WriterContract
+from aioflux.testing.store_suite._writing import WriteContract
 from tests.store.places import GCSPlace, tls_place
 from tests.store.suite import OnPlace, PlaceSuite
 
@@ -27,11 +29,15 @@ class TestGCS(PlaceSuite):
         self.place = GCSPlace(gcs_server)
 
 
-class TestGCSBlocking(TestGCS):
+class TestGCSBlocking(OnPlace, ReadContract, ManyContract, WriterContract, ReaderContract):
     face = "sync"
 
+    @pytest.fixture(autouse=True)
+    def set_place(self, gcs_server: GCSServer) -> None:
+        self.place = GCSPlace(gcs_server)
 
-class TestTLS(PlaceSuite):
+
+class TestTLS(OnPlace, ReadContract, ManyContract, WriteContract, WriterContract, ReaderContract):
     @pytest.fixture(autouse=True)
     def set_place(self, gcs_server_tls: GCSServer) -> None:
         self.place = tls_place(gcs_server_tls)
