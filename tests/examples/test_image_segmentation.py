@@ -20,7 +20,7 @@ from aioflux.testing.gcs_server._messages import Request, Response
 from tests.meeting import meeting_port
 
 # Each test starts three processes that import torch: ten seconds of two idle cores, more when busy.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "image_segmentation" / "segmentation.py"

@@ -15,7 +15,8 @@ from tests.meeting import meeting_port
 if TYPE_CHECKING:
     from tests.integrations.lightning.zygote import Zygote
 
-pytestmark = OF_LIGHTNING
+# Two ranks train two dozen times before the first test, and wait for each other all the time.
+pytestmark = [*OF_LIGHTNING, pytest.mark.timeout(900)]
 
 
 KINDS = ("model-parallel", "fsdp")
