@@ -71,3 +71,19 @@ def test_a_head_needs_its_end() -> None:
 
 def test_headers_are_counted() -> None:
     assert len(Headers({b"a": b"1", b"b": b"2"})) == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"3;a=\x01\r\nabc\r\n", "control character"),
+        (b"3\nabc\r\n", "CRLF alone"),
+        (b"3\r;a\r\nabc\r\n", "CRLF alone"),
+        (b"3;" + b"e" * 4096 + b"\r\n", "over 4096 bytes"),
+    ],
+    ids=["control", "LF", "CR", "long"],
+)
+def test_lines_of_chunked_framing_are_strict(data: bytes, says: str) -> None:
+    body = StreamedBody(status=200, chunked=True, into=None, max_body_bytes=None)
+    with pytest.raises(ProtocolError, match=says):
+        body.feed(data, 0, len(data))
