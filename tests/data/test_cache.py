@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -275,23 +275,29 @@ def test_unfinished_entries_of_the_dead_are_swept(tmp_path: Path) -> None:
     assert young.exists()
 
 
-@pytest.fixture
-def limited_files() -> Iterator[Callable[[int], None]]:
-    """Let writes beyond some size of a file fail, as on a full disk, without a signal."""
+@contextmanager
+def limited_files(num_bytes: int) -> Iterator[None]:
+    """Let writes beyond some size of a file fail, as on a full disk, without a signal.
+
+    Not as a fixture: what pytest itself writes before it ends those would fail as well.
+    """
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda num_bytes: resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    signal.signal(signal.SIGXFSZ, handler)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_a_disk_that_takes_no_more_is_told_and_not_fatal(
-    tmp_path: Path, limited_files: Callable[[int], None], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache, data = Cache(tmp_path, max_bytes=100_000), b"x" * 5000
-    limited_files(4096)
-    cache.put(meta_of("small", b"data"), b"data")
-    assert not cache.put(meta_of("a", data), data)
+    with limited_files(4096):
+        cache.put(meta_of("small", b"data"), b"data")
+        assert not cache.put(meta_of("a", data), data)
     assert "stores nothing for the next 30 seconds" in caplog.text
     assert len(stored(tmp_path)) == 1
     caplog.clear()
@@ -386,13 +392,13 @@ def test_places_that_are_taken_one_and_all_pause_the_cache(
 
 
 def test_a_change_that_is_written_in_part_spoils_no_later_one(
-    tmp_path: Path, limited_files: Callable[[int], None]
+    tmp_path: Path,
 ) -> None:
     cache = Cache(tmp_path, max_bytes=2000)
-    limited_files(20)  # two changes of the ledger and a half; or an entry of nothing
-    for number in range(20):
-        cache.put(meta_of(str(number), b""), b"")
-        assert (tmp_path / "ledger").stat().st_size % 8 == 0
+    with limited_files(20):  # two changes of the ledger and a half; or an entry of nothing
+        for number in range(20):
+            cache.put(meta_of(str(number), b""), b"")
+            assert (tmp_path / "ledger").stat().st_size % 8 == 0
     assert len(stored(tmp_path)) == 20
 
 
