@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from aioflux.service import _memory
 
@@ -22,8 +22,16 @@ if TYPE_CHECKING:
     from tests.servers.rclone import Rclone
     from tests.servers.seaweedfs import SeaweedFS
 
-# A derandomized run fails only for a change in the code. Busy machines stall, hence no deadline.
-settings.register_profile("ci", derandomize=True, deadline=None, database=None, print_blob=True)
+# A derandomized run fails only for a change in the code. Busy machines stall: no deadline, and no
+# verdict on how long examples take to draw.
+settings.register_profile(
+    "ci",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.register_profile("nightly", deadline=None, max_examples=2_000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

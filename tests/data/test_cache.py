@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -493,7 +493,6 @@ CacheMachine.TestCase.settings = settings(
     max_examples=20,
     stateful_step_count=20,
     deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
 )
 TestCacheMachine = CacheMachine.TestCase
 
