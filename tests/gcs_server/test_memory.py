@@ -108,3 +108,12 @@ def test_nothing_is_kept_when_the_last_server_has_stopped(monkeypatch):
         filled(b"c")
         assert len(_memory._idle) == 1
     assert not _memory._idle
+
+
+async def test_a_server_of_the_callers_loop_keeps_blocks_too(monkeypatch):
+    """As `aioflux serve` runs it."""
+    monkeypatch.setattr(_memory, "_servers", set())
+    async with GCSServer():
+        filled(b"a")
+        assert len(_memory._idle) == 1
+    assert not _memory._idle

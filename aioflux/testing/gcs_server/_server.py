@@ -189,7 +189,6 @@ class GCSServer:
             self._thread.join()
             self._thread = None
             raise failures[0]
-        _memory.keep_for(self)
 
     def stop(self) -> None:
         """Close every socket and end the thread; does nothing where it does not run."""
@@ -198,7 +197,6 @@ class GCSServer:
             return
         self._loop.call_soon_threadsafe(self._stopping.set)
         thread.join()
-        _memory.release_of(self)
 
     async def _serve(self, ready: threading.Event) -> None:
         self._stopping = asyncio.Event()
@@ -219,12 +217,14 @@ class GCSServer:
         certificates = self._certificates
         await listener.open(None if certificates is None else certificates.server_context())
         self._listener = listener
+        _memory.keep_for(self)
 
     async def _close(self) -> None:
         listener, self._listener = self._listener, None
         if listener is not None:
             await listener.close()
             self.state.journal.close()
+            _memory.release_of(self)
 
     def __enter__(self) -> Self:
         self.start()
