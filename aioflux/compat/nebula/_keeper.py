@@ -406,7 +406,8 @@ class Keeper:
                 _log.error("%s was not saved: %s", version.tag, failure)
             finally:
                 version.num_readers -= 1
-            place.retry_at = time.monotonic() + _RETRY_SECONDS if failure else math.inf
+            if failure:
+                place.retry_at = time.monotonic() + _RETRY_SECONDS
             self.shelf.saved(version, place.name, failure)
             self._give_back()
             self._notify()

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+import aioflux
 from aioflux._errors import TransientError
 from aioflux.compat import nebula as nm
 from aioflux.compat.nebula import _keeper
 from aioflux.compat.nebula._keeper import Keeper, _Place
 from aioflux.compat.nebula._persist import NebulaSave
-from aioflux.compat.nebula._shelf import GROWING
+from aioflux.compat.nebula._shelf import GROWING, Version
 from tests.compat.nebula.test_nebula import commit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+def put(keeper: Keeper, tag: str) -> Version:
+    piece = keeper.shelf.ask(1, 10).piece
+    assert piece is not None
+    version = keeper.shelf.put(1, piece.number, (tag, "x", 10), GROWING, 0.1)
+    keeper.shelf.close(version, tag)
+    return version
 
 
 def until(is_so: Callable[[], object]) -> None:
@@ -65,10 +75,7 @@ async def test_how_long_it_is_tried_again(
     keeper._left = time.monotonic() - seconds_gone
     keeper._trainers = dict.fromkeys(range(num_trainers))  # type: ignore[assignment]
     keeper.shelf.budget_bytes = 1000
-    piece = keeper.shelf.ask(1, 10).piece
-    assert piece is not None
-    version = keeper.shelf.put(1, piece.number, ("a", "x", 10), GROWING, 0.1)
-    keeper.shelf.close(version, "x")
+    version = put(keeper, "a")
     version.num_nodes = num_nodes
     place = _Place("storage", None, 0.0)  # type: ignore[arg-type]
     assert keeper._again(place) is None  # it was not tried yet
@@ -76,3 +83,29 @@ async def test_how_long_it_is_tried_again(
     assert keeper._again(place) is None  # the pause is not over
     place.retry_at = time.monotonic()
     assert keeper._again(place) is (version if is_tried else None)
+
+
+async def test_the_newest_is_tried_again_also_when_an_older_one_was_saved_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[str] = []
+
+    async def save(self: Keeper, place: _Place, store: object, version: Version) -> None:
+        tried.append(version.tag)
+        if tried == ["new"]:
+            old.is_due = True  # as a flush of it makes it
+            raise TransientError("the storage is away")
+
+    monkeypatch.setattr(Keeper, "_save", save)
+    monkeypatch.setattr(_keeper, "_RETRY_SECONDS", 0.0)
+    keeper = Keeper()
+    keeper.shelf.budget_bytes = 1000
+    old, new = put(keeper, "old"), put(keeper, "new")
+    async with aioflux.open_store("memory://older-ones") as store:
+        saver = asyncio.create_task(keeper._save_to(_Place("storage", store, 0.0)))
+        async with asyncio.timeout(60):
+            while not new.places:  # noqa: ASYNC110  nothing tells of it
+                await asyncio.sleep(0)
+        saver.cancel()
+        await asyncio.wait([saver])
+    assert tried == ["new", "old", "new"]
