@@ -206,11 +206,11 @@ class Keeper:
                 continue
             self._places.append(place)
             self._savers.append(asyncio.get_running_loop().create_task(self._save_to(place)))
-        await self._close_unused()
         for version in self.shelf.versions:
             version.failures.clear()  # tried once more
         self.shelf.num_places = len(self._places)
         self.shelf.arrive()
+        await self._close_unused()
         return os.getpid()
 
     async def _do_room(

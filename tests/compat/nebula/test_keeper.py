@@ -162,6 +162,28 @@ async def test_a_store_that_was_replaced_is_closed_when_its_save_has_ended(
     assert third._closed
 
 
+async def test_what_a_trainer_brings_counts_before_old_stores_are_closed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Savers go on meanwhile: what one has saved is to stay for the other, which is new."""
+    aclose, seen = aioflux.Store.aclose, []
+
+    async def look(self: aioflux.Store) -> None:
+        seen.append(keeper.shelf.num_places)
+        await aclose(self)
+
+    monkeypatch.setattr(aioflux.Store, "aclose", look)
+    keeper, trainer = Keeper(), Trainer(1, socket.socket())
+    given = {"persistent_storage_path": "memory://what-counts"}
+    await keeper._do_hello(trainer, [], settings_of(given, {}, {}))
+    given["local_storage_path"] = str(tmp_path)
+    options: Any = {"retry": aioflux.RetryPolicy(max_attempts=1)}
+    await keeper._do_hello(trainer, [], settings_of(given, options, {}))
+    assert seen == [2]
+    trainer.sock.close()
+    await keeper.close()
+
+
 def test_a_copy_that_breaks_off_is_made_anew(inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def copy_to(self: Pickled, target: memoryview) -> None:
         raise MemoryError("no room")
