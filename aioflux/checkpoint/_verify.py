@@ -350,19 +350,22 @@ async def newest_first(
     Args:
         store: The root of the checkpoints.
         deep: As `verify`.
-        goes_on: Then look at steps that came meanwhile: a run that keeps few of them may have
-            removed all that were there at first.
+        goes_on: Then look at steps that came meanwhile, and once more at those that were not
+            committed: a run that keeps few steps may have removed all that were.
     """
     known: set[int] = set()
+    seen: set[int] = set()
     while True:
         steps = [step for step in await list_prefixes(store) if step not in known]
         for step in reversed(steps):
             found = await verify(store, step_prefix(step), deep=deep)
+            if found.is_committed or step in seen:
+                known.add(step)
+            seen.add(step)
             if found.is_committed:
                 yield found
         if not (goes_on and steps):
             return
-        known.update(steps)
 
 
 async def latest(store: Store, *, deep: bool = False) -> int | None:

@@ -7,6 +7,7 @@ import pytest
 
 from aioflux import open_store
 from aioflux._errors import CheckpointCorruptError, CheckpointNotFoundError, StorageError
+from aioflux.checkpoint import _verify
 from aioflux.checkpoint._commit import COMMIT_KEY, StoredItem, step_prefix
 from aioflux.checkpoint._verify import latest, newest_first, plan_pieces, verify, verify_steps
 from tests.checkpoint.patience import PATIENT
@@ -215,6 +216,23 @@ async def test_a_copy_elsewhere_is_verified_by_size_and_crc32c(store, saved, clo
         is_deep = cloud != "gs"  # listings of others tell no checksum
         found = await verify(copy, STEP, deep=is_deep)
         assert [problem.kind for problem in found.problems] == ["bytes" if is_deep else "crc32c"]
+
+
+@pytest.mark.clouds("gs")
+async def test_latest_finds_what_is_committed_while_it_looks(store, saved, monkeypatch) -> None:
+    """A run that keeps one step then removes the others, of which parts may still be there."""
+
+    async def verify_early(store, prefix, **options):
+        found = await verify(store, prefix, **options)
+        if prefix == step_prefix(200) and not found.is_committed:
+            await save_step(store, 200)
+            for step in (50, 100):
+                await store.delete(step_prefix(step) + COMMIT_KEY)
+        return found
+
+    await store.put(f"{step_prefix(200)}under-way", b"")
+    monkeypatch.setattr(_verify, "verify", verify_early)
+    assert await latest(store) == 200
 
 
 @pytest.mark.clouds("gs")
