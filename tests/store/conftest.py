@@ -1,4 +1,7 @@
-"""One server of each kind for all tests of this folder; each test has a prefix of its own."""
+"""One server of each kind for all tests of a module; each test has a prefix of its own.
+
+What they store goes with them: all modules together would leave more than a GiB in this process.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from aioflux.testing import GCSServer
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def gcs_server() -> Iterator[GCSServer]:
     from aioflux.testing import GCSServer
 
@@ -23,7 +26,7 @@ def gcs_server() -> Iterator[GCSServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def gcs_server_tls() -> Iterator[GCSServer]:
     from aioflux.testing import GCSServer
 
