@@ -264,7 +264,11 @@ class AzureService(HTTPService):
         refused = [source for source, answer in told.items() if answer.status == 401]
         # Each request of a batch has a token of its own, which `send` does not renew.
         if refused and self._sender.learn(told[refused[0]], signer):
-            again, _ = await self._delete_batch(refused)
+            try:
+                again, _ = await self._delete_batch(refused)
+            except TransientError as exc:
+                exc.maybe_done = True  # what was not refused is deleted
+                raise
             told.update(again)
         return {
             source.key: self._sender.refused(answer, "delete", source.key)

@@ -629,6 +629,23 @@ async def test_deletes_whose_token_was_refused_are_asked_again_with_another() ->
     assert first != second
 
 
+async def test_deletes_that_are_asked_again_in_vain_may_be_done() -> None:
+    """What the first batch has deleted is not missing when all are asked for once more."""
+
+    async def script(peer: Peer) -> None:
+        await peer.read_request()
+        await peer.send(batch_answer(202, 401))
+        await peer.read_request()
+        await peer.send(ok(b"", status=b"503 Server Busy"))
+
+    async with serving(script) as (_, origin):
+        url = f"http://127.0.0.1:{origin.port}"
+        async with opened(url, credentials=lambda: "planted.access.token") as service:
+            with pytest.raises(TransientError) as caught:
+                await service.delete_page([Source(key=key) for key in "ab"])
+    assert caught.value.maybe_done
+
+
 async def test_access_tokens_are_taken_over_tls(tmp_path: Path) -> None:
     """By a credential, as azure-identity has them, and by a function; copies too."""
     from tests.servers.azurite import Azurite
