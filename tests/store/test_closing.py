@@ -226,9 +226,10 @@ async def test_closing_a_store_does_not_wait_for_another(server, monkeypatch):
         writing = asyncio.create_task(write())
         await upload_is_open(server)
         writing.cancel()
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(100) as limit:
             with pytest.raises(asyncio.CancelledError):
                 await writing
+            assert not limit.expired()
             async with aioflux.open_store("memory://idle") as idle:
                 await idle.put("a", b"1")
     await stuck.aclose()

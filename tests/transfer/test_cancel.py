@@ -118,6 +118,7 @@ def test_the_end_of_the_loop_may_follow_a_cancellation(rig: Rig, request_: Write
     assert rig.is_clean()
 
 
+@pytest.mark.usefixtures("clock")
 async def test_an_upload_whose_beginning_hangs_is_not_waited_for(rig: Rig) -> None:
     """It is found by looking, although the service never answers the begin."""
     hang = Fault(kind="hang_after")
@@ -126,9 +127,10 @@ async def test_an_upload_whose_beginning_hangs_is_not_waited_for(rig: Rig) -> No
     await hang.reached.wait()
     assert rig.bucket.uploads
     writing.cancel()
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(2) as limit:
         with pytest.raises(asyncio.CancelledError):
             await writing
+    assert not limit.expired()
     assert rig.is_clean()
 
 

@@ -256,10 +256,11 @@ async def test_a_deadline_that_passes_in_a_cancelled_clean_up_leaves_it_cancelle
     task = asyncio.create_task(run())
     await asyncio.sleep(0)
     task.cancel()
-    async with asyncio.timeout(SOON / 2):
+    async with asyncio.timeout(SOON / 2) as limit:
         await reached.wait()
         with pytest.raises(asyncio.CancelledError):
             await task
+    assert not limit.expired()
 
 
 async def test_one_who_was_cancelled_before_has_a_deadline_too() -> None:

@@ -46,9 +46,10 @@ async def test_workers_that_somebody_else_cancels_end_the_iteration(server: GCSS
                     cancel_all()
 
             cancel_when_all_wait()
-            async with asyncio.timeout(100):
+            async with asyncio.timeout(100) as limit:
                 with pytest.raises(asyncio.CancelledError):
                     _ = [key async for key, _ in store.get_many(KEYS)]
+            assert not limit.expired()
         assert store.stats.num_in_flight == 0
 
 
