@@ -18,6 +18,7 @@ from aioflux.http import (
     ProtocolError,
     StalledError,
 )
+from tests.http.oracle import Plane
 from tests.http.pools import FAR_SECONDS, MIB, SHORT, STALL_SECONDS, opening, until
 from tests.http.scripted import Peer, answering, echoing, ok, refusing, serving
 
@@ -412,6 +413,22 @@ class TestPlane:
             time.sleep(3 * STALL_SECONDS)  # noqa: ASYNC251  the loop is to stand still
             go_on.set()
             assert (await asked).body == b"abc"
+
+    @pytest.mark.parametrize(
+        ("begin", "limit_seconds"),
+        [(b"", 1.0), (ok(b"abc")[:-2], 3.0)],
+        ids=["no answer", "half a body"],
+    )
+    async def test_a_stall_is_told_when_its_limit_is_over(self, begin, limit_seconds) -> None:
+        """And not some time later; by a clock of its own, as others may be kept waiting."""
+        plane, timeouts = Plane(), Timeouts(progress_seconds=3.0)
+        waiter, _ = plane.begin(b"GET", "bytes")  # which gives a second for the head
+        plane.feed(begin, ())
+        for now in (64.0, 64.0 + limit_seconds - 0.25):
+            plane.connection.check(now, timeouts)
+        assert not waiter.done()
+        plane.connection.check(64.0 + limit_seconds, timeouts)
+        assert isinstance(waiter.exception(), StalledError)
 
     async def test_a_fresh_connection_that_is_lost_is_an_error(self) -> None:
         async def script(peer: Peer) -> None:
