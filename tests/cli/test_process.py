@@ -146,6 +146,20 @@ def test_signals_end_in_order_what_would_never_end(environment, bucket, tmp_path
     assert "Traceback" not in terminal.text
 
 
+def test_ctrl_c_ends_in_order_an_upload_that_would_never_end(environment, bucket, tmp_path) -> None:
+    write_files(tmp_path, {"big": b"y" * 40 * MIB})
+    faults = bucket.server.faults
+    before = faults.injected["delay"]
+    with faults.inject("multipart.part", bucket=bucket.name, delay_seconds=3600.0):
+        terminal = Terminal(environment, "cp", tmp_path / "big", f"{bucket.uri}/big")
+        assert terminal.read(until=lambda: faults.injected["delay"] > before), terminal.text
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.end() == 130, terminal.text
+    assert bucket.keys() == []
+    assert bucket.num_uploads() == 0
+    assert "Traceback" not in terminal.text
+
+
 def test_ctrl_c_does_not_wait_for_standard_input(environment, bucket) -> None:
     terminal = Terminal(environment, "cp", "-", f"{bucket.uri}/k")
     assert terminal.read(until=r"\d%"), terminal.text
