@@ -338,9 +338,15 @@ class Shelf:
 
     def _is_anything_under_way(self) -> bool:
         return any(
-            version.num_readers or self._is_due(version) or self._is_read(version)
+            (version.num_readers and not self._has_failed(version))
+            or self._is_due(version)
+            or self._is_read(version)
             for version in self.versions
         )
+
+    def _has_failed(self, version: Version) -> bool:
+        """Tell whether an upload of a version is one more try, which may take minutes to fail."""
+        return bool(version.failures) and not self._is_waiting(version)
 
     @staticmethod
     def _is_read(version: Version) -> bool:

@@ -82,6 +82,17 @@ def test_what_could_not_be_saved_is_not_waited_for_for_ever() -> None:
     assert shelf.ask(1, MIB).kind == "disk"
 
 
+def test_nobody_waits_for_another_try_of_what_could_not_be_saved() -> None:
+    """Else each save of a training would last as long as a store that is away is asked."""
+    shelf = Shelf(MIB)
+    version = keep(shelf, 1, "a", "x", MIB)
+    shelf.saved(version, "storage", "the bucket is gone")
+    version.num_readers = 1
+    assert shelf.ask(1, MIB).kind == "disk"
+    version.failures.clear()  # as a flush does
+    assert shelf.ask(1, MIB).kind == "wait"
+
+
 def test_a_part_larger_than_the_budget_goes_to_the_disk() -> None:
     assert Shelf(MIB).ask(1, 2 * MIB).kind == "disk"
 
