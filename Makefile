@@ -40,9 +40,11 @@ demo: $(VENV)/.installed-demo  ## Run the quickstart against a server that it st
 
 # Many tests start processes, kill them and wait for what others do; a machine that stops for seconds
 # may fail one. Like CPython's own runner with --rerun, what failed runs once more, alone, and both
-# runs are shown; where the second fails as well, so does this.
+# runs are shown; where the second fails as well, so does this. What an earlier `make test` left is
+# forgotten first: a run that breaks off before it says what failed leaves nothing to run again.
 test: lint $(VENV)/.installed-azurite $(VENV)/.installed-deepspeed  ## Lint, type-check and run every test, with branch coverage.
 	$(BIN)/python -m coverage erase
+	rm -f .pytest_cache/v/cache/lastfailed
 	$(BIN)/python -m pytest $(PYTEST_ARGS) $(COVERAGE) || { test $$? -eq 1 && $(MAKE) --no-print-directory test-failed; }
 	$(BIN)/python -m coverage report
 	$(BIN)/python -m coverage report --fail-under=100 --include='$(subst $(empty) $(empty),$(comma),$(strip $(PURE)))'
