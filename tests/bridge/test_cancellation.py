@@ -33,6 +33,8 @@ MOST_SECONDS = 100.0
 does not come, or for a limit, waits for six times as long as this."""
 MIB = 1 << 20
 BIG_BYTES = 16 * MIB
+SLOW = 100_000
+"""Bytes per second: the least that is read or written takes longer than `MOST_SECONDS`, too."""
 OPTIONS = aioflux.TransferOptions(part_size_bytes=5 * MIB, max_buffered_bytes=10 * MIB)
 TIMEOUTS = aioflux.Timeouts(progress_seconds=FAR_SECONDS, idle_seconds=FAR_SECONDS)
 
@@ -55,21 +57,21 @@ ENDLESS = {"delay_seconds": 3600.0}
 SITUATIONS = {
     "get-stalled": Situation("get", "*objects.get", {"stall_at": 100_000}),
     "get-silent": Situation("get", "*objects.get", ENDLESS),
-    "get-slow": Situation("get", "*objects.get", bytes_per_second=500_000),
+    "get-slow": Situation("get", "*objects.get", bytes_per_second=SLOW),
     "get_into-stalled": Situation("get_into", "*objects.get", {"stall_at": 100_000}),
     "get_many-stalled": Situation("get_many", "*objects.get", {"stall_at": 100_000}),
-    "get_many-slow": Situation("get_many", "*objects.get", bytes_per_second=500_000),
+    "get_many-slow": Situation("get_many", "*objects.get", bytes_per_second=SLOW),
     "reader-stalled": Situation("reader", "*objects.get", {"stall_at": 100_000}),
     "list-silent": Situation("list", "*objects.list", ENDLESS),
     "put-one-request": Situation("put_small", "xml.objects.insert", ENDLESS),
     "put-refused": Situation("put_small", "xml.objects.insert", {"status": 503}),
     "put-initiate": Situation("put", "xml.multipart.create", {"delay_seconds": 0.5}),
     "put-part": Situation("put", "xml.multipart.part", ENDLESS),
-    "put-slow": Situation("put", "xml.multipart.create", bytes_per_second=500_000),
+    "put-slow": Situation("put", "xml.multipart.create", bytes_per_second=SLOW),
     "put-complete": Situation("put", "xml.multipart.complete", ENDLESS),
     "writer-initiate": Situation("writer", "xml.multipart.create", {"delay_seconds": 0.5}),
     "writer-part": Situation("writer", "xml.multipart.part", ENDLESS),
-    "writer-slow": Situation("writer", "xml.multipart.create", bytes_per_second=500_000),
+    "writer-slow": Situation("writer", "xml.multipart.create", bytes_per_second=SLOW),
     "writer-complete": Situation("writer", "xml.multipart.complete", ENDLESS),
     "create-initiate": Situation("create", "xml.multipart.create", {"delay_seconds": 0.5}),
     "create-part": Situation("create", "xml.multipart.part", ENDLESS),
