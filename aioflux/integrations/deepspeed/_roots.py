@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import weakref
+from multiprocessing.util import Finalize
 from typing import Final
 
 from aioflux._errors import CheckpointError
@@ -46,7 +46,8 @@ class Roots:
         directory = self._by_uri.get(uri)
         if directory is None:
             directory = tempfile.mkdtemp(prefix="aioflux-deepspeed-")
-            weakref.finalize(self, _remove, directory, os.getpid())
+            # A process that multiprocessing has started runs no other hook at its end.
+            Finalize(self, shutil.rmtree, (directory, True), exitpriority=0)
             self._by_uri[uri] = directory
             self._by_directory[directory] = uri
         return directory
@@ -80,15 +81,9 @@ class Roots:
     def close(self) -> None:
         """Remove the directories."""
         for directory in self._by_directory:
-            _remove(directory, os.getpid())
+            shutil.rmtree(directory, ignore_errors=True)
         self._by_uri.clear()
         self._by_directory.clear()
-
-
-def _remove(directory: str, pid: int) -> None:
-    """Remove a directory, in the process that made it."""
-    if pid == os.getpid():
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def put_placeholders(directory: str, tag: str, names: list[str]) -> None:
