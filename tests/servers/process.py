@@ -8,7 +8,6 @@ import http.client
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import pytest
+
+from perf.servers._kept import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,23 +36,6 @@ def find_program(name: str) -> str:
     if found is None:
         pytest.skip(f"the program {name} is missing; the `test` extra brings it")
     return found
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports on 127.0.0.1 that are given to nobody else for a minute.
-
-    On each a connection has just ended, of which the kernel keeps a trace: who asks for any port is
-    not given this one, and a server, which binds it by its number, is.
-    """
-    with contextlib.ExitStack() as stack:
-        ports = []
-        for _ in range(count):
-            listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            asking = stack.enter_context(socket.create_connection(listening.getsockname()))
-            listening.accept()[0].close()
-            asking.recv(1)  # the server's end has closed first, and keeps the trace
-            ports.append(listening.getsockname()[1])
-    return ports
 
 
 def own_host() -> str:
