@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from aioflux import bridge
 from aioflux import store as _store
+from aioflux.transfer._coalesce import MAX_GAP_BYTES
 
 if TYPE_CHECKING:
     import ssl
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from aioflux._meta import CleanResult, DeleteResult, ObjectMeta
     from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
     from aioflux._stats import ProgressHook, StoreStats
-    from aioflux.store import Buffer, DataBatch, MetaBatch, TriedBatch, WriteMode
+    from aioflux.store import Buffer, DataBatch, MetaBatch, RangesData, TriedBatch, WriteMode
 
 __all__ = ["ObjectReader", "ObjectWriter", "Store", "open_store"]
 
@@ -174,6 +175,16 @@ class Store:
         """Read the bytes `[start, end)` of an object."""
         return bridge.run(self._store.get_range(key, start=start, end=end))
 
+    def get_ranges(
+        self,
+        key: str | ObjectMeta,
+        ranges: Sequence[tuple[int, int]],
+        *,
+        max_gap_bytes: int = MAX_GAP_BYTES,
+    ) -> RangesData:
+        """Read several ranges of an object, near ones together, all of one generation."""
+        return bridge.run(self._store.get_ranges(key, ranges, max_gap_bytes=max_gap_bytes))
+
     def get_many(
         self, keys: Iterable[str | ObjectMeta], *, ordered: bool = True
     ) -> Iterator[tuple[str, bytes]]:
@@ -257,11 +268,18 @@ class Store:
             yield from page
 
     def list_pages(
-        self, prefix: str = "", *, delimiter: str = "", match_glob: str = ""
+        self,
+        prefix: str = "",
+        *,
+        delimiter: str = "",
+        match_glob: str = "",
+        page_size: int | None = None,
     ) -> Iterator[Listing]:
         """Yield what `list` yields, a page of the service at a time."""
         return bridge.iterate(
-            self._store.list_pages(prefix, delimiter=delimiter, match_glob=match_glob)
+            self._store.list_pages(
+                prefix, delimiter=delimiter, match_glob=match_glob, page_size=page_size
+            )
         )
 
     def list_all(self, prefix: str = "", *, delimiter: str = "", match_glob: str = "") -> Listing:

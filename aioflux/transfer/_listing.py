@@ -54,6 +54,7 @@ async def list_pages(
     with_staged: bool = False,
     delimiter: str = "",
     match_glob: str = "",
+    page_size: int | None = None,
 ) -> AsyncGenerator[Listing, None]:
     """Yield the objects whose keys begin with `prefix`, a page at a time, sorted by key.
 
@@ -68,12 +69,13 @@ async def list_pages(
         with_staged: Give what is written for a while, too.
         delimiter: List one level: keys that have it behind the prefix are in `Listing.prefixes`.
         match_glob: Leave out keys that this pattern does not match.
+        page_size: Keys and prefixes of one page, at most; None for what the service allows.
 
     Raises:
         StorageError: A page does not begin after the one before: without that the listing might
             never end, or give a key twice.
     """
-    run = _Run(session, prefix, delimiter, match_glob)
+    run = _Run(session, prefix, delimiter, match_glob, page_size)
     try:
         while True:
             page = await run.next_page()
@@ -101,7 +103,14 @@ async def list_all(
 class _Run:
     """One listing that is under way."""
 
-    def __init__(self, session: Session, prefix: str, delimiter: str, match_glob: str) -> None:
+    def __init__(
+        self,
+        session: Session,
+        prefix: str,
+        delimiter: str,
+        match_glob: str,
+        page_size: int | None,
+    ) -> None:
         self._session = session
         literal = literal_prefix(match_glob)
         # Both are asked for: what fits begins with the longer one.
@@ -111,13 +120,16 @@ class _Run:
         self._match_glob = match_glob if capabilities.match_glob else ""
         is_ours = match_glob and not capabilities.match_glob
         self._filter = compile_glob(match_glob) if is_ours else None
-        most = session.options.max_in_flight if capabilities.list_ranges else 1
+        # Pages of a chosen size are asked for one after the other: a look needs no others.
+        is_parallel = capabilities.list_ranges and page_size is None
+        most = session.options.max_in_flight if is_parallel else 1
         self._plan = ListingPlan(
             prefix,
             max_in_flight=min(most, _MAX_IN_FLIGHT),
-            page_size=capabilities.page_size,
+            page_size=min(page_size or capabilities.page_size, capabilities.page_size),
             delimiter=delimiter,
         )
+        self._page_size = page_size
         self._tasks: dict[asyncio.Task[Page], Request] = {}
         self._num_held = 0
 
@@ -154,7 +166,9 @@ class _Run:
     async def _ask(self, request: Request) -> Page:
         service = self._session.service
         # Not given where it is not asked for: services of others need not know of it.
-        glob: dict[str, Any] = {"match_glob": self._match_glob} if self._match_glob else {}
+        asked: dict[str, Any] = {"match_glob": self._match_glob} if self._match_glob else {}
+        if self._page_size is not None:
+            asked["page_size"] = min(self._page_size, service.capabilities.page_size)
 
         async def attempt(_: int) -> Page:
             return await service.list_page(
@@ -163,7 +177,7 @@ class _Run:
                 end_offset=request.end,
                 delimiter=self._delimiter,
                 page_token=request.token,
-                **glob,
+                **asked,
             )
 
         return await self._session.call(self._prefix, attempt)

@@ -87,6 +87,20 @@ class ListContract(SuiteBase):
         assert max(map(len, pages)) <= self.can.page_size
         assert [key for page in pages for key in page] == keys
 
+    @pytest.mark.parametrize("page_size", [1, 3, 1_000_000])
+    async def test_pages_of_a_chosen_size_hold_no_more(self, store: Store, page_size: int) -> None:
+        """Of keys and prefixes together; none is lost."""
+        keys = self._write_keys()
+        pages = [page async for page in store.list_pages(page_size=page_size)]
+        assert [meta.key for page in pages for meta in page] == keys
+        assert all(1 <= len(page) <= page_size for page in pages)
+        whole = await store.list_all("a/", delimiter="/")
+        pages = [page async for page in store.list_pages("a/", delimiter="/", page_size=page_size)]
+        assert [meta.key for page in pages for meta in page] == [meta.key for meta in whole]
+        assert [prefix for page in pages for prefix in page.prefixes] == whole.prefixes
+        with pytest.raises(ValueError, match="page_size must be 1 or more, not 0"):
+            _ = [page async for page in store.list_pages(page_size=0)]
+
     async def test_a_listing_may_be_left_early(self, store: Store) -> None:
         """The store goes on."""
         self._write_keys()

@@ -1,4 +1,4 @@
-"""The contract of head, get, get_into and get_range."""
+"""The contract of head, get, get_into, get_range and get_ranges."""
 
 from __future__ import annotations
 
@@ -181,6 +181,50 @@ class ReadContract(SuiteBase):
         """A negative start, or an end not above it, is a ValueError that names both."""
         with pytest.raises(ValueError, match=rf"\[{start}, {end}\)"):
             await store.get_range("a", start=start, end=end)
+
+    async def test_get_ranges_returns_them_in_the_order_asked(self, store: Store) -> None:
+        """Near and far, overlapping and repeated, as far as the object goes."""
+        data = pattern(200 * KIB)
+        self.write_back_door("a", data)
+        ranges = [
+            (150 * KIB, 150 * KIB + 7),
+            (0, 10),
+            (5, 20),
+            (0, 10),
+            (100 * KIB, 100 * KIB + 1),
+            (199 * KIB, 1 << 40),
+            (200 * KIB, 200 * KIB + 1),
+            (1, 150 * KIB),
+        ]
+        expected = [data[start:end] for start, end in ranges]
+        for key in ("a", await store.head("a")):
+            for max_gap_bytes in (0, 1000, 1 << 20):
+                got = await store.get_ranges(key, ranges, max_gap_bytes=max_gap_bytes)
+                assert {type(each) for each in got} == {bytes}
+                assert got == expected
+            assert await store.get_ranges(key, ranges) == expected
+            assert await store.get_ranges(key, []) == []
+
+    async def test_get_ranges_is_pinned_as_other_reads(self, store: Store) -> None:
+        """By metadata of an object that was replaced since, and of no object: a NotFoundError."""
+        self.write_back_door("a", pattern(100))
+        meta = await store.head("a")
+        self.write_back_door("a", pattern(100, seed=1))
+        for ranges in ([(0, 1)], [(0, 1), (90, 100)]):
+            with pytest.raises(NotFoundError):
+                await store.get_ranges(meta, ranges, max_gap_bytes=0)
+            with pytest.raises(NotFoundError, match="no/such"):
+                await store.get_ranges("no/such", ranges, max_gap_bytes=0)
+
+    async def test_get_ranges_refuses_a_range_of_nothing(self, store: Store) -> None:
+        """Before anything is read: a ValueError that names it, a TypeError for no integers."""
+        for start, end in ((-1, 5), (5, 5), (6, 5)):
+            with pytest.raises(ValueError, match=rf"\[{start}, {end}\)"):
+                await store.get_ranges("a", [(0, 1), (start, end)])
+        with pytest.raises(TypeError):
+            await store.get_ranges("a", [(0.5, 1)])  # type: ignore[list-item]
+        with pytest.raises(ValueError, match="max_gap_bytes must be 0 or more, not -1"):
+            await store.get_ranges("a", [(0, 1)], max_gap_bytes=-1)
 
     async def test_keys_that_are_none_are_refused(self, store: Store) -> None:
         """An empty key is a ValueError, another type a TypeError that names it."""

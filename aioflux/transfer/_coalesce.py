@@ -1,0 +1,115 @@
+"""Several ranges of one object: a pure plan that merges near ones, and the executor that reads it.
+
+ranges -> coalesce_ranges -> merged ranges -> fetch_range of each, pinned -> slices, in order
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from aioflux._errors import NotFoundError
+from aioflux.transfer._download import MAX_READS, fetch_range, head, replaced_error
+from aioflux.transfer._fanout import bounded_map
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aioflux._meta import ObjectMeta
+    from aioflux.transfer._session import Session
+
+__all__ = ["MAX_GAP_BYTES", "MergedRange", "coalesce_ranges", "fetch_ranges"]
+
+MAX_GAP_BYTES = 1024 * 1024
+"""Bytes between two ranges that are read and dropped to save a request: what one connection brings
+in the time of another round trip, 20 ms at 50 MB/s. zarr and object_store have the same default."""
+
+
+class MergedRange(NamedTuple):
+    """One range to read, in place of those that it covers."""
+
+    start: int
+    """First byte."""
+    end: int
+    """One past the last byte."""
+    members: list[int]
+    """Indices of the ranges that it covers, in the order of their first bytes."""
+
+
+def coalesce_ranges(
+    ranges: Sequence[tuple[int, int]], *, max_gap_bytes: int, max_merged_bytes: int
+) -> list[MergedRange]:
+    """Merge ranges that overlap or are near each other.
+
+    Args:
+        ranges: Half-open ranges `(start, end)`, in any order.
+        max_gap_bytes: Largest gap between two ranges that are merged.
+        max_merged_bytes: Largest range that merging makes; a larger one stays as it is.
+
+    Returns:
+        The merged ranges by their first bytes; each index of `ranges` is a member of one.
+    """
+    plan: list[MergedRange] = []
+    for index in sorted(range(len(ranges)), key=ranges.__getitem__):
+        start, end = ranges[index]
+        if plan:
+            last = plan[-1]
+            merged_end = max(last.end, end)
+            is_near = start - last.end <= max_gap_bytes
+            if end <= last.end or (is_near and merged_end - last.start <= max_merged_bytes):
+                last.members.append(index)
+                plan[-1] = last._replace(end=merged_end)
+                continue
+        plan.append(MergedRange(start, end, [index]))
+    return plan
+
+
+async def fetch_ranges(
+    session: Session,
+    key: str,
+    ranges: Sequence[tuple[int, int]],
+    *,
+    max_gap_bytes: int,
+    meta: ObjectMeta | None,
+) -> list[bytes]:
+    """Read ranges of one generation of an object; each merged range is verified as `fetch_range`.
+
+    Raises:
+        ChecksumError: The bytes of a merged range never matched.
+        NotFoundError: There is no such object, or not in the generation of `meta`.
+        PreconditionFailedError: The object was replaced each time while it was read by name.
+    """
+    plan = coalesce_ranges(
+        ranges, max_gap_bytes=max_gap_bytes, max_merged_bytes=session.options.range_size_bytes
+    )
+    if meta is not None or len(plan) <= 1:
+        return await _read_plan(session, key, ranges, plan, meta)
+    for _ in range(MAX_READS):
+        found = await head(session, key)
+        try:
+            return await _read_plan(session, key, ranges, plan, found)
+        except NotFoundError:
+            continue  # replaced since, or deleted: the next `head` raises then
+    raise replaced_error(session, key)
+
+
+async def _read_plan(
+    session: Session,
+    key: str,
+    ranges: Sequence[tuple[int, int]],
+    plan: Sequence[MergedRange],
+    meta: ObjectMeta | None,
+) -> list[bytes]:
+    results = [b""] * len(ranges)
+
+    async def read(merged: MergedRange) -> None:
+        data = await fetch_range(session, key, start=merged.start, end=merged.end, meta=meta)
+        for index in merged.members:
+            start, end = ranges[index]
+            # A slice that is all of `data` is `data` itself: a range that was not merged is not
+            # copied.
+            results[index] = data[start - merged.start : end - merged.start]
+
+    max_in_flight = session.options.max_in_flight
+    async for _ in bounded_map(read, plan, max_in_flight=max_in_flight, ordered=False):
+        pass
+    return results
