@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-__all__ = ["S3Access", "carries_secret"]
+__all__ = ["ANONYMOUS", "S3Access", "carries_secret"]
+
+ANONYMOUS = "anonymous"
+"""As `credentials=` of `gs://` and `az://`: for public buckets and containers."""
 
 _ADDRESSINGS = ("auto", "path", "virtual")
 
@@ -16,6 +19,8 @@ def carries_secret(credentials: Any) -> bool:
     A function of a module pickles as its name, settings as they are; anything else could hold one.
     """
     provider = credentials.credentials if isinstance(credentials, S3Access) else credentials
+    if isinstance(provider, str) and provider == ANONYMOUS:
+        return False
     return provider is not None and "." in getattr(provider, "__qualname__", ".")
 
 

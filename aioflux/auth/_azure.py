@@ -17,6 +17,7 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
+from aioflux._access import ANONYMOUS
 from aioflux._errors import CredentialsError, TransientError
 from aioflux.auth._provided import AnonymousToken, ProvidedToken
 from aioflux.auth._renewed import RenewedToken
@@ -34,9 +35,6 @@ __all__ = [
     "parse_connection_string",
     "string_to_sign",
 ]
-
-ANONYMOUS = "anonymous"
-"""As `credentials=`: for public containers."""
 
 SCOPE = "https://storage.azure.com/.default"
 DEVELOPMENT_ACCOUNT = "devstoreaccount1"

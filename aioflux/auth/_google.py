@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
+from aioflux._access import ANONYMOUS
 from aioflux._errors import CredentialsError, TransientError
 from aioflux.auth._provided import WAIT, AnonymousToken, ProvidedToken, Wait
 from aioflux.auth._renewed import RenewedToken
@@ -113,16 +115,22 @@ def open_token(credentials: Any, *, emulator: bool) -> AnonymousToken | Provided
     """Choose where tokens come from.
 
     Args:
-        credentials: google-auth credentials, a function that returns a token (or an awaitable of
-            one), or None for Application Default Credentials.
+        credentials: google-auth credentials, the content of a JSON key file as a mapping, a
+            function that returns a token (or an awaitable of one), "anonymous", or None for
+            Application Default Credentials.
         emulator: The endpoint is an emulator, which is asked without credentials unless some are
             given.
 
     Raises:
+        CredentialsError: The mapping is not the content of a key file.
         TypeError: `credentials` is none of these.
     """
     if credentials is None:
         return AnonymousToken() if emulator else GoogleToken()
+    if isinstance(credentials, str) and credentials == ANONYMOUS:
+        return AnonymousToken()
+    if isinstance(credentials, Mapping):
+        return GoogleToken(_of_key_file(credentials))
     import google.auth.credentials as google_credentials
 
     if isinstance(credentials, google_credentials.AnonymousCredentials):
@@ -134,6 +142,32 @@ def open_token(credentials: Any, *, emulator: bool) -> AnonymousToken | Provided
     if callable(credentials):
         return ProvidedToken(credentials)
     raise TypeError(
-        "credentials must be google-auth credentials or a function that returns a token, not "
-        f"{type(credentials).__name__}"
+        "credentials must be google-auth credentials, the content of a key file as a mapping, "
+        f"{ANONYMOUS!r}, or a function that returns a token, not {type(credentials).__name__}"
+    )
+
+
+def _of_key_file(info: Mapping[str, Any]) -> Any:
+    """Return google-auth credentials for the content of a JSON key file."""
+    from google.oauth2 import credentials as user
+    from google.oauth2 import service_account
+
+    kind = info.get("type")
+    try:
+        if kind == "service_account":
+            return service_account.Credentials.from_service_account_info(  # type: ignore[no-untyped-call]
+                info, scopes=SCOPES
+            )
+        if kind == "authorized_user" or "refresh_token" in info:
+            return user.Credentials.from_authorized_user_info(info)  # type: ignore[no-untyped-call]
+    except ValueError:
+        # Not `from` it: nothing of what was given may be in the trace.
+        raise CredentialsError(
+            "the mapping given as credentials= is not the content of a whole key file of Google "
+            "Cloud; pass what json.load returns of it"
+        ) from None
+    raise CredentialsError(
+        "the mapping given as credentials= is neither of a service account nor of a user; for "
+        "other kinds set GOOGLE_APPLICATION_CREDENTIALS to the file, or pass google-auth "
+        "credentials"
     )
