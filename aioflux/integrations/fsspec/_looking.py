@@ -6,7 +6,7 @@ import hashlib
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from aioflux._errors import NotFoundError
+from aioflux._errors import NotFoundError, PermissionDeniedError
 from aioflux.integrations.fsspec._names import (
     Tree,
     directory,
@@ -51,11 +51,16 @@ class Looking(Stores):
 
     async def _has_entries(self, place: Place) -> bool:
         """Tell whether anything is below a place."""
-        pages = self.store(place).list_pages(place.prefix, delimiter="/")
+        return bool(await self._first_name(place, place.prefix))
+
+    async def _first_name(self, place: Place, prefix: str) -> str:
+        """Return the first of the keys and directories that begin with a prefix; "" if none do."""
+        pages = self.store(place).list_pages(prefix, delimiter="/", page_size=1)
         async with aclosing(pages) as inner:
-            async for _ in inner:
-                return True
-        return False
+            async for page in inner:
+                first: str = min([*page.keys, *page.prefixes])
+                return first
+        return ""
 
     async def _ls(self, path: Any, detail: bool = True, **kwargs: Any) -> list[Any]:
         """List one level of a directory, or the object of this name, sorted.
@@ -84,17 +89,43 @@ class Looking(Stores):
         return True
 
     async def _isfile(self, path: Any) -> bool:
-        return await self._kind(path) == "file"
+        """Return whether there is an object of this name; costs one request."""
+        name = self._strip_protocol(path)
+        place = self.place(name) if name else None
+        if place is None or not place.key:
+            return False
+        try:
+            await self.store(place).head(place.key)
+        except NotFoundError:
+            return False
+        return True
 
     async def _isdir(self, path: Any) -> bool:
-        return await self._kind(path) == "directory"
+        """Return whether `info` describes a directory; costs one request, at times two.
 
-    async def _kind(self, path: Any) -> str:
+        Of the names that begin with the path, that of the object itself is listed first. Other
+        objects may come before the directory, such as `a-b` before `a/`: only then a second request
+        is needed.
+        """
+        name = self._strip_protocol(path)
+        place = self.place(name) if name else None
+        if place is None:
+            return True
         try:
-            kind: str = (await self._info(path))["type"]
-        except FileNotFoundError:
-            return ""
-        return kind
+            if not place.key:
+                await self._has_entries(place)  # raises if there is no such bucket
+                return True
+            first = await self._first_name(place, place.key)
+            if not first or first == place.key:
+                return False
+            return first.startswith(place.prefix) or await self._has_entries(place)
+        except NotFoundError:
+            return False
+        except PermissionDeniedError:
+            # A caller who may read the object but list nothing still learns that it is none.
+            if place.key and await self._isfile(name):
+                return False
+            raise
 
     async def _tree(self, path: str, prefix: str, maxdepth: int | None) -> Tree:
         """Return what is below a path, from one listing."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterable
 from glob import has_magic
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from fsspec.callbacks import DEFAULT_CALLBACK  # type: ignore[import-untyped]
 from fsspec.utils import isfilelike  # type: ignore[import-untyped]
 
-from aioflux._errors import NotFoundError
+from aioflux._errors import AiofluxError, NotFoundError, PreconditionFailedError
 from aioflux.integrations.fsspec import _disk
 from aioflux.integrations.fsspec._looking import Looking
 from aioflux.integrations.fsspec._mirror import wait_for
@@ -19,16 +20,27 @@ from aioflux.integrations.fsspec._names import plan_slice
 from aioflux.integrations.fsspec._writing import Deferred
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from aioflux._meta import ObjectMeta
     from aioflux.integrations.fsspec._disk import Callback
     from aioflux.integrations.fsspec._names import Place
-    from aioflux.store import WriteMode
+    from aioflux.store import Store, WriteMode
 
     Wanted = dict[Place, str | ObjectMeta]
 
 __all__ = ["Moving"]
+
+Slice: TypeAlias = tuple[int | None, int | None]
+
+_MAX_READS = 3
+"""Reads of an object that is replaced between the request for its size and that for its bytes."""
+
+_MAX_OBJECTS = 128
+"""Objects of which `cat_ranges` reads ranges at once; requests have the bounds of the store."""
+
+_NO_END = 1 << 62
+"""An end beyond that of any object."""
 
 
 class Moving(Looking):
@@ -47,9 +59,103 @@ class Moving(Looking):
             if end <= first:
                 return b""
             return await store.get_range(place.key, start=first, end=end)
-        meta = await store.head(place.key)
-        first, behind = plan_slice(start, end, meta.size)
-        return await store.get_range(meta, start=first, end=behind) if behind > first else b""
+        found: list[bytes] = await self._read_slices(store, place.key, [(start, end)], None)
+        return found[0]
+
+    async def _cat_ranges(
+        self,
+        paths: Any,
+        starts: Any,
+        ends: Any,
+        max_gap: int | None = None,
+        batch_size: int | None = None,
+        on_error: str = "return",
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Read the bytes `[start, end)` of several objects, as of slices, in the order asked.
+
+        Ranges of one object are of one generation, and near ones are read together: see
+        `Store.get_ranges`.
+
+        Args:
+            paths: The objects; one may be there several times.
+            starts: First byte of each, or one for all; None for 0.
+            ends: End of each, or one for all; None for the end of the object.
+            max_gap: Bytes between two ranges that are read and dropped to save a request.
+            batch_size: Objects under way at once, at most.
+            on_error: "return" an exception in place of the bytes, or "raise" the first.
+            kwargs: Without effect.
+        """
+        if not isinstance(paths, list):
+            raise TypeError(f"cat_ranges takes a list of paths, not {type(paths).__name__}")
+        firsts = list(starts) if isinstance(starts, Iterable) else [starts] * len(paths)
+        behinds = list(ends) if isinstance(ends, Iterable) else [ends] * len(paths)
+        if not len(paths) == len(firsts) == len(behinds):
+            raise ValueError(
+                f"cat_ranges was given {len(paths)} paths, {len(firsts)} starts and "
+                f"{len(behinds)} ends"
+            )
+        groups: dict[str, list[int]] = {}
+        for number, path in enumerate(paths):
+            groups.setdefault(self._strip_protocol(path), []).append(number)
+        gate = asyncio.Semaphore(batch_size or self.batch_size or _MAX_OBJECTS)
+        found: list[Any] = [b""] * len(paths)
+
+        async def read(path: str, numbers: list[int]) -> None:
+            slices = [(firsts[number], behinds[number]) for number in numbers]
+            results: list[Any]
+            try:
+                async with gate:
+                    results = await self._slices_of(path, slices, max_gap)
+            except (OSError, AiofluxError, ValueError, TypeError) as exc:
+                results = [exc] * len(numbers)
+            for number, result in zip(numbers, results, strict=True):
+                found[number] = result
+
+        async with asyncio.TaskGroup() as group:
+            for path, numbers in groups.items():
+                group.create_task(read(path, numbers))
+        if on_error != "return":
+            for result in found:
+                if isinstance(result, Exception):
+                    raise result
+        return found
+
+    async def _slices_of(
+        self, path: str, slices: Sequence[Slice], max_gap: int | None
+    ) -> list[bytes]:
+        place = self.object_place(path)
+        store = self.store(place)
+        if all(not start and end is None for start, end in slices):
+            return [await store.get(place.key)] * len(slices)
+        return await self._read_slices(store, place.key, slices, max_gap)
+
+    async def _read_slices(
+        self, store: Store, key: str, slices: Sequence[Slice], max_gap: int | None
+    ) -> list[bytes]:
+        """Read slices of one generation of an object."""
+        gap: dict[str, int] = {} if max_gap is None else {"max_gap_bytes": max_gap}
+
+        async def read(wanted: str | ObjectMeta, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+            asked = [each for each in ranges if each[1] > each[0]]
+            data = iter(await store.get_ranges(wanted, asked, **gap))
+            return [next(data) if end > start else b"" for start, end in ranges]
+
+        if all((start or 0) >= 0 and (end is None or end >= 0) for start, end in slices):
+            return await read(
+                key, [(start or 0, _NO_END if end is None else end) for start, end in slices]
+            )
+        for _ in range(_MAX_READS):
+            meta = await store.head(key)
+            try:
+                return await read(meta, [plan_slice(*each, meta.size) for each in slices])
+            except NotFoundError:
+                continue  # replaced since, or deleted: the next `head` raises then
+        raise PreconditionFailedError(
+            f"could not read {meta.uri}: it was replaced while it was read, {_MAX_READS} times in "
+            "a row",
+            uri=meta.uri,
+        )
 
     async def _cat(
         self,

@@ -65,6 +65,8 @@ class _RawFile(PositionedFile):
         self._store = store
         self._whole: bytes | None = None
         self._run = Run()
+        # Serves the reads if it is set: fsspec's `blockcache` sets one that keeps blocks on disk.
+        self.cache: Any = None
         self._held: bridge.Held[ObjectReader] | None = None
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
@@ -74,6 +76,10 @@ class _RawFile(PositionedFile):
         if end <= start:
             return 0
         view = view[: end - start]
+        if self.cache is not None:
+            view[:] = self.cache._fetch(start, end)  # noqa: SLF001  # as fsspec's own files do
+            self._position = end
+            return end - start
         if self._whole is None and self.meta.size <= _WHOLE_BYTES:
             self._whole = bridge.run(self._store.get(self.meta))
         if self._whole is not None:
@@ -91,7 +97,9 @@ class _RawFile(PositionedFile):
         start, size = self._position, self.meta.size
         if start >= size:
             return b""
-        if self._whole is not None:
+        if self.cache is not None:
+            data = bytes(self.cache._fetch(start, size))  # noqa: SLF001  # as fsspec's own files do
+        elif self._whole is not None:
             data = self._whole[start:]
         elif start:
             data = bridge.run(self._store.get_range(self.meta, start=start, end=size))
@@ -99,6 +107,13 @@ class _RawFile(PositionedFile):
             data = bridge.run(self._store.get(self.meta))
         self._position = size
         return data
+
+    def fetch(self, start: int, end: int) -> bytes:
+        """Read the bytes `[start, end)` of the generation that was opened, past the cache."""
+        end = min(end, self.meta.size)
+        if end <= start:
+            return b""
+        return bridge.run(self._store.get_range(self.meta, start=start, end=end))
 
     def _reader(self) -> ObjectReader:
         if self._held is None:
@@ -142,6 +157,29 @@ class ReadFile(io.BufferedReader):
         """The path with its protocol."""
         name: str = self.fs.unstrip_protocol(self.path)
         return name
+
+    @property
+    def cache(self) -> Any:
+        """A cache of fsspec that serves the reads; None by default."""
+        return self.raw.cache
+
+    @cache.setter
+    def cache(self, value: Any) -> None:
+        self.raw.cache = value
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file is closed; fsspec's `blockcache` sets it when it has closed the file."""
+        return self.raw.closed
+
+    @closed.setter
+    def closed(self, value: bool) -> None:
+        if value:
+            self.close()
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        """Read the bytes `[start, end)`: what caches of fsspec call."""
+        return self.raw.fetch(start, end)
 
     @property
     def loc(self) -> int:

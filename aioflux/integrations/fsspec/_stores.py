@@ -14,7 +14,7 @@ from fsspec.utils import stringify_path  # type: ignore[import-untyped]
 
 from aioflux import bridge
 from aioflux.integrations.fsspec._names import place_of, strip
-from aioflux.integrations.fsspec._options import store_options
+from aioflux.integrations.fsspec._options import block_size_option, store_options
 from aioflux.integrations.fsspec._transaction import Transaction
 from aioflux.store import close_session, open_store
 
@@ -69,7 +69,9 @@ class Stores(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
         super().__init__(asynchronous=True, batch_size=batch_size)
         self.asynchronous = asynchronous
         self.own_loop = loop
-        self.options = store_options(storage_options)
+        self.default_block_size = block_size_option(storage_options)
+        self.account_name = str(storage_options.get("account_name") or "")
+        self.options = store_options(self.scheme, storage_options)
         # Refuses what cannot be opened here and now, and knows what does not pickle.
         self._model = open_store(self._any_store(), **self.options)
         self._stores: dict[str, Store] = {}
@@ -103,6 +105,16 @@ class Stores(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
         reduced: tuple[Any, ...] = super().__reduce__()
         return reduced
 
+    def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
+        """Describe the filesystem for `to_json`, which fsspec can make it of again.
+
+        Raises:
+            TypeError: It was given credentials, which are never carried along.
+        """
+        self._model.__reduce__()
+        found: dict[str, Any] = super().to_dict(include_password=include_password)
+        return found
+
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
         if isinstance(path, list):
@@ -113,15 +125,22 @@ class Stores(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
         """Return a path with its protocol: the plain one where that is registered for aioflux."""
         path = self._strip_protocol(name)
         plain = registry.get(self.scheme) is type(self)
-        return f"{self.scheme if plain else f'aioflux+{self.scheme}'}://{path}"
+        return f"{self.scheme if plain else f'aio{self.scheme}'}://{path}"
 
     def place(self, path: Any) -> Place:
         """Return the store and key that a path means.
 
         Raises:
-            ValueError: It names no bucket, or is not absolute where it has to be.
+            ValueError: It names no bucket, or is not absolute where it has to be, or its account is
+                not the `account_name` of the storage options.
         """
-        return place_of(self.scheme, self._strip_protocol(path))
+        place = place_of(self.scheme, self._strip_protocol(path))
+        if self.account_name and place.base.partition("/")[0] != self.account_name:
+            raise ValueError(
+                f"{path!r} is not of the account {self.account_name!r} that account_name names; "
+                f"write {self.account_name}/container/key"
+            )
+        return place
 
     def object_place(self, path: Any) -> Place:
         """Return the store and key of what is to be read or written.

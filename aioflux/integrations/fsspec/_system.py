@@ -15,6 +15,7 @@ from aioflux._errors import AlreadyExistsError, NotFoundError
 from aioflux.integrations.fsspec._compressed import CompressedFile
 from aioflux.integrations.fsspec._mirror import blocking
 from aioflux.integrations.fsspec._moving import Moving
+from aioflux.integrations.fsspec._options import FILE_CACHE_KEYWORDS
 from aioflux.integrations.fsspec._reading import ReadFile
 from aioflux.integrations.fsspec._streams import AsyncFile
 from aioflux.integrations.fsspec._writing import TextFile, WriteFile
@@ -39,8 +40,6 @@ __all__ = [
 _BLOCK_BYTES = 4 * 1024 * 1024
 _WRITING = ("wb", "xb", "ab")
 _LABELS = ("content_type", "metadata")
-_CACHING = ("cache_type", "cache_options", "size", "fill_cache")
-"""What fsspec's own files take: there is nothing to set of a cache here."""
 
 
 @blocking("mv_file")
@@ -62,9 +61,12 @@ class AiofluxFileSystem(Moving):
         batch_size: Files that `put`, `get` and `copy` have under way at once, at most.
         storage_options: `credentials`, `endpoint_url`, `transfer`, `retry`, `timeouts`,
             `ssl_context` and `progress`, as `aioflux.open_store`; policies may be mappings.
+            `default_block_size` is that of `open`. Options of gcsfs, s3fs and adlfs that name
+            credentials, an endpoint or a region are taken for the scheme that they belong to, and
+            those of their caches without effect: see docs/fsspec.md.
 
     Raises:
-        TypeError: There is no such option.
+        TypeError: There is no such option with the scheme.
         ValueError: An option has no effect with the scheme.
     """
 
@@ -90,9 +92,11 @@ class AiofluxFileSystem(Moving):
             cache_options: Without effect.
             compression: A name that fsspec knows, or "infer" for that of the name's ending.
             kwargs: `content_type` and `metadata` of what is written, and for text `encoding`,
-                `errors` and `newline`.
+                `errors` and `newline`. `cache_type`, `default_cache`, `fill_cache` and `size`, as
+                files of gcsfs and s3fs take them, are without effect.
 
         Raises:
+            TypeError: There is no such keyword.
             NotFoundError: There is no such object to be read.
             AlreadyExistsError: There is one that had to be new.
         """
@@ -121,14 +125,15 @@ class AiofluxFileSystem(Moving):
         **kwargs: Any,
     ) -> ReadFile | WriteFile:
         labels = {name: kwargs.pop(name) for name in _LABELS if name in kwargs}
-        unknown = sorted(set(kwargs) - set(_CACHING))
+        unknown = sorted(set(kwargs) - FILE_CACHE_KEYWORDS)
         if unknown:
             raise TypeError(f"open takes no {unknown[0]!r}")
         place = self.object_place(path)
         store = self.store(place)
         if mode == "rb":
             meta = bridge.run(store.head(place.key))
-            return ReadFile(self, place.base, store, meta, block_size=block_size)
+            size = block_size or self.default_block_size
+            return ReadFile(self, place.base, store, meta, block_size=size)
         held = bridge.Held(self._writing(store, place.key, mode, labels))
         uri = f"{place.store}{'' if place.store.endswith('/') else '/'}{place.key}"
         return WriteFile(self, place.path, uri, held, mode=mode, autocommit=autocommit)
@@ -214,39 +219,39 @@ async def _appending(
 
 
 class GSFileSystem(AiofluxFileSystem):
-    """`aioflux+gs://bucket/key`: Google Cloud Storage."""
+    """`aiogs://bucket/key`: Google Cloud Storage."""
 
     scheme = "gs"
-    protocol = ("aioflux+gs", "gs", "gcs")
+    protocol = ("aiogs", "aioflux+gs", "gs", "gcs")
 
 
 class S3FileSystem(AiofluxFileSystem):
-    """`aioflux+s3://bucket/key`: S3, and what speaks as S3 does at an `endpoint_url`."""
+    """`aios3://bucket/key`: S3, and what speaks as S3 does at an `endpoint_url`."""
 
     scheme = "s3"
-    protocol = ("aioflux+s3", "s3", "s3a")
+    protocol = ("aios3", "aioflux+s3", "s3", "s3a")
 
 
 class AzureFileSystem(AiofluxFileSystem):
-    """`aioflux+az://account/container/key`: Azure Blob Storage."""
+    """`aioaz://account/container/key`: Azure Blob Storage."""
 
     scheme = "az"
-    protocol = ("aioflux+az", "az")
+    protocol = ("aioaz", "aioflux+az", "az")
 
 
 class LocalFileSystem(AiofluxFileSystem):
-    """`aioflux+file:///directory/key`: local files that appear whole, as objects do."""
+    """`aiofile:///directory/key`: local files that appear whole, as objects do."""
 
     scheme = "file"
-    protocol = ("aioflux+file", "file")
+    protocol = ("aiofile", "aioflux+file", "file")
     root_marker = "/"
 
 
 class MemoryFileSystem(AiofluxFileSystem):
-    """`aioflux+memory://bucket/key`: objects in the memory of this process."""
+    """`aiomemory://bucket/key`: objects in the memory of this process."""
 
     scheme = "memory"
-    protocol = ("aioflux+memory", "memory")
+    protocol = ("aiomemory", "aioflux+memory", "memory")
 
 
 SCHEMES: dict[str, type[AiofluxFileSystem]] = {
@@ -267,9 +272,10 @@ _REPLACEABLE: dict[str, type[AiofluxFileSystem]] = {
 
 
 def register(*, replace: Sequence[str] = ()) -> None:
-    """Tell fsspec of `aioflux+gs`, `aioflux+s3`, `aioflux+az` and the other protocols.
+    """Register `aiogs`, `aios3`, `aioaz`, `aiofile` and `aiomemory` with fsspec.
 
-    An installed aioflux is known to fsspec without this.
+    An installed aioflux is known to fsspec without this. `aioflux+gs` and the others with a `+` are
+    registered, too, but libraries for which a scheme has letters and digits only see no url there.
 
     Args:
         replace: Plain protocols that are aioflux's from now on, of "gs", "gcs", "s3", "s3a" and
@@ -286,6 +292,7 @@ def register(*, replace: Sequence[str] = ()) -> None:
         known = ", ".join(_REPLACEABLE)
         raise ValueError(f"aioflux can take over {known}, not {unknown[0]!r}")
     for scheme, kind in SCHEMES.items():
-        register_implementation(f"aioflux+{scheme}", kind, clobber=True)
+        for name in (f"aio{scheme}", f"aioflux+{scheme}"):
+            register_implementation(name, kind, clobber=True)
     for name in replace:
         register_implementation(name, _REPLACEABLE[name], clobber=True)

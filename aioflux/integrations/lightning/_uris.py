@@ -10,8 +10,10 @@ from aioflux._uri import SCHEMES, parse_uri, quote_path
 
 __all__ = ["ALIAS", "is_below", "is_same", "name_pattern", "to_uri"]
 
-ALIAS: Final = "aioflux+"
-"""What fsspec knows our filesystems by begins with this: `aioflux+gs://bucket/key`."""
+ALIAS: Final = "aio"
+"""What fsspec knows our filesystems by begins with this: `aiogs://bucket/key`."""
+
+_FSSPEC_URI: Final = re.compile(rf"aio(?:flux\+)?((?:{'|'.join(SCHEMES)})://)")
 
 _TAKEN_APART = re.compile(rf"^(?:{'|'.join([*SCHEMES, 'gcs'])}):/(?!/)", re.IGNORECASE)
 
@@ -27,7 +29,8 @@ def to_uri(path: str | os.PathLike[str]) -> str:
     """
     text = os.fspath(path)
     if "://" in text:
-        return text.removeprefix(ALIAS)
+        found = _FSSPEC_URI.match(text)
+        return text[found.start(1) :] if found else text
     if _TAKEN_APART.match(text):
         raise ValueError(
             f"{text!r} was a uri before pathlib took a slash out of it; pass uris as strings. "

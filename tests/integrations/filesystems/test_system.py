@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
+import subprocess
+import sys
 import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -56,7 +59,8 @@ def test_an_installed_aioflux_is_known_to_fsspec() -> None:
     for name, target in declared.items():
         module, _, kind = target.partition(":")
         assert name in getattr(importlib.import_module(module), kind).protocol
-    assert set(declared) == {f"aioflux+{scheme}" for scheme in SCHEMES}
+    names = ("aio", "aioflux+")
+    assert set(declared) == {f"{name}{scheme}" for scheme in SCHEMES for name in names}
 
 
 def test_plain_protocols_are_taken_over_on_request(
@@ -70,8 +74,22 @@ def test_plain_protocols_are_taken_over_on_request(
 
 def test_a_path_gets_the_protocol_that_leads_back(registered: None) -> None:
     registry.pop("gs", None)
-    assert GSFileSystem().unstrip_protocol("b/a") == "aioflux+gs://b/a"
-    assert GSFileSystem().unstrip_protocol("gs://b/a") == "aioflux+gs://b/a"
+    fs = GSFileSystem()
+    for path in ("b/a", "gs://b/a", "gcs://b/a", "aiogs://b/a", "aioflux+gs://b/a"):
+        assert fs._strip_protocol(path) == "b/a"
+        assert fs.unstrip_protocol(path) == "aiogs://b/a"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("name", ["aio", "aioflux+"])
+def test_each_protocol_is_registered(registered: None, scheme: str, name: str) -> None:
+    assert fsspec.get_filesystem_class(f"{name}{scheme}") is SCHEMES[scheme]
+    assert re.fullmatch("[a-z][a-z0-9]*", SCHEMES[scheme].protocol[0])
+
+
+def test_spellings_share_a_filesystem_and_schemes_do_not(registered: None) -> None:
+    assert fsspec.filesystem("aiogs") is fsspec.filesystem("aioflux+gs")
+    assert fsspec.filesystem("aiogs") is not fsspec.filesystem("aios3")
 
 
 @pytest.mark.parametrize("name", ["file", "memory", "abfs", "aioflux+gs"])
@@ -88,7 +106,8 @@ def test_one_protocol_is_given_as_several() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"token": "anon"}, "instead of token= give credentials"),
+        ({"account_key": "k"}, "'account_key' is for az://, not for gs://"),
+        ({"requests_timeout": 3}, "instead of requests_timeout= give timeouts"),
         ({"endpoint": "x"}, "no storage option 'endpoint'"),
         ({"transfer": {"max_inflight": 1}}, "TransferOptions has no 'max_inflight'"),
         ({"retry": 3}, "retry must be aioflux.RetryPolicy"),
@@ -104,6 +123,19 @@ def test_options_without_effect_are_refused() -> None:
         MemoryFileSystem(endpoint_url="http://localhost")
     with pytest.raises(ValueError, match="caches no listings"):
         GSFileSystem(use_listings_cache=True)
+
+
+def test_without_fsspec_it_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['fsspec'] = None\n"
+        "try: import aioflux.integrations.fsspec\n"
+        "except ModuleNotFoundError as exc: print(exc.name, exc)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "fsspec aioflux.integrations.fsspec needs fsspec" in run.stdout
+    assert "pip install 'aioflux[fsspec]'" in run.stdout
 
 
 def test_policies_may_be_mappings(shared: GCSServer, bucket: str) -> None:

@@ -106,6 +106,15 @@ def test_stock_dcp_saves_overwrites_and_loads(bucket: str, fs: GSFileSystem) -> 
     assert not fs.exists(f"{bucket}/run/step-1/.metadata.tmp")
 
 
+def test_stock_dcp_loads_a_part(bucket: str) -> None:
+    """One tensor of several, at its place in the object."""
+    url = f"aiogs://{bucket}/run/step-3"
+    dcp.save(state(3), storage_writer=FsspecWriter(url), no_dist=True)
+    target = {"model": {"b": torch.zeros(7, dtype=torch.int64)}}
+    dcp.load(target, storage_reader=FsspecReader(url), no_dist=True)
+    assert target["model"]["b"].tolist() == list(range(7))
+
+
 def test_stock_dcp_finds_a_writer_by_the_url(bucket: str) -> None:
     url = f"gs://{bucket}/run/step-2"
     dcp.save(state(2), checkpoint_id=url, no_dist=True)

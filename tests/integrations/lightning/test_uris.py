@@ -77,7 +77,9 @@ def test_what_a_save_writes(key: str, is_ours: bool) -> None:
 
 def test_a_uri_stays_as_it_is() -> None:
     assert to_uri("gs://b/a%20b?c#d") == "gs://b/a%20b?c#d"
-    assert to_uri("aioflux+gs://b/a.ckpt") == "gs://b/a.ckpt"  # as fsspec knows us
+    assert to_uri("aiogs://b/a.ckpt") == "gs://b/a.ckpt"  # as fsspec knows us
+    assert to_uri("aioflux+gs://b/a.ckpt") == "gs://b/a.ckpt"
+    assert to_uri("aiox://b/a.ckpt") == "aiox://b/a.ckpt"
     assert to_uri("/x/100%.ckpt") == "file:///x/100%25.ckpt"
     assert to_uri("C:/x") != "C:/x"  # no scheme has one letter
 
