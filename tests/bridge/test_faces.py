@@ -20,6 +20,7 @@ METHODS = {
     "get",
     "get_into",
     "get_range",
+    "get_ranges",
     "get_many",
     "get_batches",
     "fetch_batches",

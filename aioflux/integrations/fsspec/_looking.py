@@ -115,6 +115,9 @@ class Looking(Stores):
             if not place.key:
                 await self._has_entries(place)  # raises if there is no such bucket
                 return True
+            if self.scheme == "file":
+                # A name on a disk is of one kind, and its neighbours may be many.
+                return await self._has_entries(place)
             first = await self._first_name(place, place.key)
             if not first or first == place.key:
                 return False

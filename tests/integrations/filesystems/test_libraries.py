@@ -75,11 +75,13 @@ def nothing_is_local(
     assert os.listdir() == []
 
 
-@pytest.fixture(params=["aiogs", "aioflux+gs"])
+@pytest.fixture(params=["aiogs", "aioflux+gs", "gs"])
 def url(request: pytest.FixtureRequest, bucket: str) -> str:
+    register(replace=("gs",) if request.param == "gs" else ())
     return f"{request.param}://{bucket}"
 
 
+@pytest.mark.parametrize("url", ["aiogs", "aioflux+gs"], indirect=True)
 def test_pandas_writes_and_reads_parquet(shared: GCSServer, url: str, bucket: str) -> None:
     FRAME.to_parquet(f"{url}/p.parquet")
     assert shared.keys(bucket) == ["p.parquet"]
@@ -143,9 +145,12 @@ def test_dask_takes_options_of_files(bucket: str) -> None:
     assert found.compute()["x"].tolist() == FRAME["x"].tolist()
 
 
+@pytest.mark.parametrize("url", ["aiogs", "gs"], indirect=True)
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_xarray_writes_and_reads_zarr(shared: GCSServer, bucket: str, zarr_format: int) -> None:
-    url = f"aiogs://{bucket}/x.zarr"
+def test_xarray_writes_and_reads_zarr(
+    shared: GCSServer, url: str, bucket: str, zarr_format: int
+) -> None:
+    url = f"{url}/x.zarr"
     GRID.to_zarr(url, zarr_format=zarr_format, consolidated=False)
     assert any(key.startswith("x.zarr/t/") for key in shared.keys(bucket))
     assert xr.open_zarr(url, consolidated=False).equals(GRID)

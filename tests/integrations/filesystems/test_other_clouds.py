@@ -63,6 +63,10 @@ def test_a_url_is_opened_by_either_protocol(
         with fsspec.open(f"{name}{url}/a", **options) as file:
             assert file.read() == b"data"
     fs, path = fsspec.url_to_fs(url, **options)
+    looks = [path, f"{path}/a", f"{path}/none"]
+    assert [fs.isdir(each) for each in looks] == [True, False, False]
+    assert [fs.isfile(each) for each in looks] == [False, True, False]
+    assert fs.cat_ranges([f"{path}/a"] * 2, [0, -1], [2, None]) == [b"da", b"a"]
     assert isinstance(fs, (S3FileSystem, AzureFileSystem))
     assert fs.find(path) == [f"{path}/a"]
     assert fs.unstrip_protocol(f"{path}/a") == f"{url}/a"

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aioflux import NotFoundError, PermissionDeniedError, PreconditionFailedError
-from aioflux.integrations.fsspec import GSFileSystem
+from aioflux.integrations.fsspec import GSFileSystem, LocalFileSystem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from aioflux.testing import GCSServer
 
@@ -96,6 +97,16 @@ def test_what_is_being_written_makes_no_directory(
     shared.put(bucket, "z", b"")
     assert fs.isdir(bucket)
     assert not fs.isdir(f"{bucket}/z")
+
+
+def test_a_look_at_a_local_place(tmp_path: Path) -> None:
+    for key in ("a-b", "a/1", "file"):
+        (tmp_path / key).parent.mkdir(exist_ok=True)
+        (tmp_path / key).write_bytes(b"data")
+    fs = LocalFileSystem()
+    names = ("", "/a", "/file", "/none", "/a-")
+    assert [fs.isdir(f"aiofile://{tmp_path}{name}") for name in names] == [1, 1, 0, 0, 0]
+    assert [fs.isfile(f"aiofile://{tmp_path}{name}") for name in names] == [0, 0, 1, 0, 0]
 
 
 def test_an_object_is_known_without_the_right_to_list(
