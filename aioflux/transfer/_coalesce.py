@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from aioflux._errors import NotFoundError
-from aioflux.transfer._download import MAX_READS, fetch_range, head, replaced_error
+from aioflux.transfer._download import fetch_pinned, fetch_range
 from aioflux.transfer._fanout import bounded_map
 
 if TYPE_CHECKING:
@@ -83,13 +82,9 @@ async def fetch_ranges(
     )
     if meta is not None or len(plan) <= 1:
         return await _read_plan(session, key, ranges, plan, meta)
-    for _ in range(MAX_READS):
-        found = await head(session, key)
-        try:
-            return await _read_plan(session, key, ranges, plan, found)
-        except NotFoundError:
-            continue  # replaced since, or deleted: the next `head` raises then
-    raise replaced_error(session, key)
+    return await fetch_pinned(
+        session, key, lambda found: _read_plan(session, key, ranges, plan, found)
+    )
 
 
 async def _read_plan(

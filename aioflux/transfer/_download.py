@@ -47,6 +47,7 @@ __all__ = [
     "NoRoomError",
     "fetch",
     "fetch_into",
+    "fetch_pinned",
     "fetch_range",
     "head",
     "plan_ranges",
@@ -434,6 +435,29 @@ async def _range_known(
     buffer = BytesBuffer(max(0, min(end, meta.size) - start))
     _, expected, actual = await _fill_known(session, key, buffer.view, start, meta)
     return buffer.finish(), expected, actual
+
+
+async def fetch_pinned(session: Session, key: str, read: Callable[[ObjectMeta], Awaitable[T]]) -> T:
+    """Read an object by the metadata that it has now; again if it is replaced before that is done.
+
+    Args:
+        session: Where.
+        key: Name of the object.
+        read: Reads the generation of the metadata, and verifies what it reads.
+
+    Raises:
+        NotFoundError: No object has this key.
+        PreconditionFailedError: The object was replaced each time while it was read.
+    """
+
+    async def attempt() -> tuple[T, int | None, int]:
+        meta = await head(session, key)
+        try:
+            return await read(meta), None, 0
+        except NotFoundError as exc:
+            raise ReplacedError from exc
+
+    return await _verified(session, key, attempt)
 
 
 async def _range_byhead(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 from collections.abc import Iterable
 from glob import has_magic
 from pathlib import Path
@@ -33,8 +34,11 @@ __all__ = ["Moving"]
 
 Slice: TypeAlias = tuple[int | None, int | None]
 
-_MAX_READS = 3
+_MAX_READS = 6
 """Reads of an object that is replaced between the request for its size and that for its bytes."""
+
+_PAUSE_SECONDS = 0.01
+"""Longest pause before the second of them; it doubles with each, to 0.6 s together."""
 
 _MAX_OBJECTS = 128
 """Objects of which `cat_ranges` reads ranges at once; requests have the bounds of the store."""
@@ -145,12 +149,12 @@ class Moving(Looking):
             return await read(
                 key, [(start or 0, _NO_END if end is None else end) for start, end in slices]
             )
-        for _ in range(_MAX_READS):
+        for number in range(_MAX_READS):
             meta = await store.head(key)
             try:
                 return await read(meta, [plan_slice(*each, meta.size) for each in slices])
-            except NotFoundError:
-                continue  # replaced since, or deleted: the next `head` raises then
+            except NotFoundError:  # replaced since, or deleted: the next `head` raises then
+                await asyncio.sleep(random.uniform(0, _PAUSE_SECONDS * 2**number))  # noqa: S311
         raise PreconditionFailedError(
             f"could not read {meta.uri}: it was replaced while it was read, {_MAX_READS} times in "
             "a row",
