@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from aioflux.service import _memory
+from aioflux.service import _memory, _s3_conditions
+from aioflux.transfer import _conditions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +52,13 @@ def empty_memory() -> Iterator[None]:
     """Forget at a module's end what it left below `memory://`, which lives as long as a process."""
     yield
     _memory._buckets.clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_servers() -> None:
+    """Forget at a module's beginning what S3 servers compare: one may have another's port."""
+    _conditions.forget_servers()
+    _s3_conditions.unquoted_endpoints.clear()
 
 
 @pytest.fixture
