@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tests.integrations.lightning.zygote import Zygote
     from tests.servers.azurite import Azurite
+    from tests.servers.conditions import ConditionsGateway
     from tests.servers.moto import Moto
     from tests.servers.rclone import Rclone
     from tests.servers.seaweedfs import SeaweedFS
@@ -83,6 +84,24 @@ def moto() -> Iterator[Moto]:
     from tests.servers.moto import Moto
 
     with Moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ignoring_server(moto: Moto) -> Iterator[ConditionsGateway]:
+    """An S3 server that ignores conditions of writes; with the bucket `bucket` of moto."""
+    from tests.servers.conditions import ConditionsGateway
+
+    with ConditionsGateway(moto.url, "ignores_conditions") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ceph_like_server(moto: Moto) -> Iterator[ConditionsGateway]:
+    """An S3 server that refuses a correct `If-Match` in quotes; with moto's bucket `bucket`."""
+    from tests.servers.conditions import ConditionsGateway
+
+    with ConditionsGateway(moto.url, "quoted_if_match_fails") as server:
         yield server
 
 
