@@ -11,9 +11,10 @@ from tests.faults.gateway import Gateway
 
 __all__ = ["ConditionsGateway", "Mode"]
 
-Mode: TypeAlias = Literal["ignores_conditions", "quoted_if_match_fails"]
-"""`ignores_conditions`: of writes and deletes, as the gateways. `quoted_if_match_fails`: on PUT,
-which takes the ETag without quotes; deletes are unconditional, as on Ceph."""
+Mode: TypeAlias = Literal["compares_conditions", "ignores_conditions", "quoted_if_match_fails"]
+"""`compares_conditions`: as the server behind. `ignores_conditions`: of writes and deletes, as the
+gateways. `quoted_if_match_fails`: on PUT, which takes the ETag without quotes; deletes are
+unconditional, as on Ceph."""
 
 _WRITES = (b"PUT", b"POST", b"DELETE")
 
@@ -34,9 +35,9 @@ class ConditionsGateway(Gateway):
         self.requests.append(method.decode())
         if self._mode == "ignores_conditions":
             return [line for line in lines if method not in _WRITES or not _is_condition(line)]
-        if method == b"DELETE":
+        if self._mode == "quoted_if_match_fails" and method == b"DELETE":
             return [line for line in lines if not _is_condition(line)]
-        if method == b"PUT":
+        if self._mode == "quoted_if_match_fails" and method == b"PUT":
             return [_refused_if_quoted(line) for line in lines]
         return lines
 

@@ -95,14 +95,17 @@ class Probed:
 
 @asynccontextmanager
 async def asking(
-    *answers: bytes | Callable[[Asked], bytes], access: S3Access | None = None, **settings: Any
+    *answers: bytes | Callable[[Asked], bytes],
+    access: S3Access | None = None,
+    probed: Probed | None = None,
+    **settings: Any,
 ) -> AsyncIterator[tuple[S3Service, list[Asked]]]:
     """A service whose n-th request gets the n-th answer, and all others the last one.
 
     Requests of probes are answered by `Probed`.
     """
     asked: list[Asked] = []
-    probed = Probed()
+    probed = probed or Probed()
 
     async def script(peer: Peer) -> None:
         while True:
