@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import uuid
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -136,6 +137,27 @@ async def test_racing_creators_share_one_probe(
         with pytest.raises(UnsupportedError):
             await store.put("lock", b"", mode="create")
     assert len(ignoring_server.requests) == num_requests
+
+
+async def _create(door: Door, server: ConditionsGateway) -> None:
+    async with aioflux.open_store(door.uri, **door.settings(server)) as store:
+        await store.put("child", b"1", mode="create")
+
+
+async def test_a_forked_child_knows_what_its_parent_tried(
+    ceph_like_server: ConditionsGateway, door: Door
+) -> None:
+    async with door.open(ceph_like_server) as store:
+        await store.put("parent", b"1", mode="create")
+        ceph_like_server.requests.clear()
+        child = multiprocessing.get_context("fork").Process(
+            target=lambda: asyncio.run(_create(door, ceph_like_server))
+        )
+        child.start()
+        await asyncio.to_thread(child.join)
+    assert child.exitcode == 0
+    assert ceph_like_server.requests == ["PUT"]
+    assert door.keys() == ["child", "parent"]
 
 
 async def test_what_is_allowed_is_warned_of_once(
