@@ -27,6 +27,7 @@ from aioflux._errors import (
     RecordError,
     StorageError,
     TransientError,
+    UnsupportedError,
 )
 from aioflux._meta import CleanResult, DeleteResult, ObjectMeta, OpenUpload
 from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
@@ -69,6 +70,7 @@ __all__ = [
     "Timeouts",
     "TransferOptions",
     "TransientError",
+    "UnsupportedError",
     "__version__",
     "open_store",
 ]

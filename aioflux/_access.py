@@ -48,6 +48,12 @@ class S3Access:
     it wrong: entity tags are compared then, where they are an MD5."""
     requester_pays: bool = False
     """Requests are paid by who asks, not by the bucket's owner; False by default."""
+    require_conditions: bool = True
+    """`mode="create"` and `if_generation_match` are refused with UnsupportedError by an endpoint
+    that ignores them; True by default. False: a RuntimeWarning says so once, and of two writers
+    that write one object at the same time both succeed. On endpoints that are not AWS's, the first
+    conditional write of a process tries what the server compares, by some eight requests on a
+    temporary object."""
     addressing: Literal["auto", "path", "virtual"] = "auto"
     """Whether the bucket stands in the path or in the name of the host; "auto" by default: in the
     host on AWS where its name can stand there, in the path at an endpoint of your own."""
@@ -58,7 +64,7 @@ class S3Access:
                 f"S3Access.addressing must be one of {', '.join(_ADDRESSINGS)}, not "
                 f"{self.addressing!r}"
             )
-        for name in ("anonymous", "checksums", "requester_pays"):
+        for name in ("anonymous", "checksums", "requester_pays", "require_conditions"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"S3Access.{name} must be a bool, not {getattr(self, name)!r}")
         for name in ("region", "profile"):

@@ -8,6 +8,7 @@
     │   ├── PreconditionFailedError  the object changed under the caller
     │   ├── ChecksumError            bytes received or sent do not match
     │   ├── RecordError              an object was read, but not as the records it should hold
+    │   ├── UnsupportedError         the service or server cannot do this
     │   └── TransientError           attempts ran out; __cause__ is the last failure
     ├── CredentialsError
     └── CheckpointError
@@ -37,6 +38,7 @@ __all__ = [
     "RecordError",
     "StorageError",
     "TransientError",
+    "UnsupportedError",
 ]
 
 _MARK: Final = "aioflux: uri and status "
@@ -115,6 +117,10 @@ class ChecksumError(StorageError):
 
 class RecordError(StorageError):
     """The bytes of an object are not the records that they should be: torn, cut off or invalid."""
+
+
+class UnsupportedError(StorageError):
+    """The service or server cannot do this; the message says what it lacks and what to do."""
 
 
 class TransientError(StorageError):

@@ -29,7 +29,16 @@ from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
 from aioflux._uri import Location, parse_uri
 from aioflux.service._base import Precondition, Source
 from aioflux.service._open import ServiceConfig, open_service
-from aioflux.transfer import _clean, _compose, _compose_read, _delete, _download, _listing, _upload
+from aioflux.transfer import (
+    _clean,
+    _compose,
+    _compose_read,
+    _conditions,
+    _delete,
+    _download,
+    _listing,
+    _upload,
+)
 from aioflux.transfer._borrowing import BorrowingWriter
 from aioflux.transfer._coalesce import MAX_GAP_BYTES, fetch_ranges
 from aioflux.transfer._counters import Tally
@@ -632,6 +641,7 @@ class Store:
         Raises:
             AlreadyExistsError: `mode="create"`, and there is such an object.
             PreconditionFailedError: The object has another generation.
+            UnsupportedError: The server ignores the condition; see `S3Access.require_conditions`.
             ChecksumError: The service received or stored other bytes; a note says what stays.
             ValueError: The service takes no such key, or it is below `.aioflux-uploads/`.
         """
@@ -771,6 +781,10 @@ class Store:
         A name costs a second request, which finds the generation to delete: so no attempt that is
         repeated removes what somebody else wrote meanwhile.
 
+        Some S3 servers delete whatever is there (Ceph, and gateways that ignore conditions). The
+        object is then looked at directly before each request, which costs one request more; one
+        that is written between the two is deleted. AWS compares, and is not looked at.
+
         Raises:
             NotFoundError: No object has this key.
             PreconditionFailedError: The object was replaced since it was listed.
@@ -783,6 +797,10 @@ class Store:
 
         One that cannot be deleted does not keep the others: look at `DeleteResult.errors`. With
         metadata of a listing, an object is deleted only in the generation that was listed.
+
+        Where the server compares no generation when it deletes (see `delete`), what is there is
+        looked at directly before: by one request for each object, or by a listing for a page of
+        up to 1,000 objects. An object that is written between the two is deleted.
 
         Raises:
             TypeError: `keys` is one string.
@@ -808,6 +826,21 @@ class Store:
             return []
         granted = await session.call("", lambda _: session.service.granted_permissions(list(names)))
         return [name for name in names if name not in granted]
+
+    async def check_conditions(self) -> Sequence[str]:
+        """Return the conditions that the server ignores: "create", "replace" and "delete".
+
+        "create" is `mode="create"`, "replace" is `if_generation_match`, and "delete" the deletion
+        of one generation. Google Cloud Storage, Azure, AWS, files and memory compare all of them,
+        and nothing is sent. On another S3 endpoint the first call of a process tries them on a
+        temporary object, unless a conditional write has done so.
+
+        Raises:
+            UnsupportedError: "create" or "replace" is ignored, and `S3Access.require_conditions`
+                is True, so that such writes are refused.
+            StorageError: It could not be tried: the credentials may not write, for one.
+        """
+        return await _conditions.check(self._session())
 
     async def clean(
         self, prefix: str = "", *, older_than_seconds: float = 86_400.0, dry_run: bool = False

@@ -380,16 +380,20 @@ class Store:
         return bridge.run(self._store.copy(source, key, mode=mode))
 
     def delete(self, key: str | ObjectMeta) -> None:
-        """Delete an object."""
+        """Delete an object; see `Store.delete` for what remains on servers that do not compare."""
         bridge.run(self._store.delete(key))
 
     def delete_many(self, keys: Iterable[str | ObjectMeta]) -> DeleteResult:
-        """Delete many objects and tell what became of each."""
+        """Delete many objects, and return what became of each; see `Store.delete_many`."""
         return bridge.run(self._store.delete_many(list(keys)))
 
     def missing_permissions(self, names: Sequence[str]) -> Sequence[str]:
         """Return those of `names` that the credentials in use do not have on the bucket."""
         return bridge.run(self._store.missing_permissions(names))
+
+    def check_conditions(self) -> Sequence[str]:
+        """Return the conditions that the server ignores: "create", "replace" and "delete"."""
+        return bridge.run(self._store.check_conditions())
 
     def clean(
         self, prefix: str = "", *, older_than_seconds: float = 86_400.0, dry_run: bool = False

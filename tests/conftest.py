@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from aioflux.service import _memory
+from aioflux.service import _memory, _s3_conditions
+from aioflux.transfer import _conditions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.integrations.lightning.zygote import Zygote
     from tests.servers.azurite import Azurite
+    from tests.servers.conditions import ConditionsGateway
     from tests.servers.moto import Moto
     from tests.servers.rclone import Rclone
     from tests.servers.seaweedfs import SeaweedFS
@@ -53,6 +55,13 @@ def empty_memory() -> Iterator[None]:
     _memory._buckets.clear()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forget_servers() -> None:
+    """Forget at a module's beginning what S3 servers compare: one may have another's port."""
+    _conditions.forget_servers()
+    _s3_conditions.unquoted_endpoints.clear()
+
+
 @pytest.fixture
 def cloud(request: pytest.FixtureRequest) -> str:
     """Which cloud a test runs on."""
@@ -75,6 +84,24 @@ def moto() -> Iterator[Moto]:
     from tests.servers.moto import Moto
 
     with Moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ignoring_server(moto: Moto) -> Iterator[ConditionsGateway]:
+    """An S3 server that ignores conditions of writes; with the bucket `bucket` of moto."""
+    from tests.servers.conditions import ConditionsGateway
+
+    with ConditionsGateway(moto.url, "ignores_conditions") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ceph_like_server(moto: Moto) -> Iterator[ConditionsGateway]:
+    """An S3 server that refuses a correct `If-Match` in quotes; with moto's bucket `bucket`."""
+    from tests.servers.conditions import ConditionsGateway
+
+    with ConditionsGateway(moto.url, "quoted_if_match_fails") as server:
         yield server
 
 

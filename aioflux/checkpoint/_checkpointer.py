@@ -11,6 +11,7 @@ Over 500 lines because it is one public class, of which half is signatures and d
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import concurrent.futures
 import logging
@@ -31,6 +32,7 @@ from aioflux._errors import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointNotFoundError,
+    UnsupportedError,
 )
 from aioflux.checkpoint import _loading, _verify
 from aioflux.checkpoint._commit import new_save_id, step_prefix
@@ -48,17 +50,21 @@ from aioflux.checkpoint._uploader_process import ProcessUploader
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import Unpack
 
     from aioflux._policy import StoreOptions
     from aioflux.checkpoint._verify import Verification
     from aioflux.checkpoint.compression import ZStandard
+    from aioflux.store import Store
 
 __all__ = ["Checkpointer"]
 
 _log = logging.getLogger("aioflux")
+
+_CHECK_SECONDS = 5.0
+"""Time that building a Checkpointer takes for a server that does not answer."""
 
 _LOOK_UP_SECONDS = 0.5
 """Time between two looks of a waiting caller at signals."""
@@ -87,7 +93,13 @@ class Checkpointer:
         process_group: Any = None,
         **options: Unpack[StoreOptions],
     ) -> None:
-        """Sends nothing yet.
+        """Sends nothing yet, but to an S3 endpoint that is not AWS's.
+
+        There the coordinator tries which conditions the server compares, once in a process: two
+        saves of one step are kept apart by them alone. On a server that ignores them it warns, and
+        saving raises UnsupportedError; with `S3Access(require_conditions=False)` saving works, and
+        two runs that save one step at the same time may both report success. If it cannot be tried
+        now, such as by credentials that may only read, the first save does.
 
         Args:
             uri: Prefix of the run, such as `gs://bucket/run-7`; `step-00000100/` and so on follow.
@@ -153,6 +165,8 @@ class Checkpointer:
         self._is_given_back = False
         self._pid = os.getpid()
         _open.add(self)
+        if self._ranks.is_coordinator and self._store.uri.startswith("s3://"):
+            self._check_conditions()
 
     @property
     def uri(self) -> str:
@@ -163,6 +177,29 @@ class Checkpointer:
     def loaded_step(self) -> int | None:
         """The step that was loaded last, or None. Retention leaves it alone."""
         return self._loaded_step
+
+    def _check_conditions(self) -> None:
+        """Warn if the server ignores the conditions by which saves are kept apart."""
+        try:
+            missing = bridge.run(_check_conditions(self._store))
+        except UnsupportedError as exc:
+            warnings.warn(
+                f"checkpoints below {self.uri} can be loaded, and saving is refused: {exc}; one "
+                "writer for each run is needed then",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        except (AiofluxError, TimeoutError) as exc:
+            _log.info("whether saves to %s are safe is not known yet: %r", self.uri, exc)
+        else:
+            if {"create", "replace"} & set(missing):
+                warnings.warn(
+                    f"the server of {self.uri} ignores conditions of writes: of two runs that save "
+                    "one step at the same time both may report success, and one of them is lost; "
+                    "use one writer for each run",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
 
     def __repr__(self) -> str:
         return f"<Checkpointer {self.uri}, rank {self._ranks.rank} of {self._ranks.world_size}>"
@@ -560,6 +597,11 @@ class Checkpointer:
             failure = self._unseen_error()
             if failure is not None:
                 raise failure
+
+
+async def _check_conditions(store: Store) -> Sequence[str]:
+    async with asyncio.timeout(_CHECK_SECONDS):
+        return await store.check_conditions()
 
 
 def _plain(compression: ZStandard) -> Compression:

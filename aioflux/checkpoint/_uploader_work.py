@@ -143,7 +143,11 @@ class Save:
             told = await self._told_before() if job.attempt else None
             if job.failure:
                 raise _StagingError(job.failure)  # noqa: TRY301  one way for all failures
-            replaces = await self._previous() if self._is_coordinator else None
+            replaces = None
+            if self._is_coordinator:
+                # Before anything is uploaded: without conditions, saves could replace each other.
+                await self._store.check_conditions()
+                replaces = await self._previous()
             objects = await self._upload() if told is None or self._is_coordinator else told
             if self._is_coordinator:
                 others = [] if self._is_alone else await self._collect()

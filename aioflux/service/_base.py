@@ -49,6 +49,14 @@ class Capabilities:
     """Objects can be concatenated by the service."""
     max_compose_sources: int = 32
     """Sources of one compose."""
+    conditional_create: bool = True
+    """A write with `if_absent` is refused if there is an object; False: the server ignores it."""
+    conditional_replace: bool = True
+    """A write with `if_generation_match` is refused if the object has another generation; False:
+    the server ignores it."""
+    conditional_delete: bool = True
+    """Deleting one generation leaves a newer one alone; False: the server deletes whatever is
+    there, so that the generation is looked at before each request."""
     conditional_complete: bool = False
     """Completing a multipart upload honours a precondition."""
     min_part_size_bytes: int = 5 * MIB
@@ -147,6 +155,9 @@ class Service(ABC):
     """One bucket and prefix of one storage service."""
 
     capabilities: Capabilities
+    conditions_known: bool = True
+    """Whether `capabilities` say which conditions the server compares. False: `unprobed_server`
+    and `set_conditions` find out, before the first conditional write."""
 
     def __init__(self, *, root_uri: str, prefix: str) -> None:
         self._root_uri = root_uri
@@ -155,6 +166,38 @@ class Service(ABC):
     def uri(self, key: str = "") -> str:
         """Return the whole uri of a key, for errors and metadata."""
         return f"{self._root_uri}{self._prefix}{key}"
+
+    async def unprobed_server(self) -> str:
+        """Return endpoint and bucket if only trying shows which conditions hold there, else "".
+
+        Sends nothing.
+        """
+        return ""
+
+    def set_conditions(self, *, create: bool, replace: bool, delete: bool) -> None:
+        """Set what a probe found in `capabilities`."""
+        raise NotImplementedError
+
+    def refuse_condition(self, key: str, precondition: Precondition, *, warns: bool = True) -> None:
+        """Refuse a write whose condition the server ignores, or warn once if the caller allows it.
+
+        Args:
+            key: What is written.
+            precondition: The condition.
+            warns: Warn if the caller allows it.
+
+        Raises:
+            UnsupportedError: The caller did not allow it.
+        """
+        raise NotImplementedError
+
+    async def compares_deletes(self, *, in_pages: bool = False) -> bool:
+        """Return whether deleting one generation leaves a newer one alone. Sends nothing.
+
+        Args:
+            in_pages: By `delete_page`.
+        """
+        return self.capabilities.conditional_delete
 
     @abstractmethod
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from aioflux._errors import StorageError, TransientError
+from aioflux._errors import StorageError, TransientError, UnsupportedError
 from aioflux.http import ConnectionLostError, ProtocolError
 from aioflux.service._base import Body, Page, Service, UploadedPart
 from aioflux.service._send import READ, Terms
@@ -250,7 +250,7 @@ class HTTPService(Service):
     ) -> ObjectMeta:
         """See base class. Services that cannot do it tell what to do instead."""
         uri = self.uri(key)
-        raise StorageError(f"could not compose {uri}: {self._no_compose}", uri=uri)
+        raise UnsupportedError(f"could not compose {uri}: {self._no_compose}", uri=uri)
 
     # --- listings and the rest --------------------
 

@@ -26,6 +26,7 @@ from aioflux._errors import (
     PreconditionFailedError,
     StorageError,
     TransientError,
+    UnsupportedError,
 )
 from aioflux._meta import ObjectMeta, OpenUpload
 from aioflux._uri import quote_path
@@ -404,7 +405,7 @@ class LocalService(Service):
     def _refuse_metadata(self, key: str, metadata: Mapping[str, str] | None) -> None:
         if metadata:
             uri = self.uri(key)
-            raise StorageError(f"{uri} cannot carry metadata: files keep none", uri=uri)
+            raise UnsupportedError(f"{uri} cannot carry metadata: files keep none", uri=uri)
 
     def _reveal(
         self,

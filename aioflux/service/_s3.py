@@ -1,10 +1,13 @@
 """S3 and what speaks as it does: all of it on the data plane, signed here.
 
 operation -> `_s3_send`: site, keys, signature, data plane -> what the answer means
+
+Over 500 lines because it is one class with a method for each operation of the contract.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +26,7 @@ from aioflux.service import _s3_read as reading
 from aioflux.service import _s3_wire as wire
 from aioflux.service._base import Body, Capabilities, Precondition
 from aioflux.service._http import COMPLETE_SECONDS, ReadRequest
+from aioflux.service._s3_conditions import is_amazon, refuse_ignored, unquoted_endpoints
 from aioflux.service._s3_copy import copy_by_parts
 from aioflux.service._s3_delete import delete_many
 from aioflux.service._s3_errors import deletion_error, error_in_success
@@ -34,7 +38,7 @@ from aioflux.service._xml_uploads import XMLService
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from aioflux._policy import Timeouts
     from aioflux.http import Response, Waiter
@@ -78,6 +82,10 @@ class S3Service(XMLService):
         access = access or S3Access()
         self._bucket = bucket
         self._has_checksums = access.checksums
+        self._requires_conditions = access.require_conditions
+        self.conditions_known = False
+        self._is_amazon = False
+        self._server = ""
         self._verify = verify
         self._sender = S3Sender(
             bucket,
@@ -103,6 +111,95 @@ class S3Service(XMLService):
         if self.capabilities.list_ranges:
             self.capabilities = replace(self.capabilities, list_ranges=False)
 
+    async def unprobed_server(self) -> str:
+        if self.conditions_known:
+            return ""
+        endpoint = await self._sender.endpoint()
+        if is_amazon(endpoint):
+            self.conditions_known = self._is_amazon = True
+            return ""
+        self._server = f"{endpoint.rstrip('/')}/{self._bucket}"
+        return self._server
+
+    def set_conditions(self, *, create: bool, replace: bool, delete: bool) -> None:
+        self.capabilities = dataclasses.replace(
+            self.capabilities,
+            conditional_create=create,
+            conditional_replace=replace,
+            conditional_delete=delete,
+        )
+        self.conditions_known = True
+
+    def refuse_condition(self, key: str, precondition: Precondition, *, warns: bool = True) -> None:
+        refuse_ignored(
+            precondition,
+            uri=self.uri(key),
+            server=self._server,
+            is_required=self._requires_conditions,
+            warns=warns,
+        )
+
+    async def compares_deletes(self, *, in_pages: bool = False) -> bool:
+        await self.unprobed_server()
+        # A probe tries single deletes alone.
+        is_tried = self.conditions_known and not in_pages
+        return self._is_amazon or (is_tried and self.capabilities.conditional_delete)
+
+    def _is_compared(self, precondition: Precondition) -> bool:
+        """Return whether the server compares a precondition, as far as it is known."""
+        can = self.capabilities
+        return can.conditional_create if precondition.if_absent else can.conditional_replace
+
+    async def _compared(self, key: str, precondition: Precondition) -> Precondition:
+        """Return what is sent of a precondition, after a look in place of what is ignored.
+
+        Raises:
+            PreconditionFailedError: It does not hold.
+        """
+        if not precondition or self._is_compared(precondition):
+            return precondition
+        await self._check(key, precondition)
+        return Precondition()
+
+    async def _send_matching(
+        self, key: str, generation: str, send: Callable[[bool], Awaitable[Response]]
+    ) -> Response:
+        """Send a request under `If-Match`, in the spelling of the ETag that the endpoint takes.
+
+        If the endpoint refuses an ETag that is the object's, the other spelling is tried, and
+        remembered if it is taken.
+
+        Args:
+            key: The object.
+            generation: The generation that it must have.
+            send: Sends the request, with the ETag in quotes or without.
+
+        Raises:
+            PreconditionFailedError: The object has another generation, or there is none.
+        """
+        endpoint = await self._sender.endpoint()
+        is_quoted = endpoint not in unquoted_endpoints
+        try:
+            return await send(is_quoted)
+        except PreconditionFailedError as exc:
+            if exc.status != 412 or is_amazon(endpoint):
+                raise
+            try:
+                found = (await self.head(key)).generation
+            except NotFoundError:
+                found = ""
+            except TransientError as failure:
+                failure.maybe_done = False  # the request itself was refused
+                raise
+            if not wire.is_same_generation(generation, found):
+                raise
+        response = await send(not is_quoted)
+        if is_quoted:
+            unquoted_endpoints.add(endpoint)
+        else:
+            unquoted_endpoints.discard(endpoint)
+        return response
+
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
         pin = wire.parse_pin(generation)
         response = await self._sender.send(
@@ -117,6 +214,14 @@ class S3Service(XMLService):
         told = headers.get(b"content-length", b"")
         if not wire.etag_of(headers) or not told.isdigit():
             raise self._foreign("look at", key, response)
+        if pin.etag and wire.etag_of(headers) != pin.etag:
+            # A server that ignores `If-Match`.
+            uri = self.uri(key)
+            raise NotFoundError(
+                f"could not look at {uri}: it was replaced since it was seen; list it again",
+                uri=uri,
+                status=412,
+            )
         size = int(told)
         try:
             wire.require_size(pin, size)
@@ -238,18 +343,24 @@ class S3Service(XMLService):
         metadata: Mapping[str, str] | None = None,
     ) -> ObjectMeta:
         headers = wire.object_headers(content_type, metadata)
-        headers += wire.precondition_headers(precondition)
         if self._has_checksums:
             headers += wire.hash_headers(crc32c)
-        response = await self._sender.send(
-            b"PUT",
-            self._path(key),
-            "write",
-            key,
-            headers=headers,
-            body=data,
-            terms=CONDITIONAL if precondition else PLAIN,
-        )
+        condition = await self._compared(key, precondition)
+
+        async def send(is_quoted: bool) -> Response:
+            spelled = wire.precondition_headers(condition, is_quoted=is_quoted)
+            return await self._sender.send(
+                b"PUT",
+                self._path(key),
+                "write",
+                key,
+                headers=headers + spelled,
+                body=data,
+                terms=CONDITIONAL if condition else PLAIN,
+            )
+
+        expected = condition.if_generation_match
+        response = await (self._send_matching(key, expected, send) if expected else send(True))
         etag = wire.etag_of(response.headers)
         if not etag:
             raise self._foreign("write", key, response)
@@ -265,14 +376,21 @@ class S3Service(XMLService):
         if not generation:
             # S3 answers alike whether there was something or not.
             await self.head(key)
-        try:
-            response = await self._sender.send(
+
+        async def send(is_quoted: bool) -> Response:
+            etag = pin.quoted if is_quoted else pin.etag.encode()
+            return await self._sender.send(
                 b"DELETE",
                 self._target(key, pin),
                 "delete",
                 key,
-                headers=[(b"If-Match", pin.quoted)] if pin.etag else (),
+                headers=[(b"If-Match", etag)] if pin.etag else (),
                 terms=CONDITIONAL if pin.etag else PLAIN,
+            )
+
+        try:
+            response = await (
+                self._send_matching(key, generation, send) if pin.etag else send(True)
             )
         except PreconditionFailedError:
             # Also the answer where nothing is there.
@@ -322,15 +440,16 @@ class S3Service(XMLService):
                 self, original, key, source_headers, precondition=precondition
             )
         action = "copy to"
+        condition = precondition if self._is_compared(precondition) else Precondition()
         try:
             response = await self._sender.send(
                 b"PUT",
                 self._path(key),
                 action,
                 key,
-                headers=source_headers + wire.precondition_headers(precondition),
+                headers=source_headers + wire.precondition_headers(condition),
                 head_seconds=COMPLETE_SECONDS,
-                terms=CONDITIONAL if precondition else PLAIN,
+                terms=CONDITIONAL if condition else PLAIN,
             )
         except PreconditionFailedError:
             # Of the source, or of what is there.
@@ -414,8 +533,9 @@ class S3Service(XMLService):
     ) -> ObjectMeta:
         await self._check(key, precondition)
         size = sum(part.size for part in parts)
+        condition = precondition if self._is_compared(precondition) else Precondition()
         headers = [(b"Content-Type", b"application/xml")]
-        headers += wire.precondition_headers(precondition)
+        headers += wire.precondition_headers(condition)
         whole = multipart.combined_crc32c(parts) if self._has_checksums else None
         if whole is not None:
             headers += [*wire.hash_headers(whole), (b"x-amz-checksum-type", b"FULL_OBJECT")]
@@ -428,7 +548,7 @@ class S3Service(XMLService):
             headers=headers,
             body=multipart.complete_body(parts),
             head_seconds=COMPLETE_SECONDS,
-            terms=Terms(is_conditional=bool(precondition), is_completion=True),
+            terms=Terms(is_conditional=bool(condition), is_completion=True),
         )
         fields = self._fields(response, "ETag", action, key)
         content_type, metadata = self._begun.pop(upload_id, ("", {}))

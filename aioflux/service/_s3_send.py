@@ -177,6 +177,13 @@ class S3Sender(Sender):
             is_completion=terms.is_completion,
         )
 
+    async def endpoint(self) -> str:
+        """Return the url of the endpoint, empty if it is that of AWS. Sends nothing."""
+        if self.site is None and not self._endpoint_url:
+            told = await self._named(self._source.settings(), "look at", "")
+            return str(told.endpoint_url)
+        return self._endpoint_url
+
     async def aclose(self) -> None:
         self._is_closed = True
         if self._pool is not None:

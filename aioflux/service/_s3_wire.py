@@ -175,8 +175,14 @@ def quote_name(name: str) -> bytes:
     return b"/" + name.encode()
 
 
-def precondition_headers(precondition: Precondition) -> list[tuple[bytes, bytes]]:
+def precondition_headers(
+    precondition: Precondition, *, is_quoted: bool = True
+) -> list[tuple[bytes, bytes]]:
     """Write a precondition as headers.
+
+    Args:
+        precondition: The precondition.
+        is_quoted: The entity tag has its quotes (RFC 9110, 8.8.3).
 
     Raises:
         ValueError: It is no generation of this service, or a version, which writes do not know.
@@ -192,7 +198,7 @@ def precondition_headers(precondition: Precondition) -> list[tuple[bytes, bytes]
             f"{generation!r} cannot be a condition on S3, which compares entity tags; pass "
             "ObjectMeta.generation"
         )
-    return [(b"If-Match", pin.quoted)]
+    return [(b"If-Match", pin.quoted if is_quoted else pin.etag.encode())]
 
 
 def object_headers(

@@ -90,6 +90,7 @@ class FlakyService(Service):
     def __init__(self, inner: Service, *, draw: Draw | None = None) -> None:
         super().__init__(root_uri=inner.uri(), prefix="")
         self.capabilities = inner.capabilities
+        self.conditions_known = inner.conditions_known
         self.calls: list[tuple[str, str]] = []
         self.num_faults = 0
         self._inner = inner
@@ -130,6 +131,26 @@ class FlakyService(Service):
         if fault.kind == "lose":
             raise error
         return cast("T", _altered(result, fault, uri)) if isinstance(result, Body) else result
+
+    async def unprobed_server(self) -> str:
+        """Pass on."""
+        server = await self._inner.unprobed_server()
+        self.conditions_known = self._inner.conditions_known
+        return server
+
+    def set_conditions(self, *, create: bool, replace: bool, delete: bool) -> None:
+        """Pass on."""
+        self._inner.set_conditions(create=create, replace=replace, delete=delete)
+        self.capabilities = self._inner.capabilities
+        self.conditions_known = True
+
+    def refuse_condition(self, key: str, precondition: Precondition, *, warns: bool = True) -> None:
+        """Pass on."""
+        self._inner.refuse_condition(key, precondition, warns=warns)
+
+    async def compares_deletes(self, *, in_pages: bool = False) -> bool:
+        """Pass on."""
+        return await self._inner.compares_deletes(in_pages=in_pages)
 
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
         """Pass on, or fail."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from aioflux._checksums import combine_crc32c
 from aioflux._errors import NotFoundError, PreconditionFailedError
 from aioflux.service._base import Source
+from aioflux.transfer._conditions import require
 from aioflux.transfer._fanout import gather
 from aioflux.transfer._lost import Fate, call_or_find, checksum_of, is_as_asked
 from aioflux.transfer._write import WriteRequest, unmet
@@ -83,6 +84,7 @@ async def copy(
 ) -> ObjectMeta:
     """Copy an object within the bucket, with its content type and metadata."""
     request = WriteRequest(key, precondition)
+    await require(session, key, precondition)
     fate = Fate()
 
     async def find() -> ObjectMeta | None:

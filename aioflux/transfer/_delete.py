@@ -17,7 +17,7 @@ from aioflux.transfer._fanout import bounded_map
 from aioflux.transfer._lost import Fate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from aioflux.transfer._session import Session
 
@@ -57,7 +57,7 @@ async def delete(session: Session, key: str, *, generation: str = "") -> None:
     for is_last in (False, False, True):
         meta = await session.call(key, lambda _: session.service.head(key))
         try:
-            await _delete_once(session, key, meta.generation)
+            await _delete_once(session, key, meta.generation, is_seen=True)
         except (NotFoundError, PreconditionFailedError):
             if is_last:
                 raise
@@ -65,18 +65,50 @@ async def delete(session: Session, key: str, *, generation: str = "") -> None:
             return
 
 
-async def _delete_once(session: Session, key: str, generation: str) -> None:
+async def _delete_once(
+    session: Session, key: str, generation: str, *, is_seen: bool = False
+) -> None:
+    """Delete one generation of an object.
+
+    Args:
+        session: Where.
+        key: Name of the object.
+        generation: The generation; empty for any.
+        is_seen: The object had that generation a moment ago.
+    """
+    service = session.service
     fate = Fate()
 
-    async def attempt(_: int) -> None:
+    async def attempt(number: int) -> None:
         try:
-            await fate.hear(session.service.delete(key, generation=generation))
+            if generation and not (await service.compares_deletes() or (is_seen and number == 1)):
+                await _require_generation(session, key, generation)
+            await fate.hear(service.delete(key, generation=generation))
         except (NotFoundError, PreconditionFailedError):
             # Gone, or replaced since: that generation is deleted.
             if not fate.is_open:
                 raise
 
     await session.call(key, attempt)
+
+
+async def _require_generation(session: Session, key: str, generation: str) -> None:
+    """Look at an object that a server would delete in whatever generation it is.
+
+    Raises:
+        NotFoundError: It is gone.
+        PreconditionFailedError: It has another generation.
+    """
+    try:
+        await session.service.head(key, generation=generation)
+    except NotFoundError as exc:
+        if exc.status != 412:
+            raise
+        raise PreconditionFailedError(
+            f"could not delete {exc.uri}: it was replaced since it was seen",
+            uri=exc.uri,
+            status=exc.status,
+        ) from exc
 
 
 @dataclass(slots=True)
@@ -172,10 +204,14 @@ async def _delete_page(
             there.append(Source(key=source.key, generation=seen))
     if not there:
         return ()
+
+    async def attempt(_: int) -> Mapping[str, StorageError]:
+        if fate.is_open and not await session.service.compares_deletes(in_pages=True):
+            raise StorageError("what was deleted may have been written anew: each is looked at")
+        return await fate.hear(session.service.delete_page(there))
+
     try:
-        failed = await session.call(
-            there[0].key, lambda _: fate.hear(session.service.delete_page(there))
-        )
+        failed = await session.call(there[0].key, attempt)
     except StorageError:
         return there
     again: list[Source] = []

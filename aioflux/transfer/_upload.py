@@ -23,6 +23,7 @@ from aioflux._errors import (
     StorageError,
 )
 from aioflux.service._base import Precondition
+from aioflux.transfer._conditions import require
 from aioflux.transfer._initiate import Initiation
 from aioflux.transfer._limits import ByteBudget
 from aioflux.transfer._lost import Fate, call_or_find, find_written
@@ -262,6 +263,10 @@ class ObjectWriter:
     async def _begin(self) -> None:
         if self._begun is None:
             request = self._request
+            # Here and not at completion: nobody sends all of an object to be refused at its end.
+            await require(self._session, request.key, request.precondition)
+            if self._closed:
+                raise self._ended_by or self._is_closed()
             self._session.opened.add(self)
             # A task of its own: cancelled between the service's yes and our hearing it, the upload
             # would stay open.

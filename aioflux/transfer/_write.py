@@ -15,6 +15,7 @@ from aioflux._errors import (
     TransientError,
 )
 from aioflux.service._base import Precondition
+from aioflux.transfer._conditions import require
 from aioflux.transfer._delete import delete
 from aioflux.transfer._lost import Fate, call_or_find, find_written
 from aioflux.transfer._staged import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_staged
@@ -87,6 +88,7 @@ async def put_once(session: Session, request: WriteRequest, data: memoryview) ->
     A conditional write whose answer was lost is resolved by looking. Bytes that arrive as others
     are sent again, three times in all.
     """
+    await require(session, request.key, request.precondition)
     # Also compared with the stored object below, so it is needed where it is not sent, too.
     checksum = crc32c(data)
     fate, sends = Fate(), Sends()

@@ -38,6 +38,7 @@ METHODS = {
     "delete",
     "delete_many",
     "missing_permissions",
+    "check_conditions",
     "clean",
 }
 """The names of the plan."""

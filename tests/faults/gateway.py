@@ -116,6 +116,10 @@ class Gateway:
                 await asyncio.gather(answers, return_exceptions=True)
             writer.close()
 
+    def rewrite(self, method: bytes, lines: list[bytes]) -> list[bytes]:
+        """Return the headers that are passed on; a subclass may change them."""
+        return lines
+
     async def _connect(
         self, method: bytes, target: bytes
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -135,6 +139,7 @@ class Gateway:
             url = urlsplit(target)
             target = url.path + (b"?" + url.query if url.query else b"")
         kept = [line for line in lines if not line.lower().startswith(_HOP_BY_HOP)]
+        kept = self.rewrite(method, kept)
         upstream.write(
             b"\r\n".join([b" ".join((method, target, version)), *kept, *self.headers]) + b"\r\n\r\n"
         )

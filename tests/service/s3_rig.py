@@ -69,12 +69,43 @@ def hello(**headers: str) -> bytes:
     return answer(200, b"hello", etag=f'"{ETAG}"', **headers)
 
 
+class Probed:
+    """Temporary objects, whose conditions are compared: what is asked of these is not counted."""
+
+    def __init__(self) -> None:
+        self.etags: dict[str, str] = {}
+        self.num_requests = 0
+
+    def answer(self, asked: Asked) -> bytes:
+        self.num_requests += 1
+        there = self.etags.get(asked.target)
+        expected = asked.headers.get("if-match", there or "").strip('"')
+        if (there or "") != expected or (there and "if-none-match" in asked.headers):
+            return refusal(412, "PreconditionFailed")
+        if asked.method == "PUT":
+            etag = self.etags[asked.target] = f"{self.num_requests:032x}"
+            return answer(200, etag=f'"{etag}"')
+        if asked.method == "DELETE":
+            self.etags.pop(asked.target, None)
+            return answer(204)
+        if there is None:
+            return answer(404)
+        return answer(200, etag=f'"{there}"', content_length="1")
+
+
 @asynccontextmanager
 async def asking(
-    *answers: bytes | Callable[[Asked], bytes], access: S3Access | None = None, **settings: Any
+    *answers: bytes | Callable[[Asked], bytes],
+    access: S3Access | None = None,
+    probed: Probed | None = None,
+    **settings: Any,
 ) -> AsyncIterator[tuple[S3Service, list[Asked]]]:
-    """A service whose n-th request gets the n-th answer, and all others the last one."""
+    """A service whose n-th request gets the n-th answer, and all others the last one.
+
+    Requests of probes are answered by `Probed`.
+    """
     asked: list[Asked] = []
+    probed = probed or Probed()
 
     async def script(peer: Peer) -> None:
         while True:
@@ -85,7 +116,11 @@ async def asking(
                 name.lower(): value.strip()
                 for name, _, value in (line.partition(":") for line in lines if line)
             }
-            asked.append(Asked(method, target, headers, body))
+            request = Asked(method, target, headers, body)
+            if "/.aioflux-uploads/" in target:
+                await peer.send(probed.answer(request))
+                continue
+            asked.append(request)
             reply = answers[min(len(asked), len(answers)) - 1]
             await peer.send(reply if isinstance(reply, bytes) else reply(asked[-1]))
             if isinstance(reply, Cut):

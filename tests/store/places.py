@@ -205,8 +205,9 @@ class S3Place:
 class MotoPlace(S3Place):
     """On moto, which checks no signatures: the back door is its HTTP API, by hand."""
 
-    def __init__(self, server: Moto) -> None:
-        super().__init__(server, checksums=False)
+    def __init__(self, server: Moto, *, endpoint_url: str = "", **access: Any) -> None:
+        super().__init__(server, checksums=False, **access)
+        self.endpoint_url = endpoint_url or server.url
         self._connection = http.client.HTTPConnection(urlsplit(server.url).netloc)
 
     def write(self, key: str, data: bytes) -> None:

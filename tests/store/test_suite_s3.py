@@ -1,5 +1,8 @@
 """The store's contract on `s3://`: on SeaweedFS, which checks signatures, and on moto.
 
+And on moto behind a proxy that treats conditions as other servers do: those that ignore them, and
+Ceph, which refuses a correct `If-Match` in quotes.
+
 What a server lacks stands here, with the reason; nothing else is left out.
 """
 
@@ -19,6 +22,7 @@ from tests.store.suite import OnPlace, PlaceSuite
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.servers.conditions import ConditionsGateway
     from tests.servers.moto import Moto
     from tests.servers.seaweedfs import SeaweedFS
 
@@ -73,5 +77,30 @@ class TestMoto(PlaceSuite):
     @pytest.fixture(autouse=True)
     def set_place(self, moto: Moto) -> Iterator[None]:
         self.place = place = MotoPlace(moto)
+        yield
+        place.close()
+
+
+@pytest.mark.filterwarnings("ignore:.* does not compare .* when it writes:RuntimeWarning")
+class TestIgnoredConditions(PlaceSuite):
+    """One writer at a time keeps the contract, by a look before each conditional write."""
+
+    can = MOTO
+
+    @pytest.fixture(autouse=True)
+    def set_place(self, moto: Moto, ignoring_server: ConditionsGateway) -> Iterator[None]:
+        self.place = place = MotoPlace(
+            moto, endpoint_url=ignoring_server.url, require_conditions=False
+        )
+        yield
+        place.close()
+
+
+class TestQuotedETagRefused(PlaceSuite):
+    can = MOTO
+
+    @pytest.fixture(autouse=True)
+    def set_place(self, moto: Moto, ceph_like_server: ConditionsGateway) -> Iterator[None]:
+        self.place = place = MotoPlace(moto, endpoint_url=ceph_like_server.url)
         yield
         place.close()

@@ -41,6 +41,7 @@ PUBLIC = {
     "Timeouts",
     "TransferOptions",
     "TransientError",
+    "UnsupportedError",
     "__version__",
     "open_store",
 }

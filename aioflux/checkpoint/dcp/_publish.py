@@ -54,7 +54,12 @@ class Unfinished(NamedTuple):
 async def begin(
     store: Store, keys: Sequence[str], unfinished: Sequence[Unfinished]
 ) -> tuple[Seen, ...]:
-    """Return what a save replaces, after what failed ones left was deleted."""
+    """Return what a save replaces, after what failed ones left was deleted.
+
+    Raises:
+        UnsupportedError: The server ignores the condition of the commit.
+    """
+    await store.check_conditions()
     for each in unfinished:
         await sweep(each)
     return await _look(store, keys)

@@ -68,7 +68,8 @@ class Forks:
             told: Arguments of the task.
             fds: Its standard input, output and errors, as many as it is to be given.
         """
-        return self.ask([task, {"STORAGE_EMULATOR_HOST": server.url}, *told], *fds)
+        places = getattr(server, "environment", {"STORAGE_EMULATOR_HOST": server.url})
+        return self.ask([task, places, *told], *fds)
 
 
 class Forked:
