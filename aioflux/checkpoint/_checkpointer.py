@@ -399,7 +399,10 @@ class Checkpointer:
         Args:
             step: Load this one and no other.
             into: A state whose tensors are filled where they are, or what has `state_dict` and
-                `load_state_dict`. Needed where tensors are cut across ranks.
+                `load_state_dict`. Needed where tensors are cut across ranks. Dictionaries with text
+                for keys choose what is loaded: each of their keys must be stored, and what is
+                stored beside is left out. Lists, dictionaries with other keys, empty dictionaries
+                and all that is below them become what was saved.
             map_location: Where tensors go, as in `torch.load`; without `into` only.
             weights_only: Refuse values that could run code.
 
@@ -409,6 +412,7 @@ class Checkpointer:
         Raises:
             CheckpointNotFoundError: There is no such step, or none at all.
             CheckpointCorruptError: The step does not verify; without `step`, no step does.
+            CheckpointError: `into` has something that is not stored, or in another size.
         """
         if into is not None and map_location is not None:
             raise ValueError("map_location has no effect with into: its tensors are where they are")

@@ -23,7 +23,12 @@ from torch.distributed.tensor import DTensor
 from aioflux._errors import CheckpointError
 from aioflux.checkpoint._storage_data import pickle_index, pickle_metadata
 from aioflux.checkpoint._uploader_job import Whole
-from aioflux.checkpoint.dcp._nesting import CONTAINERS, tell_containers
+from aioflux.checkpoint.dcp._nesting import (
+    CONTAINERS,
+    KINDS,
+    merge_containers,
+    tell_containers,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
@@ -57,12 +62,15 @@ def survey(state: Mapping[str, Any]) -> Survey:
             f"a state is a dictionary such as a state_dict, or has a state_dict(); this is a "
             f"{type(state).__name__}"
         )
-    plain = {
+    plain: Any = {
         key: value
         if type(value) in _PLAIN or isinstance(value, dict) or not isinstance(value, Stateful)
         else value.state_dict()
         for key, value in state.items()
     }
+    kind: Any = type(state)
+    if kind in KINDS:
+        plain = kind(plain)
     keys: list[Any] = []
     leaves: list[Any] = []
     _walk_mapping(plain, keys, leaves)
@@ -75,6 +83,8 @@ def _walk_mapping(node: Mapping[Any, Any], keys: list[Any], leaves: list[Any]) -
     # 1, True and 1.0 are equal, and not the same key.
     if not all(type(name) is str for name in names):
         keys.append(tuple(map(type, names)))
+    if type(node) is not dict:
+        keys.append(type(node))
     for value in node.values():
         if type(value) in _PLAIN:
             keys.append(_LEAF)
@@ -109,9 +119,10 @@ def _tell(leaf: Any) -> Any:
     """Return what decides how a leaf is cut; the same for all values that are no tensors."""
     kind = type(leaf)
     if kind in _PLAIN:
-        return leaf.dtype, leaf.shape, leaf.layout
+        return kind, leaf.dtype, leaf.shape, leaf.layout, leaf.requires_grad
     if kind is DTensor:
-        return leaf.dtype, leaf.shape, leaf.placements, leaf.device_mesh
+        is_parameter = isinstance(leaf, torch.nn.Parameter)
+        return leaf.dtype, leaf.shape, leaf.placements, leaf.device_mesh, is_parameter
     if isinstance(leaf, torch.Tensor):
         return kind, leaf.dtype, leaf.shape, leaf.layout
     return None
@@ -179,14 +190,16 @@ class Planner:
             return _pick(self._cached, seen, None)
         planner = DefaultSavePlanner()
         failure: str = ""
+        containers = ""
         local = SavePlan([])
         try:
+            containers = tell_containers(seen.state)
             planner.set_up_planner(seen.state, None, self._ranks.is_coordinator)
             _refuse_sparse(planner.state_dict)
             local = planner.create_local_plan()
         except Exception as exc:
             failure = f"rank {self._ranks.rank}: {type(exc).__name__}: {exc}"
-        final, whole, failure = self._exchange(planner, local, failure, seen.state)
+        final, whole, failure = self._exchange(planner, local, failure, containers)
         if failure:
             raise CheckpointError(f"the state cannot be planned: {failure}")
         items = _ordered(planner.finish_plan(final).items)
@@ -202,18 +215,18 @@ class Planner:
         planner: DefaultSavePlanner,
         local: SavePlan,
         failure: str,
-        state: Mapping[str, Any],
+        containers: str,
     ) -> tuple[SavePlan, Whole | None, str]:
-        told = self._ranks.gather((local, failure))
+        told = self._ranks.gather((local, failure, containers))
         answers: list[tuple[SavePlan, str]] = []
         whole: Whole | None = None
         if self._ranks.is_coordinator:
-            failure = "; ".join(each for _, each in told if each)
-            plans = [plan for plan, _ in told]
+            failure = "; ".join(each for _, each, _ in told if each)
+            plans = [plan for plan, _, _ in told]
             if not failure:
                 try:
                     plans, metadata = planner.create_global_plan(plans)
-                    whole = _whole(metadata, plans, state)
+                    whole = _whole(metadata, plans, merge_containers(each for *_, each in told))
                 except Exception as exc:
                     failure = f"{type(exc).__name__}: {exc}"
             answers = [(plan, failure) for plan in plans]
@@ -235,12 +248,11 @@ def _refuse_sparse(values: Mapping[str, Any]) -> None:
             )
 
 
-def _whole(metadata: Metadata, plans: list[SavePlan], state: Mapping[str, Any]) -> Whole:
+def _whole(metadata: Metadata, plans: list[SavePlan], containers: str) -> Whole:
     metadata.storage_meta = StorageMeta()
     metadata.version = "1.0.0"
     orders = (tuple(pickle_index(i.index) for i in _ordered(plan.items)) for plan in plans)
-    extra = {CONTAINERS: tell_containers(state)}
-    return Whole(pickle_metadata(metadata), tuple(orders), extra)
+    return Whole(pickle_metadata(metadata), tuple(orders), {CONTAINERS: containers})
 
 
 def _ordered(items: list[WriteItem]) -> list[WriteItem]:

@@ -22,6 +22,7 @@ from aioflux.checkpoint._steps import uri_below
 from aioflux.checkpoint.dcp._decode import as_bytes, default_registry, load_value
 from aioflux.checkpoint.dcp._fetch import WantedValue, fetch
 from aioflux.checkpoint.dcp._ids import is_checkpoint_uri
+from aioflux.checkpoint.dcp._nesting import CONTAINERS
 from aioflux.checkpoint.dcp._shared import Loader, find_loader
 from aioflux.checkpoint.dcp._source import CommitBytes, Source, decode_source, read_commit_object
 from aioflux.checkpoint.dcp._units import Wanted
@@ -125,6 +126,12 @@ class StorageReader(dcp_storage.StorageReader):
     def checkpoint_id(self) -> str:
         """Uri of the checkpoint that is read."""
         return self._store.uri.rstrip("/")
+
+    @property
+    def containers(self) -> str:
+        """What the commit that was read last tells of containers; empty where there is none."""
+        commit = self._source.commit if self._source is not None else None
+        return commit.extra.get(CONTAINERS, "") if commit is not None else ""
 
     @property
     def stats(self) -> StoreStats:
