@@ -76,6 +76,23 @@ def test_each_rank_writes_its_part_and_reads_it(
     assert len(keys(server, uri)) == 6  # no manifest stays
 
 
+def test_numbers_for_keys_come_back_on_the_rank_that_alone_has_them(
+    two: Ranks, server: GCSServer, uri: str
+) -> None:
+    two.ask("open", uri=uri)
+    two.ask("save_own", step=1)
+    own = "{5: %d, 7: [tensor([%d, %d])], 'text': {}}"
+    rank0, rank1 = own % (0, 0, 0), own % (1, 1, 1)
+    assert two.ask("load_own") == [
+        ["{'rank0': %s, 'both': {1: 2}}" % rank0] * 2,
+        ["{'rank1': %s, 'both': {1: 2}}" % rank1] * 2,
+    ]
+    two.ask("close")
+    with Checkpointer(uri, endpoint_url=server.url) as checkpointer:
+        state = checkpointer.load()
+    assert [str(state["rank0"]), str(state["rank1"])] == [rank0, rank1]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_failure_of_one_rank_is_one_of_all(
     two: Ranks, server: GCSServer, uri: str, rank: int
