@@ -20,7 +20,8 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from aioflux._errors import CheckpointCorruptError, CheckpointError
-from aioflux.checkpoint.dcp._nesting import nest
+from aioflux.checkpoint.dcp._nesting import nest, parameter_names
+from aioflux.checkpoint.dcp._state import as_parameter
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
@@ -76,6 +77,7 @@ class IntoPlanner(DefaultLoadPlanner):
         self._reader = reader
         self._world_size = world_size
         self._targets: dict[str, Any] = {}
+        self._parameters: set[str] = set()
         self._root: _Node | None = None
 
     def set_up_planner(
@@ -113,6 +115,7 @@ class IntoPlanner(DefaultLoadPlanner):
             # Saved without ways: those of the state that is filled are as good.
             ways = flatten_state_dict(self._into)[1]
         try:
+            self._parameters = parameter_names(self._reader.containers)
             return nest(slots, ways, self._reader.containers)
         except ValueError as exc:
             raise CheckpointCorruptError(
@@ -189,7 +192,8 @@ class IntoPlanner(DefaultLoadPlanner):
                 raise self._mismatch(way, f"is a tensor there, and a {type(there).__name__} here")
             if self._world_size > 1 and len(stored.chunks) > 1:
                 raise self._mismatch(way, "is cut across ranks there, and no tensor here to fill")
-            return torch.empty(stored.size, dtype=stored.properties.dtype)
+            made = torch.empty(stored.size, dtype=stored.properties.dtype)
+            return as_parameter(made, stored) if slot.name in self._parameters else made
         if there.shape != stored.size:
             raise self._mismatch(
                 way, f"has the size {tuple(stored.size)} there, and {tuple(there.shape)} here"

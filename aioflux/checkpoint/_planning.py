@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from aioflux._errors import CheckpointError
+from aioflux.checkpoint._items import check_storable
 from aioflux.checkpoint._storage_data import pickle_index, pickle_metadata
 from aioflux.checkpoint._uploader_job import Whole
 from aioflux.checkpoint.dcp._nesting import (
@@ -195,7 +196,9 @@ class Planner:
         try:
             containers = tell_containers(seen.state)
             planner.set_up_planner(seen.state, None, self._ranks.is_coordinator)
-            _refuse_sparse(planner.state_dict)
+            for name, value in planner.state_dict.items():
+                if isinstance(value, torch.Tensor):
+                    check_storable(name, value)
             local = planner.create_local_plan()
         except Exception as exc:
             failure = f"rank {self._ranks.rank}: {type(exc).__name__}: {exc}"
@@ -232,20 +235,6 @@ class Planner:
             answers = [(plan, failure) for plan in plans]
         final, failure = self._ranks.scatter(answers)
         return final, whole, failure
-
-
-def _refuse_sparse(values: Mapping[str, Any]) -> None:
-    """Raise an error for what DCP would save and never load.
-
-    Raises:
-        TypeError: A tensor is not strided.
-    """
-    for name, value in values.items():
-        if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
-            raise TypeError(
-                f"{name!r} is a tensor of layout {value.layout}; save its indices and values as "
-                "tensors of their own, or value.to_dense()"
-            )
 
 
 def _whole(metadata: Metadata, plans: list[SavePlan], containers: str) -> Whole:

@@ -280,9 +280,29 @@ def _tensor(source: Source, item: ReadItem, target: torch.Tensor) -> Wanted:
             f"{tuple(item.lengths)} of it were planned; give load a state of the saved shapes"
         )
     shape, offsets = source.shape(index), tuple(item.storage_offsets)
+    if target.is_quantized or not _can_hold(target.dtype, shape.dtype):
+        raise CheckpointError(
+            f"{index.fqn!r} of {source.uri} is {shape.dtype}, and is loaded into a tensor of "
+            f"{target.dtype}, which cannot hold all its values; load into {shape.dtype} and convert"
+        )
     if len(offsets) != len(shape.sizes) or any(
         not 0 <= at <= at + length <= size
         for at, length, size in zip(offsets, item.lengths, shape.sizes, strict=False)
     ):
         raise source.corrupt(f"a plan asks for more of {index.fqn!r} than is stored")
     return Wanted(index.fqn, source.find(index), shape, offsets, target)
+
+
+def _can_hold(target: torch.dtype, stored: torch.dtype) -> bool:
+    """Return whether a tensor may be loaded into another dtype: of its kind, or of a wider one.
+
+    Between floats, precision may be lost, as models are loaded into other precisions than they
+    were trained in; numbers may not wrap, nor lose their fraction or their imaginary part.
+    """
+    if not torch.can_cast(stored, target):
+        return False
+    is_integer = not (target.is_floating_point or target.is_complex or stored is torch.bool)
+    if target == stored or not is_integer:
+        return True
+    inner, outer = torch.iinfo(stored), torch.iinfo(target)
+    return outer.min <= inner.min and inner.max <= outer.max

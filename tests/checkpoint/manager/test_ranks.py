@@ -81,16 +81,13 @@ def test_numbers_for_keys_come_back_on_the_rank_that_alone_has_them(
 ) -> None:
     two.ask("open", uri=uri)
     two.ask("save_own", step=1)
-    own = "{5: %d, 7: [tensor([%d, %d])], 'text': {}}"
-    rank0, rank1 = own % (0, 0, 0), own % (1, 1, 1)
-    assert two.ask("load_own") == [
-        ["{'rank0': %s, 'both': {1: 2}}" % rank0] * 2,
-        ["{'rank1': %s, 'both': {1: 2}}" % rank1] * 2,
-    ]
+    own = [f"{{5: {n}, 7: [tensor([{n}, {n}])], 'text': {{}}}}" for n in (0, 1)]
+    whole = [f"{{'rank{n}': {own[n]}, 'both': {{1: 2}}}}" for n in (0, 1)]
+    assert two.ask("load_own") == [[each, each] for each in whole]
     two.ask("close")
     with Checkpointer(uri, endpoint_url=server.url) as checkpointer:
         state = checkpointer.load()
-    assert [str(state["rank0"]), str(state["rank1"])] == [rank0, rank1]
+    assert [str(state["rank0"]), str(state["rank1"])] == own
 
 
 @pytest.mark.parametrize("rank", [0, 1])
