@@ -35,7 +35,8 @@ def load(
     """Read an object that `torch.save` wrote, verify all of it, and return what was saved.
 
     The bytes come in parallel ranges, straight into the memory that the tensors refer to: 1.0 times
-    the object. torch is given none of them before the crc32c of the whole is right.
+    the object. torch is given none of them before the crc32c of the whole is right. An object that
+    is overwritten meanwhile is read anew, never a mix of both.
 
     Args:
         uri: Whole uri of the object, such as `gs://bucket/run-7/model.pt`.
@@ -51,6 +52,7 @@ def load(
     Raises:
         NotFoundError: There is no such object.
         ChecksumError: Its bytes do not match its checksum, three times.
+        PreconditionFailedError: It was replaced while it was read, three times in a row.
         pickle.UnpicklingError: `weights_only`, and there is more in it. What torch.save did not
             write raises this or whatever else `torch.load` raises, with a note that names the uri.
         ValueError: The uri names no object, or a setting has no effect with it.
