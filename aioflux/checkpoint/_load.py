@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from aioflux import bridge
 from aioflux.checkpoint._mapping import PrivateMemory, fetch
+from aioflux.checkpoint._require_torch import require_torch
 from aioflux.checkpoint._target import split_uri
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ def load(
         pickle.UnpicklingError: `weights_only`, and there is more in it. What torch.save did not
             write raises this or whatever else `torch.load` raises, with a note that names the uri.
         ValueError: The uri names no object, or a setting has no effect with it.
+        ModuleNotFoundError: torch is not installed.
     """
+    require_torch("aioflux.checkpoint.load")
     import torch
 
     root, key = split_uri(uri)
