@@ -9,8 +9,9 @@ it costs 40 us for each tensor, and looking whether anything changed less than o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -21,7 +22,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from aioflux._errors import CheckpointError
-from aioflux.checkpoint._items import check_storable
+from aioflux.checkpoint._items import check_storable, find_ties
 from aioflux.checkpoint._storage_data import pickle_index, pickle_metadata
 from aioflux.checkpoint._uploader_job import Whole
 from aioflux.checkpoint.dcp._nesting import (
@@ -190,19 +191,19 @@ class Planner:
         if is_known and self._cached is not None:
             return _pick(self._cached, seen, None)
         planner = DefaultSavePlanner()
-        failure: str = ""
-        containers = ""
-        local = SavePlan([])
+        mine = _Told(SavePlan([]))
         try:
-            containers = tell_containers(seen.state)
+            mine.containers = tell_containers(seen.state)
             planner.set_up_planner(seen.state, None, self._ranks.is_coordinator)
             for name, value in planner.state_dict.items():
                 if isinstance(value, torch.Tensor):
                     check_storable(name, value)
-            local = planner.create_local_plan()
+            mine.plan = planner.create_local_plan()
+            if self._ranks.world_size > 1:
+                mine.ties = _tied_names(planner.state_dict)
         except Exception as exc:
-            failure = f"rank {self._ranks.rank}: {type(exc).__name__}: {exc}"
-        final, whole, failure = self._exchange(planner, local, failure, containers)
+            mine.failure = f"rank {self._ranks.rank}: {type(exc).__name__}: {exc}"
+        final, whole, failure = self._exchange(planner, mine)
         if failure:
             raise CheckpointError(f"the state cannot be planned: {failure}")
         items = _ordered(planner.finish_plan(final).items)
@@ -214,27 +215,76 @@ class Planner:
         return _pick(planned, seen, planner)
 
     def _exchange(
-        self,
-        planner: DefaultSavePlanner,
-        local: SavePlan,
-        failure: str,
-        containers: str,
+        self, planner: DefaultSavePlanner, mine: _Told
     ) -> tuple[SavePlan, Whole | None, str]:
-        told = self._ranks.gather((local, failure, containers))
+        told = self._ranks.gather(mine)
         answers: list[tuple[SavePlan, str]] = []
         whole: Whole | None = None
         if self._ranks.is_coordinator:
-            failure = "; ".join(each for _, each, _ in told if each)
-            plans = [plan for plan, _, _ in told]
+            failure = "; ".join(each.failure for each in told if each.failure)
+            plans = [each.plan for each in told]
             if not failure:
                 try:
                     plans, metadata = planner.create_global_plan(plans)
-                    whole = _whole(metadata, plans, merge_containers(each for *_, each in told))
+                    plans = _join_tied(plans, [each.ties for each in told])
+                    containers = merge_containers(each.containers for each in told)
+                    whole = _whole(metadata, plans, containers)
                 except Exception as exc:
                     failure = f"{type(exc).__name__}: {exc}"
             answers = [(plan, failure) for plan in plans]
         final, failure = self._ranks.scatter(answers)
         return final, whole, failure
+
+
+@dataclass(slots=True)
+class _Told:
+    """What a rank tells the coordinator of its state."""
+
+    plan: SavePlan
+    containers: str = ""
+    """What the plan does not tell of dictionaries, by `tell_containers`."""
+    ties: dict[str, str] = field(default_factory=dict)
+    """Names of tensors that are tied to an earlier one, and its name."""
+    failure: str = ""
+
+
+def _tied_names(values: Mapping[str, Any]) -> dict[str, str]:
+    names = [name for name, value in values.items() if type(value) in _PLAIN]
+    ties = find_ties([values[name] for name in names])
+    return {names[number]: names[first] for number, first in ties.items()}
+
+
+def _join_tied(plans: list[SavePlan], ties: list[dict[str, str]]) -> list[SavePlan]:
+    """Return plans in which the rank that writes a tensor writes those that are tied to it, too.
+
+    DCP gives each tensor that several ranks have to any one of them.
+
+    Args:
+        plans: What each rank writes.
+        ties: What each rank told of its own tensors.
+    """
+    owners = {
+        item.index.fqn: rank
+        for rank, plan in enumerate(plans)
+        for item in plan.items
+        if item.type is WriteItemType.TENSOR
+    }
+    moves = {
+        name: rank
+        for rank, tied in enumerate(ties)
+        for name, first in tied.items()
+        if owners.get(first) == rank != owners.get(name, rank)
+    }
+    if not moves:
+        return plans
+    moved: list[list[WriteItem]] = [[] for _ in plans]
+    for rank, plan in enumerate(plans):
+        for item in plan.items:
+            is_whole = item.type is WriteItemType.TENSOR
+            moved[moves.get(item.index.fqn, rank) if is_whole else rank].append(item)
+    return [
+        dataclasses.replace(plan, items=items) for plan, items in zip(plans, moved, strict=True)
+    ]
 
 
 def _whole(metadata: Metadata, plans: list[SavePlan], containers: str) -> Whole:
