@@ -240,6 +240,7 @@ class Checkpointer:
         Args:
             step: The training step, which names the checkpoint.
             state: A dictionary such as a state_dict, nested as you like, or what has `state_dict`.
+                Tied tensors, which show the same memory, are stored once.
             metrics: What `keep_best` chooses by, such as `{"loss": 0.3}`.
 
         Returns:
@@ -247,7 +248,8 @@ class Checkpointer:
 
         Raises:
             AiofluxError: An earlier save failed and nobody asked its handle. This one is not begun.
-            CheckpointError: The state cannot be planned, or a rank does not answer.
+            CheckpointError: The state cannot be planned, as one with a sparse or quantized tensor,
+                or a rank does not answer.
         """
         with self._lock.mine:
             handle = self._save(step, state, metrics or {})

@@ -20,8 +20,9 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from aioflux._errors import CheckpointCorruptError, CheckpointError
+from aioflux.checkpoint._items import has_plain_memory
 from aioflux.checkpoint.dcp._nesting import nest, parameter_names
-from aioflux.checkpoint.dcp._state import as_parameter
+from aioflux.checkpoint.dcp._state import as_parameter, stored_place
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
@@ -78,6 +79,7 @@ class IntoPlanner(DefaultLoadPlanner):
         self._world_size = world_size
         self._targets: dict[str, Any] = {}
         self._parameters: set[str] = set()
+        self._places: dict[int, Any] = {}
         self._root: _Node | None = None
 
     def set_up_planner(
@@ -97,8 +99,7 @@ class IntoPlanner(DefaultLoadPlanner):
             CheckpointError: Something is not stored, or in another size.
             CheckpointCorruptError: The checkpoint contradicts itself.
         """
-        assert self.metadata is not None
-        self._root = self._match(self._into, self._stored(self.metadata), (), is_whole=False)
+        self._root = self._match(self._into, self._stored(), (), is_whole=False)
         super().set_up_planner(self._targets, self.metadata, self.is_coordinator)
         return super().create_local_plan()
 
@@ -107,8 +108,14 @@ class IntoPlanner(DefaultLoadPlanner):
         assert self._root is not None
         _put(self._root, self.state_dict)
 
-    def _stored(self, metadata: Metadata) -> dict[Any, Any]:
+    @property
+    def _metadata(self) -> Metadata:
+        assert self.metadata is not None
+        return self.metadata
+
+    def _stored(self) -> dict[Any, Any]:
         """Return the stored state, with slots for its values."""
+        metadata = self._metadata
         slots = {name: _Slot(name, each) for name, each in metadata.state_dict_metadata.items()}
         ways = metadata.planner_data
         if not isinstance(ways, Mapping):
@@ -198,6 +205,11 @@ class IntoPlanner(DefaultLoadPlanner):
             raise self._mismatch(
                 way, f"has the size {tuple(stored.size)} there, and {tuple(there.shape)} here"
             )
+        # What is stored apart must not be read into one memory: the last one would stand for all.
+        if is_whole and has_plain_memory(there) and there.numel():
+            place = stored_place(self._metadata, slot.name)
+            if self._places.setdefault(there.data_ptr(), place) != place:
+                return torch.empty_like(there)
         return there
 
     def _mismatch(self, way: tuple[Any, ...], what: str) -> CheckpointError:

@@ -69,7 +69,9 @@ class StorageReader(dcp_storage.StorageReader):
     Nothing is executed of what a checkpoint says: metadata is read by a machine that runs no code,
     and values that are no tensors by `torch.load(weights_only=True)`. What `dcp.load` raises is a
     `CheckpointException`, which is no `Exception`; its `failures` hold the errors of the ranks.
-    After an error the state that was loaded into may hold a part of the checkpoint.
+    After an error the state that was loaded into may hold a part of the checkpoint. Tensors of
+    other float types than were saved are filled with rounded values; types that cannot hold the
+    saved values, such as whole numbers for fractions, are a CheckpointError.
     """
 
     def __init__(

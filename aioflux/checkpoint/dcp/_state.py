@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aioflux._policy import StoreOptions
     from aioflux.store import Store
 
-__all__ = ["as_parameter", "load_state", "read_state"]
+__all__ = ["as_parameter", "load_state", "read_state", "stored_place"]
 
 
 def load_state(
@@ -96,7 +96,7 @@ def read_state(
     for name, each in source.metadata.state_dict_metadata.items():
         if isinstance(each, TensorStorageMetadata):
             _check(source, name, each)
-            known = tensors.get(place := _place(source, name, each))
+            known = tensors.get(place := stored_place(source.metadata, name))
             if known is not None:  # tied: two names for the same bytes
                 values[name] = known
                 continue
@@ -126,12 +126,17 @@ def read_state(
         raise source.corrupt(f"its values do not nest: {exc}") from exc
 
 
-def _place(source: Source, name: str, tensor: TensorStorageMetadata) -> Any:
-    """Return what only tensors have in common that are the same bytes."""
+def stored_place(metadata: Metadata, name: str) -> Any:
+    """Return what stored tensors have in common that are the same bytes, and no others."""
+    tensor = metadata.state_dict_metadata[name]
+    assert isinstance(tensor, TensorStorageMetadata)
+    storage = metadata.storage_data or {}
     places = []
     for part in tensor.chunks:
-        stored = source.find(MetadataIndex(name, part.offsets))
-        places.append((part.offsets, part.sizes, stored.key, stored.offset, stored.length))
+        info = storage.get(MetadataIndex(name, part.offsets))
+        if info is None:
+            return name
+        places.append((part.offsets, part.sizes, info.relative_path, info.offset, info.length))
     return (tensor.size, tensor.properties.dtype, *places) if places else name
 
 

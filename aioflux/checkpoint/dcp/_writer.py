@@ -83,6 +83,9 @@ class StorageWriter(dcp_storage.StorageWriter):
     Every rank makes one. Stock `FileSystemReader` loads a copy of the objects. What `dcp.save`
     raises is a `CheckpointException`, which is no `Exception`; its `failures` hold the errors of
     the ranks, each a `CheckpointError` that names the rank and the object.
+
+    Tied tensors of one rank, which show the same memory, are stored once, but in the layout of
+    safetensors. Tensors that no load could read, such as sparse and quantized ones, are refused.
     """
 
     def __init__(

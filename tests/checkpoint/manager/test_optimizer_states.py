@@ -372,3 +372,24 @@ def test_a_state_that_does_not_fit_is_told_with_the_checkpoint(
     checkpointer.save(3, {"model": {"a": torch.ones(2)}})
     with pytest.raises(CheckpointError, match=f"step-00000003 cannot be loaded .*{says}"):
         checkpointer.load(into=into)
+
+
+def test_tensors_that_share_memory_here_and_not_there_get_their_own(
+    checkpointer: Checkpointer,
+) -> None:
+    """Two groups of a new optimizer have one tensor for their rates, and two were saved."""
+
+    def rates(*values: float) -> torch.optim.Optimizer:
+        groups: Any = [{"params": torch.nn.Parameter(torch.ones(1))} for _ in range(2)]
+        for group, value in zip(groups, values, strict=False):
+            group["lr"] = torch.tensor(value)
+        return torch.optim.Adam(groups, lr=torch.tensor(0.5), foreach=False)
+
+    saved = rates(0.1, 0.2).state_dict()
+    checkpointer.save(1, {"optimizer": saved})
+    into = {"optimizer": rates().state_dict()}
+    checkpointer.load(into=into)
+    assert_same(into["optimizer"], saved)
+    live = rates()
+    checkpointer.load(into={"optimizer": live})
+    assert_same(live.state_dict(), saved)
