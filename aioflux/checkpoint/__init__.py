@@ -19,6 +19,7 @@ from aioflux.checkpoint._by_uri import clean, copy, verify
 from aioflux.checkpoint._handle import SaveHandle
 from aioflux.checkpoint._load import load
 from aioflux.checkpoint._reader import CheckpointReader, MappedReader, open_reader
+from aioflux.checkpoint._require_torch import require_torch
 from aioflux.checkpoint._save import save
 from aioflux.checkpoint._uploader_job import SaveResult
 from aioflux.checkpoint._writer import CheckpointWriter, open_writer
@@ -54,4 +55,5 @@ _WITH_TORCH = {
 def __getattr__(name: str) -> Any:
     if name not in _WITH_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_torch(f"{__name__}.{name}")
     return getattr(importlib.import_module(_WITH_TORCH[name]), name)

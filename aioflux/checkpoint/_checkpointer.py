@@ -277,6 +277,7 @@ class Checkpointer:
         Args:
             step: The training step, which names the checkpoint.
             state: A dictionary such as a state_dict, nested as you like, or what has `state_dict`.
+                Tied tensors, which show the same memory, are stored once.
             metrics: What `keep_best` chooses by, such as `{"loss": 0.3}`.
 
         Returns:
@@ -284,7 +285,8 @@ class Checkpointer:
 
         Raises:
             AiofluxError: An earlier save failed and nobody asked its handle. This one is not begun.
-            CheckpointError: The state cannot be planned, or a rank does not answer.
+            CheckpointError: The state cannot be planned, as one with a sparse or quantized tensor,
+                or a rank does not answer.
         """
         with self._lock.mine:
             handle = self._save(step, state, metrics or {})
@@ -436,7 +438,10 @@ class Checkpointer:
         Args:
             step: Load this one and no other.
             into: A state whose tensors are filled where they are, or what has `state_dict` and
-                `load_state_dict`. Needed where tensors are cut across ranks.
+                `load_state_dict`. Needed where tensors are cut across ranks. Dictionaries with text
+                for keys choose what is loaded: each of their keys must be stored, and what is
+                stored beside is left out. Lists, dictionaries with other keys, empty dictionaries
+                and all that is below them become what was saved.
             map_location: Where tensors go, as in `torch.load`; without `into` only.
             weights_only: Refuse values that could run code.
 
@@ -446,6 +451,7 @@ class Checkpointer:
         Raises:
             CheckpointNotFoundError: There is no such step, or none at all.
             CheckpointCorruptError: The step does not verify; without `step`, no step does.
+            CheckpointError: `into` has something that is not stored, or in another size.
         """
         if into is not None and map_location is not None:
             raise ValueError("map_location has no effect with into: its tensors are where they are")

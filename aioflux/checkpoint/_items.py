@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ALIGNMENT_BYTES",
     "EncodedItem",
+    "check_storable",
     "encode_object",
+    "encode_subclass",
     "encode_tensor",
+    "find_ties",
     "has_plain_memory",
     "tensor_memory",
 ]
@@ -124,6 +127,65 @@ def has_plain_memory(tensor: torch.Tensor) -> bool:
         and not tensor.is_quantized
         and type(tensor) in {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
     )
+
+
+def check_storable(name: str, tensor: torch.Tensor) -> None:
+    """Raise an error for a tensor that could be saved and never loaded.
+
+    Raises:
+        TypeError: It is sparse, nested or quantized; the message names it.
+    """
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
+        raise TypeError(
+            f"{name!r} is a tensor {kind}, which no load could read; save its indices and values "
+            "as tensors of their own, or make it dense with .to_dense() or .to_padded_tensor()"
+        )
+    if tensor.is_quantized:
+        raise TypeError(
+            f"{name!r} is quantized ({tensor.dtype}), which no load could read; save .int_repr(), "
+            "the scales and zero points as tensors of their own, or .dequantize()"
+        )
+
+
+def encode_subclass(name: str, tensor: torch.Tensor) -> bytes:
+    """Return what torch.save writes of a tensor of a subclass, after a look whether it loads.
+
+    Raises:
+        TypeError: A load would refuse its classes; the message names it.
+    """
+    data = encode_object(tensor)
+    if refused := torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data)):
+        raise TypeError(
+            f"{name!r} is a {type(tensor).__name__}, and loads refuse {', '.join(sorted(refused))} "
+            "in it: allow them by torch.serialization.add_safe_globals, at the save and at loads, "
+            "or save a plain tensor"
+        )
+    return data
+
+
+def find_ties(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
+    """Return the tensors that show the same memory as an earlier one: their numbers to its.
+
+    The same memory means the same elements in the same order. Views that overlap are not tied.
+    """
+    ties: dict[int, int] = {}
+    at: dict[int, list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        if not has_plain_memory(tensor) or not (pointer := tensor.data_ptr()):
+            continue
+        others = at.setdefault(pointer, [])
+        first = next((n for n in others if _geometry(tensors[n]) == _geometry(tensor)), None)
+        if first is None:
+            others.append(number)
+        elif tensor.numel():
+            ties[number] = first
+    return ties
+
+
+def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
+    flags = (tensor.is_conj(), tensor.is_neg())
+    return tensor.device, tensor.dtype, tensor.shape, tensor.stride(), flags
 
 
 def encode_tensor(tensor: torch.Tensor) -> EncodedItem:

@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from aioflux import bridge
 from aioflux.checkpoint._mapping import PrivateMemory, fetch
+from aioflux.checkpoint._require_torch import require_torch
 from aioflux.checkpoint._target import split_uri
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def load(
     """Read an object that `torch.save` wrote, verify all of it, and return what was saved.
 
     The bytes come in parallel ranges, straight into the memory that the tensors refer to: 1.0 times
-    the object. torch is given none of them before the crc32c of the whole is right.
+    the object. torch is given none of them before the crc32c of the whole is right. An object that
+    is overwritten meanwhile is read anew, never a mix of both.
 
     Args:
         uri: Whole uri of the object, such as `gs://bucket/run-7/model.pt`.
@@ -51,10 +53,13 @@ def load(
     Raises:
         NotFoundError: There is no such object.
         ChecksumError: Its bytes do not match its checksum, three times.
+        PreconditionFailedError: It was replaced while it was read, three times in a row.
         pickle.UnpicklingError: `weights_only`, and there is more in it. What torch.save did not
             write raises this or whatever else `torch.load` raises, with a note that names the uri.
         ValueError: The uri names no object, or a setting has no effect with it.
+        ModuleNotFoundError: torch is not installed.
     """
+    require_torch("aioflux.checkpoint.load")
     import torch
 
     root, key = split_uri(uri)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.stateful import Stateful
 
 from aioflux._errors import AiofluxError, CheckpointCorruptError, CheckpointError
+from aioflux.checkpoint._into_planner import IntoPlanner
 from aioflux.checkpoint.dcp import StorageReader, load_state
 
 if TYPE_CHECKING:
@@ -68,11 +68,13 @@ def load_into(
             for key, value in into.items()
         }
         _load(template, reader, ranks)
-        for key, value in into.items():
-            if isinstance(value, Stateful):
-                value.load_state_dict(template[key])
+        for key in [key for key in into if key not in template]:
+            del into[key]
+        for key, value in template.items():
+            if isinstance(there := into.get(key), Stateful):
+                there.load_state_dict(value)
             else:
-                into[key] = template[key]
+                into[key] = value
 
 
 def _contents(reader: StorageReader, ranks: Ranks) -> Mapping[str, Any]:
@@ -91,20 +93,23 @@ def _contents(reader: StorageReader, ranks: Ranks) -> Mapping[str, Any]:
 
 
 def _load(template: dict[str, Any], reader: StorageReader, ranks: Ranks) -> None:
+    planner = IntoPlanner(template, reader, ranks.world_size)
     if ranks.world_size == 1:
-        _load_alone(template, reader)
-        return
-    try:
-        load(template, storage_reader=reader, process_group=ranks.group)
-    except CheckpointException as exc:
-        raise _as_ours(exc) from exc
+        _load_alone(planner, reader)
+    else:
+        try:
+            # The planner has the state; of this copy only the names at its top are looked at.
+            names = dict.fromkeys(map(str, template))
+            load(names, storage_reader=reader, planner=planner, process_group=ranks.group)
+        except CheckpointException as exc:
+            raise _as_ours(exc) from exc
+    planner.fill()
 
 
-def _load_alone(template: dict[str, Any], reader: StorageReader) -> None:
+def _load_alone(planner: IntoPlanner, reader: StorageReader) -> None:
     """Do what `dcp.load` does in one process, which warns there, and wraps errors."""
     metadata = reader.read_metadata()
-    planner = DefaultLoadPlanner()
-    planner.set_up_planner(template, metadata, is_coordinator=True)
+    planner.set_up_planner({}, metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, True)
     plan = reader.prepare_local_plan(planner.create_local_plan())
     (plan,) = reader.prepare_global_plan(planner.create_global_plan([plan]))

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from aioflux._checksums import address_of, combine_crc32c, crc32c
+from aioflux._errors import NotFoundError, PreconditionFailedError
 from aioflux._policy import MIB, TransferOptions
 from aioflux.store import open_store
 
@@ -36,6 +37,8 @@ _DIRECTORIES = ("/proc/self/fd", "/dev/fd")
 """Where open files have paths."""
 _RANGE_BYTES: Final = 8 * MIB
 """Ranges are of no more: the first is asked for when its memory is there, the last after all."""
+_MAX_READS: Final = 3
+"""Reads of an object that is replaced each time; as `Store.get`."""
 _MADV_POPULATE_WRITE: Final = 23
 """Since Linux 5.14 (madvise(2)); a kernel without it refuses, and pages come one by one."""
 
@@ -184,29 +187,61 @@ async def fetch(
 ) -> tuple[ObjectMeta, Memory]:
     """Read one generation of an object into memory of a kind, and verify all of it.
 
+    An object that is replaced meanwhile is read anew, like `Store.get` does.
+
     Raises:
         NotFoundError: There is no such object.
         ChecksumError: Its bytes do not match its checksum, three times.
+        PreconditionFailedError: It was replaced while it was read, three times in a row.
     """
     transfer = options.get("transfer") or TransferOptions()
     # What the service says of the whole stands for its ranges: each is read once, and hashed here.
+    transfer = options.get("transfer") or TransferOptions()
     plain: StoreOptions = {**options, "transfer": replace(transfer, verify=False)}
     async with open_store(root, **plain) as store:
         meta = await store.head(key)
-        memory = kind(meta.size)
-        try:
-            with memory.mapped() as view:
-                is_right = False
-                if meta.crc32c is not None or not transfer.verify:
-                    checksum = await _fill(store, meta, memory, view, is_hashed=transfer.verify)
-                    is_right = not transfer.verify or checksum == meta.crc32c
-                if not is_right:
-                    async with open_store(root, **options) as other:
-                        await other.get_into(meta, view)
-        except BaseException:
-            memory.close()
-            raise
-        return meta, memory
+        for _ in range(_MAX_READS):
+            try:
+                return meta, await _fetch_generation(store, root, meta, options, kind)
+            except (NotFoundError, PreconditionFailedError):
+                newer = await store.head(key)
+                if (newer.generation, newer.etag) == (meta.generation, meta.etag):
+                    raise
+                meta = newer
+    raise PreconditionFailedError(
+        f"could not read {meta.uri}: it was replaced while it was read, {_MAX_READS} times in a "
+        "row; load an object that is not written so often",
+        uri=meta.uri,
+    )
+
+
+async def _fetch_generation(
+    store: Store, root: str, meta: ObjectMeta, options: StoreOptions, kind: type[Memory]
+) -> Memory:
+    """Read one generation of an object into memory of a kind, and verify all of it.
+
+    Args:
+        store: Verifies nothing by itself.
+        root: What it was opened at.
+        meta: The generation.
+        options: What the object is read with where the service tells no checksum of it.
+        kind: The memory.
+    """
+    is_hashed = (options.get("transfer") or TransferOptions()).verify
+    memory = kind(meta.size)
+    try:
+        with memory.mapped() as view:
+            is_right = False
+            if meta.crc32c is not None or not is_hashed:
+                checksum = await _fill(store, meta, memory, view, is_hashed=is_hashed)
+                is_right = not is_hashed or checksum == meta.crc32c
+            if not is_right:
+                async with open_store(root, **options) as other:
+                    await other.get_into(meta, view)
+    except BaseException:
+        memory.close()
+        raise
+    return memory
 
 
 async def _fill(

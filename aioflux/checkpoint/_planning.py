@@ -9,8 +9,9 @@ it costs 40 us for each tensor, and looking whether anything changed less than o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -21,9 +22,15 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from aioflux._errors import CheckpointError
+from aioflux.checkpoint._items import check_storable, find_ties
 from aioflux.checkpoint._storage_data import pickle_index, pickle_metadata
 from aioflux.checkpoint._uploader_job import Whole
-from aioflux.checkpoint.dcp._nesting import CONTAINERS, tell_containers
+from aioflux.checkpoint.dcp._nesting import (
+    CONTAINERS,
+    KINDS,
+    merge_containers,
+    tell_containers,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
@@ -57,12 +64,15 @@ def survey(state: Mapping[str, Any]) -> Survey:
             f"a state is a dictionary such as a state_dict, or has a state_dict(); this is a "
             f"{type(state).__name__}"
         )
-    plain = {
+    plain: Any = {
         key: value
         if type(value) in _PLAIN or isinstance(value, dict) or not isinstance(value, Stateful)
         else value.state_dict()
         for key, value in state.items()
     }
+    kind: Any = type(state)
+    if kind in KINDS:
+        plain = kind(plain)
     keys: list[Any] = []
     leaves: list[Any] = []
     _walk_mapping(plain, keys, leaves)
@@ -75,6 +85,8 @@ def _walk_mapping(node: Mapping[Any, Any], keys: list[Any], leaves: list[Any]) -
     # 1, True and 1.0 are equal, and not the same key.
     if not all(type(name) is str for name in names):
         keys.append(tuple(map(type, names)))
+    if type(node) is not dict:
+        keys.append(type(node))
     for value in node.values():
         if type(value) in _PLAIN:
             keys.append(_LEAF)
@@ -109,9 +121,10 @@ def _tell(leaf: Any) -> Any:
     """Return what decides how a leaf is cut; the same for all values that are no tensors."""
     kind = type(leaf)
     if kind in _PLAIN:
-        return leaf.dtype, leaf.shape, leaf.layout
+        return kind, leaf.dtype, leaf.shape, leaf.layout, leaf.requires_grad
     if kind is DTensor:
-        return leaf.dtype, leaf.shape, leaf.placements, leaf.device_mesh
+        is_parameter = isinstance(leaf, torch.nn.Parameter)
+        return leaf.dtype, leaf.shape, leaf.placements, leaf.device_mesh, is_parameter
     if isinstance(leaf, torch.Tensor):
         return kind, leaf.dtype, leaf.shape, leaf.layout
     return None
@@ -178,15 +191,19 @@ class Planner:
         if is_known and self._cached is not None:
             return _pick(self._cached, seen, None)
         planner = DefaultSavePlanner()
-        failure: str = ""
-        local = SavePlan([])
+        mine = _Told(SavePlan([]))
         try:
+            mine.containers = tell_containers(seen.state)
             planner.set_up_planner(seen.state, None, self._ranks.is_coordinator)
-            _refuse_sparse(planner.state_dict)
-            local = planner.create_local_plan()
+            for name, value in planner.state_dict.items():
+                if isinstance(value, torch.Tensor):
+                    check_storable(name, value)
+            mine.plan = planner.create_local_plan()
+            if self._ranks.world_size > 1:
+                mine.ties = _tied_names(planner.state_dict)
         except Exception as exc:
-            failure = f"rank {self._ranks.rank}: {type(exc).__name__}: {exc}"
-        final, whole, failure = self._exchange(planner, local, failure, seen.state)
+            mine.failure = f"rank {self._ranks.rank}: {type(exc).__name__}: {exc}"
+        final, whole, failure = self._exchange(planner, mine)
         if failure:
             raise CheckpointError(f"the state cannot be planned: {failure}")
         items = _ordered(planner.finish_plan(final).items)
@@ -198,22 +215,20 @@ class Planner:
         return _pick(planned, seen, planner)
 
     def _exchange(
-        self,
-        planner: DefaultSavePlanner,
-        local: SavePlan,
-        failure: str,
-        state: Mapping[str, Any],
+        self, planner: DefaultSavePlanner, mine: _Told
     ) -> tuple[SavePlan, Whole | None, str]:
-        told = self._ranks.gather((local, failure))
+        told = self._ranks.gather(mine)
         answers: list[tuple[SavePlan, str]] = []
         whole: Whole | None = None
         if self._ranks.is_coordinator:
-            failure = "; ".join(each for _, each in told if each)
-            plans = [plan for plan, _ in told]
+            failure = "; ".join(each.failure for each in told if each.failure)
+            plans = [each.plan for each in told]
             if not failure:
                 try:
                     plans, metadata = planner.create_global_plan(plans)
-                    whole = _whole(metadata, plans, state)
+                    plans = _join_tied(plans, [each.ties for each in told])
+                    containers = merge_containers(each.containers for each in told)
+                    whole = _whole(metadata, plans, containers)
                 except Exception as exc:
                     failure = f"{type(exc).__name__}: {exc}"
             answers = [(plan, failure) for plan in plans]
@@ -221,26 +236,62 @@ class Planner:
         return final, whole, failure
 
 
-def _refuse_sparse(values: Mapping[str, Any]) -> None:
-    """Raise an error for what DCP would save and never load.
+@dataclass(slots=True)
+class _Told:
+    """What a rank tells the coordinator of its state."""
 
-    Raises:
-        TypeError: A tensor is not strided.
+    plan: SavePlan
+    containers: str = ""
+    """What the plan does not tell of dictionaries, by `tell_containers`."""
+    ties: dict[str, str] = field(default_factory=dict)
+    """Names of tensors that are tied to an earlier one, and its name."""
+    failure: str = ""
+
+
+def _tied_names(values: Mapping[str, Any]) -> dict[str, str]:
+    names = [name for name, value in values.items() if type(value) in _PLAIN]
+    ties = find_ties([values[name] for name in names])
+    return {names[number]: names[first] for number, first in ties.items()}
+
+
+def _join_tied(plans: list[SavePlan], ties: list[dict[str, str]]) -> list[SavePlan]:
+    """Return plans in which the rank that writes a tensor writes those that are tied to it, too.
+
+    DCP gives each tensor that several ranks have to any one of them.
+
+    Args:
+        plans: What each rank writes.
+        ties: What each rank told of its own tensors.
     """
-    for name, value in values.items():
-        if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
-            raise TypeError(
-                f"{name!r} is a tensor of layout {value.layout}; save its indices and values as "
-                "tensors of their own, or value.to_dense()"
-            )
+    owners = {
+        item.index.fqn: rank
+        for rank, plan in enumerate(plans)
+        for item in plan.items
+        if item.type is WriteItemType.TENSOR
+    }
+    moves = {
+        name: rank
+        for rank, tied in enumerate(ties)
+        for name, first in tied.items()
+        if owners.get(first) == rank != owners.get(name, rank)
+    }
+    if not moves:
+        return plans
+    moved: list[list[WriteItem]] = [[] for _ in plans]
+    for rank, plan in enumerate(plans):
+        for item in plan.items:
+            is_whole = item.type is WriteItemType.TENSOR
+            moved[moves.get(item.index.fqn, rank) if is_whole else rank].append(item)
+    return [
+        dataclasses.replace(plan, items=items) for plan, items in zip(plans, moved, strict=True)
+    ]
 
 
-def _whole(metadata: Metadata, plans: list[SavePlan], state: Mapping[str, Any]) -> Whole:
+def _whole(metadata: Metadata, plans: list[SavePlan], containers: str) -> Whole:
     metadata.storage_meta = StorageMeta()
     metadata.version = "1.0.0"
     orders = (tuple(pickle_index(i.index) for i in _ordered(plan.items)) for plan in plans)
-    extra = {CONTAINERS: tell_containers(state)}
-    return Whole(pickle_metadata(metadata), tuple(orders), extra)
+    return Whole(pickle_metadata(metadata), tuple(orders), {CONTAINERS: containers})
 
 
 def _ordered(items: list[WriteItem]) -> list[WriteItem]:

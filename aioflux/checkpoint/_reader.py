@@ -150,7 +150,8 @@ def open_reader(
             `torch.load(file, mmap=True)`, whose tensors refer to the same memory: 1.0 times the
             object in all. `torch.load(file)` would copy from there, to 2.0 times; without `mmap` it
             needs 1.0 times the object and `TransferOptions.max_buffered_bytes`, and reads what it
-            asks for. Opening costs one request there.
+            asks for. Opening costs one request there. An object that is overwritten meanwhile is
+            read anew with `mmap`; without it, bytes were handed out, and it is a NotFoundError.
         options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
             as `aioflux.open_store`.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflux import bridge
 from aioflux._policy import MIB, TransferOptions
+from aioflux.checkpoint._require_torch import require_torch
 from aioflux.checkpoint._target import split_uri
 from aioflux.checkpoint._writer import CheckpointWriter
 from aioflux.store import open_store
@@ -65,7 +66,9 @@ def save(
     Raises:
         StorageError: It could not be stored, and nothing of it is there.
         ValueError: The uri names no object, or a setting has no effect with it.
+        ModuleNotFoundError: torch is not installed.
     """
+    require_torch("aioflux.checkpoint.save")
     import torch
 
     from aioflux.checkpoint._tensor_memory import TensorMemory

@@ -25,13 +25,15 @@ from aioflux.checkpoint._commit import StoredItem
 from aioflux.checkpoint._items import (
     ALIGNMENT_BYTES,
     encode_object,
+    encode_subclass,
     encode_tensor,
+    find_ties,
     has_plain_memory,
 )
 from aioflux.checkpoint._staging_copy import Copy, address_of, copy_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from aioflux.checkpoint._planning import Resolved
 
@@ -62,22 +64,24 @@ class Layout:
     size: int
     """Bytes that lie in the arena."""
     places: tuple[_Place | None, ...]
-    """Of each tensor, in the order of the plan; None where it is pickled like a value."""
+    """Of each tensor, in the order of the plan; None where it is pickled like a value, or tied."""
     stored: tuple[StoredItem | None, ...]
     """The same, as the commit tells it."""
     around: tuple[tuple[int, bytes], ...]
     """What stands before and after tensors, each with its offset."""
+    ties: Mapping[int, int]
+    """Tensors that are stored where an earlier one is, by `find_ties`."""
 
 
-def _plan_layout(number: int, tensors: Sequence[torch.Tensor]) -> Layout:
+def _plan_layout(number: int, tensors: Sequence[torch.Tensor], ties: Mapping[int, int]) -> Layout:
     at = 0
     places: list[_Place | None] = []
     stored: list[StoredItem | None] = []
     around: list[tuple[int, bytes]] = []
-    for tensor in tensors:
-        if not has_plain_memory(tensor):
+    for at_plan, tensor in enumerate(tensors):
+        if at_plan in ties or not has_plain_memory(tensor):
             places.append(None)
-            stored.append(None)
+            stored.append(stored[ties[at_plan]] if at_plan in ties else None)
             continue
         # Only its dtype and shape are looked at: memory that nobody touches is none.
         item = encode_tensor(torch.empty(tensor.shape, dtype=tensor.dtype))
@@ -89,7 +93,7 @@ def _plan_layout(number: int, tensors: Sequence[torch.Tensor]) -> Layout:
         around.append((at, bytes(item.segments[0])))
         around.append((start + item.data_size, bytes(item.segments[-1]) + padding))
         at += item.length + len(padding)
-    return Layout(number, at, tuple(places), tuple(stored), tuple(around))
+    return Layout(number, at, tuple(places), tuple(stored), tuple(around), ties)
 
 
 class Arena:
@@ -240,11 +244,12 @@ class Stager:
 
     def lay_out(self, plan: Resolved) -> Layout:
         """Return where everything of a plan lies; that of the last plan is remembered."""
-        if self._layout is None or self._layout.number != plan.number:
-            self._layout = _plan_layout(plan.number, plan.tensors)
+        known, ties = self._layout, find_ties(plan.tensors)
+        if known is None or (known.number, known.ties) != (plan.number, ties):
+            known = self._layout = _plan_layout(plan.number, plan.tensors, ties)
             self._pickled.clear()
             self._is_new_plan = True
-        return self._layout
+        return known
 
     def has_room(self, layout: Layout, pickled_bytes: int = 0) -> bool:
         """Tell whether a state fits now: else one that is staged must be uploaded first.
@@ -333,7 +338,7 @@ class Stager:
             stored = layout.stored[number] if planned.is_tensor else None
             if stored is None:
                 if planned.is_tensor:
-                    data = encode_object(plan.tensors[number].detach().cpu())
+                    data = encode_subclass(planned.index.fqn, plan.tensors[number].detach().cpu())
                 else:
                     data = self._encode(number, planned.index.fqn, next(values))
                 stored = StoredItem(at, len(data))

@@ -129,8 +129,8 @@ class TrainingState:
         for name, _ in _named("scheduler", self._schedulers):
             template[name] = None
         for name, is_wanted in (("dataset", self._dataset is not None), ("rng", self._has_rng)):
-            if is_wanted:
-                template[name] = self._of_ranks(name, contents)
+            if is_wanted and (mine := self._of_ranks(name, contents)):
+                template[name] = mine
         template["values"] = None
         return template
 
@@ -176,7 +176,7 @@ class TrainingState:
             merged = states[0] if len(states) == 1 or self._merge is None else self._merge(states)
             self._dataset.load_state_dict(merged)
         if self._has_rng:
-            for (each,) in state["rng"].values():
+            for (each,) in state.get("rng", {}).values():
                 _set_rng_state(each)
         (self.values,) = state["values"]
 

@@ -42,6 +42,8 @@ async def compressed_pieces(
         threads=compression.threads,
         byte_planes=compression.byte_planes,
     ) as codec:
+        # Tied tensors are one item several times, of which the first is written.
+        firsts = {item.offset: number for number, item in reversed([*enumerate(job.items)])}
         frames = [
             codec.encode_item(
                 memory[item.offset : item.data_start],
@@ -49,15 +51,20 @@ async def compressed_pieces(
                 memory[item.data_start + item.data_size : item.offset + item.length],
                 element_size=element_size,
             )
-            if item.data_size >= _MIN_COMPRESSED_BYTES
+            if item.data_size >= _MIN_COMPRESSED_BYTES and firsts[item.offset] == number
             else None
-            for item, element_size in zip(job.items, job.element_sizes, strict=True)
+            for number, (item, element_size) in enumerate(
+                zip(job.items, job.element_sizes, strict=True)
+            )
         ]
         tail = iter(job.tail)
         at = 0
         made = codec.encode_items_on_loop(each for each in frames if each is not None)
         async with aclosing(made) as segments:
-            for item, each in zip(job.items, frames, strict=True):
+            for number, (item, each) in enumerate(zip(job.items, frames, strict=True)):
+                if (first := firsts[item.offset]) != number:
+                    stored.append(stored[first])
+                    continue
                 padding = bytes(-at % _ALIGNMENT_BYTES)
                 yield padding
                 at += len(padding)

@@ -11,22 +11,25 @@ import weakref
 import zipfile
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
 import aioflux
-from aioflux import TransferOptions
+from aioflux import NotFoundError, PreconditionFailedError, TransferOptions
 from aioflux.checkpoint import _load, load, open_reader, open_writer, save
+from aioflux.testing.gcs_server._app import Hook
 from tests.checkpoint.patience import PATIENT, wait_until
 from tests.checkpoint.test_torch import assert_equal, state
 
 if TYPE_CHECKING:
     import mmap
+    from collections.abc import Sequence
 
     from aioflux.testing import GCSServer
+    from aioflux.testing.gcs_server._messages import Request, Response
 
 MIB = 1024 * 1024
 URI = "gs://bucket/run/model.pt"
@@ -242,3 +245,72 @@ def test_a_mapped_file_is_a_file_with_a_path(server: GCSServer) -> None:
     for act in (file.read, lambda: os.fspath(file)):
         with pytest.raises(ValueError, match="closed file"):
             act()
+
+
+class _Replacing(Hook):
+    """Puts other bytes in the place of an object each time that a range of it was answered."""
+
+    def __init__(self, server: GCSServer, contents: Sequence[bytes | None]) -> None:
+        self._server = server
+        self.contents = list(contents)
+        server.app.hooks = (*server.app.hooks, self)
+
+    def after(self, request: Request, response: Response) -> Response:
+        """See base class."""
+        is_range = request.method == "GET" and response.status == 206
+        if is_range and request.params.get("object") == KEY and self.contents:
+            data = self.contents.pop(0)
+            if data is None:
+                self._server.faults.add("*", key=KEY, status=404)
+            else:
+                self._server.put("bucket", KEY, data)
+        return response
+
+
+def _stored(num_elements: int, value: float) -> bytes:
+    buffer = io.BytesIO()
+    torch.save({"a": torch.full((num_elements,), value)}, buffer)
+    return buffer.getvalue()
+
+
+ONE_BY_ONE = TransferOptions(
+    part_size_bytes=5 * MIB,
+    range_size_bytes=MIB,
+    max_buffered_bytes=10 * MIB,
+    max_in_flight=1,
+)
+
+
+def _load_mapped() -> Any:
+    with open_reader(URI, mmap=True, transfer=ONE_BY_ONE) as file:
+        return torch.load(file, mmap=True)
+
+
+@pytest.mark.clouds("gs")
+@pytest.mark.parametrize("mapped", [False, True], ids=["load", "reader"])
+@pytest.mark.parametrize("sizes", [(700_000,), (900_000, 300_000), (100,)], ids=str)
+def test_what_is_overwritten_while_it_is_read_is_read_anew(
+    server: GCSServer, sizes: tuple[int, ...], mapped: bool
+) -> None:
+    """As large as before, larger or smaller: the newest object, and nothing of older ones."""
+    server.put("bucket", KEY, _stored(700_000, 1.0))
+    _Replacing(server, [_stored(size, 2.0 + number) for number, size in enumerate(sizes)])
+    loaded = _load_mapped() if mapped else load(URI, transfer=ONE_BY_ONE)
+    assert torch.equal(loaded["a"], torch.full((sizes[-1],), 1.0 + len(sizes)))
+
+
+@pytest.mark.clouds("gs")
+def test_what_is_overwritten_each_time_is_an_error(server: GCSServer) -> None:
+    server.put("bucket", KEY, _stored(700_000, 1.0))
+    replacing = _Replacing(server, [_stored(700_000, 2.0)] * 100)
+    with pytest.raises(PreconditionFailedError, match=f"{URI}: it was replaced .* 3 times"):
+        load(URI, transfer=ONE_BY_ONE)
+    assert len(replacing.contents) >= 100 - 9  # bounded: few ranges of each of three reads
+
+
+@pytest.mark.clouds("gs")
+def test_what_is_removed_while_it_is_read_is_not_found(server: GCSServer) -> None:
+    server.put("bucket", KEY, _stored(700_000, 1.0))
+    _Replacing(server, [None])
+    with pytest.raises(NotFoundError, match=KEY):
+        load(URI, transfer=ONE_BY_ONE)

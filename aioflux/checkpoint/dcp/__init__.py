@@ -12,6 +12,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from aioflux.checkpoint._require_torch import require_torch
+
 if TYPE_CHECKING:
     from aioflux.checkpoint.dcp._reader import StorageReader
     from aioflux.checkpoint.dcp._state import load_state
@@ -25,12 +27,5 @@ _WHERE = {"StorageReader": "_reader", "StorageWriter": "_writer", "load_state": 
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = import_module(f"{__name__}.{_WHERE[name]}")
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] != "torch":
-            raise
-        raise ModuleNotFoundError(
-            f"{__name__} needs PyTorch: pip install 'aioflux[torch]'", name=exc.name
-        ) from exc
-    return getattr(module, name)
+    require_torch(__name__)
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)

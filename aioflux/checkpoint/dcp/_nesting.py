@@ -2,21 +2,26 @@
 
 DCP names a value by its way through dictionaries and lists, and keeps the ways: text for a key, a
 number for a place in a list. Lost are keys that were no text, such as the numbers in an optimizer's
-state, and dictionaries without anything in them. Who has the state says so beside, by
-`tell_containers`.
+state, dictionaries without anything in them, and the classes of dictionaries and parameters. Who
+has the state says so beside, by `tell_containers`.
 """
 
 from __future__ import annotations
 
 import ast
 import json
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 
-__all__ = ["CONTAINERS", "nest", "tell_containers"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["CONTAINERS", "KINDS", "merge_containers", "nest", "parameter_names", "tell_containers"]
 
 CONTAINERS: Final = "containers"
 """Name of what `tell_containers` returns among the extras of a commit."""
@@ -24,6 +29,13 @@ CONTAINERS: Final = "containers"
 _INTEGERS: Final = "integers"
 _EMPTY: Final = "empty"
 _LITERALS: Final = "literals"
+_PARAMETERS: Final = "parameters"
+
+KINDS: Final[dict[type, str]] = {OrderedDict: "ordered", Counter: "counters"}
+"""Classes of dictionaries that are restored: those that are built without running foreign code."""
+
+_WAYS: Final = (_INTEGERS, _EMPTY, *KINDS.values())
+"""What is told as a list of ways."""
 
 _MAX_DIGITS: Final = 32
 """A longer number is told as a literal: to turn text into numbers takes its square in time."""
@@ -40,13 +52,29 @@ def tell_containers(state: Mapping[Any, Any]) -> str:
     Raises:
         TypeError: A key is neither text nor a plain constant, so that no load could bring it back.
     """
-    told: dict[str, list[Any]] = {_INTEGERS: [], _EMPTY: [], _LITERALS: []}
+    told: dict[str, list[Any]] = {kind: [] for kind in (*_WAYS, _LITERALS, _PARAMETERS)}
     _look((), state, told)
     return json.dumps({kind: ways for kind, ways in told.items() if ways})
 
 
+def merge_containers(told: Iterable[str]) -> str:
+    """Return what `tell_containers` returned for several parts of one state, as one."""
+    texts = [*dict.fromkeys(told)]
+    if len(texts) == 1:
+        return texts[0]
+    merged: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        for kind, each in json.loads(text).items():
+            merged.setdefault(kind, {}).update((json.dumps(one), one) for one in each)
+    return json.dumps({kind: [*each.values()] for kind, each in merged.items()})
+
+
 def _look(way: _Way, value: Any, told: dict[str, list[Any]]) -> None:
-    if isinstance(value, Mapping):
+    if isinstance(value, torch.nn.Parameter):
+        told[_PARAMETERS].append(".".join(map(str, way)))
+    elif isinstance(value, Mapping):
+        if kind := KINDS.get(type(value)):
+            told[kind].append(way)
         if not value:
             told[_EMPTY].append(way)
         elif all(type(key) is int and _is_integer(str(key)) for key in value):
@@ -103,25 +131,31 @@ def nest(
         _put(root, way, value)
     told = _parse(containers)
     for way in told.get(_EMPTY, []):
-        if way:
+        if way and not _is_dictionary(root, way):  # empty on one rank, and not on another
             _put(root, way, {})
-    names: list[tuple[_Way, dict[str, Any] | None]] = [
-        *((way, None) for way in told.get(_INTEGERS, [])),
-        *told.get(_LITERALS, []),
+    changes: list[tuple[_Way, Callable[[dict[Any, Any]], dict[Any, Any]]]] = [
+        *((way, _with_numbers) for way in told.get(_INTEGERS, [])),
+        *((way, partial(_renamed, keys)) for way, keys in told.get(_LITERALS, [])),
+        *((way, kind) for kind, name in KINDS.items() for way in told.get(name, [])),
     ]
     # The longest first: a way is one of text keys as long as its own dictionary is not renamed.
-    for way, keys in sorted(names, key=lambda each: len(each[0]), reverse=True):
+    for way, change in sorted(changes, key=lambda each: len(each[0]), reverse=True):
         node = _get(root, way)
-        if type(node) is not dict:
-            raise ValueError("what is told to be a dictionary is none")
-        if keys is None and not all(_is_integer(key) for key in node):
-            raise ValueError("a dictionary with numbers for keys has others")
-        renamed = {
-            int(key) if keys is None else keys.get(key, key): each for key, each in node.items()
-        }
-        node.clear()
-        node.update(renamed)
+        if not isinstance(node, dict):
+            raise ValueError("what is told to be a dictionary is none")  # noqa: TRY004  as all
+        if way:
+            _get(root, way[:-1])[way[-1]] = change(node)
+        else:
+            root = change(node)
     return root
+
+
+def _with_numbers(node: dict[Any, Any]) -> dict[Any, Any]:
+    return {int(key) if _is_integer(key) else key: each for key, each in node.items()}
+
+
+def _renamed(keys: Mapping[str, Any], node: dict[Any, Any]) -> dict[Any, Any]:
+    return {keys.get(key, key): each for key, each in node.items()}
 
 
 def _is_integer(key: Any) -> bool:
@@ -135,13 +169,24 @@ def _parse(containers: str) -> dict[str, list[Any]]:
     if not isinstance(told, dict):
         return {}
     ways: dict[str, list[Any]] = {}
-    for kind in (_INTEGERS, _EMPTY):
+    for kind in _WAYS:
         each = told.get(kind, [])
         if not isinstance(each, list) or not all(map(_is_way, each)):
             raise ValueError("what is told of containers is no list of ways")
         ways[kind] = [tuple(way) for way in each]
     ways[_LITERALS] = [*map(_parse_literals, _as_list(told.get(_LITERALS, [])))]
     return ways
+
+
+def parameter_names(containers: str) -> set[str]:
+    """Return the names of the values that were parameters of a module.
+
+    Raises:
+        ValueError: What is told is no JSON.
+    """
+    told = json.loads(containers) if containers else {}
+    names = told.get(_PARAMETERS, []) if isinstance(told, dict) else []
+    return {name for name in _as_list(names) if type(name) is str}
 
 
 def _parse_literals(told: Any) -> tuple[_Way, dict[str, Any]]:
@@ -191,6 +236,12 @@ def _step(node: Any, step: str | int, new: Any, *, is_last: bool = False) -> Any
     if found is _NOTHING and not is_last:
         node[step] = found = new
     return found
+
+
+def _is_dictionary(root: dict[Any, Any], way: _Way) -> bool:
+    with suppress(ValueError):
+        return type(_get(root, way)) is dict
+    return False
 
 
 def _get(root: dict[Any, Any], way: _Way) -> Any:

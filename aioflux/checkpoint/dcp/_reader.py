@@ -22,6 +22,7 @@ from aioflux.checkpoint._steps import uri_below
 from aioflux.checkpoint.dcp._decode import as_bytes, default_registry, load_value
 from aioflux.checkpoint.dcp._fetch import WantedValue, fetch
 from aioflux.checkpoint.dcp._ids import is_checkpoint_uri
+from aioflux.checkpoint.dcp._nesting import CONTAINERS
 from aioflux.checkpoint.dcp._shared import Loader, find_loader
 from aioflux.checkpoint.dcp._source import CommitBytes, Source, decode_source, read_commit_object
 from aioflux.checkpoint.dcp._units import Wanted
@@ -68,7 +69,9 @@ class StorageReader(dcp_storage.StorageReader):
     Nothing is executed of what a checkpoint says: metadata is read by a machine that runs no code,
     and values that are no tensors by `torch.load(weights_only=True)`. What `dcp.load` raises is a
     `CheckpointException`, which is no `Exception`; its `failures` hold the errors of the ranks.
-    After an error the state that was loaded into may hold a part of the checkpoint.
+    After an error the state that was loaded into may hold a part of the checkpoint. Tensors of
+    other float types than were saved are filled with rounded values; types that cannot hold the
+    saved values, such as whole numbers for fractions, are a CheckpointError.
     """
 
     def __init__(
@@ -125,6 +128,12 @@ class StorageReader(dcp_storage.StorageReader):
     def checkpoint_id(self) -> str:
         """Uri of the checkpoint that is read."""
         return self._store.uri.rstrip("/")
+
+    @property
+    def containers(self) -> str:
+        """What the commit that was read last tells of containers; empty where there is none."""
+        commit = self._source.commit if self._source is not None else None
+        return commit.extra.get(CONTAINERS, "") if commit is not None else ""
 
     @property
     def stats(self) -> StoreStats:
@@ -273,9 +282,29 @@ def _tensor(source: Source, item: ReadItem, target: torch.Tensor) -> Wanted:
             f"{tuple(item.lengths)} of it were planned; give load a state of the saved shapes"
         )
     shape, offsets = source.shape(index), tuple(item.storage_offsets)
+    if target.is_quantized or not _can_hold(target.dtype, shape.dtype):
+        raise CheckpointError(
+            f"{index.fqn!r} of {source.uri} is {shape.dtype}, and is loaded into a tensor of "
+            f"{target.dtype}, which cannot hold all its values; load into {shape.dtype} and convert"
+        )
     if len(offsets) != len(shape.sizes) or any(
         not 0 <= at <= at + length <= size
         for at, length, size in zip(offsets, item.lengths, shape.sizes, strict=False)
     ):
         raise source.corrupt(f"a plan asks for more of {index.fqn!r} than is stored")
     return Wanted(index.fqn, source.find(index), shape, offsets, target)
+
+
+def _can_hold(target: torch.dtype, stored: torch.dtype) -> bool:
+    """Return whether a tensor may be loaded into another dtype: of its kind, or of a wider one.
+
+    Between floats, precision may be lost, as models are loaded into other precisions than they
+    were trained in; numbers may not wrap, nor lose their fraction or their imaginary part.
+    """
+    if not torch.can_cast(stored, target):
+        return False
+    is_integer = not (target.is_floating_point or target.is_complex or stored is torch.bool)
+    if target == stored or not is_integer:
+        return True
+    inner, outer = torch.iinfo(stored), torch.iinfo(target)
+    return outer.min <= inner.min and inner.max <= outer.max

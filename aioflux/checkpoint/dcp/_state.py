@@ -13,7 +13,7 @@ from aioflux.checkpoint._objects import open_checkpoint
 from aioflux.checkpoint._steps import uri_below
 from aioflux.checkpoint.dcp._decode import as_bytes, default_registry, load_value
 from aioflux.checkpoint.dcp._fetch import WantedValue, fetch
-from aioflux.checkpoint.dcp._nesting import CONTAINERS, nest
+from aioflux.checkpoint.dcp._nesting import CONTAINERS, nest, parameter_names
 from aioflux.checkpoint.dcp._source import Shape, Source, decode_source, read_commit_object
 from aioflux.checkpoint.dcp._units import Wanted, narrow
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from torch.distributed.checkpoint._extension import ExtensionRegistry
+    from torch.distributed.checkpoint.metadata import Metadata
 
     from aioflux._policy import StoreOptions
     from aioflux.store import Store
 
-__all__ = ["load_state", "read_state"]
+__all__ = ["as_parameter", "load_state", "read_state", "stored_place"]
 
 
 def load_state(
@@ -41,7 +42,9 @@ def load_state(
     """Load all of a distributed checkpoint, nested as it was saved, whoever saved it.
 
     It needs neither a state to load into nor a process group: sharded tensors come whole.
-    Dictionaries have text for keys where numbers were, but for what a `Checkpointer` saved.
+    Tied tensors, of which the bytes are stored once, are one tensor again. What a `Checkpointer`
+    saved has the keys, parameters, ordered dictionaries and counters that it had; in other
+    checkpoints, dictionaries have text for keys where numbers were.
 
     Args:
         uri: Prefix of the checkpoint, such as `gs://bucket/run-7/step-100`.
@@ -87,12 +90,18 @@ def read_state(
 ) -> dict[Any, Any]:
     """Load all of a checkpoint whose commit object was read; see `load_state`."""
     values: dict[str, Any] = {}
+    tensors: dict[Any, torch.Tensor] = {}
     wants: list[Wanted | WantedValue] = []
     device = torch.device("cpu" if map_location is None else map_location)
     for name, each in source.metadata.state_dict_metadata.items():
         if isinstance(each, TensorStorageMetadata):
             _check(source, name, each)
+            known = tensors.get(place := stored_place(source.metadata, name))
+            if known is not None:  # tied: two names for the same bytes
+                values[name] = known
+                continue
             values[name] = torch.empty(each.size, dtype=each.properties.dtype, device=device)
+            tensors[place] = values[name]
             wants.extend(_parts(source, name, each, values[name]))
         else:
             values[name] = None  # keeps the order
@@ -111,9 +120,41 @@ def read_state(
     ways = source.metadata.planner_data
     containers = source.commit.extra.get(CONTAINERS, "") if source.commit else ""
     try:
+        _make_parameters(values, source.metadata, parameter_names(containers))
         return nest(values, ways if isinstance(ways, dict) else None, containers)
     except ValueError as exc:
         raise source.corrupt(f"its values do not nest: {exc}") from exc
+
+
+def stored_place(metadata: Metadata, name: str) -> Any:
+    """Return what stored tensors have in common that are the same bytes, and no others."""
+    tensor = metadata.state_dict_metadata[name]
+    assert isinstance(tensor, TensorStorageMetadata)
+    storage = metadata.storage_data or {}
+    places = []
+    for part in tensor.chunks:
+        info = storage.get(MetadataIndex(name, part.offsets))
+        if info is None:
+            return name
+        places.append((part.offsets, part.sizes, info.relative_path, info.offset, info.length))
+    return (tensor.size, tensor.properties.dtype, *places) if places else name
+
+
+def _make_parameters(values: dict[str, Any], metadata: Metadata, names: set[str]) -> None:
+    """Make parameters of the tensors that were some; those that are tied stay so."""
+    made: dict[int, torch.nn.Parameter] = {}
+    for name in names & values.keys():
+        value, stored = values[name], metadata.state_dict_metadata[name]
+        if isinstance(stored, TensorStorageMetadata):
+            if id(value) not in made:
+                made[id(value)] = as_parameter(value, stored)
+            values[name] = made[id(value)]
+
+
+def as_parameter(tensor: torch.Tensor, stored: TensorStorageMetadata) -> torch.nn.Parameter:
+    """Return a tensor as the parameter that was saved."""
+    can_learn = tensor.is_floating_point() or tensor.is_complex()
+    return torch.nn.Parameter(tensor, requires_grad=can_learn and stored.properties.requires_grad)
 
 
 def _check(source: Source, name: str, tensor: TensorStorageMetadata) -> None:

@@ -8,20 +8,30 @@ What is resolved ahead is bounded: a piece of it is asked for when the upload ha
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from aioflux._errors import AiofluxError, CheckpointError
 from aioflux.checkpoint._commit import StoredItem, StoredObject
-from aioflux.checkpoint._items import ALIGNMENT_BYTES, EncodedItem, encode_tensor, has_plain_memory
+from aioflux.checkpoint._items import (
+    ALIGNMENT_BYTES,
+    EncodedItem,
+    check_storable,
+    encode_subclass,
+    encode_tensor,
+    find_ties,
+    has_plain_memory,
+)
 from aioflux.checkpoint._objects import write_object
 from aioflux.checkpoint.dcp._plan_writes import item_bytes
 
@@ -46,8 +56,10 @@ __all__ = [
     "Written",
     "batches",
     "describe",
+    "find_tied_items",
     "remove",
     "resolve",
+    "tied_result",
     "upload_items",
     "upload_objects",
 ]
@@ -110,6 +122,7 @@ def resolve(planner: SavePlanner, item: WriteItem) -> memoryview | torch.Tensor:
     try:
         data = planner.resolve_data(item)
         if isinstance(data, torch.Tensor) and item.type != WriteItemType.BYTE_IO:
+            check_storable(name, data)
             return _plain(data)
     except Exception as exc:
         raise CheckpointError(f"{name!r} of the state could not be read: {describe(exc)}") from exc
@@ -215,12 +228,37 @@ class _Packing:
     def _encode(self, items: Iterable[WriteItem]) -> list[EncodedItem]:
         encoded = list[EncodedItem]()
         for item in items:
-            data = resolve(self._upload.planner, item)
-            if isinstance(data, torch.Tensor):
+            data: Any = resolve(self._upload.planner, item)
+            if isinstance(data, torch.Tensor) and has_plain_memory(data):
                 encoded.append(encode_tensor(data))
-            else:
-                encoded.append(EncodedItem((data,), data.nbytes, 0, 0))
+                continue
+            if isinstance(data, torch.Tensor):
+                data = memoryview(encode_subclass(item.index.fqn, data))
+            encoded.append(EncodedItem((data,), data.nbytes, 0, 0))
         return encoded
+
+
+def find_tied_items(planner: SavePlanner, items: Sequence[WriteItem]) -> dict[int, int]:
+    """Return the items whose tensors show the same memory as those of an earlier item, by number.
+
+    Asks no planner that may make tensors as it is asked: their memory is that of others later.
+    """
+    kind, stock = type(planner), DefaultSavePlanner
+    if not isinstance(planner, stock) or any(
+        getattr(kind, name) is not getattr(stock, name)
+        for name in ("resolve_data", "lookup_object", "transform_object")
+    ):
+        return {}
+    numbers = [at for at, item in enumerate(items) if item.type != WriteItemType.BYTE_IO]
+    with torch.no_grad():
+        found = [planner.lookup_object(items[at].index) for at in numbers]
+    return {numbers[at]: numbers[first] for at, first in find_ties(found).items()}
+
+
+def tied_result(item: WriteItem, first: WriteResult) -> WriteResult:
+    """Return the result of an item that is stored where another one is."""
+    told = dataclasses.replace(first.storage_data, stored=None)
+    return WriteResult(index=item.index, size_in_bytes=first.size_in_bytes, storage_data=told)
 
 
 def batches(items: Iterable[WriteItem]) -> Iterator[list[WriteItem]]:

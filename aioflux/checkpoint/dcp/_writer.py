@@ -42,7 +42,14 @@ from aioflux.checkpoint.dcp._safetensors import dump_metadata, plan_ranks
 from aioflux.checkpoint.dcp._safetensors_parts import Part, finish_objects
 from aioflux.checkpoint.dcp._safetensors_upload import contents_of, index_of, plan_uploads
 from aioflux.checkpoint.dcp._turn import Turn, begin_turn, run, turn_of
-from aioflux.checkpoint.dcp._upload import Upload, describe, upload_items, upload_objects
+from aioflux.checkpoint.dcp._upload import (
+    Upload,
+    describe,
+    find_tied_items,
+    tied_result,
+    upload_items,
+    upload_objects,
+)
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
@@ -76,6 +83,9 @@ class StorageWriter(dcp_storage.StorageWriter):
     Every rank makes one. Stock `FileSystemReader` loads a copy of the objects. What `dcp.save`
     raises is a `CheckpointException`, which is no `Exception`; its `failures` hold the errors of
     the ranks, each a `CheckpointError` that names the rank and the object.
+
+    Tied tensors of one rank, which show the same memory, are stored once, but in the layout of
+    safetensors. Tensors that no load could read, such as sparse and quantized ones, are refused.
     """
 
     def __init__(
@@ -271,8 +281,16 @@ class StorageWriter(dcp_storage.StorageWriter):
                 upload = dataclasses.replace(
                     upload, codec=codec, descriptor=self.compression.get_descriptor()
                 )
-            uploads = self._uploads(upload, plan.items, placement.layout)
+            # safetensors has no two names for one tensor.
+            ties = find_tied_items(planner, plan.items) if self.layout == "dcp" else {}
+            items = [item for at, item in enumerate(plan.items) if at not in ties]
+            uploads = self._uploads(upload, items, placement.layout)
             written = run(upload_objects(upload, uploads))
+            results = {result.index: result for result in written}
+            written += [
+                tied_result(plan.items[at], results[plan.items[first].index])
+                for at, first in ties.items()
+            ]
         future: Future[list[WriteResult]] = Future()
         future.set_result(written)
         return future

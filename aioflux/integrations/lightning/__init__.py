@@ -10,6 +10,16 @@ It needs `lightning`: `pip install "aioflux[lightning]"`.
 
 from __future__ import annotations
 
+try:
+    import lightning  # noqa: F401  every name below is lightning's, too
+except ModuleNotFoundError as exc:
+    if exc.name not in {"lightning", "torch"}:
+        raise
+    raise ModuleNotFoundError(
+        "aioflux.integrations.lightning needs lightning: pip install 'aioflux[lightning]'",
+        name=exc.name,
+    ) from exc
+
 from aioflux.integrations.lightning._checkpoint_io import AiofluxCheckpointIO
 from aioflux.integrations.lightning._model_checkpoint import ModelCheckpoint
 from aioflux.integrations.lightning._strategies import FSDPStrategy, ModelParallelStrategy

@@ -75,6 +75,27 @@ class Task:
         state = self.checkpointer.load()
         return [self.checkpointer.loaded_step, is_state_of(state["optimizer"]["step"], state)]
 
+    def save_own(self, step: int) -> None:
+        """Save what each rank has for itself alone, with numbers for keys."""
+        assert self.checkpointer is not None
+        mine = {5: self.rank, 7: [torch.full((2,), self.rank)], "text": {}}
+        self.checkpointer.save(step, {f"rank{self.rank}": mine, "both": {1: 2}})
+
+    def load_own(self) -> list[str]:
+        """Load into empty and changed states, and return them as text."""
+        assert self.checkpointer is not None
+        changed = {f"rank{self.rank}": {5: -1, 6: 0, 7: []}, "both": {1: 0}}
+        empty: dict[str, Any] = {f"rank{self.rank}": {}, "both": {}}
+        return [str(self.checkpointer.load(into=into)) for into in (changed, empty)]
+
+    def save_tied(self, step: int) -> int:
+        """Save tensors that all ranks have, some of them by two names."""
+        assert self.checkpointer is not None
+        weights = [torch.full((100_000,), float(number)) for number in range(5)]
+        names = {f"first{number}": weight for number, weight in enumerate(weights)}
+        again = {f"second{number}": weight.detach() for number, weight in enumerate(weights)}
+        return self.checkpointer.save(step, {**names, **again}).num_bytes
+
     def ask_to_stop(self, step: int) -> None:
         """Begin what `cancel` does, and return when the upload has heard of it."""
         upload: Any = self.handles[step]._upload

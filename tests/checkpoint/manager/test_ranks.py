@@ -76,6 +76,36 @@ def test_each_rank_writes_its_part_and_reads_it(
     assert len(keys(server, uri)) == 6  # no manifest stays
 
 
+def test_numbers_for_keys_come_back_on_the_rank_that_alone_has_them(
+    two: Ranks, server: GCSServer, uri: str
+) -> None:
+    two.ask("open", uri=uri)
+    two.ask("save_own", step=1)
+    own = [f"{{5: {n}, 7: [tensor([{n}, {n}])], 'text': {{}}}}" for n in (0, 1)]
+    whole = [f"{{'rank{n}': {own[n]}, 'both': {{1: 2}}}}" for n in (0, 1)]
+    assert two.ask("load_own") == [[each, each] for each in whole]
+    two.ask("close")
+    with Checkpointer(uri, endpoint_url=server.url) as checkpointer:
+        state = checkpointer.load()
+    assert [str(state["rank0"]), str(state["rank1"])] == own
+
+
+def test_tied_tensors_are_stored_once_by_one_of_the_ranks(
+    two: Ranks, server: GCSServer, uri: str
+) -> None:
+    two.ask("open", uri=uri)
+    written = two.ask("save_tied", step=1)
+    two.ask("close")
+    assert 5 * 400_000 < sum(written) < 5 * 410_000
+    assert all(written)
+    with Checkpointer(uri, endpoint_url=server.url) as checkpointer:
+        state = checkpointer.load()
+        assert checkpointer.verify(1, deep=True).is_valid
+    for number in range(5):
+        assert state[f"first{number}"] is state[f"second{number}"]
+        assert state[f"first{number}"].eq(number).all()
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_failure_of_one_rank_is_one_of_all(
     two: Ranks, server: GCSServer, uri: str, rank: int
