@@ -95,7 +95,8 @@ class RetryPolicy:
 
     max_attempts: int = 8
     """Attempts of one request, the first included; 8 by default. 1 switches retries off. One that
-    moved bytes of a body does not count: the next one goes on from there, until the deadline."""
+    moved bytes of a body does not count: the next one goes on from there, until the deadline.
+    Three malformed answers in a row end a request, whatever this is: the service sends none."""
     initial_seconds: float = 0.25
     """Upper bound of the first delay, in seconds; 0.25 by default."""
     multiplier: float = 2.0

@@ -18,7 +18,7 @@ import os
 import select
 import socket
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from aioflux.http._body import (
@@ -96,6 +96,13 @@ class Response:
     """The body; a view of `into` where that was memory and the status is 2xx."""
     num_bytes: int
     """Length of the body, in bytes."""
+    connection: Connection | None = field(default=None, compare=False, repr=False)
+    """The connection that it came over; None for aiohttp's."""
+
+    def discard_connection(self) -> None:
+        """Send no further request over the connection: its answers are not to be trusted."""
+        if self.connection is not None:
+            self.connection.retire()
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -226,6 +233,12 @@ class Connection(asyncio.BufferedProtocol):
             self._stop_sending()
         transport.abort()
         self._reset()
+
+    def retire(self) -> None:
+        """Take no further request: close now, or when the request under way has ended."""
+        self.is_usable = False
+        if self._waiter is None:
+            self.abort()
 
     def check(self, now: float, timeouts: Timeouts, *, slept_seconds: float = 0.0) -> None:
         """Fail or close what has stood still for too long.
@@ -468,7 +481,7 @@ class Connection(asyncio.BufferedProtocol):
         self._num_interim = 0
         if waiter is not None and not waiter.done():
             body = bytes(self._scratch_view[start:end])
-            waiter.set_result(Response(head.status, head.headers, body, end - start))
+            waiter.set_result(Response(head.status, head.headers, body, end - start, self))
 
     def _drop_interim(self, head: ResponseHead, stop: int, end: int) -> None:
         """Skip a 1xx response: the final one follows it."""
@@ -578,7 +591,7 @@ class Connection(asyncio.BufferedProtocol):
             # Before the caller wakes: it may reuse the memory of the body at once.
             self.abort()
         if waiter is not None and head is not None and not waiter.done():
-            waiter.set_result(Response(head.status, head.headers, body, num_bytes))
+            waiter.set_result(Response(head.status, head.headers, body, num_bytes, self))
 
     def _fail(self, error: Exception) -> None:
         """Close the connection, and fail the request under way."""

@@ -118,6 +118,7 @@ class AzureLister(Lister["AzureSender"]):
         try:
             page = listing.parse_page(response.body)
         except ValueError as exc:
+            response.discard_connection()
             raise not_a_listing(self._uri(prefix), exc) from exc
         if page.next_marker and page.next_marker == marker:
             uri = self._uri(prefix)

@@ -106,6 +106,7 @@ class S3Lister(Lister["S3Sender"]):
         try:
             return listing.decode_page(response.body)
         except ValueError as exc:
+            response.discard_connection()
             raise not_a_listing(self._uri(prefix), exc) from exc
 
     async def _sorted_page(

@@ -55,7 +55,9 @@ def words_of(status: int, code: str, detail: str) -> tuple[str, str]:
 
 def not_a_listing(uri: str, why: ValueError) -> TransientError:
     """Return the error for an answer to a listing that cannot be read."""
-    return TransientError(f"could not list {uri}: the answer is not a listing ({why})", uri=uri)
+    return TransientError(
+        f"could not list {uri}: the answer is not a listing ({why})", uri=uri, is_malformed=True
+    )
 
 
 def wrong_page(uri: str, why: object) -> StorageError:

@@ -79,8 +79,11 @@ class XMLService(HTTPService):
                     # it encodes keys, and does not.
                     is_encoded = True
                     continue
+                response.discard_connection()
                 uri = self.uri(prefix)
-                raise TransientError(f"could not {action} {uri}: {exc}", uri=uri) from exc
+                raise TransientError(
+                    f"could not {action} {uri}: {exc}", uri=uri, is_malformed=True
+                ) from exc
             found += [
                 replace(upload, key=upload.key[cut:])
                 for upload in uploads
