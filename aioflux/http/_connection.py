@@ -14,6 +14,7 @@ in two, the halves would reach into each other on the hot path.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import socket
@@ -69,6 +70,9 @@ _SLICE_BYTES: Final = 1024 * 1024
 # and the slowest link that is not taken for a stall (256 KiB in `progress_seconds`).
 _TLS_SLICE_BYTES: Final = 256 * 1024
 _MAX_INTERIM_RESPONSES: Final = 16
+_QUICKACK: Final = getattr(socket, "TCP_QUICKACK", None)  # Linux alone has it
+# A server holds back less than a segment: 1,460 bytes on most networks, 8,948 with jumbo frames.
+_SEGMENT_BYTES: Final = 16 * 1024
 
 
 class Waiter(Protocol):
@@ -310,6 +314,8 @@ class Connection(asyncio.BufferedProtocol):
                     self._own.seal()
                     self.is_usable = False
                 self._finish(self._num_expected)
+            elif self._num_expected - self._num_received < _SEGMENT_BYTES:
+                self._acknowledge()
         elif self._waiter is None:
             # Bytes that nobody asked for: no telling what a next response would begin with.
             self.abort()
@@ -454,6 +460,7 @@ class Connection(asyncio.BufferedProtocol):
             end = self._num_scratch
             stop = scratch.find(b"\r\n\r\n", 0, end)
         self._room = _SCRATCH_BYTES
+        self._acknowledge()
         # Something that is not HTTP may never send an empty line: say so now, not after a stall.
         begin = bytes(scratch[: min(end, 40)])
         if not b"HTTP/1.".startswith(begin[:7]):
@@ -550,6 +557,8 @@ class Connection(asyncio.BufferedProtocol):
             self._num_expected = num_bytes
             self._destination = destination
             self._bounce = None if self._is_tls else bounce_for(destination)
+            if num_bytes - num_here < _SEGMENT_BYTES:
+                self._acknowledge()
 
     def _begin_streamed(self, head: ResponseHead, start: int, end: int) -> None:
         """Begin a body whose length is not known: chunked, or until the connection closes."""
@@ -575,6 +584,22 @@ class Connection(asyncio.BufferedProtocol):
                 self.is_usable = False
             self._body = streamed.finish()
             self._finish(streamed.num_bytes)
+        else:
+            self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        """Acknowledge what has come now, because a part of the response is missing.
+
+        A server that sends a response in pieces and collects small ones (Nagle's algorithm, as Ceph
+        does at its defaults) holds back the next piece until then, and the kernel would wait up to
+        40 ms: 44 ms for each small read over loopback, instead of 0.2. The option holds for this
+        one acknowledgement.
+        """
+        shared = self._transport.get_extra_info("socket")
+        if _QUICKACK is None or shared is None or shared.fileno() < 0:
+            return
+        with contextlib.suppress(OSError):  # the connection is lost, which the transport reports
+            shared.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
 
     # Ending.
 
