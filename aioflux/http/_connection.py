@@ -18,6 +18,8 @@ import contextlib
 import os
 import select
 import socket
+import struct
+import sys
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, cast
@@ -48,6 +50,10 @@ from aioflux.http._transport_errors import (
     TransportError,
 )
 
+if sys.platform == "linux":
+    import fcntl
+    import termios
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -70,6 +76,7 @@ _SLICE_BYTES: Final = 1024 * 1024
 # and the slowest link that is not taken for a stall (256 KiB in `progress_seconds`).
 _TLS_SLICE_BYTES: Final = 256 * 1024
 _MAX_INTERIM_RESPONSES: Final = 16
+_INT: Final = struct.Struct("i")
 _QUICKACK: Final = getattr(socket, "TCP_QUICKACK", None)  # Linux alone has it
 # A server holds back less than a segment: 1,460 bytes on most networks, 8,948 with jumbo frames.
 _SEGMENT_BYTES: Final = 16 * 1024
@@ -267,7 +274,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.response_begun:
             doing = "receiving the response"
         else:
-            num_unsent = self._transport.get_write_buffer_size() if self._has_body else 0
+            num_unsent = self._count_unsent() if self._has_body else 0
             if num_unsent != self._num_unsent:
                 self._num_unsent = num_unsent
                 self._moved_at = now
@@ -276,6 +283,21 @@ class Connection(asyncio.BufferedProtocol):
                 doing, limit = "waiting for the response to begin", self._head_seconds
         if silent_seconds >= limit:
             self._fail(StalledError(f"nothing moved for {limit:g} s while {doing}"))
+
+    def _count_unsent(self) -> int:
+        """Return the bytes that the transport holds, and on Linux those that the kernel holds.
+
+        The kernel takes some MiB of a body at once, also for a server that reads nothing.
+        """
+        num_unsent = self._transport.get_write_buffer_size()
+        shared = self._transport.get_extra_info("socket")
+        if sys.platform == "linux" and shared is not None and shared.fileno() >= 0:
+            # SIOCOUTQ: what the peer has not acknowledged (tcp(7)).
+            (num_held,) = _INT.unpack(
+                fcntl.ioctl(shared.fileno(), termios.TIOCOUTQ, bytes(_INT.size))
+            )
+            num_unsent += num_held
+        return num_unsent
 
     def fail_closed(self) -> None:
         """Fail the request under way because its pool closes."""
