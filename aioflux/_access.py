@@ -29,6 +29,14 @@ class S3Access:
     """How S3 is asked, for `open_store("s3://...", credentials=S3Access(...))`.
 
     It pickles where `credentials` is None or a function of a module.
+
+    What is not given is read with the first request, as botocore reads it, also where keys are
+    given or none are needed: the endpoint from AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's
+    `services` section and its `endpoint_url`, unless AWS_IGNORE_CONFIGURED_ENDPOINT_URLS or
+    `ignore_configured_endpoint_urls` is true; AWS_USE_FIPS_ENDPOINT and AWS_USE_DUALSTACK_ENDPOINT
+    or `use_fips_endpoint` and `use_dualstack_endpoint`, without effect where there is an endpoint;
+    and AWS_CA_BUNDLE or `ca_bundle`, unless `ssl_context` is given. ARNs of access points are
+    refused: their alias is a bucket name.
     """
 
     region: str = ""

@@ -10,7 +10,7 @@ import zlib
 from array import array
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, overload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -88,7 +88,16 @@ class KeyColumn:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def __getitem__(self, index: int) -> str:
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            places = range(*index.indices(len(self)))
+            if places.step == 1:
+                return list(self.part(places.start, places.stop))
+            return [self[at] for at in places]
         at = range(len(self._sizes))[index]  # takes negative ones, and refuses what is beyond
         start = self._offset(at)
         return self._text[start : start + self._sizes[at]].decode("utf-8", "surrogatepass")

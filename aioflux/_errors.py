@@ -132,6 +132,8 @@ class TransientError(StorageError):
         generation: Generation of that body, where its head arrived; the rest is read from it.
         maybe_done: The request may have been carried out all the same: it was sent, and no answer
             to it was heard. What must not happen twice is looked for before it is sent again.
+        is_malformed: The answer is not one that the service sends: invalid HTTP, or the page of
+            another server. A few of these in a row end the retries.
     """
 
     def __init__(
@@ -144,12 +146,14 @@ class TransientError(StorageError):
         num_bytes_received: int = 0,
         generation: str = "",
         maybe_done: bool = False,
+        is_malformed: bool = False,
     ) -> None:
         super().__init__(message, uri=uri, status=status)
         self.retry_after_seconds = retry_after_seconds
         self.num_bytes_received = num_bytes_received
         self.generation = generation
         self.maybe_done = maybe_done
+        self.is_malformed = is_malformed
 
 
 class CredentialsError(AiofluxError):

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from datetime import datetime
 
-__all__ = ["KeyColumn", "Kind", "Listing"]
+__all__ = ["MAX_SIZE_BYTES", "KeyColumn", "Kind", "Listing"]
 
+MAX_SIZE_BYTES: Final = 2**63 - 1
+"""Largest size that a listing holds, in bytes."""
 _MAX_KNOWN_KINDS = 1024
 """Kinds that are compared with: where each object has a kind of its own, comparing is no use."""
 _MAGIC = b"aioflux listing\n"

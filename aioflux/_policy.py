@@ -95,7 +95,8 @@ class RetryPolicy:
 
     max_attempts: int = 8
     """Attempts of one request, the first included; 8 by default. 1 switches retries off. One that
-    moved bytes of a body does not count: the next one goes on from there, until the deadline."""
+    moved bytes of a body does not count: the next one goes on from there, until the deadline.
+    Three malformed answers in a row end a request, whatever this is: the service sends none."""
     initial_seconds: float = 0.25
     """Upper bound of the first delay, in seconds; 0.25 by default."""
     multiplier: float = 2.0
@@ -135,11 +136,13 @@ class Timeouts:
     """Time for name lookup, connection and TLS handshake, in seconds; 10 by default."""
     progress_seconds: float = 5.0
     """Time in which at least one byte of a response body must arrive or of a request body must
-    leave, in seconds; 5 by default."""
+    leave, in seconds; 5 by default. On Linux a byte has left when the server's system has received
+    it; elsewhere, and through a proxy, when this system has taken it, which it does of some MiB at
+    once."""
     idle_seconds: float = 60.0
     """Time that a connection may be silent outside a body, in seconds; 60 by default: while a
-    service works on a write before it answers, and unused in the pool, where it is then closed. The
-    answer to a read must begin within `progress_seconds`."""
+    service works on a write before it answers, all of whose body has left, and unused in the pool,
+    where it is then closed. The answer to a read must begin within `progress_seconds`."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "connect_seconds", "progress_seconds", "idle_seconds")

@@ -97,6 +97,11 @@ def parse_uri(uri: str) -> Location:
         bucket = f"{account}/{container}"
     if not bucket:
         raise ValueError(f"{uri!r} names no bucket; write {scheme}://bucket/prefix")
+    if scheme == "s3" and bucket.startswith("arn:"):
+        raise ValueError(
+            f"{uri!r} names an ARN, which is not supported; write the alias of the access point "
+            "(it ends with -s3alias) in place of the bucket"
+        )
     return Location(scheme, bucket, key)
 
 

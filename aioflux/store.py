@@ -105,7 +105,8 @@ def open_store(
             or AZURE_STORAGE_SAS_TOKEN, or else azure-identity's DefaultAzureCredential.
         endpoint_url: Another endpoint, such as that of an emulator. For `gs://` the environment
             variable STORAGE_EMULATOR_HOST stands in where this is not given. `http://` endpoints
-            are asked without credentials. For `s3://` AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL do.
+            are asked without credentials. For `s3://` AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL and the
+            AWS profile do, and the other settings of botocore that `S3Access` lists.
             For `az://` the connection string may tell it; where the account is not in the host's
             name, it is taken to stand in the path, as emulators have it.
         ssl_context: TLS settings, such as a custom CA; the system's trust store by default. A store

@@ -10,6 +10,7 @@ import asyncio
 import copy
 import enum
 import functools
+import importlib.util
 import inspect
 import os
 import time
@@ -20,7 +21,7 @@ from aioflux._errors import CredentialsError, TransientError
 from aioflux.auth._sigv4 import Keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from aioflux._access import S3Access
 
@@ -69,6 +70,9 @@ class Settings:
     region: str = ""
     endpoint_url: str = ""
     addressing: str = ""
+    use_fips: bool = False
+    use_dualstack: bool = False
+    ca_bundle: str = ""
 
 
 class AWSSource:
@@ -118,8 +122,10 @@ class AWSSource:
 
         Raises:
             CredentialsError: The profile that is asked for does not exist.
+            ValueError: The profile names a services section that does not exist.
         """
-        if self.is_anonymous:
+        is_given = self.is_anonymous or self._access.credentials is not None
+        if is_given and self._session is None and not _has_profiles():
             return _from_environment()
         return await asyncio.to_thread(self._find_settings)
 
@@ -215,12 +221,14 @@ class AWSSource:
 
     def _find_settings(self) -> Settings:
         told = _from_environment()
-        if self._access.credentials is not None and self._session is None:
-            return told
         session = self._open_session()
         try:
             profile = session.get_scoped_config()
-            region = session.get_config_variable("region")
+            services = session.full_config.get("services", {})
+            get = session.get_config_variable
+            region, ca_bundle = get("region"), get("ca_bundle")
+            use_fips, use_dualstack = get("use_fips_endpoint"), get("use_dualstack_endpoint")
+            is_ignored = get("ignore_configured_endpoint_urls")
         except Exception as exc:
             if self._access.profile or os.environ.get("AWS_PROFILE"):
                 raise CredentialsError(
@@ -230,12 +238,16 @@ class AWSSource:
             raise CredentialsError(
                 f"~/.aws/config could not be read ({type(exc).__name__})"
             ) from None
-        nested = profile.get("s3")
-        style = nested.get("addressing_style", "") if isinstance(nested, dict) else ""
+        nested = _section(profile, "s3")
+        style = nested.get("addressing_style", "")
+        endpoint_url = told.endpoint_url or _service_endpoint(profile, services)
         return Settings(
             region=told.region or region or "",
-            endpoint_url=told.endpoint_url or profile.get("endpoint_url", ""),
+            endpoint_url="" if is_ignored else endpoint_url or profile.get("endpoint_url", ""),
             addressing=style if style in {"path", "virtual"} else "",
+            use_fips=bool(use_fips),
+            use_dualstack=bool(use_dualstack) or _is_true(nested.get("use_dualstack_endpoint", "")),
+            ca_bundle=ca_bundle or "",
         )
 
     def _find(self) -> Keys:
@@ -304,9 +316,62 @@ def _as_keys(given: Any) -> Keys | None:
 
 
 def _from_environment() -> Settings:
-    """Read AWS_REGION, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL."""
+    """Read the settings that the environment has.
+
+    Environment:
+        AWS_REGION, AWS_DEFAULT_REGION: Region.
+        AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL: Endpoint, unless AWS_IGNORE_CONFIGURED_ENDPOINT_URLS
+            is true.
+        AWS_USE_FIPS_ENDPOINT, AWS_USE_DUALSTACK_ENDPOINT: Which endpoints of AWS are asked.
+        AWS_CA_BUNDLE: File of the authorities that are trusted.
+    """
     get = os.environ.get
+    is_ignored = _is_true(get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", ""))
+    endpoint_url = get("AWS_ENDPOINT_URL_S3") or get("AWS_ENDPOINT_URL") or ""
     return Settings(
         region=get("AWS_REGION") or get("AWS_DEFAULT_REGION") or "",
-        endpoint_url=get("AWS_ENDPOINT_URL_S3") or get("AWS_ENDPOINT_URL") or "",
+        endpoint_url="" if is_ignored else endpoint_url,
+        use_fips=_is_true(get("AWS_USE_FIPS_ENDPOINT", "")),
+        use_dualstack=_is_true(get("AWS_USE_DUALSTACK_ENDPOINT", "")),
+        ca_bundle=get("AWS_CA_BUNDLE", ""),
     )
+
+
+def _is_true(text: str) -> bool:
+    """Return whether botocore takes a text for true."""
+    return text.lower() == "true"
+
+
+def _has_profiles() -> bool:
+    """Return whether there are files of profiles, and botocore to read them."""
+    get = os.environ.get
+    paths = (
+        get("AWS_CONFIG_FILE") or "~/.aws/config",
+        get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
+    )
+    has_files = any(os.path.exists(os.path.expanduser(path)) for path in paths)
+    return has_files and importlib.util.find_spec("botocore") is not None
+
+
+def _section(profile: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a nested section; an empty one if there is none."""
+    section = profile.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _service_endpoint(profile: Mapping[str, Any], services: Mapping[str, Any]) -> str:
+    """Return the endpoint of S3 in the services section that a profile names; empty for none.
+
+    Raises:
+        ValueError: The section does not exist.
+    """
+    name = profile.get("services")
+    if name is None:
+        return ""
+    if name not in services:
+        raise ValueError(
+            f"the AWS profile names services = {name!r}, but ~/.aws/config has no section "
+            f"[services {name}]"
+        )
+    endpoint_url: str = _section(services[name], "s3").get("endpoint_url", "")
+    return endpoint_url

@@ -7,14 +7,20 @@ import ssl
 __all__ = ["default_context", "distrust"]
 
 
-def default_context() -> ssl.SSLContext:
+def default_context(ca_file: str = "") -> ssl.SSLContext:
     """Make the settings for TLS: certificates and host names are verified.
+
+    Args:
+        ca_file: File of the authorities that are trusted instead of the system's.
 
     Environment:
         SSL_CERT_FILE, SSL_CERT_DIR: Authorities that are trusted instead of the system's; OpenSSL
             reads both, here and so for all requests of a store.
+
+    Raises:
+        OSError: The file cannot be read, or holds no certificates.
     """
-    context = ssl.create_default_context()
+    context = ssl.create_default_context(cafile=ca_file or None)
     context.set_alpn_protocols(["http/1.1"])
     return context
 

@@ -35,6 +35,7 @@ from aioflux.service._azure_send import AzureSender
 from aioflux.service._base import Body, Capabilities, Precondition
 from aioflux.service._http import COMPLETE_SECONDS, DELETE_SECONDS, HTTPService, ReadRequest
 from aioflux.service._send import CONDITIONAL, PLAIN, Terms
+from aioflux.service._status import EmptyPages
 
 if TYPE_CHECKING:
     import ssl
@@ -454,6 +455,7 @@ class AzureService(HTTPService):
         """
         found: list[OpenUpload] = []
         marker, cut = "", len(self._prefix)
+        empty = EmptyPages(self.uri(prefix))
         while True:
             page = await self._lister.read(
                 prefix,
@@ -473,6 +475,7 @@ class AzureService(HTTPService):
             marker = page.next_marker
             if not marker:
                 return sorted(found, key=lambda upload: (upload.key, upload.upload_id))
+            empty.count(len(page.blobs))
 
     def _path(self, key: str) -> bytes:
         name = self._prefix + key

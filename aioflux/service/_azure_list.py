@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from aioflux._columns import TimeColumn
-from aioflux._listing import Kind, Listing
+from aioflux._listing import MAX_SIZE_BYTES, Kind, Listing
 from aioflux.service._azure_wire import parse_xml
 from aioflux.service._gcs_wire import parse_http_date
 
@@ -98,7 +98,7 @@ def _add(page: ListedPage, element: ET.Element) -> None:
         tuple(sorted(user.items())),
     )
     size = int(told.get("Content-Length") or 0)
-    if size < 0:
+    if not 0 <= size <= MAX_SIZE_BYTES:
         raise ValueError(f"a size is {size}")
     etag = told.get("Etag", "").strip('"')
     blob = ListedBlob(_name(element), size, etag, told.get("Last-Modified", ""), kind)

@@ -9,7 +9,7 @@ from aioflux.service import _azure_list as listing
 from aioflux.service import _azure_wire as wire
 from aioflux.service._base import Page
 from aioflux.service._lister import Lister
-from aioflux.service._status import not_a_listing, wrong_page
+from aioflux.service._status import EmptyPages, not_a_listing, wrong_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,8 +86,10 @@ class AzureLister(Lister["AzureSender"]):
         This keeps the rest of the listing in memory, and is what sorted listings cost here.
         """
         whole = first
+        empty = EmptyPages(self._uri(prefix))
         while whole.next_marker:
             page = await self.read(prefix, delimiter=delimiter, marker=whole.next_marker, size=size)
+            empty.count(len(page.blobs) + len(page.prefixes))
             whole = listing.ListedPage(
                 whole.blobs + page.blobs, whole.prefixes + page.prefixes, page.next_marker
             )
@@ -118,6 +120,7 @@ class AzureLister(Lister["AzureSender"]):
         try:
             page = listing.parse_page(response.body)
         except ValueError as exc:
+            response.discard_connection()
             raise not_a_listing(self._uri(prefix), exc) from exc
         if page.next_marker and page.next_marker == marker:
             uri = self._uri(prefix)

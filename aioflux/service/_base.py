@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aioflux.http import Connection, Response, Waiter
 
 __all__ = [
+    "MAX_EMPTY_PAGES",
     "Body",
     "Capabilities",
     "Exchange",
@@ -37,6 +38,12 @@ Exchange: TypeAlias = "Connection"
 """A read that is under way without a task."""
 
 MIB = 1024 * 1024
+
+MAX_EMPTY_PAGES = 10_000
+"""Pages in a row without an entry after which a listing ends with an error. Services do send some,
+for keys whose objects are deleted or filtered out (github.com/TileDB-Inc/TileDB/pull/1218 saw them
+from AWS, Google and MinIO); this many would skip 10,000,000 keys of S3, and 50,000,000 of the
+others. A server whose tokens never end would otherwise be asked for ever."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -234,6 +234,7 @@ class GCSService(XMLService):
         try:
             page = listing.decode_page(response.body, expected=self._listed_kind)
         except ValueError as exc:
+            response.discard_connection()
             raise not_a_listing(uri, exc) from exc
         try:
             listing.check_page(
@@ -347,6 +348,7 @@ class GCSService(XMLService):
             fields = multipart.parse_fields(response.body)
             fields[name]
         except (ValueError, KeyError) as exc:
+            response.discard_connection()
             code, detail = multipart.parse_error(response.body)
             uri = self.uri(key)
             raise TransientError(
@@ -354,5 +356,6 @@ class GCSService(XMLService):
                 uri=uri,
                 status=response.status,
                 maybe_done=True,
+                is_malformed=not code,
             ) from exc
         return fields

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 from gcloud.aio.auth import AioSession
 from gcloud.aio.storage import Storage
 
@@ -195,7 +196,9 @@ class GCSControl:
             return wire.decode_permissions(answer)
         except ValueError as exc:
             raise TransientError(
-                f"could not {action} {uri}: the answer tells none ({exc})", uri=uri
+                f"could not {action} {uri}: the answer tells none ({exc})",
+                uri=uri,
+                is_malformed=True,
             ) from exc
 
     async def aclose(self) -> None:
@@ -271,13 +274,7 @@ async def _guard(request: Callable[[], Awaitable[T]], *, action: str, uri: str) 
     try:
         return await request()
     except aiohttp.ClientResponseError as exc:
-        error = error_from_status(
-            exc.status,
-            action=action,
-            uri=uri,
-            detail=_message(exc.message),
-            retry_after=exc.headers.get("Retry-After") if exc.headers else None,
-        )
+        error = _response_error(exc, action=action, uri=uri)
     except _RedirectError as exc:
         error = error_from_status(exc.status, action=action, uri=uri)
     except aiohttp.ClientConnectorCertificateError as exc:
@@ -293,12 +290,34 @@ async def _guard(request: Callable[[], Awaitable[T]], *, action: str, uri: str) 
         ) from exc
     except json.JSONDecodeError as exc:
         raise TransientError(
-            f"could not {action} {uri}: the answer is not JSON", uri=uri, maybe_done=True
+            f"could not {action} {uri}: the answer is not JSON",
+            uri=uri,
+            maybe_done=True,
+            is_malformed=True,
         ) from exc
     except RuntimeError as exc:  # aiohttp's word for a session that was closed
         raise StorageError(f"could not {action} {uri}: the store was closed", uri=uri) from exc
     # Not from aiohttp's error, nor in its context: that one shows the request with its token.
     raise error
+
+
+def _response_error(exc: aiohttp.ClientResponseError, *, action: str, uri: str) -> StorageError:
+    """Return our error for an answer that aiohttp or gcloud-aio took for a failure."""
+    if isinstance(exc.__cause__, HttpProcessingError):
+        # The status is aiohttp's own, the server sent none that is valid.
+        return TransientError(
+            f"could not {action} {uri}: the answer is not valid HTTP/1.1",
+            uri=uri,
+            maybe_done=True,
+            is_malformed=True,
+        )
+    return error_from_status(
+        exc.status,
+        action=action,
+        uri=uri,
+        detail=_message(exc.message),
+        retry_after=exc.headers.get("Retry-After") if exc.headers else None,
+    )
 
 
 def _decode(
@@ -317,7 +336,10 @@ def _decode(
         resource = wire.decode_resource(answer)
     except ValueError as exc:
         raise TransientError(
-            f"could not {action} {uri}: the answer is no object resource", uri=uri, maybe_done=True
+            f"could not {action} {uri}: the answer is no object resource",
+            uri=uri,
+            maybe_done=True,
+            is_malformed=True,
         ) from exc
     if resource.name != name or generation not in {"", resource.generation}:
         raise StorageError(

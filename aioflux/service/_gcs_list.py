@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 import msgspec
 
 from aioflux._columns import TimeColumn
-from aioflux._listing import Kind, Listing
+from aioflux._listing import MAX_SIZE_BYTES, Kind, Listing
 from aioflux.service._gcs_wire import decode_crc32c
 
 if TYPE_CHECKING:
@@ -183,8 +183,9 @@ def listing_of(items: Sequence[ListedObject], *, prefix: str, root: str) -> List
         return listing
     cut = len(prefix)
     sizes = [item.size for item in items]
-    if min(sizes) < 0:
-        raise ValueError(f"a size is {min(sizes)}")
+    for size in (min(sizes), max(sizes)):
+        if not 0 <= size <= MAX_SIZE_BYTES:
+            raise ValueError(f"a size is {size}")
     shared = _shared_kind(items)
     listing.extend_columns(
         root,

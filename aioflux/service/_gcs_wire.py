@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from aioflux._listing import MAX_SIZE_BYTES
 from aioflux._meta import ObjectMeta
 
 if TYPE_CHECKING:
@@ -198,10 +199,13 @@ def meta_from_resource(resource: ObjectResource, *, key: str, uri: str) -> Objec
     Raises:
         ValueError: Its size or crc32c is none.
     """
+    size = int(resource.size)
+    if not 0 <= size <= MAX_SIZE_BYTES:
+        raise ValueError(f"its size is {size}")
     return ObjectMeta(
         key=key,
         uri=uri,
-        size=int(resource.size),
+        size=size,
         etag=resource.etag,
         generation=resource.generation,
         crc32c=decode_crc32c(resource.crc32c),

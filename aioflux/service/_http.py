@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aioflux.service._lister import Lister
     from aioflux.service._send import Sender
 
-__all__ = ["COMPLETE_SECONDS", "DELETE_SECONDS", "HTTPService", "ReadRequest"]
+__all__ = ["COMPLETE_SECONDS", "DELETE_SECONDS", "HTTPService", "ReadRequest", "is_too_long"]
 
 COMPLETE_SECONDS = 600.0
 """Completing an upload of many parts, or copying an object, can take minutes
@@ -40,6 +40,11 @@ ReadRequest: TypeAlias = "tuple[bytes, Sequence[tuple[bytes, bytes]], bool, bool
 """The request of one read: path and query, its own headers, whether a range is asked for, which may
 turn out to be past the end, and whether all is asked for where a range is wanted, in the hope that
 there is not more."""
+
+
+def is_too_long(error: BaseException | None) -> bool:
+    """Return whether an answer with a valid head was given up, as where its body is too long."""
+    return isinstance(error, ProtocolError) and error.head is not None
 
 
 class HTTPService(Service):
@@ -84,7 +89,7 @@ class HTTPService(Service):
                 terms=Terms(is_read=True, generation=generation) if generation else READ,
             )
         except StorageError as exc:
-            if not (is_guess and isinstance(exc.__cause__, ProtocolError)):
+            if not (is_guess and is_too_long(exc.__cause__)):
                 raise
             self._guessed_wrong()
             return await self.get(key, start=start, end=end, into=into)
@@ -150,10 +155,13 @@ class HTTPService(Service):
         """Return what compares bytes with what their answer tells of them, where that is left."""
         return None
 
-    def _unasked(self, key: str, response: Response, exc: ValueError) -> StorageError:
+    def _unasked(self, key: str, response: Response, exc: ValueError) -> TransientError:
         """Return the error for another answer to a read than the one that was asked for."""
+        response.discard_connection()
         uri = self.uri(key)
-        return StorageError(f"could not read {uri}: {exc}", uri=uri, status=response.status)
+        return TransientError(
+            f"could not read {uri}: {exc}", uri=uri, status=response.status, is_malformed=True
+        )
 
     async def _look_again(self, key: str, generation: str, start: int) -> Body:
         """Find out what a 416 means that does not tell the size of the object."""
@@ -261,14 +269,17 @@ class HTTPService(Service):
             f"could not read what the service told of {uri}: {exc}", uri=uri, maybe_done=True
         )
 
-    def _foreign(self, action: str, key: str, response: Response) -> StorageError:
+    def _foreign(self, action: str, key: str, response: Response) -> TransientError:
         """Return the error for a success that another server than the service's tells."""
+        response.discard_connection()
         uri = self.uri(key)
-        return StorageError(
+        return TransientError(
             f"could not {action} {uri}: the answer, HTTP {response.status}, is not one of "
             f"{self._service_name}; check the endpoint, and what stands between here and there",
             uri=uri,
             status=response.status,
+            maybe_done=True,
+            is_malformed=True,
         )
 
     async def aclose(self) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from aioflux._uri import Location
     from aioflux.service._base import Service
 
-__all__ = ["ServiceConfig", "open_service", "resolve_endpoint"]
+__all__ = ["ServiceConfig", "checked_endpoint", "open_service", "resolve_endpoint"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,9 +149,8 @@ def _open_s3(config: ServiceConfig) -> Service:
     from aioflux._access import S3Access
     from aioflux.service._s3 import S3Service
 
-    environment = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
-    endpoint = config.endpoint_url or environment
-    endpoint = checked_endpoint(endpoint) if endpoint else ""
+    # What the environment and the profile name is read with the first request.
+    endpoint = checked_endpoint(config.endpoint_url) if config.endpoint_url else ""
     access = config.credentials
     return S3Service(
         config.location.bucket,

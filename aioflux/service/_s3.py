@@ -20,12 +20,11 @@ from aioflux._errors import (
     TransientError,
 )
 from aioflux._meta import ObjectMeta
-from aioflux.http import ProtocolError
 from aioflux.service import _multipart as multipart
 from aioflux.service import _s3_read as reading
 from aioflux.service import _s3_wire as wire
 from aioflux.service._base import Body, Capabilities, Precondition
-from aioflux.service._http import COMPLETE_SECONDS, ReadRequest
+from aioflux.service._http import COMPLETE_SECONDS, ReadRequest, is_too_long
 from aioflux.service._s3_conditions import is_amazon, refuse_ignored, unquoted_endpoints
 from aioflux.service._s3_copy import copy_by_parts
 from aioflux.service._s3_delete import delete_many
@@ -264,7 +263,7 @@ class S3Service(XMLService):
         is_guess = exchange in self._guesses.under_way
         self._guesses.under_way.discard(exchange)
         found = super().fail_get(key, exchange, error)
-        if is_guess and isinstance(error, ProtocolError):
+        if is_guess and is_too_long(error):
             # Maybe it is longer than was guessed: `get` looks again, and asks for a range.
             self._guesses.was_wrong()
             return None
@@ -575,6 +574,7 @@ class S3Service(XMLService):
             fields = {}
         if fields.get(name):
             return fields
+        response.discard_connection()
         raise error_in_success(fields, action=action, uri=self.uri(key))
 
     def _told_checksum(self, headers: Mapping[bytes, bytes]) -> int | None:

@@ -139,6 +139,7 @@ def error_in_success(fields: Mapping[str, str], *, action: str, uri: str) -> Sto
             uri=uri,
             status=200,
             maybe_done=True,
+            is_malformed=True,
         )
     status = _PASSING.get(code) or _STATUSES.get(code, 400)
     error = refusal(

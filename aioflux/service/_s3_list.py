@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote_plus
 from xml.sax.saxutils import unescape
 
 from aioflux._columns import TimeColumn
-from aioflux._listing import Kind, Listing
+from aioflux._listing import MAX_SIZE_BYTES, Kind, Listing
 from aioflux.service._s3_wire import generation_of
 
 __all__ = [
@@ -175,6 +175,8 @@ def _decode_slowly(text: str) -> ListPage:
 
 
 def _finish(page: ListPage, fields: dict[str, str]) -> ListPage:
+    if page.sizes and max(page.sizes) > MAX_SIZE_BYTES:
+        raise ValueError(f"an object has {max(page.sizes)} bytes")
     if fields.get("EncodingType") == "url":
         page.names = [_decoded(name) for name in page.names]
         page.prefixes = [_decoded(name) for name in page.prefixes]

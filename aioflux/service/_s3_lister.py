@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aioflux.service import _s3_list as listing
 from aioflux.service._base import Page
 from aioflux.service._lister import Lister
-from aioflux.service._status import not_a_listing, wrong_page
+from aioflux.service._status import EmptyPages, not_a_listing, wrong_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,6 +106,7 @@ class S3Lister(Lister["S3Sender"]):
         try:
             return listing.decode_page(response.body)
         except ValueError as exc:
+            response.discard_connection()
             raise not_a_listing(self._uri(prefix), exc) from exc
 
     async def _sorted_page(
@@ -133,11 +134,13 @@ class S3Lister(Lister["S3Sender"]):
         if page is None or not token.startswith(listing.AFTER):
             page = await ask("", "")
             tokens: set[str] = set()
+            empty = EmptyPages(self._uri(prefix))
             while page.next_token:
                 if page.next_token in tokens:
                     raise wrong_page(self._uri(prefix), "the next page is one that was before")
                 tokens.add(page.next_token)
                 other = await ask("", page.next_token)
+                empty.count(len(other.names) + len(other.prefixes))
                 page.extend(other)
                 page.next_token = other.next_token
             listing.sort(page)

@@ -13,10 +13,11 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux._errors import CredentialsError, TransientError
-from aioflux.auth._aws import WAIT, AWSSource
+from aioflux.auth._aws import WAIT, AWSSource, Settings
 from aioflux.auth._sigv4 import EMPTY_HASH, UNSIGNED, Signer, canonical_query
-from aioflux.http import FixedHeaders, TransportError, open_pool
+from aioflux.http import FixedHeaders, TransportError, default_context, open_pool
 from aioflux.service import _multipart as multipart
+from aioflux.service._open import checked_endpoint
 from aioflux.service._s3_errors import EXPIRED_CODES, SKEWED_CODE, refusal
 from aioflux.service._s3_read import generation_of_head
 from aioflux.service._s3_site import DEFAULT_REGION, discovery_site, region_told, site_of
@@ -79,6 +80,7 @@ class S3Sender(Sender):
         self._skew_seconds = 0.0
         self._opening: asyncio.Lock | None = None
         self._addressing = access.addressing
+        self._settings = Settings()
         self._under_way: dict[Connection, tuple[Site, Signer | None]] = {}
         self._is_closed = False
 
@@ -204,24 +206,28 @@ class S3Sender(Sender):
         return self.site
 
     async def _find_site(self, action: str, key: str) -> Site:
-        told = await self._named(self._source.settings(), action, key)
-        endpoint_url = self._endpoint_url or told.endpoint_url
-        self._endpoint_url = endpoint_url
+        told = self._settings = await self._named(self._source.settings(), action, key)
+        endpoint_url = self._endpoint_url
+        if not endpoint_url and told.endpoint_url:
+            endpoint_url = self._endpoint_url = checked_endpoint(told.endpoint_url)
         region = self._access.region or told.region
         if self._access.addressing == "auto" and told.addressing:
             self._addressing = told.addressing
         else:
             self._addressing = self._access.addressing
         is_unknown = not region and not endpoint_url
-        site = (
-            discovery_site(self._bucket) if is_unknown else self._site_in(region or DEFAULT_REGION)
-        )
+        if is_unknown:
+            site = discovery_site(
+                self._bucket, use_fips=told.use_fips, use_dualstack=told.use_dualstack
+            )
+        else:
+            site = self._site_in(region or DEFAULT_REGION)
         if self._pool is None:
             self._pool = open_pool(
                 site.origin,
                 max_connections=self._max_connections,
                 timeouts=self._timeouts,
-                ssl_context=self._ssl_context,
+                ssl_context=self._ssl_context or _context_of(told.ca_bundle),
             )
         return self._site_in(await self._discover(site, action, key)) if is_unknown else site
 
@@ -231,6 +237,8 @@ class S3Sender(Sender):
             region=region,
             endpoint_url=self._endpoint_url,
             addressing=self._addressing,
+            use_fips=self._settings.use_fips,
+            use_dualstack=self._settings.use_dualstack,
         )
 
     async def _discover(self, site: Site, action: str, key: str) -> str:
@@ -286,6 +294,23 @@ class S3Sender(Sender):
             raise CredentialsError(f"could not {action} {uri}: {exc.message}") from exc
         except TransientError as exc:
             raise TransientError(f"could not {action} {uri}: {exc.message}", uri=uri) from exc
+
+
+def _context_of(ca_bundle: str) -> ssl.SSLContext | None:
+    """Return TLS settings that trust the authorities of a file; None if there is no file.
+
+    Raises:
+        ValueError: It cannot be read.
+    """
+    if not ca_bundle:
+        return None
+    try:
+        return default_context(ca_bundle)
+    except OSError as exc:  # ssl.SSLError is one
+        raise ValueError(
+            f"AWS_CA_BUNDLE, or ca_bundle of the profile, names {ca_bundle!r}, which cannot be "
+            f"read as certificates: {exc}"
+        ) from exc
 
 
 def _whole(site: Site, target: bytes) -> bytes:

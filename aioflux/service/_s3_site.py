@@ -38,7 +38,15 @@ class Site:
     """It is a host of AWS, which may say that the bucket lives in another region."""
 
 
-def site_of(bucket: str, *, region: str, endpoint_url: str = "", addressing: str = "auto") -> Site:
+def site_of(
+    bucket: str,
+    *,
+    region: str,
+    endpoint_url: str = "",
+    addressing: str = "auto",
+    use_fips: bool = False,
+    use_dualstack: bool = False,
+) -> Site:
     """Return where a bucket is asked.
 
     Args:
@@ -46,6 +54,8 @@ def site_of(bucket: str, *, region: str, endpoint_url: str = "", addressing: str
         region: Its region.
         endpoint_url: Url of another server than AWS, without a path; empty for AWS.
         addressing: "path", "virtual", or "auto".
+        use_fips: Ask a FIPS 140 endpoint of AWS; without effect at another server.
+        use_dualstack: Ask an endpoint of AWS that has IPv6; without effect at another server.
 
     Raises:
         ValueError: The name, the region or the url is none.
@@ -64,8 +74,15 @@ def site_of(bucket: str, *, region: str, endpoint_url: str = "", addressing: str
         )
     is_aws = not endpoint_url
     if is_aws:
-        suffix = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
-        endpoint_url = f"https://s3.{region}.{suffix}"
+        is_china = region.startswith("cn-")
+        if use_fips and is_china:
+            raise ValueError(
+                f"AWS_USE_FIPS_ENDPOINT, or use_fips_endpoint of the profile, is set, but {region} "
+                "has no FIPS endpoints"
+            )
+        suffix = "amazonaws.com.cn" if is_china else "amazonaws.com"
+        host = ("s3-fips" if use_fips else "s3") + (".dualstack" if use_dualstack else "")
+        endpoint_url = f"https://{host}.{region}.{suffix}"
     if addressing == "auto":
         is_known = (urlsplit(endpoint_url).hostname or "").endswith((".com", ".com.cn"))
         is_amazon = "amazonaws.com" in endpoint_url and is_known
@@ -77,9 +94,9 @@ def site_of(bucket: str, *, region: str, endpoint_url: str = "", addressing: str
     return Site(origin, f"/{quote(bucket, safe='')}".encode(), region, is_aws)
 
 
-def discovery_site(bucket: str) -> Site:
+def discovery_site(bucket: str, *, use_fips: bool = False, use_dualstack: bool = False) -> Site:
     """Return where AWS is asked for the region of a bucket, by name, without a signature."""
-    return site_of(bucket, region=DEFAULT_REGION)
+    return site_of(bucket, region=DEFAULT_REGION, use_fips=use_fips, use_dualstack=use_dualstack)
 
 
 def region_told(headers: Mapping[bytes, bytes], fields: Mapping[str, str]) -> str:

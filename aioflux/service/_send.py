@@ -201,8 +201,11 @@ class Sender(ABC):
         if not isinstance(exc, TransportError):
             return StorageError(f"could not {action} {uri}: the store was closed", uri=uri)
         message = f"could not {action} {uri}: {exc}"
-        if isinstance(exc, (ProtocolError, CertificateError)):
+        if isinstance(exc, CertificateError):
             return StorageError(message, uri=uri)
+        if isinstance(exc, ProtocolError):
+            # Nothing that the answer carries is to be trusted, the part of its body included.
+            return TransientError(message, uri=uri, maybe_done=exc.request_sent, is_malformed=True)
         return TransientError(
             message,
             uri=uri,

@@ -17,8 +17,16 @@ from aioflux._errors import (
     StorageError,
     TransientError,
 )
+from aioflux.service._base import MAX_EMPTY_PAGES
 
-__all__ = ["error_from_status", "not_a_listing", "parse_retry_after", "words_of", "wrong_page"]
+__all__ = [
+    "EmptyPages",
+    "error_from_status",
+    "not_a_listing",
+    "parse_retry_after",
+    "words_of",
+    "wrong_page",
+]
 
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MAYBE_DONE = frozenset({500, 502, 504})
@@ -55,12 +63,35 @@ def words_of(status: int, code: str, detail: str) -> tuple[str, str]:
 
 def not_a_listing(uri: str, why: ValueError) -> TransientError:
     """Return the error for an answer to a listing that cannot be read."""
-    return TransientError(f"could not list {uri}: the answer is not a listing ({why})", uri=uri)
+    return TransientError(
+        f"could not list {uri}: the answer is not a listing ({why})", uri=uri, is_malformed=True
+    )
 
 
 def wrong_page(uri: str, why: object) -> StorageError:
     """Return the error for a page that is another one than the one that was asked for."""
     return StorageError(f"could not list {uri}: the page is not what was asked for, {why}", uri=uri)
+
+
+class EmptyPages:
+    """Counts the pages in a row without an entry; see `MAX_EMPTY_PAGES`."""
+
+    def __init__(self, uri: str) -> None:
+        """Take the uri of what is listed, for errors."""
+        self._uri = uri
+        self._num = 0
+
+    def count(self, num_entries: int) -> None:
+        """Count one page that is not the last.
+
+        Raises:
+            StorageError: Too many in a row had no entry.
+        """
+        self._num = 0 if num_entries else self._num + 1
+        if self._num >= MAX_EMPTY_PAGES:
+            raise wrong_page(
+                self._uri, f"{self._num} empty pages came in a row, each with a new next page"
+            )
 
 
 def error_from_status(

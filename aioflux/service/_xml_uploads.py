@@ -10,6 +10,7 @@ from aioflux._errors import TransientError
 from aioflux._uri import check_name
 from aioflux.service import _multipart as multipart
 from aioflux.service._http import HTTPService
+from aioflux.service._status import EmptyPages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,6 +61,7 @@ class XMLService(HTTPService):
         key_marker = id_marker = ""
         is_encoded = False
         cut, whole, action = len(self._prefix), self._prefix + prefix, "list the uploads of"
+        empty = EmptyPages(self.uri(prefix))
         while True:
             target = multipart.list_uploads_target(
                 self._bucket_path,
@@ -79,8 +81,11 @@ class XMLService(HTTPService):
                     # it encodes keys, and does not.
                     is_encoded = True
                     continue
+                response.discard_connection()
                 uri = self.uri(prefix)
-                raise TransientError(f"could not {action} {uri}: {exc}", uri=uri) from exc
+                raise TransientError(
+                    f"could not {action} {uri}: {exc}", uri=uri, is_malformed=True
+                ) from exc
             found += [
                 replace(upload, key=upload.key[cut:])
                 for upload in uploads
@@ -89,6 +94,7 @@ class XMLService(HTTPService):
             ]
             if not key_marker:
                 return sorted(found, key=lambda upload: (upload.key, upload.upload_id))
+            empty.count(len(uploads))
 
     @abstractmethod
     def _path(self, key: str) -> bytes:

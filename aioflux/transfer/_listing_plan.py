@@ -21,6 +21,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from aioflux.service._base import MAX_EMPTY_PAGES
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -158,6 +160,8 @@ class KeyRange:
     token: str = ""
     asked: Request | None = None
     """The request that `token` belongs to."""
+    num_empty: int = 0
+    """Pages without a key that came in a row."""
     is_in_flight: bool = False
     is_done: bool = False
     is_whole: bool = True
@@ -305,6 +309,7 @@ class ListingPlan:
         end = max(first, end)
         self._num_objects += end - first
         each.token, each.asked = next_token, request
+        each.num_empty = 0 if num_keys else each.num_empty + 1
         each.is_done = not next_token or end < num_keys
         if not each.is_done:
             self._num_continued += 1
@@ -328,6 +333,8 @@ class ListingPlan:
                 raise ValueError(
                     f"after {last!r} an empty page came that says it is its own next page"
                 )
+            if next_token and request.range.num_empty >= MAX_EMPTY_PAGES - 1:
+                raise ValueError(f"after {last!r} {MAX_EMPTY_PAGES} empty pages came in a row")
             return
         first = key_at(0)
         if last and (first < last or (first == last and request.token)):

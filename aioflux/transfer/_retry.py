@@ -25,6 +25,11 @@ _RETRIES_PER_SUCCESS = 0.2
 """Share of successful requests that may be followed by a retry, for ever: the ratio of Finagle's
 RetryBudget (twitter.github.io/finagle/guide/Clients.html)."""
 
+_MAX_MALFORMED = 3
+"""Malformed answers to consecutive attempts, the last of which is final. One is damage on the way.
+Three come from a server that is not the service, such as a web server that `endpoint_url` names by
+mistake, and the caller should hear of it at once."""
+
 _MAX_PAUSE_SECONDS = 2.0
 """Time between two looks at an empty budget, at most; up to as much again at random."""
 
@@ -163,7 +168,7 @@ async def with_retry(
     now = clock()
     begun = now if begun is None else begun
     number = 1
-    num_in_vain = 0
+    num_in_vain = num_malformed = 0
     last, failure = after, after
     try:
         async with asyncio.timeout(begun + policy.deadline_seconds - now) as deadline:
@@ -178,6 +183,7 @@ async def with_retry(
                     # Over a line that breaks every few megabytes a large range still arrives: what
                     # came is kept, and only the deadline ends that.
                     num_in_vain = 1 if moved(exc) else num_in_vain + 1
+                    num_malformed = num_malformed + 1 if exc.is_malformed else 0
                     delay = next_delay(
                         num_in_vain,
                         policy,
@@ -185,7 +191,7 @@ async def with_retry(
                         retry_after_seconds=exc.retry_after_seconds,
                         fraction=jitter(),
                     )
-                    if delay is None:
+                    if delay is None or num_malformed >= _MAX_MALFORMED:
                         break
                 await sleep(delay)
                 if budget is not None:
@@ -199,10 +205,14 @@ async def with_retry(
             last = TransientError(f"no answer about {uri} came before the deadline", uri=uri)
             last.__cause__ = exc
     elapsed = clock() - begun
+    why = f"gave up after {number} attempts in {elapsed:.1f} s; RetryPolicy sets both"
+    if num_malformed >= _MAX_MALFORMED:
+        why = f"the last {num_malformed} answers were malformed"
     raise TransientError(
-        f"{last} (gave up after {number} attempts in {elapsed:.1f} s; RetryPolicy sets both)",
+        f"{last} ({why})",
         uri=last.uri,
         status=last.status,
         retry_after_seconds=last.retry_after_seconds,
         num_bytes_received=last.num_bytes_received,
+        is_malformed=last.is_malformed,
     ) from last

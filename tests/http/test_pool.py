@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 import tracemalloc
 from typing import Any
@@ -393,6 +394,23 @@ class TestPlane:
             for _ in range(3):
                 assert (await pool.request(origin, b"GET", b"/")).body == b"1"
             assert pool.num_opened == 2
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not tell")
+    @pytest.mark.parametrize("size", [300_000, 2 * MIB])
+    async def test_a_body_that_the_kernel_holds_has_not_left(self, size) -> None:
+        """It takes some MiB at once, also for a server that reads nothing."""
+
+        async def script(peer: Peer) -> None:
+            await peer.read_head()
+            peer.reader._transport.pause_reading()
+            await stalled.wait()
+
+        stalled = asyncio.Event()
+        timeouts = Timeouts(progress_seconds=STALL_SECONDS, idle_seconds=10 * STALL_SECONDS)
+        async with serving(script) as (_, origin), opening(timeouts=timeouts) as pool:
+            with pytest.raises(StalledError, match="while sending the request body"):
+                await pool.request(origin, b"PUT", b"/", body=bytes(size))
+            stalled.set()
 
     @pytest.mark.parametrize("begin", [b"", ok(b"abc")[:-2]], ids=["no answer", "half a body"])
     async def test_what_a_loop_that_stands_still_leaves_unread_is_no_stall(self, begin) -> None:

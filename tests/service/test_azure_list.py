@@ -208,6 +208,11 @@ async def test_pages_of_what_was_sorted_are_given_one_by_one() -> None:
     ("answer", "error", "says"),
     [
         (b"<html/>", TransientError, "not a listing"),
+        (
+            page(blob("p/a", properties=f"<Content-Length>{'9' * 30}</Content-Length>")),
+            TransientError,
+            "not a listing",
+        ),
         (page(blob("else")), StorageError, "'else' is not below 'p/'"),
         (page(blob("p/a"), marker="m"), StorageError, "same one again"),
     ],

@@ -205,6 +205,7 @@ async def test_a_page_that_was_not_asked_for_is_an_error(page: str) -> None:
 
 DAMAGED = {
     "size": b'{"kind":"storage#objects","items":[{"name":"p/a","size":"x"}]}',
+    "30 digits": b'{"kind":"storage#objects","items":[{"name":"p/a","size":"%s"}]}' % (b"9" * 30),
     "crc32c": b'{"kind":"storage#objects","items":[{"name":"p/a","crc32c":"!"}]}',
     "json": b'{"kind":"storage#objects","items":[{"name":"p',
     "utf-8": b'{"kind":"storage#objects","items":[{"name":"p/\xff"}]}',
@@ -232,7 +233,14 @@ async def test_metadata_of_another_object_is_an_error(body: bytes) -> None:
     assert not isinstance(caught.value, TransientError)
 
 
-@pytest.mark.parametrize("body", [b'{"name":"p/a","size":"x"}', b'{"name":"p/a","crc32c":"AAAA"}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"name":"p/a","size":"x"}',
+        b'{"name":"p/a","size":"%s"}' % (b"9" * 30),
+        b'{"name":"p/a","crc32c":"AAAA"}',
+    ],
+)
 async def test_damaged_metadata_is_asked_for_again(body: bytes) -> None:
     async with answering(body) as url, opened(url) as service:
         with pytest.raises(TransientError, match="gs://bucket/p/a"):

@@ -214,7 +214,9 @@ async def test_other_bytes_are_an_error_that_names_the_object(answer: bytes, int
         async with opened(url) as service:
             with pytest.raises(StorageError, match="gs://bucket/p/a") as caught:
                 await service.get("a", generation="7", start=2, end=5, into=memory)
-    assert not isinstance(caught.value, TransientError)
+    assert isinstance(caught.value, TransientError)
+    assert caught.value.is_malformed
+    assert not caught.value.num_bytes_received
 
 
 async def test_a_service_that_ignores_ranges_does_not_fill_the_memory() -> None:

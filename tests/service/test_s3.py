@@ -25,7 +25,7 @@ from aioflux import (
     open_store,
 )
 from aioflux.http import Origin
-from aioflux.service._base import Precondition, Source, UploadedPart
+from aioflux.service._base import MAX_EMPTY_PAGES, Precondition, Source, UploadedPart
 from aioflux.service._http import DELETE_SECONDS
 from aioflux.service._s3 import S3Service
 from aioflux.service._s3_site import Site
@@ -725,6 +725,40 @@ async def test_keys_that_come_late_sign_for_no_region_that_was_left() -> None:
     assert ["/eu-west-3/" in each.headers["authorization"] for each in asked] == [False, True]
 
 
+LARGE = (
+    "<Contents><Key>p/a</Key><LastModified></LastModified><ETag>x</ETag>"
+    f"<Size>{'9' * 30}</Size></Contents>"
+)
+LARGE_IN_OTHER_ORDER = f"<Contents><Size>{'9' * 30}</Size><Key>p/a</Key></Contents>"
+
+
+def endless(asked: Asked) -> bytes:
+    """A page that holds nothing, and names a next page that was not before."""
+    token = asked.target.partition("continuation-token=")[2].partition("&")[0]
+    return listed(token=f"{int(token or 0) + 1}", server="SeaweedFS 4")
+
+
+async def test_a_listing_that_is_sorted_here_ends_after_many_empty_pages() -> None:
+    async with asking(endless) as (service, asked):
+        with pytest.raises(StorageError, match=r"could not list s3://bucket/p/.*empty pages"):
+            await service.list_page("")
+    assert len(asked) <= 2 + MAX_EMPTY_PAGES
+
+
+async def test_a_listing_of_uploads_ends_after_many_empty_pages() -> None:
+    def reply(asked: Asked) -> bytes:
+        marker = f"<NextKeyMarker>{len(seen)}</NextKeyMarker>"
+        seen.append(asked)
+        rows = f"<IsTruncated>true</IsTruncated>{marker}"
+        return answer(200, f"<ListMultipartUploadsResult>{rows}</ListMultipartUploadsResult>")
+
+    seen: list[Asked] = []
+    async with asking(reply) as (service, _):
+        with pytest.raises(StorageError, match="empty pages"):
+            await service.list_uploads("")
+    assert len(seen) == MAX_EMPTY_PAGES
+
+
 async def test_one_level_is_told_by_prefixes() -> None:
     async with asking(listed("p/a", prefixes=("p/b%2F", "p/c%2F"))) as (service, asked):
         page = await service.list_page("", delimiter="/")
@@ -739,6 +773,8 @@ async def test_one_level_is_told_by_prefixes() -> None:
         "<html/>",
         "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
         "<ListBucketResult><IsTruncated>false</IsTrun",
+        f"<ListBucketResult>{LARGE}<IsTruncated>false</IsTruncated></ListBucketResult>",
+        f"<ListBucketResult>{LARGE_IN_OTHER_ORDER}</ListBucketResult>",
     ],
 )
 async def test_a_damaged_page_is_asked_for_again(body: str) -> None:

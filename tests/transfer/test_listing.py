@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import StorageError
-from aioflux.service._base import Page
+from aioflux.service._base import MAX_EMPTY_PAGES, Page
 from aioflux.transfer._glob import compile_glob, literal_prefix
 from aioflux.transfer._listing import list_all, list_pages
 from tests.transfer.rig import LOSE, REFUSE, refused_for_good
@@ -72,6 +72,20 @@ async def test_a_page_that_does_not_go_on_is_an_error(
     with pytest.raises(StorageError, match=rf"could not list memory://.*/p/: .*{message}"):
         await listed(rig)
     assert rig.is_clean()
+
+
+async def test_empty_pages_whose_tokens_never_come_twice_end(rig: Rig) -> None:
+    pages = Pages(rig, ("ab", "1"), ("", "new"))
+    with pytest.raises(StorageError, match=r"could not list memory://.*/p/: .*10000 empty pages"):
+        await listed(rig)
+    assert len(pages.tokens) == 1 + MAX_EMPTY_PAGES
+    assert rig.is_clean()
+
+
+async def test_a_run_of_empty_pages_ends_with_a_page_that_is_not(rig: Rig) -> None:
+    run = [("", f"{number}") for number in range(MAX_EMPTY_PAGES - 1)]
+    Pages(rig, *run, ("a", "x"), *run, ("b", ""))
+    assert await listed(rig) == "ab"
 
 
 def filled(rig: Rig, num: int = 10_000) -> list[str]:

@@ -115,6 +115,18 @@ async def test_attempts_run_out_with_the_last_failure_as_cause() -> None:
     assert (raised.value.uri, raised.value.status) == ("gs://b/k", 503)
 
 
+async def test_three_malformed_answers_in_a_row_end_the_attempts() -> None:
+    time = Time()
+    bad = [TransientError(f"not HTTP {at}", is_malformed=True) for at in range(5)]
+    attempt, numbers = failing(*bad[:2], TransientError("busy"), *bad[2:])
+    policy = RetryPolicy(max_attempts=20)
+    with pytest.raises(TransientError, match=r"not HTTP 4.*malformed") as raised:
+        await with_retry(attempt, policy, clock=time.clock, sleep=time.sleep)
+    assert numbers == [1, 2, 3, 4, 5, 6]
+    assert raised.value.is_malformed
+    assert "RetryPolicy" not in str(raised.value)
+
+
 async def test_a_wait_beyond_the_deadline_is_not_begun() -> None:
     time = Time()
     attempt, numbers = failing(TransientError("busy", retry_after_seconds=1e6))

@@ -162,6 +162,11 @@ def test_a_column_of_keys_gives_back_every_key(keys: list[str]) -> None:
     assert list(column) == keys
 
 
+@given(st.lists(TEXTS), st.slices(12))
+def test_a_slice_of_keys_is_that_of_a_list(keys: list[str], part: slice) -> None:
+    assert KeyColumn(keys)[part] == keys[part]
+
+
 @given(st.integers(0, 300), st.integers(0, 300), st.sampled_from(["k", "\u00e9"]))
 @settings(max_examples=20)
 def test_parts_of_long_columns(start: int, end: int, letter: str) -> None:
