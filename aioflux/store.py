@@ -558,13 +558,15 @@ class Store:
                 locks bytes of their own.
             if_generation_match: Replace only this generation.
             content_type: Media type; `application/octet-stream` by default.
-            metadata: The user's own metadata.
+            metadata: The user's own metadata. Names are stored in lower case on every service,
+                since most services return them so.
 
         Raises:
             AlreadyExistsError: `mode="create"`, and there is such an object.
             PreconditionFailedError: The object has another generation.
             ChecksumError: The service received or stored other bytes; a note says what stays.
-            ValueError: The service takes no such key, or it is below `.aioflux-uploads/`.
+            ValueError: The service takes no such key, or it is below `.aioflux-uploads/`, or two
+                names of metadata differ in case only.
         """
         request = self._request(key, mode, if_generation_match, content_type, metadata)
         return await _upload.put(self._session(), request, memoryview(data).cast("B"))
@@ -668,7 +670,7 @@ class Store:
             mode: As `put`.
             if_generation_match: As `put`.
             content_type: Media type of the result.
-            metadata: The user's own metadata.
+            metadata: As `put`.
 
         Raises:
             NotFoundError: A source does not exist, or not in the generation that was listed.
