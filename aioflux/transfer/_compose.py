@@ -55,7 +55,7 @@ async def compose(
         return made if as_asked else None
 
     async def attempt(_: int) -> ObjectMeta:
-        if fate.is_open and (made := await find()):
+        if fate.is_unanswered and (made := await find()):
             return made
         try:
             return await fate.hear(
@@ -97,7 +97,7 @@ async def copy(
         return made if as_asked else None
 
     async def attempt(_: int) -> ObjectMeta:
-        if fate.is_open and (made := await find()):
+        if fate.is_unanswered and (made := await find()):
             return made
         try:
             return await fate.hear(

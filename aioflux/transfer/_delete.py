@@ -179,11 +179,13 @@ async def _delete_page(
     except StorageError:
         return there
     again: list[Source] = []
+    is_open = fate.is_open
     for source in there:
         error = failed.get(source.key)
         # Gone, or replaced since, where an attempt was lost: that generation is deleted.
-        is_done = isinstance(error, NotFoundError | PreconditionFailedError) and fate.is_open
+        is_done = isinstance(error, NotFoundError | PreconditionFailedError) and is_open
         if isinstance(error, TransientError):
+            fate.note(error)
             again.append(source)
         else:
             outcome.note(source.key, None if is_done else error)

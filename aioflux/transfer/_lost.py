@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from aioflux._checksums import crc32c
 from aioflux._errors import NotFoundError, StorageError, TransientError
 from aioflux.transfer._retry import with_retry
+from aioflux.transfer._session import THROTTLED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -29,12 +30,16 @@ class Fate:
 
     Attributes:
         is_open: One of them may have been carried out, and its answer was not heard.
+        is_unanswered: The same, of an attempt that was not answered by 429 or 503. Behind these
+            there is seldom any work, so that no request is spent on a look before the next attempt:
+            what that attempt is answered shows whether a look is needed.
     """
 
-    __slots__ = ("is_open",)
+    __slots__ = ("is_open", "is_unanswered")
 
     def __init__(self) -> None:
         self.is_open = False
+        self.is_unanswered = False
 
     async def hear(self, request: Awaitable[T]) -> T:
         """Await one attempt, and remember whether its answer was lost."""
@@ -47,8 +52,13 @@ class Fate:
     def note(self, error: TransientError | asyncio.CancelledError) -> None:
         """Remember whether the answer to an attempt that ended so was lost."""
         # Cancelled, also by a deadline: the request is on its way.
-        is_lost = error.maybe_done if isinstance(error, TransientError) else True
-        self.is_open = self.is_open or is_lost
+        is_throttled = False
+        if isinstance(error, TransientError):
+            if not error.maybe_done:
+                return
+            is_throttled = error.status in THROTTLED
+        self.is_open = True
+        self.is_unanswered = self.is_unanswered or not is_throttled
 
 
 async def call_or_find(

@@ -26,17 +26,19 @@ from aioflux import (
 from aioflux.service._base import Precondition, Source
 from aioflux.service._local import LocalService
 from aioflux.service._memory import MemoryService
+from aioflux.service._s3_errors import deletion_error
+from aioflux.service._status import error_from_status
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
 from aioflux.transfer._compose import compose, copy
-from aioflux.transfer._delete import delete
+from aioflux.transfer._delete import delete, delete_many
 from aioflux.transfer._initiate import Window, left_over
 from aioflux.transfer._session import Session
 from aioflux.transfer._upload import ObjectWriter, WriteRequest, put
 from tests.transfer.rig import LOSE, OPTIONS, PART, REFUSE, Rig, pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 LARGE = pattern(2 * PART + 5)
@@ -357,6 +359,126 @@ async def test_a_write_of_other_metadata_is_not_taken_for_done(rig: Rig) -> None
         await put(short_of_time(rig), request, memoryview(b"same"))
 
 
+# --- a service that is asked too often -------------------------------------------------------
+
+ABSENT = Precondition(if_absent=True)
+
+
+def answered(
+    status: int, *, kind: Literal["refuse", "lose"] = "refuse", times: int = 1
+) -> list[Fault]:
+    """A status in place of the answer: before the work, or after it."""
+    error = error_from_status(status, action="write", uri="memory://x/c")
+    return [Fault(kind=kind, error=error)] * times
+
+
+async def create_small(rig: Rig) -> ObjectMeta:
+    return await put(rig.session, WriteRequest("c", ABSENT), memoryview(b"12"))
+
+
+async def compose_new(rig: Rig) -> ObjectMeta:
+    return await compose(rig.session, WriteRequest("c", ABSENT), A_AND_B)
+
+
+async def copy_new(rig: Rig) -> ObjectMeta:
+    return await copy(rig.session, Source(key="b"), "c", precondition=ABSENT)
+
+
+MAKING = {"put": create_small, "compose": compose_new, "copy": copy_new}
+each_making = pytest.mark.parametrize(("operation", "make"), MAKING.items(), ids=MAKING)
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+@each_making
+async def test_what_was_made_before_an_error_is_found(
+    rig: Rig, operation: str, make: Callable[[Rig], Awaitable[ObjectMeta]], status: int
+) -> None:
+    rig.service.fail(operation, *answered(status, kind="lose"))
+    assert await make(rig) == rig.bucket.objects["c"].meta
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize("status", [429, 503])
+@each_making
+async def test_a_throttled_request_is_repeated_without_a_look(
+    rig: Rig, operation: str, make: Callable[[Rig], Awaitable[ObjectMeta]], status: int
+) -> None:
+    rig.service.fail(operation, *answered(status, times=3))
+    await make(rig)
+    assert (rig.service.count(operation), rig.service.count("head")) == (4, 0)
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize("status", [429, 503])
+@each_making
+async def test_a_storm_ends_with_one_look_at_what_was_to_be_made(
+    rig: Rig, operation: str, make: Callable[[Rig], Awaitable[ObjectMeta]], status: int
+) -> None:
+    rig.service.fail(operation, *answered(status, times=4))
+    with pytest.raises(TransientError):
+        await make(rig)
+    looks = [key for name, key in rig.service.calls if name == "head"]
+    assert (rig.service.count(operation), looks.count("c")) == (4, 1)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("can_list", [True, False])
+async def test_a_storm_at_the_beginning_of_an_upload_costs_one_listing(
+    rig: Rig, status: int, *, can_list: bool
+) -> None:
+    """The uploads there are, for those that were begun all the same."""
+    rig.service.fail("initiate_upload", *answered(status, times=4))
+    if not can_list:
+        rig.service.fail("list_uploads", *answered(status, times=9))
+    with pytest.raises(TransientError):
+        await put(rig.session, PLAIN, memoryview(LARGE))
+    assert rig.service.count("initiate_upload") == 4
+    assert rig.service.count("list_uploads") == 1
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 503])
+@pytest.mark.parametrize("times", [1, 3])
+async def test_an_upload_that_was_begun_before_an_error_is_ended(
+    rig: Rig, status: int, times: int
+) -> None:
+    rig.service.fail("initiate_upload", *answered(status, kind="lose", times=times))
+    await put(rig.session, PLAIN, memoryview(LARGE))
+    assert rig.service.count("list_uploads") == 1
+    assert rig.is_clean()
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 503])
+@pytest.mark.parametrize("request_", [PLAIN, CREATE], ids=["plain", "create"])
+async def test_a_completion_that_was_done_before_an_error_is_found(
+    rig: Rig, status: int, request_: WriteRequest
+) -> None:
+    rig.service.fail("complete_upload", *answered(status, kind="lose"))
+    await put(rig.session, request_, memoryview(LARGE))
+    assert rig.get("a") == LARGE
+    assert rig.is_clean()
+
+
+@pytest.mark.parametrize("code", ["SlowDown", "InternalError"])
+async def test_an_object_that_was_deleted_before_its_error_is_not_missing(code: str) -> None:
+    """Of many in one request, each with an answer of its own."""
+
+    class Deleting(MemoryService):
+        async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
+            for source in sources:
+                await self.delete(source.key, generation=source.generation)
+            return {"k1": deletion_error(code, "", uri=self.uri("k1"))}
+
+    service = Deleting("deleting", "")
+    service.capabilities = replace(service.capabilities, delete_page_size=1000)
+    rig = Rig("deleting", service=service)
+    keys = [f"k{at}" for at in range(8)]
+    for key in keys:
+        rig.put(key, b"1")
+    result = await delete_many(rig.session, [Source(key=key) for key in keys], max_in_flight=4)
+    assert (result.deleted, result.missing, dict(result.errors)) == (tuple(keys), (), {})
+
+
 # --- deleting ------------------------------------------------------------------------------
 
 
@@ -430,8 +552,8 @@ async def test_a_delete_by_name_removes_only_what_was_seen_after_a_lost_answer(r
     assert rig.get("a") == b"written after the look"
 
 
-async def test_a_refused_delete_was_not_done(rig: Rig) -> None:
-    """A 503 is an answer: what is gone at the next attempt, somebody else deleted."""
+async def test_a_delete_that_was_not_sent_was_not_done(rig: Rig) -> None:
+    """What is gone at the next attempt, somebody else deleted."""
     rig.put("a", b"1")
     hang = Fault(kind="hang")
     rig.service.fail("delete", REFUSE, hang)
