@@ -255,7 +255,7 @@ class Store:
         Raises:
             NotFoundError: No object has this key, or not in the generation that was listed.
             ChecksumError: The bytes do not match the object's checksum, three times in a row.
-            PreconditionFailedError: A read by name met a replaced object, three times in a row.
+            PreconditionFailedError: A read by name met a replaced object at every try.
         """
         name, meta = parse_key(key)
         fetched = await _download.fetch(self._session(), name, meta)
@@ -279,7 +279,7 @@ class Store:
 
         Raises:
             ChecksumError: What was read does not match, three times.
-            PreconditionFailedError: A read by name met a replaced object, three times in a row.
+            PreconditionFailedError: A read by name met a replaced object at every try.
             ValueError: `start` is negative or `buffer` cannot be written.
         """
         view = memoryview(buffer).cast("B")
@@ -306,7 +306,7 @@ class Store:
         Raises:
             NotFoundError: No object has this key.
             ChecksumError: Three reads gave three different contents.
-            PreconditionFailedError: A read by name met a replaced object, three times in a row.
+            PreconditionFailedError: A read by name met a replaced object at every try.
             ValueError: `start` is negative, or `end` is not above it.
         """
         if start < 0 or end <= start:
@@ -673,7 +673,8 @@ class Store:
             metadata: As `put`.
 
         Raises:
-            NotFoundError: A source does not exist, or not in the generation that was listed.
+            NotFoundError: A source does not exist, or not in the generation that was listed; or the
+                result is one of the sources, and was replaced before each try.
             ValueError: No sources, or more than the service takes at once.
         """
         session = self._session()
@@ -702,7 +703,8 @@ class Store:
         """Delete an object; with metadata of a listing, only in that generation.
 
         A name costs a second request, which finds the generation to delete: so no attempt that is
-        repeated removes what somebody else wrote meanwhile.
+        repeated removes what somebody else wrote meanwhile. If others replace the object before
+        each of three tries, whatever has the name is deleted, by a request that is sent once.
 
         Raises:
             NotFoundError: No object has this key.

@@ -498,6 +498,38 @@ async def test_a_copy_by_parts_that_fails_leaves_no_upload() -> None:
     assert asked[-1].target.endswith("?uploadId=u")
 
 
+@pytest.mark.parametrize("is_large", [False, True], ids=["whole", "by parts"])
+@pytest.mark.parametrize("precondition", [ANY, Precondition(if_absent=True)], ids=["any", "new"])
+async def test_a_named_source_that_is_replaced_before_it_is_copied_is_copied_anew(
+    precondition: Precondition, *, is_large: bool
+) -> None:
+    """Of a pinned one, and of a target that is there, the caller is told."""
+    size = 6 * 1024**3 if is_large else 5
+
+    def reply(asked: Asked) -> bytes:
+        if asked.method == "HEAD" and asked.target.endswith("/b"):
+            return answer(404)
+        if asked.method == "HEAD":
+            is_pinned = "if-match" in asked.headers
+            return answer(412) if is_pinned else answer(200, content_length=f"{size}", etag='"e"')
+        if "uploads=" in asked.target:
+            return answer(200, "<R><UploadId>u</UploadId></R>")
+        return answer(204) if asked.method == "DELETE" else refusal(412, "PreconditionFailed")
+
+    async with asking(reply) as (service, _):
+        with pytest.raises(TransientError, match="p/a: it was replaced meanwhile") as error:
+            await service.copy(Source(key="a"), "b", precondition=precondition)
+        assert not error.value.maybe_done
+
+    def pinned(asked: Asked) -> bytes:
+        is_first = asked.method == "HEAD" and len(calls) == 1
+        return answer(200, content_length="5", etag='"e"') if is_first else reply(asked)
+
+    async with asking(pinned) as (service, calls):
+        with pytest.raises(NotFoundError):
+            await service.copy(Source(key="a", generation="e/5"), "b", precondition=precondition)
+
+
 async def test_what_s3_cannot_do_is_refused() -> None:
     async with asking(hello()) as (service, asked):
         with pytest.raises(StorageError, match="does not concatenate"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -25,7 +26,7 @@ from aioflux import (
 )
 from aioflux.service._base import Precondition, Source
 from aioflux.service._local import LocalService
-from aioflux.service._memory import MemoryService
+from aioflux.service._memory import MemoryService, memory_bucket
 from aioflux.service._s3_errors import deletion_error
 from aioflux.service._status import error_from_status
 from aioflux.testing import GCSServer
@@ -40,6 +41,8 @@ from tests.transfer.rig import LOSE, OPTIONS, PART, REFUSE, Rig, pattern
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from tests.transfer.clock import Clock
 
 LARGE = pattern(2 * PART + 5)
 PLAIN, CREATE = WriteRequest("a"), WriteRequest("a", Precondition(if_absent=True))
@@ -519,17 +522,85 @@ async def test_a_delete_by_name_takes_what_replaces_the_object_before_it_is_done
     assert "a" not in rig.bucket.objects
 
 
-async def test_a_delete_by_name_of_what_is_replaced_each_time_says_so(rig: Rig) -> None:
+def replaced_after_each_look(rig: Rig, *, times: int = 1000) -> list[float]:
+    """Have others replace the object after each look at it; return when it was looked at."""
+    inner, looks = rig.service.head, []
+
+    async def head(key: str, *, generation: str = "") -> ObjectMeta:
+        looks.append(asyncio.get_running_loop().time())
+        meta = await inner(key, generation=generation)
+        if len(looks) <= times:
+            rig.put(key, b"newer")
+        return meta
+
+    rig.service.head = head
+    return looks
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 1000])
+async def test_a_delete_by_name_of_what_others_replace_comes_to_an_end(
+    rig: Rig, clock: Clock, times: int
+) -> None:
+    """It looks again after a pause, three times; then it deletes whatever has the name."""
     rig.put("a", b"old")
-    hangs = [Fault(kind="hang") for _ in range(3)]
-    rig.service.fail("delete", *hangs)
-    deleting = asyncio.create_task(delete(rig.session, "a"))
-    for hang in hangs:
-        await hang.reached.wait()
-        rig.put("a", b"new")
-        hang.released.set()
-    with pytest.raises(PreconditionFailedError):
-        await deleting
+    session = rig.new_session(retry=RetryPolicy(initial_seconds=1.0))
+    looks = replaced_after_each_look(rig, times=times)
+    begun = clock.now
+    await delete(session, "a")
+    assert "a" not in rig.bucket.objects
+    assert len(looks) == min(times + 1, 3)
+    assert rig.service.count("delete") == min(times, 3) + 1
+    waits = [after - before for before, after in itertools.pairwise(looks)]
+    assert all(0 < wait <= 2.0**at for at, wait in enumerate(waits))
+    assert clock.now - begun == pytest.approx(sum(waits))
+
+
+async def test_a_delete_by_name_without_a_generation_is_sent_once(rig: Rig) -> None:
+    """Its answer is lost, and what came since is not deleted by another attempt."""
+    rig.put("a", b"old")
+    replaced_after_each_look(rig)
+    rig.service.fail("delete", None, None, None, LOSE)
+    with pytest.raises(TransientError):
+        await delete(rig.session, "a")
+    assert rig.service.count("delete") == 4
+
+
+async def test_a_delete_by_name_that_was_not_sent_is_sent_again(rig: Rig) -> None:
+    rig.put("a", b"old")
+    replaced_after_each_look(rig)
+    rig.service.fail("delete", None, None, None, REFUSE)
+    await delete(rig.session, "a")
+    assert "a" not in rig.bucket.objects
+    assert rig.service.count("delete") == 5
+
+
+async def test_many_that_others_replace_are_deleted_by_name() -> None:
+    """By a request for many, which is given what a listing tells; the rest one by one."""
+
+    class Replacing(MemoryService):
+        async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
+            failed: dict[str, StorageError] = {}
+            memory_bucket("replacing").store("k1", b"newer")
+            for source in sources:
+                try:
+                    await self.delete(source.key, generation=source.generation)
+                except PreconditionFailedError as exc:
+                    failed[source.key] = exc
+            return failed
+
+    service = Replacing("replacing", "")
+    service.capabilities = replace(service.capabilities, delete_page_size=1000)
+    rig = Rig("replacing", service=service)
+    keys = [f"k{at}" for at in range(8)]
+    pinned = {key: rig.put(key, b"1").generation for key in keys}
+    named = [Source(key=key) for key in keys]
+    result = await delete_many(rig.session, named, max_in_flight=4)
+    assert (result.deleted, result.missing, dict(result.errors)) == (tuple(keys), (), {})
+    pinned = {key: rig.put(key, b"1").generation for key in keys}
+    seen = [Source(key=key, generation=generation) for key, generation in pinned.items()]
+    result = await delete_many(rig.session, seen, max_in_flight=4)
+    assert list(result.errors) == ["k1"]
+    assert rig.get("k1") == b"newer"
 
 
 async def test_a_delete_by_name_without_retries_is_one_request(rig: Rig) -> None:
@@ -621,6 +692,51 @@ async def test_a_refused_compose_is_repeated_without_a_look(rig: Rig) -> None:
     rig.service.fail("compose", REFUSE)
     await compose(rig.session, WriteRequest("c"), A_AND_B)
     assert (rig.service.count("compose"), rig.service.count("head")) == (2, 0)
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize("num_sources", [1, 2])
+async def test_an_append_by_name_begins_again_if_others_replace_a_source(
+    rig: Rig, clock: Clock, num_sources: int
+) -> None:
+    session = rig.new_session(retry=RetryPolicy(initial_seconds=1.0))
+    replaced_after_each_look(rig, times=6)
+    begun = clock.now
+    await compose(session, WriteRequest("a"), A_AND_B[:num_sources])
+    assert rig.get("a") == b"newer" * num_sources
+    assert clock.now > begun
+
+
+@pytest.mark.usefixtures("sources")
+async def test_an_append_that_others_never_let_end_is_an_error(rig: Rig) -> None:
+    looks = replaced_after_each_look(rig)
+    with pytest.raises(NotFoundError):
+        await compose(rig.session, WriteRequest("a"), [Source(key="a")])
+    assert len(looks) == rig.session.retry.max_attempts
+
+
+@pytest.mark.usefixtures("sources")
+async def test_an_append_of_pinned_sources_does_not_begin_again(rig: Rig) -> None:
+    old = rig.bucket.objects["a"].meta.generation
+    looks = replaced_after_each_look(rig)
+    with pytest.raises(NotFoundError):
+        await compose(rig.session, WriteRequest("a"), [Source(key="a", generation=old)])
+    assert len(looks) == 1
+
+
+@pytest.mark.usefixtures("sources")
+async def test_an_append_that_may_have_been_done_does_not_begin_again(rig: Rig) -> None:
+    """Done, its answer lost, and replaced before the next attempt: it would be done twice."""
+    hang = Fault(kind="hang")
+    rig.service.fail("compose", LOSE)
+    rig.service.fail("head", None, None, hang)  # the look before the next attempt
+    appending = asyncio.create_task(compose(rig.session, WriteRequest("a"), A_AND_B))
+    await hang.reached.wait()
+    rig.put("a", b"written on")
+    hang.released.set()
+    with pytest.raises(NotFoundError):
+        await appending
+    assert rig.get("a") == b"written on"
 
 
 @pytest.mark.usefixtures("sources")
