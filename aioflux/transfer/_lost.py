@@ -31,8 +31,8 @@ class Fate:
     Attributes:
         is_open: One of them may have been carried out, and its answer was not heard.
         is_unanswered: The same, of an attempt that was not answered by 429 or 503. Behind these
-            there is seldom any work, so that no request is spent on a look before the next attempt:
-            what that attempt is answered shows whether a look is needed.
+            there is seldom any work, and the service is asked too much already: a look is spent on
+            them only when a later attempt is refused, which shows that there was.
     """
 
     __slots__ = ("is_open", "is_unanswered")
@@ -69,6 +69,7 @@ async def call_or_find(
     find: Callable[[], Awaitable[ObjectMeta | None]],
     *,
     num_bytes: int = 0,
+    must_know: bool = False,
 ) -> ObjectMeta:
     """Run one request; where attempts or time ran out after a lost answer, look a last time.
 
@@ -79,12 +80,17 @@ async def call_or_find(
         fate: What is known of the attempts.
         find: Returns what the request should have made, if it is there.
         num_bytes: As for `Session.call`.
+        must_know: Look also if the service was only asked too often (429 and 503), because what the
+            request used up is cleaned up after it; otherwise the error says that it is not known.
     """
     try:
         return await session.call(key, attempt, num_bytes=num_bytes)
     except TransientError as exc:
-        if fate.is_open and (found := await _look(find, exc)):
-            return found
+        if fate.is_unanswered or (fate.is_open and must_know):
+            if found := await _look(find, exc):
+                return found
+        elif fate.is_open:
+            exc.add_note("whether it was done all the same is not known; look before you repeat it")
         raise
 
 

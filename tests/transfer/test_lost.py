@@ -415,14 +415,40 @@ async def test_a_throttled_request_is_repeated_without_a_look(
 @pytest.mark.usefixtures("sources")
 @pytest.mark.parametrize("status", [429, 503])
 @each_making
-async def test_a_storm_ends_with_one_look_at_what_was_to_be_made(
+async def test_a_storm_is_not_made_worse_by_a_look(
     rig: Rig, operation: str, make: Callable[[Rig], Awaitable[ObjectMeta]], status: int
 ) -> None:
+    """The error says that it is not known whether the work was done."""
     rig.service.fail(operation, *answered(status, times=4))
-    with pytest.raises(TransientError):
+    with pytest.raises(TransientError) as raised:
         await make(rig)
-    looks = [key for name, key in rig.service.calls if name == "head"]
-    assert (rig.service.count(operation), looks.count("c")) == (4, 1)
+    assert (rig.service.count(operation), rig.service.count("head")) == (4, 0)
+    assert any("is not known" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize(
+    ("request_", "operation"),
+    [(PLAIN, "complete_upload"), (CREATE, "compose")],
+    ids=["completion", "conditional"],
+)
+async def test_a_storm_at_the_end_of_an_upload_is_followed_by_a_look(
+    rig: Rig, request_: WriteRequest, operation: str, status: int, *, is_done: bool
+) -> None:
+    """Its parts are dropped after it, so that nobody could complete it later."""
+    rig.service.fail(operation, *answered(status, times=3))
+    rig.service.fail(operation, *answered(status, kind="lose" if is_done else "refuse"))
+    writing = put(rig.session, request_, memoryview(LARGE))
+    if is_done:
+        assert (await writing).size == len(LARGE)
+    else:
+        with pytest.raises(TransientError):
+            await writing
+    looks = [key for name, key in rig.service.calls if (name, key) == ("head", "a")]
+    assert len(looks) == 1
+    assert ("a" in rig.bucket.objects) == is_done
+    assert rig.is_clean()
 
 
 @pytest.mark.parametrize("status", [429, 503])
