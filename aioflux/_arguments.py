@@ -12,6 +12,7 @@ __all__ = [
     "check_metadata",
     "check_mode",
     "check_policies",
+    "lower_names",
     "parse_key",
     "parse_prefix",
     "refuse_one_key",
@@ -113,6 +114,26 @@ def check_metadata(content_type: str, metadata: Mapping[str, str] | None) -> Non
     for name, value in metadata.items():
         if not all(isinstance(each, str) for each in (name, value)):
             raise TypeError(f"metadata maps strings to strings, not {name!r} to {value!r}")
+
+
+def lower_names(metadata: Mapping[str, str]) -> Mapping[str, str]:
+    """Return metadata with its names in lower case.
+
+    Names travel as names of headers, which have no case: services return them in lower case.
+
+    Raises:
+        ValueError: Two names differ in case only.
+    """
+    lowered: dict[str, str] = {}
+    for name, value in metadata.items():
+        if name.lower() in lowered:
+            first = next(each for each in metadata if each.lower() == name.lower())
+            raise ValueError(
+                f"metadata cannot have both {first!r} and {name!r}: services keep names in lower "
+                "case, so that they would be one"
+            )
+        lowered[name.lower()] = value
+    return lowered
 
 
 def check_policies(*, transfer: object, retry: object, timeouts: object) -> None:

@@ -131,7 +131,8 @@ class TransientError(StorageError):
         num_bytes_received: Leading bytes of the body that arrived before it broke.
         generation: Generation of that body, where its head arrived; the rest is read from it.
         maybe_done: The request may have been carried out all the same: it was sent, and no answer
-            to it was heard. What must not happen twice is looked for before it is sent again.
+            came, or one that a gateway may have given for the service. What must not happen twice
+            is looked for.
         is_malformed: The answer is not one that the service sends: invalid HTTP, or the page of
             another server. A few of these in a row end the retries.
     """

@@ -269,7 +269,7 @@ class Store:
         Raises:
             NotFoundError: No object has this key, or not in the generation that was listed.
             ChecksumError: The bytes do not match the object's checksum, three times in a row.
-            PreconditionFailedError: A read by name met a replaced object, three times in a row.
+            PreconditionFailedError: A read by name met a replaced object at every try.
         """
         name, meta = parse_key(key)
         fetched = await _download.fetch(self._session(), name, meta)
@@ -293,7 +293,7 @@ class Store:
 
         Raises:
             ChecksumError: What was read does not match, three times.
-            PreconditionFailedError: A read by name met a replaced object, three times in a row.
+            PreconditionFailedError: A read by name met a replaced object at every try.
             ValueError: `start` is negative or `buffer` cannot be written.
         """
         view = memoryview(buffer).cast("B")
@@ -320,7 +320,7 @@ class Store:
         Raises:
             NotFoundError: No object has this key.
             ChecksumError: Three reads gave three different contents.
-            PreconditionFailedError: A read by name met a replaced object, three times in a row.
+            PreconditionFailedError: A read by name met a replaced object at every try.
             ValueError: `start` is negative, or `end` is not above it.
         """
         if start < 0 or end <= start:
@@ -637,14 +637,16 @@ class Store:
                 locks bytes of their own.
             if_generation_match: Replace only this generation.
             content_type: Media type; `application/octet-stream` by default.
-            metadata: The user's own metadata.
+            metadata: The user's own metadata. Names are stored in lower case on every service,
+                since most services return them so.
 
         Raises:
             AlreadyExistsError: `mode="create"`, and there is such an object.
             PreconditionFailedError: The object has another generation.
             UnsupportedError: The server ignores the condition; see `S3Access.require_conditions`.
             ChecksumError: The service received or stored other bytes; a note says what stays.
-            ValueError: The service takes no such key, or it is below `.aioflux-uploads/`.
+            ValueError: The service takes no such key, or it is below `.aioflux-uploads/`, or two
+                names of metadata differ in case only.
         """
         request = self._request(key, mode, if_generation_match, content_type, metadata)
         return await _upload.put(self._session(), request, memoryview(data).cast("B"))
@@ -748,10 +750,11 @@ class Store:
             mode: As `put`.
             if_generation_match: As `put`.
             content_type: Media type of the result.
-            metadata: The user's own metadata.
+            metadata: As `put`.
 
         Raises:
-            NotFoundError: A source does not exist, or not in the generation that was listed.
+            NotFoundError: A source does not exist, or not in the generation that was listed; or the
+                result is one of the sources, and was replaced before each try.
             ValueError: No sources, or more than the service takes at once.
         """
         session = self._session()
@@ -780,7 +783,8 @@ class Store:
         """Delete an object; with metadata of a listing, only in that generation.
 
         A name costs a second request, which finds the generation to delete: so no attempt that is
-        repeated removes what somebody else wrote meanwhile.
+        repeated removes what somebody else wrote meanwhile. If others replace the object before
+        each of three tries, whatever has the name is deleted, by a request that is sent once.
 
         Some S3 servers delete whatever is there (Ceph, and gateways that ignore conditions). The
         object is then looked at directly before each request, which costs one request more; one

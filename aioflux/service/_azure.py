@@ -328,9 +328,14 @@ class AzureService(HTTPService):
             )
         except PreconditionFailedError as exc:
             # Which of the two was it?
-            if source.generation:
-                await self.head(source.key, generation=source.generation)
-            if precondition:
+            try:
+                await self.head(source.key, generation=original.generation)
+                is_replaced = not precondition  # and written back since
+            except NotFoundError:
+                if source.generation:
+                    raise
+                is_replaced = True
+            if not is_replaced:
                 raise
             raise TransientError(
                 f"could not {action} {self.uri(key)}: it was replaced meanwhile", uri=original.uri

@@ -86,7 +86,8 @@ def _name(element: ET.Element) -> str:
 
 def _add(page: ListedPage, element: ET.Element) -> None:
     told = {child.tag: child.text or "" for child in element.iterfind("Properties/*")}
-    user = {child.tag: child.text or "" for child in element.iterfind("Metadata/*")}
+    # The service keeps the case of names in listings alone.
+    user = {child.tag.lower(): child.text or "" for child in element.iterfind("Metadata/*")}
     is_marker = user.get("hdi_isfolder", "").lower() == "true"
     if told.get("ResourceType") == "directory" or is_marker:
         page.has_directories = True

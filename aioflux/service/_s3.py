@@ -434,13 +434,13 @@ class S3Service(XMLService):
         await self._check(key, precondition)
         pin = wire.parse_pin(source.generation or original.generation)
         source_headers = wire.copy_headers(self._bucket, self._name(source.key), pin)
-        if original.size > wire.MAX_COPY_BYTES:
-            return await copy_by_parts(
-                self, original, key, source_headers, precondition=precondition
-            )
         action = "copy to"
         condition = precondition if self._is_compared(precondition) else Precondition()
         try:
+            if original.size > wire.MAX_COPY_BYTES:
+                return await copy_by_parts(
+                    self, original, key, source_headers, precondition=precondition
+                )
             response = await self._sender.send(
                 b"PUT",
                 self._path(key),
@@ -452,7 +452,7 @@ class S3Service(XMLService):
             )
         except PreconditionFailedError:
             # Of the source, or of what is there.
-            await self.head(source.key, generation=pin_text(pin, original))
+            await self._require_source(source, pin_text(pin, original))
             raise
         fields = self._fields(response, "ETag", action, key)
         etag = fields["ETag"].strip('"')
@@ -467,6 +467,24 @@ class S3Service(XMLService):
             updated=None,
             storage_class="",
         )
+
+    async def _require_source(self, source: Source, generation: str) -> None:
+        """Check that the source of a copy is still the one that was seen.
+
+        Raises:
+            NotFoundError: It was replaced, and the caller had pinned it.
+            TransientError: It was replaced, and the caller had named it: the next attempt copies
+                what has the name then.
+        """
+        try:
+            await self.head(source.key, generation=generation)
+        except NotFoundError as exc:
+            if source.generation:
+                raise
+            uri = self.uri(source.key)
+            raise TransientError(
+                f"could not copy {uri}: it was replaced meanwhile", uri=uri
+            ) from exc
 
     async def _check(self, key: str, precondition: Precondition) -> None:
         """Look whether a condition holds, for servers that do not know it where it is sent.

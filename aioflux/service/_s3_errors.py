@@ -11,7 +11,7 @@ from aioflux._errors import (
     StorageError,
     TransientError,
 )
-from aioflux.service._status import error_from_status, words_of
+from aioflux.service._status import TRANSIENT, error_from_status, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,9 +93,13 @@ def refusal(
             uri=uri,
             status=status,
         )
-    if code in _PASSING and status not in {500, 503}:
+    if code in _PASSING and status not in TRANSIENT:
         return TransientError(
-            f"could not {action} {uri}: the service answered {said}{tail}", uri=uri, status=status
+            f"could not {action} {uri}: the service answered {said}{tail}",
+            uri=uri,
+            status=status,
+            # A conflict is S3's own word that this request lost to another one.
+            maybe_done=_PASSING[code] != 409,
         )
     if code == _DIGEST_CODE:
         code = "BadDigest"
@@ -142,9 +146,6 @@ def error_in_success(fields: Mapping[str, str], *, action: str, uri: str) -> Sto
             is_malformed=True,
         )
     status = _PASSING.get(code) or _STATUSES.get(code, 400)
-    error = refusal(
+    return refusal(
         status, action=action, uri=uri, code=code, detail=detail, is_conditional=status == 412
     )
-    if isinstance(error, TransientError):
-        error.maybe_done = status == 500
-    return error

@@ -21,7 +21,7 @@ from aioflux.service._open import checked_endpoint
 from aioflux.service._s3_errors import EXPIRED_CODES, SKEWED_CODE, refusal
 from aioflux.service._s3_read import generation_of_head
 from aioflux.service._s3_site import DEFAULT_REGION, discovery_site, region_told, site_of
-from aioflux.service._send import USER_AGENT, Answer, Call, Sender, Terms
+from aioflux.service._send import USER_AGENT, Answer, Call, Sender, Terms, as_read
 
 if TYPE_CHECKING:
     import ssl
@@ -249,14 +249,15 @@ class S3Sender(Sender):
                 site.origin, b"HEAD", site.root + b"/", [], fixed=_FIXED
             )
         except (RuntimeError, TransportError) as exc:
-            raise self.failed(exc, action, key) from exc
+            raise as_read(self.failed(exc, action, key)) from exc
         region = region_told(response.headers, {})
         if region:
             return region
         if response.status == 404:
             raise refusal(404, action=action, uri=self._uri(key), code="NoSuchBucket")
-        if response.status >= 500 or response.status == 429:
-            raise self.refused(response, action, key)
+        error = as_read(self.refused(response, action, key))
+        if isinstance(error, TransientError) or response.status >= 500:
+            raise error
         return DEFAULT_REGION
 
     def _move(self, region: str) -> None:

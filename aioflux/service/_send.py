@@ -34,6 +34,7 @@ __all__ = [
     "Sender",
     "Terms",
     "TokenSender",
+    "as_read",
 ]
 
 USER_AGENT: Final = (b"User-Agent", b"aioflux")
@@ -58,6 +59,7 @@ class Terms(NamedTuple):
 PLAIN: Final = Terms()
 READ: Final = Terms(is_read=True)
 CONDITIONAL: Final = Terms(is_conditional=True)
+_READS: Final = frozenset({b"GET", b"HEAD"})
 
 
 Call: TypeAlias = "tuple[Origin, bytes, Sequence[tuple[bytes, bytes]], FixedHeaders, Any]"
@@ -80,6 +82,13 @@ class Answer(Protocol):
     @property
     def body(self) -> Any:
         """Body."""
+
+
+def as_read(error: StorageError) -> StorageError:
+    """Note on the error of a read that nothing can have been changed by it."""
+    if isinstance(error, TransientError):
+        error.maybe_done = False
+    return error
 
 
 class Sender(ABC):
@@ -147,12 +156,14 @@ class Sender(ABC):
                     fixed=fixed,
                 )
             except (RuntimeError, TransportError) as exc:
-                raise self.failed(exc, action, key) from exc
+                error = self.failed(exc, action, key)
+                raise (as_read(error) if method in _READS else error) from exc
             if 200 <= response.status < 300 or response.status == accept:
                 return response
             num_left -= 1
             if not num_left or not self.learn(response, signer):
-                raise self.refused(response, action, key, terms)
+                error = self.refused(response, action, key, terms)
+                raise as_read(error) if method in _READS else error
 
     @abstractmethod
     async def _authorize(

@@ -21,6 +21,7 @@ from aioflux.service._base import MAX_EMPTY_PAGES
 
 __all__ = [
     "EmptyPages",
+    "TRANSIENT",
     "error_from_status",
     "not_a_listing",
     "parse_retry_after",
@@ -28,10 +29,9 @@ __all__ = [
     "wrong_page",
 ]
 
-_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
-_MAYBE_DONE = frozenset({500, 502, 504})
-"""Answers that leave open what became of the request: an error after the work, or a gateway's word
-for an answer that it did not get. 408, 429 and 503 are answers: nothing was done."""
+TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses after which the request is sent again. None of them says that nothing was done: a
+gateway answers 408, 429 or 503 for a busy backend, too, which may have done the work by then."""
 _DIGEST_CODES = frozenset({"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch"})
 
 
@@ -114,13 +114,13 @@ def error_from_status(
         retry_after: Retry-After header.
     """
     said, tail = words_of(status, code, detail)
-    if status in _TRANSIENT:
+    if status in TRANSIENT:
         return TransientError(
             f"could not {action} {uri}: the service answered {said}{tail}",
             uri=uri,
             status=status,
             retry_after_seconds=parse_retry_after(retry_after),
-            maybe_done=status in _MAYBE_DONE,
+            maybe_done=True,
         )
     if code in _DIGEST_CODES:
         return ChecksumError(

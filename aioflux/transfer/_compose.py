@@ -15,6 +15,7 @@ from aioflux.service._base import Source
 from aioflux.transfer._conditions import require
 from aioflux.transfer._fanout import gather
 from aioflux.transfer._lost import Fate, call_or_find, checksum_of, is_as_asked
+from aioflux.transfer._retry import Backoff
 from aioflux.transfer._write import WriteRequest, unmet
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ async def compose(
     """Concatenate `sources` into one object.
 
     Where the destination is one of its own sources (an append), they are pinned first, so that an
-    attempt which is repeated after a lost answer cannot append twice.
+    attempt which is repeated after a lost answer cannot append twice. Those that are named without
+    a generation are pinned anew if they are replaced before they are read.
 
     Args:
         session: Where.
@@ -45,10 +47,31 @@ async def compose(
         sources: Objects, in order.
         metas: What a listing said of them; saves the looks after a lost answer.
     """
-    if any(source.key == request.key for source in sources):
+    if all(source.key != request.key for source in sources):
+        return await _compose_as_told(session, request, sources, metas, Fate())
+    backoff = Backoff(session.retry)
+    while True:
         metas = await gather(_head(session, source) for source in sources)
-        sources = [Source(key=meta.key, generation=meta.generation) for meta in metas]
-    fate = Fate()
+        pinned = [Source(key=meta.key, generation=meta.generation) for meta in metas]
+        fate = Fate()
+        try:
+            return await _compose_as_told(session, request, pinned, metas, fate)
+        except NotFoundError:
+            # A source was replaced after the look at it. If an attempt may have been carried out,
+            # it may be that which replaced it: to append again would be twice.
+            may_repeat = not fate.is_open and not all(source.generation for source in sources)
+            if not (may_repeat and await backoff.pause()):
+                raise
+
+
+async def _compose_as_told(
+    session: Session,
+    request: WriteRequest,
+    sources: Sequence[Source],
+    metas: Sequence[ObjectMeta],
+    fate: Fate,
+) -> ObjectMeta:
+    """Concatenate sources, each in the generation that it names; `fate` hears the answers."""
 
     async def find() -> ObjectMeta | None:
         made = await _made_before(session, request.key, sources, metas)
@@ -56,7 +79,7 @@ async def compose(
         return made if as_asked else None
 
     async def attempt(_: int) -> ObjectMeta:
-        if fate.is_open and (made := await find()):
+        if fate.is_unanswered and (made := await find()):
             return made
         try:
             return await fate.hear(
@@ -99,7 +122,7 @@ async def copy(
         return made if as_asked else None
 
     async def attempt(_: int) -> ObjectMeta:
-        if fate.is_open and (made := await find()):
+        if fate.is_unanswered and (made := await find()):
             return made
         try:
             return await fate.hear(

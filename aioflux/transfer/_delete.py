@@ -15,6 +15,7 @@ from aioflux._meta import DeleteResult
 from aioflux.service._base import Source
 from aioflux.transfer._fanout import bounded_map
 from aioflux.transfer._lost import Fate
+from aioflux.transfer._retry import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +29,8 @@ _MIN_PAGE: Final = 8
 after each other."""
 _MAX_PAGES: Final = 8
 """Requests at once that delete many."""
+_PINNED_TRIES: Final = (False, False, True)
+"""Tries to delete by name the generation that was seen; True is the last of them."""
 _MAX_LOOKS: Final = 3
 """Pages that are listed for one such request."""
 
@@ -39,6 +42,10 @@ async def delete(session: Session, key: str, *, generation: str = "") -> None:
     request may be sent again: a repeated delete of whatever has the name could remove what somebody
     wrote after the first, whose answer was lost. Metadata of a listing saves the look.
 
+    If the object is replaced between look and delete, both are repeated after a pause. While others
+    write without end no look is ever in time: after three tries whatever has the name is deleted,
+    by one request that is not sent again unless it never left.
+
     Args:
         session: Where.
         key: Name of the object.
@@ -48,21 +55,40 @@ async def delete(session: Session, key: str, *, generation: str = "") -> None:
         NotFoundError: No object has this key, and no attempt whose answer was lost can have deleted
             it.
         PreconditionFailedError: The object has another generation, and no attempt whose answer was
-            lost can have deleted that one; by name, three times in a row.
+            lost can have deleted that one.
     """
     is_pinned = generation or not session.service.capabilities.generations
     if is_pinned or session.retry.max_attempts == 1:
         await _delete_once(session, key, generation)
         return
-    for is_last in (False, False, True):
+    backoff = Backoff(session.retry)
+    for is_last in _PINNED_TRIES:
         meta = await session.call(key, lambda _: session.service.head(key))
         try:
             await _delete_once(session, key, meta.generation, is_seen=True)
         except (NotFoundError, PreconditionFailedError):
-            if is_last:
-                raise
+            if is_last or not await backoff.pause():
+                break
         else:
             return
+    await _delete_unpinned(session, key)
+
+
+async def _delete_unpinned(session: Session, key: str) -> None:
+    """Delete whatever has a name, and never by two requests that may both have been carried out."""
+
+    async def attempt(_: int) -> TransientError | None:
+        try:
+            await session.service.delete(key)
+        except TransientError as exc:
+            if not exc.maybe_done:
+                raise
+            return exc
+        return None
+
+    error = await session.call(key, attempt)
+    if error is not None:
+        raise error
 
 
 async def _delete_once(
@@ -215,12 +241,17 @@ async def _delete_page(
     except StorageError:
         return there
     again: list[Source] = []
+    is_open = fate.is_open
+    named = {source.key for source in batch if not source.generation}
     for source in there:
         error = failed.get(source.key)
         # Gone, or replaced since, where an attempt was lost: that generation is deleted.
-        is_done = isinstance(error, NotFoundError | PreconditionFailedError) and fate.is_open
+        is_done = isinstance(error, NotFoundError | PreconditionFailedError) and is_open
         if isinstance(error, TransientError):
+            fate.note(error)
             again.append(source)
+        elif isinstance(error, PreconditionFailedError) and source.key in named and not is_done:
+            again.append(Source(key=source.key))
         else:
             outcome.note(source.key, None if is_done else error)
     return again

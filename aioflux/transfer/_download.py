@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from aioflux._checksums import combine_crc32c, crc32c
-from aioflux._errors import ChecksumError, NotFoundError, PreconditionFailedError, StorageError
+from aioflux._errors import ChecksumError, NotFoundError, PreconditionFailedError
 from aioflux.http._memory import BytesBuffer
 from aioflux.transfer._fanout import pair
 from aioflux.transfer._ranges import (
@@ -25,6 +25,7 @@ from aioflux.transfer._ranges import (
     reads_twice,
     size_error,
 )
+from aioflux.transfer._retry import Backoff
 from aioflux.transfer._small import (
     NOTHING,
     Begun,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from aioflux.transfer._session import Session
 
 __all__ = [
-    "MAX_READS",
     "NoRoomError",
     "fetch",
     "fetch_into",
@@ -57,8 +57,7 @@ __all__ = [
 T = TypeVar("T")
 
 MAX_READS = 3
-"""Reads of an object whose bytes do not match its checksum before it is believed to be damaged, or
-that is replaced each time."""
+"""Reads of an object whose bytes do not match its checksum before it is believed to be damaged."""
 _OPENING_BYTES: Final = 2 * 1024 * 1024
 """Most that is read alone of an object that may be large: the other ranges wait until it tells what
 to ask for. 16 MiB at 50 MB/s are a tenth of the time that eight connections need for 1 GiB."""
@@ -149,31 +148,35 @@ async def _verified(
         read: Returns the result, the expected crc32c or None, and the actual one.
         num_reads: Reads before that did not match; there is one more in any case.
     """
-    failure: StorageError | None = None
-    for _ in range(min(num_reads, MAX_READS - 1), MAX_READS):
+    backoff: Backoff | None = None
+    num_left = MAX_READS - min(num_reads, MAX_READS - 1)
+    while True:
         try:
             result, expected, actual = await read()
         except ReplacedError:
-            failure = replaced_error(session, key)
-            continue
+            backoff = backoff or Backoff(session.retry)
+            if await backoff.pause():
+                continue
+            raise replaced_error(session, key, backoff.num_tries) from None
         if not session.options.verify or expected is None or expected == actual:
             return result
-        uri = session.service.uri(key)
-        failure = ChecksumError(
-            f"could not read {uri}: its bytes have crc32c {actual:#010x}, but the service says "
-            f"{expected:#010x}, {MAX_READS} times in a row; the object is damaged, or "
-            "something between here and the service changes bytes",
-            uri=uri,
-        )
-    assert failure is not None
-    raise failure
+        num_left -= 1
+        if not num_left:
+            break
+    uri = session.service.uri(key)
+    raise ChecksumError(
+        f"could not read {uri}: its bytes have crc32c {actual:#010x}, but the service says "
+        f"{expected:#010x}, {MAX_READS} times in a row; the object is damaged, or "
+        "something between here and the service changes bytes",
+        uri=uri,
+    )
 
 
-def replaced_error(session: Session, key: str) -> PreconditionFailedError:
-    """Return the error of an object that was another each time."""
+def replaced_error(session: Session, key: str, num_tries: int) -> PreconditionFailedError:
+    """Return the error of an object that was another at each of several tries."""
     uri = session.service.uri(key)
     return PreconditionFailedError(
-        f"could not read {uri}: it was replaced while it was read, {MAX_READS} times in a row; "
+        f"could not read {uri}: it was replaced while it was read, {num_tries} times in a row; "
         "list it, and read the generation that you mean",
         uri=uri,
     )

@@ -1,11 +1,12 @@
 """Beginning a multipart upload, and ending those that a lost answer began.
 
 An upload whose id nobody heard is billed until somebody aborts it. It is found in the list of open
-uploads: it has the key, it was begun while an attempt was under way whose answer was lost, and
-nobody in this process knows its id. Where more are found than answers were lost, one of them is
-somebody else's, and all are left alone. Where somebody else begins to write the same key in the
-very second in which an attempt is lost that was not carried out, theirs is taken for it; that
-upload fails then with NotFoundError, as if this one had replaced it.
+uploads: it has the key, it was begun while an attempt was under way whose answer was lost (or was
+an error that a gateway may have sent after the work), and nobody in this process knows its id.
+Where more are found than answers were lost, one of them is somebody else's, and all are left alone.
+Where somebody else begins to write the same key in the very second in which an attempt is lost that
+was not carried out, theirs is taken for it; that upload fails then with NotFoundError, as if this
+one had replaced it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import weakref
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from aioflux._errors import StorageError
+from aioflux._errors import StorageError, TransientError
 from aioflux.transfer._lost import Fate
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from aioflux._meta import OpenUpload
     from aioflux.service._base import Service
@@ -106,6 +107,7 @@ class Initiation:
         self._session = session
         self._key = key
         self._lost: list[Window] = []
+        self._is_unanswered = False
         self._heard: Window | None = None
 
     async def begin(self, *, content_type: str, metadata: Mapping[str, str] | None) -> str:
@@ -124,6 +126,7 @@ class Initiation:
             except BaseException:
                 if fate.is_open:
                     self._lost.append(Window(begun, clock()))
+                self._is_unanswered = self._is_unanswered or fate.is_unanswered
                 raise
             self._heard = Window(begun, clock())
             return upload_id
@@ -162,7 +165,17 @@ class Initiation:
         if not self._lost:
             return
         session, key = self._session, self._key
-        uploads = await session.call(key, lambda _: session.service.list_uploads(key))
+
+        async def attempt(_: int) -> Sequence[OpenUpload]:
+            try:
+                return await session.service.list_uploads(key)
+            except TransientError as exc:
+                if self.upload_id or self._is_unanswered:
+                    raise
+                # A service that was too busy for every attempt is asked once, not eight times more.
+                raise StorageError(exc.message, uri=exc.uri, status=exc.status) from exc
+
+        uploads = await session.call(key, attempt)
         at = asyncio.get_running_loop().time()
         own_is_open = any(upload.upload_id == self.upload_id for upload in uploads)
         found = left_over(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from aioflux._checksums import crc32c
 from aioflux._errors import NotFoundError, StorageError, TransientError
 from aioflux.transfer._retry import with_retry
+from aioflux.transfer._session import THROTTLED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -29,12 +30,16 @@ class Fate:
 
     Attributes:
         is_open: One of them may have been carried out, and its answer was not heard.
+        is_unanswered: The same, of an attempt that was not answered by 429 or 503. Behind these
+            there is seldom any work, and the service is asked too much already: a look is spent on
+            them only when a later attempt is refused, which shows that there was.
     """
 
-    __slots__ = ("is_open",)
+    __slots__ = ("is_open", "is_unanswered")
 
     def __init__(self) -> None:
         self.is_open = False
+        self.is_unanswered = False
 
     async def hear(self, request: Awaitable[T]) -> T:
         """Await one attempt, and remember whether its answer was lost."""
@@ -47,8 +52,13 @@ class Fate:
     def note(self, error: TransientError | asyncio.CancelledError) -> None:
         """Remember whether the answer to an attempt that ended so was lost."""
         # Cancelled, also by a deadline: the request is on its way.
-        is_lost = error.maybe_done if isinstance(error, TransientError) else True
-        self.is_open = self.is_open or is_lost
+        is_throttled = False
+        if isinstance(error, TransientError):
+            if not error.maybe_done:
+                return
+            is_throttled = error.status in THROTTLED
+        self.is_open = True
+        self.is_unanswered = self.is_unanswered or not is_throttled
 
 
 async def call_or_find(
@@ -59,6 +69,7 @@ async def call_or_find(
     find: Callable[[], Awaitable[ObjectMeta | None]],
     *,
     num_bytes: int = 0,
+    must_know: bool = False,
 ) -> ObjectMeta:
     """Run one request; where attempts or time ran out after a lost answer, look a last time.
 
@@ -69,12 +80,17 @@ async def call_or_find(
         fate: What is known of the attempts.
         find: Returns what the request should have made, if it is there.
         num_bytes: As for `Session.call`.
+        must_know: Look also if the service was only asked too often (429 and 503), because what the
+            request used up is cleaned up after it; otherwise the error says that it is not known.
     """
     try:
         return await session.call(key, attempt, num_bytes=num_bytes)
     except TransientError as exc:
-        if fate.is_open and (found := await _look(find, exc)):
-            return found
+        if fate.is_unanswered or (fate.is_open and must_know):
+            if found := await _look(find, exc):
+                return found
+        elif fate.is_open:
+            exc.add_note("whether it was done all the same is not known; look before you repeat it")
         raise
 
 

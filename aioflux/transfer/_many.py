@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from aioflux._arguments import parse_key
 from aioflux._errors import NotFoundError, StorageError
 from aioflux.transfer._ahead import Ahead
 from aioflux.transfer._download import (
-    MAX_READS,
     NoRoomError,
     fetch,
     head,
@@ -18,6 +16,7 @@ from aioflux.transfer._download import (
 from aioflux.transfer._express import Express
 from aioflux.transfer._fanout import bounded_batches
 from aioflux.transfer._nested import nested
+from aioflux.transfer._retry import Backoff
 from aioflux.transfer._small import NOTHING, Fetched, first_range_bytes
 
 if TYPE_CHECKING:
@@ -113,7 +112,8 @@ async def _fetch_within(
             await share.acquire(meta.size)
         return await fetch(session, key, meta, begun=begun)
     estimate, options = session.limits.unknown_size, session.options
-    for _ in range(MAX_READS):
+    backoff: Backoff | None = None
+    while True:
         if estimate.is_known and estimate.num_bytes > options.range_size_bytes:
             # One request for the size costs less than a range that is dropped.
             found = await head(session, key)
@@ -128,6 +128,9 @@ async def _fetch_within(
                 found = exc.meta
                 begun = NOTHING
         await share.acquire(found.size)
-        with suppress(NotFoundError):  # replaced while it waited: begun again
+        try:
             return await fetch(session, key, found)
-    raise replaced_error(session, key)
+        except NotFoundError:  # replaced while it waited: begun again
+            backoff = backoff or Backoff(session.retry)
+            if not await backoff.pause():
+                raise replaced_error(session, key, backoff.num_tries) from None

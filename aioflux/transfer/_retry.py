@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from aioflux._errors import TransientError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from aioflux._policy import RetryPolicy
 
-__all__ = ["RetryBudget", "backoff_bound", "moved", "next_delay", "with_retry"]
+__all__ = ["Backoff", "RetryBudget", "backoff_bound", "moved", "next_delay", "with_retry"]
 
 T = TypeVar("T")
 
@@ -29,6 +30,10 @@ _MAX_MALFORMED = 3
 """Malformed answers to consecutive attempts, the last of which is final. One is damage on the way.
 Three come from a server that is not the service, such as a web server that `endpoint_url` names by
 mistake, and the caller should hear of it at once."""
+
+_MIN_TRIES = 3
+"""Tries of what was replaced meanwhile, also where the policy has fewer attempts: the service has
+answered each of them."""
 
 _MAX_PAUSE_SECONDS = 2.0
 """Time between two looks at an empty budget, at most; up to as much again at random."""
@@ -116,6 +121,41 @@ def next_delay(
         # A little jitter on top, so that those who were told the same time do not come back as one.
         delay += retry_after_seconds
     return delay if elapsed_seconds + delay < policy.deadline_seconds else None
+
+
+class Backoff:
+    """Pauses between tries that each began anew because others had replaced the object.
+
+    They are those of a `RetryPolicy` between attempts, and end with its attempts or its deadline.
+
+    Args:
+        policy: The limits.
+
+    Attributes:
+        num_tries: Tries that have failed so far.
+    """
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        self.num_tries = 0
+        self._policy = policy
+        self._clock = asyncio.get_running_loop().time
+        self._begun = self._clock()
+
+    async def pause(self) -> bool:
+        """Wait before the next try; return False, without a wait, if there must be none."""
+        self.num_tries += 1
+        most = max(self._policy.max_attempts, _MIN_TRIES)
+        delay = next_delay(
+            self.num_tries,
+            replace(self._policy, max_attempts=most),
+            elapsed_seconds=self._clock() - self._begun,
+            retry_after_seconds=None,
+            fraction=_jitter(),
+        )
+        if delay is None:
+            return False
+        await asyncio.sleep(delay)
+        return True
 
 
 def moved(error: TransientError) -> bool:

@@ -60,7 +60,7 @@ async def reveal(session: Session, request: WriteRequest, staged: ObjectMeta) ->
                 return meta
             raise unmet(exc, request.precondition) from exc
 
-    return await call_or_find(session, request.key, attempt, fate, find)
+    return await call_or_find(session, request.key, attempt, fate, find, must_know=True)
 
 
 async def delete_staged(session: Session, key: str) -> None:

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from aioflux.service._base import Service
     from aioflux.transfer._limits import Limits
 
-__all__ = ["Session"]
+__all__ = ["THROTTLED", "Session"]
 
 T = TypeVar("T")
 
-_THROTTLED = frozenset({429, 503})
+THROTTLED = frozenset({429, 503})
+"""Statuses of a service that is asked too often."""
 
 
 class Open(Protocol):
@@ -197,7 +198,7 @@ class Session:
         counters, requests = self.counters, self.limits.requests
         counters.num_in_flight -= 1
         counters.num_failures += 1
-        if isinstance(error, TransientError) and error.status in _THROTTLED:
+        if isinstance(error, TransientError) and error.status in THROTTLED:
             counters.num_throttled += 1
             requests.throttled(mark)
         requests.release()

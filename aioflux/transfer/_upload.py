@@ -465,7 +465,7 @@ class ObjectWriter:
                     raise self._unknown() from exc
                 raise
 
-        return await call_or_find(session, self._key, attempt, fate, find)
+        return await call_or_find(session, self._key, attempt, fate, find, must_know=True)
 
     def _unknown(self) -> StorageError:
         return StorageError(

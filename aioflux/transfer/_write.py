@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from aioflux._arguments import lower_names
 from aioflux._checksums import crc32c
 from aioflux._errors import (
     AlreadyExistsError,
@@ -43,11 +44,13 @@ class WriteRequest:
     content_type: str = ""
     """Media type; empty for the service's default."""
     metadata: Mapping[str, str] | None = None
-    """The user's own metadata."""
+    """The user's own metadata; names become lower case, as they come back."""
     is_temporary: bool = False
     """It is one of those objects of aioflux itself that listings leave out."""
 
     def __post_init__(self) -> None:
+        if self.metadata:
+            object.__setattr__(self, "metadata", lower_names(self.metadata))
         if is_staged(self.key) and not self.is_temporary:
             raise ValueError(
                 f"{self.key!r} cannot be written: listings leave out what is below "

@@ -206,7 +206,7 @@ async def test_metadata_may_be_hyphenated_nowhere_and_underscored_anywhere(
         lowered = {name.lower(): value for name, value in metadata.items()}
         assert dict((await store.head("a")).metadata) == lowered
         [meta] = await store.list_all()
-        assert {name.lower(): value for name, value in meta.metadata.items()} == lowered
+        assert dict(meta.metadata) == lowered
 
 
 async def test_a_copy_that_takes_its_time_is_waited_for() -> None:
@@ -241,6 +241,21 @@ async def test_a_copy_that_does_not_end_well_is_told(
     async with serving(script) as (_, origin), opened(f"http://127.0.0.1:{origin.port}") as service:
         with pytest.raises(error, match=says):
             await service.copy(Source(key="a"), "b", precondition=ANY)
+
+
+@pytest.mark.parametrize("precondition", [ANY, Precondition(if_absent=True)], ids=["any", "new"])
+async def test_a_named_source_that_is_replaced_before_it_is_copied_is_copied_anew(
+    precondition: Precondition,
+) -> None:
+    """A copy that must be new is not told that its target exists."""
+    source = ok(b"", b'ETag: "0x1"')
+    unmet = ok(b"", b"x-ms-error-code: SourceConditionNotMet", status=b"412 Unmet")
+    gone = ok(b"", b"x-ms-error-code: ConditionNotMet", status=b"412 Unmet")
+    script = answering(source, unmet, gone)
+    async with serving(script) as (_, origin), opened(f"http://127.0.0.1:{origin.port}") as service:
+        with pytest.raises(TransientError, match="replaced meanwhile") as error:
+            await service.copy(Source(key="a"), "b", precondition=precondition)
+        assert not error.value.maybe_done
 
 
 # --- uploads -----------------------------------------------------------------------------

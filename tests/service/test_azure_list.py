@@ -48,7 +48,7 @@ def names(found: ListedPage) -> list[str]:
 def test_a_page_is_read() -> None:
     found = listing.parse_page(
         page(
-            blob("p/a", properties="<AccessTier>Hot</AccessTier>", metadata="<rows>7</rows>"),
+            blob("p/a", properties="<AccessTier>Hot</AccessTier>", metadata="<numRows>7</numRows>"),
             blob("p/\x7f", encoded=True),
             "<BlobPrefix><Name>p/d/</Name></BlobPrefix><Unheard/>",
             marker="next",
@@ -61,7 +61,7 @@ def test_a_page_is_read() -> None:
     assert (meta.etag, meta.generation, meta.crc32c) == ("0x8D", "0x8D", None)
     assert meta.updated == datetime(2026, 11, 22, 7, tzinfo=UTC)
     assert (meta.content_type, meta.storage_class) == ("a/b", "Hot")
-    assert dict(meta.metadata) == {"rows": "7"}
+    assert dict(meta.metadata) == {"numrows": "7"}
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,19 @@ async def test_a_busy_service_is_asked_again_when_it_says(operation: str) -> Non
             await OPERATIONS[operation](service)
     assert error.value.status == 503
     assert error.value.retry_after_seconds == 7
-    assert not error.value.maybe_done
+    # A read, or the look before a copy, changes nothing, whatever its answer.
+    assert error.value.maybe_done is (operation not in {"head", "get", "list", "list_uploads"})
+
+
+@pytest.mark.parametrize("code", ["RequestTimeout", "SlowDown", "InternalError"])
+@pytest.mark.parametrize("status", [400, 408, 429, 502])
+async def test_a_code_that_passes_leaves_open_what_was_done(code: str, status: int) -> None:
+    """Whatever status a server sends it with; the wait that it asks for is kept."""
+    async with asking(refusal(status, code, Retry_After="7")) as (service, _):
+        with pytest.raises(TransientError) as error:
+            await service.put("b", b"1", crc32c=None, precondition=ANY)
+    assert error.value.maybe_done
+    assert error.value.retry_after_seconds == (None if status == 400 else 7)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -114,6 +126,36 @@ async def test_a_region_that_is_no_help_is_an_error() -> None:
     assert len(asked) == 1
 
 
+def take_for_aws(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a service ask its scripted server in the place of AWS, with no region configured."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    origin = Origin.from_url(service._sender._endpoint_url)
+    service._sender._endpoint_url = ""
+
+    def site(bucket: str, *, region: str = "us-east-1", **_: object) -> Site:
+        return Site(origin, f"/{bucket}".encode(), region, is_aws=True)
+
+    monkeypatch.setattr(aioflux.service._s3_send, "discovery_site", site)
+    monkeypatch.setattr(aioflux.service._s3_send, "site_of", site)
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+async def test_a_region_is_not_guessed_while_the_answer_may_come(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor may the write have been done that waits for the region: it was not sent."""
+    told = answer(200, x_amz_bucket_region="eu-west-3")
+    async with asking(answer(status), told, hello()) as (service, asked):
+        take_for_aws(service, monkeypatch)
+        with pytest.raises(TransientError) as error:
+            await service.put("a", b"hello", crc32c=None, precondition=ANY)
+        assert not error.value.maybe_done
+        await service.put("a", b"hello", crc32c=None, precondition=ANY)
+    assert [each.method for each in asked] == ["HEAD", "HEAD", "PUT"]
+    assert asked[2].headers["authorization"].split("/")[2] == "eu-west-3"
+
+
 @pytest.mark.parametrize(
     ("told", "region"),
     [
@@ -127,18 +169,8 @@ async def test_the_region_of_a_bucket_on_aws_is_asked_for(
     told: bytes, region: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without keys, once, and of AWS itself."""
-    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
-        monkeypatch.delenv(name, raising=False)
     async with asking(told, hello()) as (service, asked):
-        sender: Any = service._sender
-        origin = Origin.from_url(sender._endpoint_url)
-        sender._endpoint_url = ""  # AWS, which here is this server
-
-        def site(bucket: str, *, region: str = "us-east-1", **_: object) -> Site:
-            return Site(origin, f"/{bucket}".encode(), region, is_aws=True)
-
-        monkeypatch.setattr(aioflux.service._s3_send, "discovery_site", site)
-        monkeypatch.setattr(aioflux.service._s3_send, "site_of", site)
+        take_for_aws(service, monkeypatch)
         await service.get("a")
         await service.get("a")
     assert [each.method for each in asked] == ["HEAD", "GET", "GET"]
@@ -372,7 +404,11 @@ async def test_bytes_that_arrived_wrong_are_a_checksum_error(code: str) -> None:
 
 @pytest.mark.parametrize(
     ("code", "status", "maybe_done"),
-    [("InternalError", 500, True), ("SlowDown", 503, False)],
+    [
+        ("InternalError", 500, True),
+        ("SlowDown", 503, True),
+        ("ConditionalRequestConflict", 409, False),
+    ],
 )
 async def test_an_error_in_a_success_is_an_error(
     code: str, status: int, *, maybe_done: bool
@@ -460,6 +496,38 @@ async def test_a_copy_by_parts_that_fails_leaves_no_upload() -> None:
             await service.copy(Source(key="a"), "b", precondition=ANY)
     assert asked[-1].method == "DELETE"
     assert asked[-1].target.endswith("?uploadId=u")
+
+
+@pytest.mark.parametrize("is_large", [False, True], ids=["whole", "by parts"])
+@pytest.mark.parametrize("precondition", [ANY, Precondition(if_absent=True)], ids=["any", "new"])
+async def test_a_named_source_that_is_replaced_before_it_is_copied_is_copied_anew(
+    precondition: Precondition, *, is_large: bool
+) -> None:
+    """Of a pinned one, and of a target that is there, the caller is told."""
+    size = 6 * 1024**3 if is_large else 5
+
+    def reply(asked: Asked) -> bytes:
+        if asked.method == "HEAD" and asked.target.endswith("/b"):
+            return answer(404)
+        if asked.method == "HEAD":
+            is_pinned = "if-match" in asked.headers
+            return answer(412) if is_pinned else answer(200, content_length=f"{size}", etag='"e"')
+        if "uploads=" in asked.target:
+            return answer(200, "<R><UploadId>u</UploadId></R>")
+        return answer(204) if asked.method == "DELETE" else refusal(412, "PreconditionFailed")
+
+    async with asking(reply) as (service, _):
+        with pytest.raises(TransientError, match="p/a: it was replaced meanwhile") as error:
+            await service.copy(Source(key="a"), "b", precondition=precondition)
+        assert not error.value.maybe_done
+
+    def pinned(asked: Asked) -> bytes:
+        is_first = asked.method == "HEAD" and len(calls) == 1
+        return answer(200, content_length="5", etag='"e"') if is_first else reply(asked)
+
+    async with asking(pinned) as (service, calls):
+        with pytest.raises(NotFoundError):
+            await service.copy(Source(key="a", generation="e/5"), "b", precondition=precondition)
 
 
 async def test_what_s3_cannot_do_is_refused() -> None:

@@ -40,12 +40,12 @@ class Rig:
         self.service = FlakyService(service or MemoryService(name, ""))
         self.session = self.new_session()
 
-    def new_session(self, **options: Any) -> Session:
+    def new_session(self, *, retry: aioflux.RetryPolicy = RETRY, **options: Any) -> Session:
         chosen = replace(OPTIONS, **options)
         limits = Limits(
             max_in_flight=chosen.max_in_flight, max_in_flight_bytes=chosen.max_in_flight_bytes
         )
-        return Session(self.service, chosen, RETRY, limits)
+        return Session(self.service, chosen, retry, limits)
 
     def put(self, key: str, data: bytes) -> aioflux.ObjectMeta:
         return self.bucket.store(key, data)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import itertools
+import uuid
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -12,16 +14,24 @@ from hypothesis import strategies as st
 from aioflux import (
     ChecksumError,
     NotFoundError,
+    ObjectMeta,
     PreconditionFailedError,
+    RetryPolicy,
     StorageError,
     TransientError,
 )
+from aioflux.service._base import Body, Precondition
+from aioflux.service._memory import MemoryService, memory_bucket
 from aioflux.testing.faults import Fault
 from aioflux.transfer._download import fetch, fetch_into, fetch_range, plan_ranges
-from tests.transfer.rig import MIB, OPTIONS, REFUSE, pattern
+from aioflux.transfer._many import fetch_many
+from tests.transfer.rig import MIB, OPTIONS, REFUSE, Rig, pattern
 
 if TYPE_CHECKING:
-    from tests.transfer.rig import Rig
+    from collections.abc import Awaitable, Callable
+
+    from aioflux.transfer._session import Session
+    from tests.transfer.clock import Clock
 
 DATA = pattern(3500)  # four ranges
 
@@ -198,9 +208,76 @@ async def test_an_object_that_changes_under_a_read_is_read_anew(rig: Rig, call: 
 async def test_an_object_that_never_stands_still_is_an_error(rig: Rig) -> None:
     rig.put("a", DATA)
     gone = Fault(kind="refuse", error=NotFoundError("gone", uri="memory://x/a"))
-    rig.service.fail("get", *[None, gone, gone, gone] * 3)
-    with pytest.raises(PreconditionFailedError, match="replaced while it was read"):
+    rig.service.fail("get", *[None, gone, gone, gone] * 4)
+    with pytest.raises(PreconditionFailedError, match="replaced while it was read, 4 times"):
         await fetch(rig.new_session(max_in_flight=1), "a")
+
+
+async def get(session: Session) -> bytes:
+    return (await fetch(session, "a")).data
+
+
+async def get_into(session: Session) -> bytes:
+    buffer = bytearray(len(DATA))
+    await fetch_into(session, "a", memoryview(buffer), start=0, meta=None)
+    return bytes(buffer)
+
+
+async def get_range(session: Session) -> bytes:
+    return await fetch_range(session, "a", start=0, end=len(DATA), meta=None)
+
+
+async def get_many(session: Session) -> bytes:
+    [[[_, fetched]]] = [batch async for batch in fetch_many(session, ["a"], ordered=True)]
+    return fetched.data
+
+
+class Restless(MemoryService):
+    """Its object is replaced after each of the first looks at it by name.
+
+    Attributes:
+        times: When it was looked at.
+    """
+
+    num_replaced = 7
+
+    def __init__(self, clock: Clock) -> None:
+        name = uuid.uuid4().hex
+        super().__init__(name, "")
+        self._bucket_of_all = memory_bucket(name)
+        self._clock = clock
+        self.times: list[float] = []
+
+    def _look(self, generation: str) -> None:
+        if not generation:
+            self.times.append(self._clock.now)
+            if len(self.times) <= self.num_replaced:
+                self._bucket_of_all.store("a", DATA)
+
+    async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
+        meta = await super().head(key, generation=generation)
+        self._look(generation)
+        return meta
+
+    async def get(self, key: str, *, generation: str = "", **asked: Any) -> Body:
+        body = await super().get(key, generation=generation, **asked)
+        self._look(generation)
+        return body
+
+
+@pytest.mark.parametrize("read", [get, get_into, get_range, get_many])
+async def test_a_read_by_name_of_what_is_replaced_often_pauses_between_its_tries(
+    clock: Clock, read: Callable[[Session], Awaitable[bytes]]
+) -> None:
+    service = Restless(clock)
+    rig = Rig("unused", service=service)
+    await service.put("a", DATA, crc32c=None, precondition=Precondition())
+    session = rig.new_session(retry=RetryPolicy(initial_seconds=1.0))
+    session.limits.unknown_size.add(1)
+    assert await read(session) == DATA
+    waits = [after - before for before, after in itertools.pairwise(service.times)]
+    assert len(waits) == service.num_replaced
+    assert all(0 < wait <= 2.0**at for at, wait in enumerate(waits))
 
 
 async def test_a_pinned_read_of_what_is_gone_is_not_begun_again(rig: Rig) -> None:

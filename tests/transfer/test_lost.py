@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -25,19 +26,23 @@ from aioflux import (
 )
 from aioflux.service._base import Precondition, Source
 from aioflux.service._local import LocalService
-from aioflux.service._memory import MemoryService
+from aioflux.service._memory import MemoryService, memory_bucket
+from aioflux.service._s3_errors import deletion_error
+from aioflux.service._status import error_from_status
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
 from aioflux.transfer._compose import compose, copy
-from aioflux.transfer._delete import delete
+from aioflux.transfer._delete import delete, delete_many
 from aioflux.transfer._initiate import Window, left_over
 from aioflux.transfer._session import Session
 from aioflux.transfer._upload import ObjectWriter, WriteRequest, put
 from tests.transfer.rig import LOSE, OPTIONS, PART, REFUSE, Rig, pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from tests.transfer.clock import Clock
 
 LARGE = pattern(2 * PART + 5)
 PLAIN, CREATE = WriteRequest("a"), WriteRequest("a", Precondition(if_absent=True))
@@ -357,6 +362,152 @@ async def test_a_write_of_other_metadata_is_not_taken_for_done(rig: Rig) -> None
         await put(short_of_time(rig), request, memoryview(b"same"))
 
 
+# --- a service that is asked too often -------------------------------------------------------
+
+ABSENT = Precondition(if_absent=True)
+
+
+def answered(
+    status: int, *, kind: Literal["refuse", "lose"] = "refuse", times: int = 1
+) -> list[Fault]:
+    """A status in place of the answer: before the work, or after it."""
+    error = error_from_status(status, action="write", uri="memory://x/c")
+    return [Fault(kind=kind, error=error)] * times
+
+
+async def create_small(rig: Rig) -> ObjectMeta:
+    return await put(rig.session, WriteRequest("c", ABSENT), memoryview(b"12"))
+
+
+async def compose_new(rig: Rig) -> ObjectMeta:
+    return await compose(rig.session, WriteRequest("c", ABSENT), A_AND_B)
+
+
+async def copy_new(rig: Rig) -> ObjectMeta:
+    return await copy(rig.session, Source(key="b"), "c", precondition=ABSENT)
+
+
+MAKING = {"put": create_small, "compose": compose_new, "copy": copy_new}
+each_making = pytest.mark.parametrize(("operation", "make"), MAKING.items(), ids=MAKING)
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+@each_making
+async def test_what_was_made_before_an_error_is_found(
+    rig: Rig, operation: str, make: Callable[[Rig], Awaitable[ObjectMeta]], status: int
+) -> None:
+    rig.service.fail(operation, *answered(status, kind="lose"))
+    assert await make(rig) == rig.bucket.objects["c"].meta
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize("status", [429, 503])
+@each_making
+async def test_a_throttled_request_is_repeated_without_a_look(
+    rig: Rig, operation: str, make: Callable[[Rig], Awaitable[ObjectMeta]], status: int
+) -> None:
+    rig.service.fail(operation, *answered(status, times=3))
+    await make(rig)
+    assert (rig.service.count(operation), rig.service.count("head")) == (4, 0)
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize("status", [429, 503])
+@each_making
+async def test_a_storm_is_not_made_worse_by_a_look(
+    rig: Rig, operation: str, make: Callable[[Rig], Awaitable[ObjectMeta]], status: int
+) -> None:
+    """The error says that it is not known whether the work was done."""
+    rig.service.fail(operation, *answered(status, times=4))
+    with pytest.raises(TransientError) as raised:
+        await make(rig)
+    assert (rig.service.count(operation), rig.service.count("head")) == (4, 0)
+    assert any("is not known" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize(
+    ("request_", "operation"),
+    [(PLAIN, "complete_upload"), (CREATE, "compose")],
+    ids=["completion", "conditional"],
+)
+async def test_a_storm_at_the_end_of_an_upload_is_followed_by_a_look(
+    rig: Rig, request_: WriteRequest, operation: str, status: int, *, is_done: bool
+) -> None:
+    """Its parts are dropped after it, so that nobody could complete it later."""
+    rig.service.fail(operation, *answered(status, times=3))
+    rig.service.fail(operation, *answered(status, kind="lose" if is_done else "refuse"))
+    writing = put(rig.session, request_, memoryview(LARGE))
+    if is_done:
+        assert (await writing).size == len(LARGE)
+    else:
+        with pytest.raises(TransientError):
+            await writing
+    looks = [key for name, key in rig.service.calls if (name, key) == ("head", "a")]
+    assert len(looks) == 1
+    assert ("a" in rig.bucket.objects) == is_done
+    assert rig.is_clean()
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("can_list", [True, False])
+async def test_a_storm_at_the_beginning_of_an_upload_costs_one_listing(
+    rig: Rig, status: int, *, can_list: bool
+) -> None:
+    """The uploads there are, for those that were begun all the same."""
+    rig.service.fail("initiate_upload", *answered(status, times=4))
+    if not can_list:
+        rig.service.fail("list_uploads", *answered(status, times=9))
+    with pytest.raises(TransientError):
+        await put(rig.session, PLAIN, memoryview(LARGE))
+    assert rig.service.count("initiate_upload") == 4
+    assert rig.service.count("list_uploads") == 1
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 503])
+@pytest.mark.parametrize("times", [1, 3])
+async def test_an_upload_that_was_begun_before_an_error_is_ended(
+    rig: Rig, status: int, times: int
+) -> None:
+    rig.service.fail("initiate_upload", *answered(status, kind="lose", times=times))
+    await put(rig.session, PLAIN, memoryview(LARGE))
+    assert rig.service.count("list_uploads") == 1
+    assert rig.is_clean()
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 503])
+@pytest.mark.parametrize("request_", [PLAIN, CREATE], ids=["plain", "create"])
+async def test_a_completion_that_was_done_before_an_error_is_found(
+    rig: Rig, status: int, request_: WriteRequest
+) -> None:
+    rig.service.fail("complete_upload", *answered(status, kind="lose"))
+    await put(rig.session, request_, memoryview(LARGE))
+    assert rig.get("a") == LARGE
+    assert rig.is_clean()
+
+
+@pytest.mark.parametrize("code", ["SlowDown", "InternalError"])
+async def test_an_object_that_was_deleted_before_its_error_is_not_missing(code: str) -> None:
+    """Of many in one request, each with an answer of its own."""
+
+    class Deleting(MemoryService):
+        async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
+            for source in sources:
+                await self.delete(source.key, generation=source.generation)
+            return {"k1": deletion_error(code, "", uri=self.uri("k1"))}
+
+    service = Deleting("deleting", "")
+    service.capabilities = replace(service.capabilities, delete_page_size=1000)
+    rig = Rig("deleting", service=service)
+    keys = [f"k{at}" for at in range(8)]
+    for key in keys:
+        rig.put(key, b"1")
+    result = await delete_many(rig.session, [Source(key=key) for key in keys], max_in_flight=4)
+    assert (result.deleted, result.missing, dict(result.errors)) == (tuple(keys), (), {})
+
+
 # --- deleting ------------------------------------------------------------------------------
 
 
@@ -397,17 +548,85 @@ async def test_a_delete_by_name_takes_what_replaces_the_object_before_it_is_done
     assert "a" not in rig.bucket.objects
 
 
-async def test_a_delete_by_name_of_what_is_replaced_each_time_says_so(rig: Rig) -> None:
+def replaced_after_each_look(rig: Rig, *, times: int = 1000) -> list[float]:
+    """Have others replace the object after each look at it; return when it was looked at."""
+    inner, looks = rig.service.head, []
+
+    async def head(key: str, *, generation: str = "") -> ObjectMeta:
+        looks.append(asyncio.get_running_loop().time())
+        meta = await inner(key, generation=generation)
+        if len(looks) <= times:
+            rig.put(key, b"newer")
+        return meta
+
+    rig.service.head = head
+    return looks
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 1000])
+async def test_a_delete_by_name_of_what_others_replace_comes_to_an_end(
+    rig: Rig, clock: Clock, times: int
+) -> None:
+    """It looks again after a pause, three times; then it deletes whatever has the name."""
     rig.put("a", b"old")
-    hangs = [Fault(kind="hang") for _ in range(3)]
-    rig.service.fail("delete", *hangs)
-    deleting = asyncio.create_task(delete(rig.session, "a"))
-    for hang in hangs:
-        await hang.reached.wait()
-        rig.put("a", b"new")
-        hang.released.set()
-    with pytest.raises(PreconditionFailedError):
-        await deleting
+    session = rig.new_session(retry=RetryPolicy(initial_seconds=1.0))
+    looks = replaced_after_each_look(rig, times=times)
+    begun = clock.now
+    await delete(session, "a")
+    assert "a" not in rig.bucket.objects
+    assert len(looks) == min(times + 1, 3)
+    assert rig.service.count("delete") == min(times, 3) + 1
+    waits = [after - before for before, after in itertools.pairwise(looks)]
+    assert all(0 < wait <= 2.0**at for at, wait in enumerate(waits))
+    assert clock.now - begun == pytest.approx(sum(waits))
+
+
+async def test_a_delete_by_name_without_a_generation_is_sent_once(rig: Rig) -> None:
+    """Its answer is lost, and what came since is not deleted by another attempt."""
+    rig.put("a", b"old")
+    replaced_after_each_look(rig)
+    rig.service.fail("delete", None, None, None, LOSE)
+    with pytest.raises(TransientError):
+        await delete(rig.session, "a")
+    assert rig.service.count("delete") == 4
+
+
+async def test_a_delete_by_name_that_was_not_sent_is_sent_again(rig: Rig) -> None:
+    rig.put("a", b"old")
+    replaced_after_each_look(rig)
+    rig.service.fail("delete", None, None, None, REFUSE)
+    await delete(rig.session, "a")
+    assert "a" not in rig.bucket.objects
+    assert rig.service.count("delete") == 5
+
+
+async def test_many_that_others_replace_are_deleted_by_name() -> None:
+    """By a request for many, which is given what a listing tells; the rest one by one."""
+
+    class Replacing(MemoryService):
+        async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
+            failed: dict[str, StorageError] = {}
+            memory_bucket("replacing").store("k1", b"newer")
+            for source in sources:
+                try:
+                    await self.delete(source.key, generation=source.generation)
+                except PreconditionFailedError as exc:
+                    failed[source.key] = exc
+            return failed
+
+    service = Replacing("replacing", "")
+    service.capabilities = replace(service.capabilities, delete_page_size=1000)
+    rig = Rig("replacing", service=service)
+    keys = [f"k{at}" for at in range(8)]
+    pinned = {key: rig.put(key, b"1").generation for key in keys}
+    named = [Source(key=key) for key in keys]
+    result = await delete_many(rig.session, named, max_in_flight=4)
+    assert (result.deleted, result.missing, dict(result.errors)) == (tuple(keys), (), {})
+    pinned = {key: rig.put(key, b"1").generation for key in keys}
+    seen = [Source(key=key, generation=generation) for key, generation in pinned.items()]
+    result = await delete_many(rig.session, seen, max_in_flight=4)
+    assert list(result.errors) == ["k1"]
+    assert rig.get("k1") == b"newer"
 
 
 async def test_a_delete_by_name_without_retries_is_one_request(rig: Rig) -> None:
@@ -430,8 +649,8 @@ async def test_a_delete_by_name_removes_only_what_was_seen_after_a_lost_answer(r
     assert rig.get("a") == b"written after the look"
 
 
-async def test_a_refused_delete_was_not_done(rig: Rig) -> None:
-    """A 503 is an answer: what is gone at the next attempt, somebody else deleted."""
+async def test_a_delete_that_was_not_sent_was_not_done(rig: Rig) -> None:
+    """What is gone at the next attempt, somebody else deleted."""
     rig.put("a", b"1")
     hang = Fault(kind="hang")
     rig.service.fail("delete", REFUSE, hang)
@@ -499,6 +718,51 @@ async def test_a_refused_compose_is_repeated_without_a_look(rig: Rig) -> None:
     rig.service.fail("compose", REFUSE)
     await compose(rig.session, WriteRequest("c"), A_AND_B)
     assert (rig.service.count("compose"), rig.service.count("head")) == (2, 0)
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize("num_sources", [1, 2])
+async def test_an_append_by_name_begins_again_if_others_replace_a_source(
+    rig: Rig, clock: Clock, num_sources: int
+) -> None:
+    session = rig.new_session(retry=RetryPolicy(initial_seconds=1.0))
+    replaced_after_each_look(rig, times=6)
+    begun = clock.now
+    await compose(session, WriteRequest("a"), A_AND_B[:num_sources])
+    assert rig.get("a") == b"newer" * num_sources
+    assert clock.now > begun
+
+
+@pytest.mark.usefixtures("sources")
+async def test_an_append_that_others_never_let_end_is_an_error(rig: Rig) -> None:
+    looks = replaced_after_each_look(rig)
+    with pytest.raises(NotFoundError):
+        await compose(rig.session, WriteRequest("a"), [Source(key="a")])
+    assert len(looks) == rig.session.retry.max_attempts
+
+
+@pytest.mark.usefixtures("sources")
+async def test_an_append_of_pinned_sources_does_not_begin_again(rig: Rig) -> None:
+    old = rig.bucket.objects["a"].meta.generation
+    looks = replaced_after_each_look(rig)
+    with pytest.raises(NotFoundError):
+        await compose(rig.session, WriteRequest("a"), [Source(key="a", generation=old)])
+    assert len(looks) == 1
+
+
+@pytest.mark.usefixtures("sources")
+async def test_an_append_that_may_have_been_done_does_not_begin_again(rig: Rig) -> None:
+    """Done, its answer lost, and replaced before the next attempt: it would be done twice."""
+    hang = Fault(kind="hang")
+    rig.service.fail("compose", LOSE)
+    rig.service.fail("head", None, None, hang)  # the look before the next attempt
+    appending = asyncio.create_task(compose(rig.session, WriteRequest("a"), A_AND_B))
+    await hang.reached.wait()
+    rig.put("a", b"written on")
+    hang.released.set()
+    with pytest.raises(NotFoundError):
+        await appending
+    assert rig.get("a") == b"written on"
 
 
 @pytest.mark.usefixtures("sources")

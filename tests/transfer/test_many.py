@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioflux import NotFoundError, PreconditionFailedError
+from aioflux import NotFoundError, PreconditionFailedError, RetryPolicy
 from aioflux.testing.faults import Fault
 from aioflux.transfer._ahead import Ahead
 from aioflux.transfer._many import fetch_many
@@ -18,6 +18,7 @@ from tests.transfer.rig import Rig, pattern
 
 if TYPE_CHECKING:
     from aioflux.transfer._session import Session
+    from tests.transfer.clock import Clock
 
 BUDGET = 16_000
 is_ordered = pytest.mark.parametrize("ordered", [True, False], ids=["in order", "as they come"])
@@ -149,10 +150,25 @@ async def test_an_object_that_is_replaced_each_time_is_an_error(rig: Rig) -> Non
     session = rig.new_session()
     session.limits.unknown_size.add(10**12)
     gone = NotFoundError("gone", uri="memory://x/a")
-    rig.service.fail("get", *[Fault(kind="refuse", error=gone) for _ in range(9)])
-    with pytest.raises(PreconditionFailedError, match="replaced while it was read, 3 times"):
+    rig.service.fail("get", *[Fault(kind="refuse", error=gone) for _ in range(20)])
+    with pytest.raises(PreconditionFailedError, match="replaced while it was read, 4 times"):
         _ = [batch async for batch in fetch_many(session, ["a"], ordered=True)]
     assert rig.is_clean()
+
+
+async def test_an_object_that_is_replaced_often_is_read_after_a_pause(
+    rig: Rig, clock: Clock
+) -> None:
+    data = pattern(3000)
+    rig.put("a", data)
+    session = rig.new_session(retry=RetryPolicy(initial_seconds=1.0))
+    session.limits.unknown_size.add(10**12)
+    gone = NotFoundError("gone", uri="memory://x/a")
+    rig.service.fail("get", *[Fault(kind="refuse", error=gone) for _ in range(7)])
+    begun = clock.now
+    [[[_, fetched]]] = [batch async for batch in fetch_many(session, ["a"], ordered=True)]
+    assert fetched.data == data
+    assert clock.now > begun
 
 
 async def test_of_large_objects_the_size_is_asked_for_first(rig: Rig) -> None:

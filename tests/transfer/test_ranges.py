@@ -301,7 +301,7 @@ async def test_an_object_that_goes_away_under_a_broken_read_is_not_found(
 async def test_a_read_that_is_cut_short_each_time_does_not_mix_either(rig: Rig) -> None:
     rig.put("a", DATA)
     gone = Fault(kind="refuse", error=NotFoundError("gone", uri="memory://x/a"))
-    rig.service.fail("get", *[Fault(kind="cut", num_bytes=600), gone] * 3)
+    rig.service.fail("get", *[Fault(kind="cut", num_bytes=600), gone] * 4)
     with pytest.raises(PreconditionFailedError, match="replaced while it was read"):
         await fetch(rig.session, "a")
 

@@ -88,9 +88,10 @@ class ServiceSideContract(SuiteBase):
         self.require("composes")
         self.require("keeps_metadata")
         self.write_back_door("a", b"1")
-        await store.compose("c", ["a"], content_type="text/csv", metadata={"rows": "1"})
-        head = await store.head("c")
-        assert (head.content_type, dict(head.metadata)) == ("text/csv", {"rows": "1"})
+        labels = {"numRows": "1"}
+        made = await store.compose("c", ["a"], content_type="text/csv", metadata=labels)
+        for meta in (made, await store.head("c")):
+            assert (meta.content_type, dict(meta.metadata)) == ("text/csv", {"numrows": "1"})
 
     async def test_compose_may_be_refused(self, store: Store) -> None:
         """A service that cannot compose says so, and does nothing."""

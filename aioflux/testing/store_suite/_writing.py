@@ -120,6 +120,21 @@ class WriteContract(SuiteBase):
             assert dict(meta.metadata) == {"label": "cat 7"}
 
     @pytest.mark.parametrize("size", [3, PART + 1])
+    @pytest.mark.parametrize("mode", ["overwrite", "create"])
+    async def test_metadata_names_are_lower_case(self, store: Store, size: int, mode: Any) -> None:
+        """A write returns the names that `head` and a listing return, whatever was passed."""
+        self.require("keeps_metadata")
+        stored = await store.put("a", pattern(size), mode=mode, metadata={"RunId": "Cat 7"})
+        for meta in (stored, await store.head("a")):
+            assert dict(meta.metadata) == {"runid": "Cat 7"}
+
+    async def test_metadata_names_that_differ_in_case_only_are_refused(self, store: Store) -> None:
+        """They would be one name on most services; nothing is written."""
+        with pytest.raises(ValueError, match="both 'Label' and 'label'"):
+            await store.put("a", b"1", metadata={"Label": "1", "label": "2"})
+        assert await store.list_all() == []
+
+    @pytest.mark.parametrize("size", [3, PART + 1])
     async def test_a_write_tells_what_head_tells(self, store: Store, size: int) -> None:
         """The identity of the object that a write returns is that of the object."""
         stored, head = await store.put("a", pattern(size)), await store.head("a")

@@ -1,0 +1,247 @@
+"""A gateway that passes a write on, and answers for a busy backend all the same.
+
+408, 425, 429 and 503 say no more of what was done than 500 does: nothing is done twice, nothing
+that was done is an error, and nothing is left.
+"""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from urllib.parse import urlsplit
+
+import pytest
+
+import aioflux
+from tests.servers.clouds import open_bucket
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from types import TracebackType
+
+MIB = 1024 * 1024
+STATUSES = (408, 425, 429, 500, 503)
+RETRY = aioflux.RetryPolicy(initial_seconds=0.001, max_seconds=0.01)
+TRANSFER = aioflux.TransferOptions(part_size_bytes=5 * MIB, max_buffered_bytes=5 * MIB)
+SMALL, LARGE = b"what was sent", bytes(range(256)) * (6 * 4096)
+LABELS = {"RunId": "7"}
+_OWN = frozenset({"connection", "content-length", "transfer-encoding"})
+"""Headers of an answer that the gateway writes itself."""
+
+
+class Asked(NamedTuple):
+    """One request."""
+
+    method: str
+    path: str
+    query: str
+    headers: http.client.HTTPMessage
+
+
+class BusyGateway:
+    """A proxy in front of a server, on threads of its own between `with` and its end.
+
+    Attributes:
+        url: Where it is asked.
+        num_swapped: Answers that were replaced.
+    """
+
+    def __init__(self, upstream: str) -> None:
+        self._upstream = urlsplit(upstream).netloc
+        self._swaps: list[tuple[Callable[[Asked], bool], int]] = []
+        self.num_swapped = 0
+        gateway = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_any(self) -> None:
+                gateway.serve(self)
+
+            do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_any  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def swap(self, matches: Callable[[Asked], bool], *statuses: int) -> None:
+        """Replace the next answers to the requests that match, after they were carried out."""
+        self._swaps += [(matches, status) for status in statuses]
+
+    def serve(self, handler: BaseHTTPRequestHandler) -> None:
+        url = urlsplit(handler.path)
+        asked = Asked(handler.command, url.path, url.query, handler.headers)
+        body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        connection = http.client.HTTPConnection(self._upstream)
+        connection.request(handler.command, handler.path, body, dict(handler.headers))
+        answer = connection.getresponse()
+        data = answer.read()
+        connection.close()
+        status, headers = answer.status, answer.getheaders()
+        if self._swaps and answer.status < 300 and self._swaps[0][0](asked):
+            self.num_swapped += 1
+            status, headers, data = self._swaps.pop(0)[1], [], b"busy"
+        handler.send_response_only(status)
+        is_head = handler.command == "HEAD"
+        for name, value in headers:
+            if name.lower() not in _OWN or (is_head and name.lower() == "content-length"):
+                handler.send_header(name, value)
+        if not is_head:
+            handler.send_header("Content-Length", str(len(data)))
+        handler.end_headers()
+        handler.wfile.write(data)
+
+
+def is_copy(asked: Asked) -> bool:
+    return "/rewriteTo/" in asked.path or any(
+        name in asked.headers for name in ("x-amz-copy-source", "x-ms-copy-source")
+    )
+
+
+def is_put(asked: Asked) -> bool:
+    return asked.method == "PUT" and not asked.query and not is_copy(asked)
+
+
+def is_initiation(asked: Asked) -> bool:
+    return asked.method == "POST" and asked.query.startswith("uploads")
+
+
+def is_completion(asked: Asked) -> bool:
+    is_block_list = asked.method == "PUT" and "comp=blocklist" in asked.query
+    return is_block_list or (asked.method == "POST" and "uploadId=" in asked.query)
+
+
+def is_compose(asked: Asked) -> bool:
+    return asked.path.endswith("/compose")
+
+
+def is_delete(asked: Asked) -> bool:
+    return asked.method == "DELETE"
+
+
+async def create(store: aioflux.Store) -> bytes:
+    await store.put("new", SMALL, mode="create", metadata=LABELS)
+    return SMALL
+
+
+async def replace(store: aioflux.Store) -> bytes:
+    meta = await store.put("new", b"old")
+    await store.put("new", SMALL, if_generation_match=meta.generation)
+    return SMALL
+
+
+async def write(store: aioflux.Store) -> bytes:
+    await store.put("new", LARGE)
+    return LARGE
+
+
+async def write_new(store: aioflux.Store) -> bytes:
+    async with store.open_writer("new", mode="create", metadata=LABELS) as writer:
+        await writer.write(LARGE)
+    return LARGE
+
+
+async def copy_new(store: aioflux.Store) -> bytes:
+    await store.copy("old", "new", mode="create")
+    return SMALL
+
+
+async def compose_new(store: aioflux.Store) -> bytes:
+    await store.compose("new", ["old", "old"], mode="create", metadata=LABELS)
+    return SMALL * 2
+
+
+async def append(store: aioflux.Store) -> bytes:
+    await store.put("new", b"1")
+    await store.compose("new", ["new", "old"])
+    return b"1" + SMALL
+
+
+async def delete(store: aioflux.Store) -> None:
+    meta = await store.put("new", b"1")
+    await store.delete(meta)
+
+
+CASES: list[tuple[str, Callable[[aioflux.Store], Awaitable[bytes | None]], Any]] = [
+    ("gs s3 az", create, is_put),
+    ("gs s3 az", copy_new, is_copy),
+    ("gs s3 az", write, is_completion),
+    ("gs s3 az", write_new, is_completion),
+    ("gs s3", write, is_initiation),
+    ("gs s3", write_new, is_initiation),
+    ("gs", write_new, is_compose),
+    ("gs", compose_new, is_compose),
+    ("gs", append, is_compose),
+    ("gs s3 az", delete, is_delete),
+]
+
+
+@pytest.fixture
+def bucket(
+    cloud: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    with open_bucket(cloud, request, monkeypatch) as bucket:
+        yield bucket
+
+
+@pytest.fixture
+def gateway(bucket: Any) -> Iterator[BusyGateway]:
+    with BusyGateway(bucket.url) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def store(bucket: Any, gateway: BusyGateway) -> AsyncIterator[aioflux.Store]:
+    async with aioflux.open_store(
+        bucket.root, endpoint_url=gateway.url, retry=RETRY, transfer=TRANSFER
+    ) as store:
+        yield store
+
+
+@pytest.mark.parametrize("status", STATUSES)
+@pytest.mark.parametrize(
+    ("cloud", "run", "matches"),
+    [
+        pytest.param(cloud, run, matches, id=f"{cloud}-{run.__name__}-{matches.__name__[3:]}")
+        for clouds, run, matches in CASES
+        for cloud in clouds.split()
+    ],
+    indirect=["cloud"],
+)
+async def test_a_write_that_was_done_is_not_an_error(
+    bucket: Any,
+    gateway: BusyGateway,
+    store: aioflux.Store,
+    run: Callable[[aioflux.Store], Awaitable[bytes | None]],
+    matches: Callable[[Asked], bool],
+    status: int,
+) -> None:
+    bucket.put("bucket", "old", SMALL)
+    gateway.swap(matches, status)
+    content = await run(store)
+    assert gateway.num_swapped == 1
+    if content is None:
+        assert "new" not in bucket.keys("bucket")
+    else:
+        assert bucket.get("bucket", "new") == content
+    assert bucket.stats.open_uploads == 0
+    assert not bucket.keys("bucket", ".aioflux")
