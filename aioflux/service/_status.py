@@ -20,8 +20,8 @@ from aioflux._errors import (
 from aioflux.service._base import MAX_EMPTY_PAGES
 
 __all__ = [
-    "EmptyPages",
     "TRANSIENT",
+    "EmptyPages",
     "error_from_status",
     "not_a_listing",
     "parse_retry_after",
