@@ -252,7 +252,7 @@ class Store:
     async def get(self, key: str | ObjectMeta) -> bytes:
         """Read a whole object, in parallel ranges where it is large, and verify its crc32c.
 
-        An object of `file://` that aioflux did not write, or that was changed in place since, has no
+        A file of `file://` that aioflux did not write, or that was changed in place since, has no
         crc32c: it is returned as it is.
 
         Raises:
