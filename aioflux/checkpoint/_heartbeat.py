@@ -5,14 +5,14 @@
     observers:   the listing of manifests, which they poll anyway, has the generations of beats
 
 No clocks of machines are compared. A rank is gone when an observer, by its own monotonic clock, has
-seen no new generation for 2.5 heartbeats: at 10 s, an observer that polls (at most 1 s apart) notices
-26 s after the last beat; the coordinator, while it uploads itself and looks every 5 s, after 30 s;
-another rank that uploads and looks every 10 s, after 40 s. A beat that fails is repeated after 0.3
-heartbeats, so that the 25 s have room for one failed beat and four repetitions. Only time in which
-the observer could look counts: a service that is away, or an observer that stands still, makes
-nobody seem dead. The ranks agree on a save by a collective, and beat from then on, so that neither
-slow staging nor a queue of earlier saves passes for death. The price is one request for each
-heartbeat and save under way, from the tenth second of a save on.
+seen no new generation for 2.5 heartbeats: at 10 s, an observer that polls (at most 1 s apart)
+notices 26 s after the last beat; the coordinator, while it uploads itself and looks every 5 s,
+after 30 s; another rank that uploads and looks every 10 s, after 40 s. A beat that fails is
+repeated after 0.3 heartbeats, so that the 25 s have room for one failed beat and four repetitions.
+Only time in which the observer could look counts: a service that is away, or an observer that
+stands still, makes nobody seem dead. The ranks agree on a save by a collective, and beat from then
+on, so that neither slow staging nor a queue of earlier saves passes for death. The price is one
+request for each heartbeat and save under way, from the tenth second of a save on.
 """
 
 from __future__ import annotations

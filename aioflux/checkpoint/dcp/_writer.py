@@ -75,9 +75,9 @@ class StorageWriter(dcp_storage.StorageWriter):
 
     Every rank makes one. Stock `FileSystemReader` loads a copy of the objects. What `dcp.save`
     raises is a `CheckpointException`, which is no `Exception`; its `failures` hold the errors of
-    the ranks, each a `CheckpointError` that names the rank and the object. Ranks meet in collectives
-    of the process group alone: one that is gone is missed by the group, after the timeout that
-    `init_process_group` was given. `Checkpointer` has heartbeats instead.
+    the ranks, each a `CheckpointError` that names the rank and the object. Ranks meet in the
+    collectives of the process group alone: one that is gone is missed by the group, after the
+    timeout that `init_process_group` was given. `Checkpointer` has heartbeats instead.
     """
 
     def __init__(
