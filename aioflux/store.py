@@ -266,6 +266,9 @@ class Store:
     async def get(self, key: str | ObjectMeta) -> bytes:
         """Read a whole object, in parallel ranges where it is large, and verify its crc32c.
 
+        A file of `file://` that aioflux did not write, or that was changed in place since, has no
+        crc32c: it is returned as it is.
+
         Raises:
             NotFoundError: No object has this key, or not in the generation that was listed.
             ChecksumError: The bytes do not match the object's checksum, three times in a row.

@@ -22,6 +22,7 @@ import signal
 import time
 import warnings
 import weakref
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -38,7 +39,7 @@ from aioflux.checkpoint import _loading, _verify
 from aioflux.checkpoint._commit import new_save_id, step_prefix
 from aioflux.checkpoint._handle import SaveHandle
 from aioflux.checkpoint._history import SaveRecord, read_history
-from aioflux.checkpoint._planning import Planner, Survey, survey
+from aioflux.checkpoint._planning import Planner, Resolved, Survey, survey
 from aioflux.checkpoint._ranks import open_ranks
 from aioflux.checkpoint._retention import Pruned, Retention, prune
 from aioflux.checkpoint._signals import Schedule, Signals
@@ -90,6 +91,7 @@ class Checkpointer:
         compression: ZStandard | None = None,
         max_staged_bytes: int = 4 * 1024**3,
         commit_seconds: float = 600.0,
+        heartbeat_seconds: float = 10.0,
         process_group: Any = None,
         **options: Unpack[StoreOptions],
     ) -> None:
@@ -114,6 +116,11 @@ class Checkpointer:
             max_staged_bytes: Memory for states that are not yet uploaded, in bytes; 4 GiB by
                 default. `save_async` waits where there is no more; one state alone may be larger.
             commit_seconds: How long ranks wait for each other, in seconds; 600 by default.
+            heartbeat_seconds: How often a rank writes to the bucket that it is alive, once a save
+                takes so long, in seconds; 10 by default. While it uploads it also lists at these
+                times what the others wrote. A rank of which nothing is heard for 2.5 times as long
+                is gone, and the save fails on all others: it was killed, or stands still, as in a
+                debugger. With `staging="process"` this is about the process that uploads.
             process_group: Whose ranks save together; all by default, and this process alone where
                 torch.distributed is not initialised. Every rank of it builds one at the same time.
             options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
@@ -125,8 +132,10 @@ class Checkpointer:
         """
         if staging not in {"thread", "process"}:
             raise ValueError(f'staging must be "thread" or "process", not {staging!r}')
-        if max_staged_bytes < 1 or not commit_seconds > 0:
-            raise ValueError("max_staged_bytes and commit_seconds must be above 0")
+        if max_staged_bytes < 1 or not commit_seconds > 0 or not heartbeat_seconds > 0:
+            raise ValueError(
+                "max_staged_bytes, commit_seconds and heartbeat_seconds must be above 0"
+            )
         retention = Retention(
             keep_last=keep_last,
             keep_every=keep_every,
@@ -146,6 +155,7 @@ class Checkpointer:
         bridge.close_when_dropped(self._store)
         self._settings = UploadSettings(
             commit_seconds=commit_seconds,
+            heartbeat_seconds=heartbeat_seconds,
             retention=retention,
             compression=_plain(compression) if compression is not None else None,
         )
@@ -311,7 +321,33 @@ class Checkpointer:
         self._reap()
         self._schedule.begin()
         seen, save_id, is_known = self._agree(step, state)
-        plan = self._planner.resolve(seen, is_known=is_known)
+        with self._announced(step, save_id):
+            plan = self._planner.resolve(seen, is_known=is_known)
+            return self._submit(step, save_id, plan, metrics, begun, clock)
+
+    @contextmanager
+    def _announced(self, step: int, save_id: str) -> Iterator[None]:
+        """Have the heartbeats of a save written from now on: staging it may take long."""
+        if self._ranks.world_size == 1:
+            yield
+            return
+        self._uploader.announce(save_id, step_prefix(step), self._ranks.rank)
+        try:
+            yield
+        except BaseException:
+            self._uploader.withdraw(save_id)  # unless it was submitted
+            raise
+
+    def _submit(
+        self,
+        step: int,
+        save_id: str,
+        plan: Resolved,
+        metrics: Mapping[str, float],
+        begun: float,
+        clock: float,
+    ) -> SaveHandle:
+        """Copy a state, and hand it to the uploader."""
         layout = self._stager.lay_out(plan)
         # What an interrupt left between staging and the upload.
         self._stager.reclaim(staged.arena for _, staged in self._in_flight)
@@ -346,7 +382,13 @@ class Checkpointer:
             staged_seconds=time.perf_counter() - clock,
             failure=f"{type(failure).__name__}: {failure}" if failure is not None else "",
         )
-        handle = SaveHandle(step, staged.num_bytes)
+        handle = SaveHandle(
+            step,
+            staged.num_bytes,
+            uri=self.uri,
+            rank=self._ranks.rank,
+            world_size=self._ranks.world_size,
+        )
         try:
             self._in_flight.append((handle, staged))
             self._uploader.submit(job, staged.arena, handle)

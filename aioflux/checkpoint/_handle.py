@@ -42,9 +42,15 @@ class SaveHandle:
         num_bytes: Bytes that this rank uploads.
     """
 
-    def __init__(self, step: int, num_bytes: int) -> None:
+    def __init__(
+        self, step: int, num_bytes: int, *, uri: str = "", rank: int = 0, world_size: int = 1
+    ) -> None:
         self.step = step
         self.num_bytes = num_bytes
+        self._uri = uri
+        self._rank = rank
+        self._world_size = world_size
+        self._begun = time.monotonic()
         self._outcome: concurrent.futures.Future[SaveResult] = concurrent.futures.Future()
         self._outcome.set_running_or_notify_cancel()
         self._upload: _Upload | None = None
@@ -89,11 +95,12 @@ class SaveHandle:
             timeout: Seconds to wait; for ever by default.
 
         Raises:
-            TimeoutError: It is still under way after so long, and goes on.
+            TimeoutError: It is still under way after so long, and goes on. The message says on
+                which rank, since when, and what it waits for.
             AiofluxError: It failed: on no rank is it committed.
             CancelledError: It was cancelled (`concurrent.futures`).
         """
-        self.wait(timeout)
+        self._wait_for_end(timeout)
         try:
             return self._outcome.result(0)
         finally:
@@ -101,7 +108,7 @@ class SaveHandle:
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait as `result`, and return the error, or None where it is committed."""
-        self.wait(timeout)
+        self._wait_for_end(timeout)
         error = self._outcome.exception(0)
         self._is_seen = True
         return error
@@ -185,6 +192,28 @@ class SaveHandle:
         end = math.inf if timeout is None else time.monotonic() + timeout
         while not self.done() and (left := end - time.monotonic()) > 0:
             concurrent.futures.wait([self._outcome], min(left, _LOOK_UP_SECONDS))
+
+    def _wait_for_end(self, timeout: float | None) -> None:
+        self.wait(timeout)
+        if not self.done():
+            raise TimeoutError(self._describe_state())
+
+    def _describe_state(self) -> str:
+        """Say how far it is, for a caller who waits no longer."""
+        seconds = time.monotonic() - self._begun
+        rank = f" on rank {self._rank} of {self._world_size}" if self._world_size > 1 else ""
+        if self.progress < 1.0:
+            what = f"{self.progress:.0%} of its {self.num_bytes:,} bytes are sent"
+        elif self._world_size == 1:
+            what = "all of its bytes are sent, and it is about to be committed"
+        elif self._rank == 0:
+            what = "all of its bytes are sent, and it waits for the other ranks, or commits"
+        else:
+            what = "all of its bytes are sent, and it waits for rank 0 to commit"
+        return (
+            f"the save of step {self.step} to {self._uri} is under way{rank} for {seconds:.1f} s: "
+            f"{what}; it goes on, so ask again, or cancel() it"
+        )
 
     def _failure(self) -> BaseException | None:
         return self._outcome.exception() if self._outcome.done() else None

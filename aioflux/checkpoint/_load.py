@@ -10,7 +10,10 @@ from inspect import signature
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from aioflux import bridge
+from aioflux._errors import ChecksumError
+from aioflux._policy import TransferOptions
 from aioflux.checkpoint._mapping import PrivateMemory, fetch
+from aioflux.checkpoint._records import ZIP_MAGIC, compare_records
 from aioflux.checkpoint._require_torch import require_torch
 from aioflux.checkpoint._target import split_uri
 
@@ -21,8 +24,6 @@ if TYPE_CHECKING:
     from aioflux._policy import StoreOptions
 
 __all__ = ["load"]
-
-_ZIP_MAGIC = b"PK\x03\x04"
 
 
 def load(
@@ -36,8 +37,16 @@ def load(
     """Read an object that `torch.save` wrote, verify all of it, and return what was saved.
 
     The bytes come in parallel ranges, straight into the memory that the tensors refer to: 1.0 times
-    the object. torch is given none of them before the crc32c of the whole is right. An object that
-    is overwritten meanwhile is read anew, never a mix of both.
+    the object. An object that is overwritten meanwhile is read anew, never a mix of both. torch is
+    given none of the bytes before they are verified:
+
+    * by the crc32c of the object, if the service knows one: on `gs://`, on `s3://` for objects that
+      were uploaded with it, and on `file://` for files that aioflux wrote, on a file system that
+      keeps extended attributes, and that no other program changed or copied since;
+    * otherwise by the CRC-32 that the archive has of each record, which torch.load itself does not
+      compare: `torch.save` writes it, and `aioflux.checkpoint.save` to `file://`. This takes about
+      1 s for each GB;
+    * otherwise, and in the format before torch 1.6, by nothing but the transport.
 
     Args:
         uri: Whole uri of the object, such as `gs://bucket/run-7/model.pt`.
@@ -52,7 +61,8 @@ def load(
 
     Raises:
         NotFoundError: There is no such object.
-        ChecksumError: Its bytes do not match its checksum, three times.
+        ChecksumError: Its bytes do not match its checksum, three times, or those of a record do not
+            match its CRC-32.
         PreconditionFailedError: It was replaced while it was read, three times in a row.
         pickle.UnpicklingError: `weights_only`, and there is more in it. What torch.save did not
             write raises this or whatever else `torch.load` raises, with a note that names the uri.
@@ -65,10 +75,13 @@ def load(
     root, key = split_uri(uri)
     meta, memory = bridge.run(fetch(root, key, options, PrivateMemory))
     file = memory.mapping
+    verify = (options.get("transfer") or TransferOptions()).verify
     try:
         if not meta.size:
             raise EOFError(f"{meta.uri} is empty")  # noqa: TRY301  with the note of all errors
-        if mmap and file[: len(_ZIP_MAGIC)] == _ZIP_MAGIC:
+        if verify and meta.crc32c is None:
+            compare_records(file, meta.uri)
+        if mmap and file[: len(ZIP_MAGIC)] == ZIP_MAGIC:
             with suppress(_NotByReferenceError):
                 return _by_reference(file, map_location, weights_only)
             file.seek(0)
@@ -76,6 +89,8 @@ def load(
         return torch.load(
             cast("IO[bytes]", file), map_location=map_location, weights_only=weights_only
         )
+    except ChecksumError:
+        raise
     except Exception as exc:
         exc.add_note(f"while {meta.uri} was loaded, whose bytes are as they were stored")
         raise

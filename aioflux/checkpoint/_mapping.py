@@ -194,7 +194,6 @@ async def fetch(
         ChecksumError: Its bytes do not match its checksum, three times.
         PreconditionFailedError: It was replaced while it was read, three times in a row.
     """
-    transfer = options.get("transfer") or TransferOptions()
     # What the service says of the whole stands for its ranges: each is read once, and hashed here.
     transfer = options.get("transfer") or TransferOptions()
     plain: StoreOptions = {**options, "transfer": replace(transfer, verify=False)}

@@ -6,6 +6,7 @@ longer than the group's timeout, and nobody waits for one that only failed.
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -86,12 +87,14 @@ class Ranks:
         return told[0]  # type: ignore[no-any-return]
 
     def _together(self, collective: Callable[[], object]) -> None:
+        begun = time.monotonic()
         try:
             collective()
         except RuntimeError as exc:
             raise CheckpointError(
-                f"rank {self.rank} of {self.world_size} did not hear of the others: one of them "
-                f"died or did not come to the same call of the Checkpointer ({exc})"
+                f"rank {self.rank} of {self.world_size} did not hear of the others for "
+                f"{time.monotonic() - begun:.1f} s: one of them died or did not come to the same "
+                f"call of the Checkpointer ({exc})"
             ) from exc
 
     def close(self) -> None:

@@ -3,8 +3,8 @@
 torch.save -> _StateFile: headers are gathered, tensors borrowed -> a batch of pieces, one crossing
            -> a borrowing writer on the event loop: parts of many pieces, in parallel, no copy
 
-The zip's own crc32, which nobody checks when a checkpoint is loaded, is left out where torch knows
-that setting by thread: it takes 0.33 s for each GB, and the crc32c of the object stands in for it.
+The zip's own crc32 is left out where torch knows that setting by thread: it takes 0.33 s for each
+GB, and the crc32c of the object stands in for it. Files keep it: copies of a file have no crc32c.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def save(
         return bridge.Held(_borrowing(root, key, settings, options))
 
     def run() -> None:
-        leave_out_crc32()
+        if not root.startswith("file:"):
+            leave_out_crc32()
         torch.save(state, file, pickle_module=memory.pickle_module())
 
     with _StateFile(_Opening(open_object), uri, memory) as file:

@@ -67,6 +67,8 @@ class _Server:
         if not self._is_over.is_set():
             self._read()  # what it sent before it died
         loop.remove_reader(self._jobs.fileno())
+        if self._uploads is not None:
+            self._uploads.withdraw()  # what was not staged to its end
         while self._tasks:
             await asyncio.wait(self._tasks.values())
         if self._store is not None:
@@ -106,6 +108,12 @@ class _Server:
             case ("open", store, settings):
                 self._store = store
                 self._uploads = Uploads(store, settings)
+            case ("announce", str(save_id), str(prefix), int(rank)):
+                if self._uploads is not None:
+                    self._uploads.announce(save_id, prefix, rank)
+            case ("withdraw", str(save_id)):
+                if self._uploads is not None:
+                    self._uploads.withdraw(save_id)
             case ("arena", int(number), int(size)):
                 fd = self._inbox.fds.pop(0)
                 self._arenas[number] = mmap.mmap(fd, size, prot=mmap.PROT_READ)

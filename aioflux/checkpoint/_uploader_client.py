@@ -22,6 +22,12 @@ __all__ = ["LoopUploader", "Uploader"]
 class Uploader(Protocol):
     """What carries saves out."""
 
+    def announce(self, save_id: str, prefix: str, rank: int) -> None:
+        """Begin the heartbeats of a save that is about to be staged."""
+
+    def withdraw(self, save_id: str) -> None:
+        """End the heartbeats of a save that was announced, and is not submitted."""
+
     def submit(self, job: Job, arena: Arena | None, handle: SaveHandle) -> None:
         """Begin a save; the handle hears of it. The arena stays as it is until the handle ends."""
 
@@ -40,6 +46,15 @@ class LoopUploader:
 
     def __init__(self, store: Store, settings: UploadSettings) -> None:
         self._uploads = Uploads(store, settings)
+
+    def announce(self, save_id: str, prefix: str, rank: int) -> None:
+        """See base class."""
+        loop = bridge.background_loop()
+        loop.call_soon_threadsafe(self._uploads.announce, save_id, prefix, rank)
+
+    def withdraw(self, save_id: str) -> None:
+        """See base class."""
+        bridge.background_loop().call_soon_threadsafe(self._uploads.withdraw, save_id)
 
     def submit(self, job: Job, arena: Arena | None, handle: SaveHandle) -> None:
         """See base class."""

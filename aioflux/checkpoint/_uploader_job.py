@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -47,6 +48,9 @@ class UploadSettings:
 
     commit_seconds: float = 600.0
     """How long a rank that is done waits for the others, in seconds; 600 by default."""
+    heartbeat_seconds: float = math.inf
+    """How often a rank whose save takes long says that it is alive, in seconds; infinity for never,
+    which is the default."""
     retention: Retention = field(default_factory=Retention)
     """Which steps are kept."""
     compression: Compression | None = None

@@ -85,6 +85,19 @@ class ProcessUploader:
         self._pid = os.getpid()
         self._child: _Child | None = self._start()
 
+    def announce(self, save_id: str, prefix: str, rank: int) -> None:
+        """See base class."""
+        self._say("announce", save_id, prefix, rank)
+
+    def withdraw(self, save_id: str) -> None:
+        """See base class."""
+        self._say("withdraw", save_id)
+
+    def _say(self, *message: object) -> None:
+        with self._lock.mine:
+            if self._child is not None:
+                self._send(self._child, message)
+
     def submit(self, job: Job, arena: Arena | None, handle: SaveHandle) -> None:
         """See base class."""
         with self._lock.mine:

@@ -4,7 +4,8 @@
     coordinator:  data object -> all manifests -> commit object -> manifests away, old steps away
 
 The ranks meet in the bucket and in no collective: it runs beside training, in another process where
-it has to outlive the trainer, and a rank that is gone is missed after a time that is known before.
+it has to outlive the trainer. A rank that is gone is missed by its heartbeats (`_heartbeat`), and
+without them after a time that is known before.
 
 Over 500 lines, because what coordinator and ranks tell each other, and what they take back when a
 save fails, can only be read as one exchange.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
@@ -38,6 +40,7 @@ from aioflux.checkpoint._commit import (
     encode_commit,
     step_prefix,
 )
+from aioflux.checkpoint._heartbeat import Heartbeat, Watch
 from aioflux.checkpoint._history import SaveRecord
 from aioflux.checkpoint._objects import publish, write_object
 from aioflux.checkpoint._retention import prune
@@ -47,7 +50,7 @@ from aioflux.checkpoint._uploader_job import Manifest, SaveResult, manifest_key
 from aioflux.checkpoint._uploader_pieces import compressed_pieces, staged_pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Hashable, Sequence
 
     from aioflux._meta import ObjectMeta
     from aioflux.checkpoint._history import Outcome
@@ -80,6 +83,34 @@ class Uploads:
         self._store = store
         self._settings = settings
         self._turn = asyncio.Lock()
+        self._announced: dict[str, Heartbeat] = {}
+
+    def announce(self, save_id: str, prefix: str, rank: int) -> None:
+        """Begin the heartbeats of a save whose job is to come: it may take long to be staged.
+
+        Args:
+            save_id: The save.
+            prefix: Prefix of the checkpoint.
+            rank: This rank.
+        """
+        self._announced[save_id] = self._heartbeat(save_id, prefix, rank, is_late=False)
+
+    def withdraw(self, save_id: str = "") -> None:
+        """End the heartbeats of a save whose job does not come; of all such saves by default."""
+        for each in [save_id] if save_id else list(self._announced):
+            heartbeat = self._announced.pop(each, None)
+            if heartbeat is not None:
+                heartbeat.cancel()
+
+    def _heartbeat(self, save_id: str, prefix: str, rank: int, *, is_late: bool) -> Heartbeat:
+        return Heartbeat(
+            self._store,
+            prefix,
+            save_id,
+            rank,
+            every_seconds=self._settings.heartbeat_seconds,
+            is_late=is_late,
+        )
 
     async def run(
         self, job: Job, memory: memoryview, progress: Callable[[int], None]
@@ -95,8 +126,19 @@ class Uploads:
             AiofluxError: It is not committed, on any rank; what it wrote is removed as far as the
                 service lets us.
         """
-        save = Save(self._store, self._settings, job, memory, progress)
-        if job.is_urgent:
+        heartbeat = self._announced.pop(job.save_id, None)
+        if heartbeat is None and job.world_size > 1:
+            prefix = job.prefix or step_prefix(job.step)
+            is_late = job.attempt > 0
+            heartbeat = self._heartbeat(job.save_id, prefix, job.rank, is_late=is_late)
+        try:
+            return await self._run(Save(self._store, self._settings, job, memory, progress))
+        finally:
+            if heartbeat is not None:
+                await _to_its_end(heartbeat.end())
+
+    async def _run(self, save: Save) -> SaveResult:
+        if save.is_urgent:
             return await save.run()
         try:
             await self._turn.acquire()
@@ -134,6 +176,16 @@ class Save:
         self._num_bytes = 0
         self._is_told = False
         self._may_be_committed = job.attempt > 0
+        self._manifests: dict[int, Manifest] = {}
+        """What other ranks have told, on the coordinator."""
+        self._watch = Watch(settings.heartbeat_seconds)
+        self._gone: dict[int, float] = {}
+        """Ranks that are gone, with the seconds for which nothing was heard of them."""
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether it does not wait for the saves before it."""
+        return self._job.is_urgent
 
     async def run(self) -> SaveResult:
         job = self._job
@@ -148,15 +200,16 @@ class Save:
                 # Before anything is uploaded: without conditions, saves could replace each other.
                 await self._store.check_conditions()
                 replaces = await self._previous()
-            objects = await self._upload() if told is None or self._is_coordinator else told
+            if told is None or self._is_coordinator:
+                told = await self._upload_watched()
             if self._is_coordinator:
                 others = [] if self._is_alone else await self._collect()
-                committing = self._commit([objects, *others], replaces)
+                committing = self._commit([told, *others], replaces)
                 await _to_its_end(committing)
             else:
                 # From here on the coordinator may commit what this rank wrote, so that it stays.
                 self._is_told = True
-                is_there = await _to_its_end(self._tell_objects(objects))
+                is_there = await _to_its_end(self._tell_objects(told))
                 await _to_its_end(self._await_outcome(is_there=is_there))
             await self._forget_attempts()
         except BaseException as exc:
@@ -242,6 +295,54 @@ class Save:
             raise (_UnknownOutcomeError if told.is_unknown else _FailedElsewhereError)(told.error)
         return told.objects
 
+    async def _upload_watched(self) -> tuple[StoredObject, ...]:
+        """Upload, and look at each heartbeat whether the other ranks are still at it.
+
+        Raises:
+            CheckpointError: A rank failed or is gone.
+        """
+        seconds = self._settings.heartbeat_seconds
+        if self._is_alone or math.isinf(seconds):
+            return await self._upload()
+        look = self._look_at_ranks if self._is_coordinator else self._look_at_coordinator
+        # One rank looks twice as often, so that none is gone for over three heartbeats unnoticed.
+        pause = seconds / 2 if self._is_coordinator else seconds
+        uploading = asyncio.ensure_future(self._upload())
+        try:
+            while not (await asyncio.wait((uploading,), timeout=pause))[0]:
+                await look()
+            return await uploading
+        finally:
+            uploading.cancel()
+            while not uploading.done():  # it reads memory that is about to be given back
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait((uploading,))
+            if not uploading.cancelled():
+                uploading.exception()  # raised above, or a consequence of the cancellation
+
+    async def _look_at_ranks(self) -> None:
+        try:
+            await self._collect_manifests()
+        except TransientError as exc:  # decides nothing: the next look may be answered
+            _log.warning("%s: the other ranks could not be looked at: %s", self._uri, exc)
+
+    async def _look_at_coordinator(self) -> None:
+        """Look whether the coordinator still goes for a save that this rank is yet to upload."""
+        try:
+            there = await self._look({0})
+            if 0 in there:
+                note = await self._read_manifest(0)
+                raise (_UnknownOutcomeError if note.is_unknown else _FailedElsewhereError)(
+                    note.error
+                )
+        except _OutcomeError:
+            raise
+        except AiofluxError as exc:  # decides nothing: the next look may be answered
+            _log.warning("%s: the coordinator could not be looked at: %s", self._uri, exc)
+            return
+        if self._gone:
+            raise _FailedElsewhereError(f"{self._uri} was not saved: {self._describe_gone()}")
+
     async def _upload(self) -> tuple[StoredObject, ...]:
         job = self._job
         if not job.items:
@@ -317,14 +418,14 @@ class Save:
         A look that fails for now decides nothing: the next one may be answered.
 
         Raises:
-            CheckpointError: A rank failed, or did not tell anything in time.
+            CheckpointError: A rank failed or is gone, or did not tell anything in time.
         """
         job = self._job
-        told: dict[int, Manifest] = {}
+        told = self._manifests
         async for seconds_left in _polls(self._settings.commit_seconds):
             failure: TransientError | None = None
             try:
-                await self._collect_into(told)
+                await self._collect_manifests()
             except TransientError as exc:
                 failure = exc
             missing = set(range(1, job.world_size)) - told.keys()
@@ -340,21 +441,53 @@ class Save:
                 ) from failure
         raise AssertionError("polls end by what is done in them")
 
-    async def _collect_into(self, told: dict[int, Manifest]) -> None:
+    async def _collect_manifests(self) -> None:
         """Read the manifests that have come since.
 
         Raises:
-            CheckpointError: One of them tells of a failure.
+            CheckpointError: One of them tells of a failure, or a rank is gone.
         """
-        for rank in await self._told_ranks() - told.keys() - {0}:
+        told = self._manifests
+        missing = set(range(1, self._job.world_size)) - told.keys()
+        for rank in await self._look(missing) & missing:
             manifest = await self._read_manifest(rank)
             if manifest.error:
                 raise CheckpointError(f"{self._uri} was not saved: rank {rank}: {manifest.error}")
             told[rank] = manifest
+        if self._gone:
+            raise CheckpointError(
+                f"{self._uri} was not saved: {self._describe_gone()}; the step that was saved "
+                "before is still there"
+            )
 
     async def _told_ranks(self) -> set[int]:
-        listing = await self._store.list_all(f"{self._prefix}{self._job.save_id}/rank-")
-        return {int(key[-10:-5]) for key in listing.keys}
+        return (await self._signs())[0]
+
+    async def _signs(self) -> tuple[set[int], dict[int, Hashable]]:
+        """Return the ranks that have told, and what each has in the bucket; in one listing."""
+        start = f"{self._prefix}{self._job.save_id}/rank-"
+        told: set[int] = set()
+        signs: dict[int, set[tuple[str, str]]] = {}
+        for meta in await self._store.list_all(start):
+            rank = int(meta.key.removeprefix(start).partition(".")[0])
+            signs.setdefault(rank, set()).add((meta.key, meta.generation or str(meta.updated)))
+            if meta.key.endswith(".json"):
+                told.add(rank)
+        return told, {rank: frozenset(each) for rank, each in signs.items()}
+
+    async def _look(self, awaited: set[int]) -> set[int]:
+        """Return the ranks that have told, and note which of those that have not are gone."""
+        told, signs = await self._signs()
+        self._gone = self._watch.look(signs, awaited - told, time.monotonic())
+        return told
+
+    def _describe_gone(self) -> str:
+        """Say which ranks are gone, and since when."""
+        ranks = ", ".join(f"rank {rank} for {self._gone[rank]:.0f} s" for rank in self._gone)
+        return (
+            f"there is no sign of life of {ranks} (of {self._job.world_size} ranks); what uploads "
+            "there was killed, cannot reach the bucket, or stands still as in a debugger"
+        )
 
     async def _await_outcome(self, *, is_there: bool) -> None:
         """Wait until the coordinator has committed, or says why it has not.
@@ -365,7 +498,7 @@ class Save:
             is_there: Whether the coordinator can read what this rank told.
 
         Raises:
-            CheckpointError: It has not committed, or told nothing in time.
+            CheckpointError: It has not committed, is gone, or told nothing in time.
         """
         job = self._job
         seconds = self._settings.commit_seconds
@@ -375,7 +508,8 @@ class Save:
             is_last = seconds_left <= 0
             num_looks += 1
             try:
-                there = await self._told_ranks()
+                there = await self._look({0})
+                is_last = is_last or bool(self._gone)
                 is_there = is_there or job.rank in there
                 if 0 in there:
                     note = await self._read_manifest(0)
@@ -396,10 +530,12 @@ class Save:
                 failure = exc
             if is_last:
                 why = f" (the last look failed: {failure})" if failure is not None else ""
+                what = f"within {seconds:g} s the coordinator (rank 0) told neither"
+                if self._gone:
+                    what = f"the coordinator is gone: {self._describe_gone()}; it told neither"
                 raise _UnknownOutcomeError(
-                    f"{self._uri}: rank {job.rank} is done, and within {seconds:g} s the "
-                    "coordinator (rank 0) told neither of a commit nor of a failure; load the "
-                    f"latest step to see which it was{why}"
+                    f"{self._uri}: rank {job.rank} is done, and {what} of a commit nor of a "
+                    f"failure; load the latest step to see which it was{why}"
                 ) from failure
 
     async def _confirm(self) -> None:
@@ -560,6 +696,8 @@ class Save:
                     return  # another rank is at it
                 if manifest.error:
                     failed.add(rank)
+            if self._gone:
+                return  # these do not tell, unless they only stood still: what was told stays
             if failed == everyone:
                 if self._is_coordinator or await self._is_late(manifests):
                     await self._store.delete_many(manifests)

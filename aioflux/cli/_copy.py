@@ -84,6 +84,7 @@ class Copy:
 
     async def below(self, source: Place) -> None:
         """Copy what is below a directory or prefix; a single file or object where it is one."""
+        self._tally.num_listings = 1
         refuse_inside(source, self._target)
         place = self._target.place
         if place is not None and place.is_file():
@@ -99,7 +100,9 @@ class Copy:
     async def each(self, sources: Sequence[Place | None]) -> None:
         """Copy single files and objects, and standard input for None, in the order given."""
         taken: dict[str, str] = {}
-        for root, group in groupby(sources, key=_root):
+        groups = [(root, list(group)) for root, group in groupby(sources, key=_root)]
+        self._tally.num_listings = len(groups)
+        for root, group in groups:
             several = [place for place in group if place is not None]
             if not several:
                 await self._run(Standard(), self._stdin())

@@ -49,6 +49,8 @@ class Tally:
     planned_objects: int = 0
     planned_bytes: int = 0
     is_size_known: bool = True
+    num_listings: int = 0
+    """Listings of what is to be copied that have not ended: more may be planned."""
     num_objects: int = 0
     num_bytes: int = 0
     num_skipped: int = 0
@@ -59,9 +61,9 @@ class Tally:
     def progress(self) -> tuple[int, int | None]:
         """How much is done of how much, in bytes, or in objects where all of them are empty.
 
-        The second is None where nobody knows.
+        The second is None if it is not known, or not yet.
         """
-        if not self.is_size_known:
+        if not self.is_size_known or self.num_listings:
             return self.num_bytes, None
         if not self.planned_bytes:
             return self.num_objects, self.planned_objects
@@ -153,6 +155,7 @@ class Copier:
             self._tally.plan(work)
             for batch in batcher.add(work):
                 yield batch
+        self._tally.num_listings = max(0, self._tally.num_listings - 1)
         if rest := batcher.rest():
             yield rest
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from aioflux.cli._copy_run import Tally
 
-__all__ = ["shown"]
+__all__ = ["describe_amount", "shown"]
 
 
 class _Rate(ProgressColumn):
@@ -30,12 +30,29 @@ class _Rate(ProgressColumn):
         return Text("-" if speed is None else f"{format_size(speed)}/s")
 
 
+class _Share(ProgressColumn):
+    """The share that is done, if it is known of how much."""
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.total is None else f"{task.percentage:>3.0f}%")
+
+
+def describe_amount(tally: Tally) -> str:
+    """Return how much is done, of how much if that is known, and of how much is listed if not."""
+    amount = format_size(tally.num_bytes)
+    _, total = tally.progress
+    if total is not None:
+        amount += f" of {format_size(tally.planned_bytes)}"
+    objects = f"{tally.num_objects:,} of {tally.planned_objects:,}"
+    return f"{amount}, {objects}{' listed so far' if tally.num_listings else ''}"
+
+
 @contextmanager
 def shown(tally: Tally) -> Iterator[None]:
     """Show a tally on stderr until the body ends; failures are written above the bar."""
     console = Console(file=sys.stderr)
     columns = (
-        TextColumn("{task.percentage:>3.0f}%"),
+        _Share(),
         BarColumn(bar_width=None),
         TextColumn("{task.fields[amount]}"),
         _Rate(),
@@ -46,11 +63,7 @@ def shown(tally: Tally) -> Iterator[None]:
 
     def update() -> None:
         done, total = tally.progress
-        amount = format_size(tally.num_bytes)
-        if total is not None:
-            amount += f" of {format_size(tally.planned_bytes)}"
-        amount += f", {tally.num_objects:,} of {tally.planned_objects:,}"
-        progress.update(task, completed=done, total=total, amount=amount)
+        progress.update(task, completed=done, total=total, amount=describe_amount(tally))
 
     def say(message: str) -> None:
         console.print(f"aioflux: {message}", markup=False, highlight=False, soft_wrap=True)

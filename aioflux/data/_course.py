@@ -42,6 +42,11 @@ class Begun(NamedTuple):
         """Tell whether there is anything to read."""
         return next(self.progress.todo(self.share), None) is not None
 
+    def num_left(self) -> int:
+        """Return how many objects are to be read, of some of them perhaps not all records."""
+        taken = len(self.progress.begun) + len(self.progress.open)
+        return taken + max(0, len(self.share.positions) - self.progress.num_taken)
+
 
 class Course:
     """Orders and shares the objects of each epoch, and knows the state that was loaded.

@@ -338,15 +338,18 @@ class IterableDataset(TorchIterableDataset[T_co]):
         who = f"{self._settings.seed} {begun.epoch} {begun.reader} {begun.progress.num_taken}"
         reading = Reading(self._objects, begun.share, begun.progress, self._how, seed=who)
         self._now = begun, reading
-        if self._settings.progress and begun.reader.rank == 0 and begun.reader.worker_id == 0:
+        if self._settings.progress and begun.reader.rank == 0:
             return self._shown(reading.items(), begun)
         return reading.items()
 
     def _shown(self, items: Generator[T_co, None, None], begun: Begun) -> Iterator[T_co]:
         label = f"{self._objects.uri} epoch {begun.epoch}"
-        total = len(begun.share.positions) * begun.reader.num_workers
+        total = begun.num_left()
+        workers = begun.reader.num_workers
         with closing(items):
-            yield from shown(items, self._how.meter, label=label, total_objects=total)
+            yield from shown(
+                items, self._how.meter, label=label, total_objects=total, num_workers=workers
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return what of the epoch was read, by this worker or by this rank without workers.

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["LoadStats", "Meter"]
 
@@ -22,7 +22,14 @@ _MAX_PLACES: Final = 1024
 """The main process and 1,023 workers; those beyond share places, and may lose counts to each other.
 """
 _LAST, _SECONDS, _OBJECTS, _BYTES, _WAITED, _HITS, _RETRIES, _SKIPPED = range(8)
-_WIDTH: Final = 8
+_COUNTS: Final = (_OBJECTS, _BYTES, _WAITED, _HITS, _RETRIES, _SKIPPED)
+_STATE, _SHARE = 8, 9
+_BASES: Final = range(10, 16)
+"""The counts of `_COUNTS` as they were when the share was begun."""
+_WIDTH: Final = 16
+
+_IDLE, _READING, _ENDED = range(3)
+"""States of a share whose progress is shown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,19 +173,72 @@ class Meter:
         """Return what all have counted so far."""
         table = self._numbers.view(_MAX_PLACES, _WIDTH)
         sums = table.sum(dim=0).tolist()
-        return LoadStats(
-            num_objects=round(sums[_OBJECTS]),
-            num_bytes=round(sums[_BYTES]),
-            seconds=float(table[:, _SECONDS].max()),
-            waited_seconds=sums[_WAITED],
-            num_cache_hits=round(sums[_HITS]),
-            num_retries=round(sums[_RETRIES]),
-            num_skipped=round(sums[_SKIPPED]),
-        )
+        return _stats([sums[column] for column in _COUNTS], float(table[:, _SECONDS].max()))
+
+    # Shares whose progress is shown on one line, by whichever of the workers that read them.
+
+    def begin_share(self, num_objects: int) -> None:
+        """Note that this worker, or this process without workers, begins its share of an epoch."""
+        view, place = self._view, _place()
+        for base, column in zip(_BASES, _COUNTS, strict=True):
+            view[place + base] = view[place + column]
+        view[place + _SHARE] = num_objects
+        view[place + _STATE] = _READING
+
+    def end_share(self, num_workers: int) -> bool:
+        """Note that the share is read, and return whether those of all workers are."""
+        self._view[_place() + _STATE] = _ENDED
+        return all(self._view[place + _STATE] == _ENDED for place in _places(num_workers))
+
+    def forget_shares(self, num_workers: int) -> None:
+        """Forget the shares of all workers, which are read: the next epoch begins anew."""
+        for place in _places(num_workers):
+            self._view[place + _STATE] = _IDLE
+
+    def is_first_reading(self, num_workers: int) -> bool:
+        """Return whether this is the first of the workers that still read."""
+        reading = (p for p in _places(num_workers) if self._view[p + _STATE] == _READING)
+        return next(reading, None) == _place()
+
+    def shares(self, num_workers: int) -> tuple[LoadStats, int]:
+        """Return what was counted since the shares were begun, and how many objects they have.
+
+        Those of workers that have not begun are taken to be as large as this one.
+        """
+        view, own = self._view, self._view[_place() + _SHARE]
+        sums, total = [0.0] * len(_COUNTS), 0.0
+        for place in _places(num_workers):
+            if view[place + _STATE] == _IDLE:
+                total += own
+                continue
+            total += view[place + _SHARE]
+            for at, (base, column) in enumerate(zip(_BASES, _COUNTS, strict=True)):
+                sums[at] += view[place + column] - view[place + base]
+        return _stats(sums, 0.0), round(total)
 
     def reset(self) -> None:
         """Set everything to zero; what workers count just then may be lost."""
         self._numbers.zero_()
+
+
+def _stats(counts: Sequence[float], seconds: float) -> LoadStats:
+    objects, num_bytes, waited, hits, retries, skipped = counts
+    return LoadStats(
+        num_objects=round(objects),
+        num_bytes=round(num_bytes),
+        seconds=seconds,
+        waited_seconds=waited,
+        num_cache_hits=round(hits),
+        num_retries=round(retries),
+        num_skipped=round(skipped),
+    )
+
+
+def _places(num_workers: int) -> range:
+    """Return the places of so many workers; of this process, where it has none."""
+    if get_worker_info() is None:
+        return range(0, _WIDTH, _WIDTH)
+    return range(_WIDTH, min(num_workers + 1, _MAX_PLACES) * _WIDTH, _WIDTH)
 
 
 def _place() -> int:

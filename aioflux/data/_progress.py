@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Self, TextIO, TypeVar
+
+from aioflux.data._meter import LoadStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
-    from aioflux.data._meter import LoadStats, Meter
+    from aioflux.data._meter import Meter
 
 __all__ = ["ProgressBar", "shown"]
 
@@ -25,13 +29,19 @@ _LOG_SECONDS = 30.0
 class ProgressBar:
     """Draws what a meter tells: share, objects, bytes, rates, time waited, time left.
 
-    On a terminal one line is drawn over, five times a second at most; elsewhere there is a line
-    every 30 seconds and one at the end. The meter is shared by all workers, so one of them, or the
-    main process, draws for all.
+    On a terminal one line is drawn over, five times a second at most, as wide as the terminal;
+    elsewhere there is a line every 30 seconds and one at the end. Workers that share a meter share
+    the line: the first of those that still read draws it, and the last to end draws it at the end.
     """
 
     def __init__(
-        self, meter: Meter, *, label: str, total_objects: int | None = None, file: TextIO
+        self,
+        meter: Meter,
+        *,
+        label: str,
+        total_objects: int | None = None,
+        num_workers: int = 0,
+        file: TextIO,
     ) -> None:
         """Draw nothing yet.
 
@@ -39,19 +49,23 @@ class ProgressBar:
             meter: What to tell of; what it has counted by now is left out.
             label: What stands in front, such as the uri.
             total_objects: Objects to come, or None where nobody knows.
+            num_workers: Workers that have such a bar and this meter, of which this is one; then
+                `total_objects` is the share of this one. 0: this bar is the only one.
             file: Where, such as `sys.stderr`.
         """
         self._meter = meter
         self._label = label
         self._total = total_objects
+        self._num_workers = num_workers
         self._file = file
         self._is_terminal = file.isatty()
         self._every_seconds = _TERMINAL_SECONDS if self._is_terminal else _LOG_SECONDS
         self._before = meter.snapshot()
+        if num_workers:
+            meter.begin_share(total_objects or 0)
         self._next = self._started = time.monotonic()
         if not self._is_terminal:
             self._next += self._every_seconds
-        self._width = 0
 
     def __enter__(self) -> Self:
         return self
@@ -62,56 +76,111 @@ class ProgressBar:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._draw(is_last=True)
+        is_last = not self._num_workers or self._meter.end_share(self._num_workers)
+        if is_last or kind is not None:
+            self._draw(is_last=True)
+        if is_last and self._num_workers:
+            self._meter.forget_shares(self._num_workers)
 
     def update(self) -> None:
         """Draw anew where it is time for it; costs 50 nanoseconds where it is not."""
         if time.monotonic() >= self._next:
-            self._draw()
+            if not self._num_workers or self._meter.is_first_reading(self._num_workers):
+                self._draw()
             self._next = time.monotonic() + self._every_seconds
 
     def _draw(self, *, is_last: bool = False) -> None:
         seconds = time.monotonic() - self._started
-        line = render(
-            self._meter.snapshot(), self._before, seconds, label=self._label, total=self._total
-        )
+        width = _columns(self._file) - 1 if self._is_terminal else None
+        stats, before, total = self._meter.snapshot(), self._before, self._total
+        if self._num_workers:
+            (stats, total), before = self._meter.shares(self._num_workers), LoadStats()
+        line = render(stats, before, seconds, label=self._label, total=total, width=width)
         if self._is_terminal:
-            # Spaces wipe out what is left of a longer line.
-            text, self._width = f"\r{line:<{self._width}}", len(line)
-            self._file.write(f"{text}\n" if is_last else text)
+            # Spaces wipe out what is left of a longer line, maybe of another worker. The last
+            # column stays free: some terminals go on to the next line when it is written.
+            self._file.write(f"\r{line:<{width}}" + ("\n" if is_last else ""))
         else:
             self._file.write(f"{line}\n")
         self._file.flush()
 
 
+def _columns(file: TextIO) -> int:
+    """Return how wide a terminal is now; what COLUMNS says, or 80, where it does not tell."""
+    try:
+        columns = os.get_terminal_size(file.fileno()).columns
+    except (OSError, ValueError):  # no terminal of the system
+        columns = 0
+    return columns or shutil.get_terminal_size().columns
+
+
 def render(
-    stats: LoadStats, before: LoadStats, seconds: float, *, label: str, total: int | None
+    stats: LoadStats,
+    before: LoadStats,
+    seconds: float,
+    *,
+    label: str,
+    total: int | None,
+    width: int | None = None,
 ) -> str:
-    """Return the line for what was counted since `before`, in so many seconds."""
+    """Return the line for what was counted since `before`, in so many seconds.
+
+    Args:
+        stats: What is counted now.
+        before: What was counted then.
+        seconds: Time since then.
+        label: What stands in front.
+        total: Objects to come in all; None or 0 where nobody knows.
+        width: Columns that there are: what has no room is left out, the least important first.
+    """
     num_objects = stats.num_objects - before.num_objects
     num_bytes = stats.num_bytes - before.num_bytes
     waited = stats.waited_seconds - before.waited_seconds
     rate = num_objects / seconds if seconds > 0 else 0.0
-    parts = [f"{num_objects:,} objects"]
+    count = f"{num_objects:,} objects"
+    share = bar = ""
     if total:
-        share = min(1.0, num_objects / total)
-        full = int(share * _BAR_COLUMNS)
-        bar = "#" * full + "." * (_BAR_COLUMNS - full)
-        parts = [f"{share:4.0%} [{bar}] {num_objects:,} of {total:,} objects"]
-    parts.append(_size(num_bytes))
-    parts.append(f"{rate:,.0f}/s")
-    parts.append(f"{_size(num_bytes / seconds if seconds > 0 else 0)}/s")
-    parts.append(f"waited {waited:.1f} s")
-    for name, count in (
+        share = f"{min(1.0, num_objects / total):4.0%} "
+        full = int(min(1.0, num_objects / total) * _BAR_COLUMNS)
+        bar = "[" + "#" * full + "." * (_BAR_COLUMNS - full) + "] "
+        count = f"{num_objects:,} of {total:,} objects"
+    parts = [
+        _size(num_bytes),
+        f"{rate:,.0f}/s",
+        f"{_size(num_bytes / seconds if seconds > 0 else 0)}/s",
+        f"waited {waited:.1f} s",
+    ]
+    for name, number in (
         ("from cache", stats.num_cache_hits - before.num_cache_hits),
         ("retries", stats.num_retries - before.num_retries),
         ("skipped", stats.num_skipped - before.num_skipped),
     ):
-        if count:
-            parts.append(f"{count:,} {name}")
+        if number:
+            parts.append(f"{number:,} {name}")
+    left = ""
     if total and rate and num_objects < total:
-        parts.append(f"{_clock((total - num_objects) / rate)} left")
-    return f"{label} {', '.join(parts)}"
+        left = f", {_clock((total - num_objects) / rate)} left"
+    return _fit(label, share, bar, count, parts, left, width)
+
+
+def _fit(
+    label: str, share: str, bar: str, count: str, parts: list[str], left: str, width: int | None
+) -> str:
+    """Put a line together, without what does not fit into so many columns."""
+
+    def line() -> str:
+        return f"{label} {share}{bar}{''.join([count, *(f', {part}' for part in parts)])}{left}"
+
+    if width is None:
+        return line()
+    while parts and len(line()) > width:
+        parts.pop()
+    if len(line()) > width:
+        bar = ""
+    if (over := len(line()) - width) > 0:
+        # Of the label its end, which tells the epoch.
+        label = f"...{label[over + 3 :]}" if len(label) > over + 3 else ""
+    return line().strip()[:width]
 
 
 def shown(
@@ -120,11 +189,16 @@ def shown(
     *,
     label: str,
     total_objects: int | None = None,
+    num_workers: int = 0,
     file: TextIO | None = None,
 ) -> Iterator[T]:
     """Yield `items`, and show meanwhile on stderr, or on `file`, what `meter` tells."""
     with ProgressBar(
-        meter, label=label, total_objects=total_objects, file=file or sys.stderr
+        meter,
+        label=label,
+        total_objects=total_objects,
+        num_workers=num_workers,
+        file=file or sys.stderr,
     ) as bar:
         for item in items:
             bar.update()

@@ -8,8 +8,11 @@ User metadata and content types are not kept.
 A key whose parent is an object cannot be written: `a` and `a/b` are not both files. What else is in
 the directory, and what becomes of symbolic links, is told in `_local_walk`.
 
-Generations are made of modification time, inode and size. Files carry no checksum, so that reads
-are not verified. What holds on NFS is told in `_local_write`.
+Generations are made of modification time, inode and size. What is written here has its crc32c in an
+extended attribute (`_local_checksums`), which is compared by reads of the whole object; reads of
+other files are not verified. What holds on NFS is told in `_local_write`.
+
+Over 500 lines because it is one class with a method for each request of the contract.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aioflux._checksums import combine_crc32c
 from aioflux._errors import (
     ChecksumError,
     NotFoundError,
@@ -32,6 +36,7 @@ from aioflux._meta import ObjectMeta, OpenUpload
 from aioflux._uri import quote_path
 from aioflux.http._memory import BytesBuffer
 from aioflux.service._base import Body, Capabilities, Page, Service, UploadedPart
+from aioflux.service._local_checksums import read_checksum
 from aioflux.service._local_errors import error_of
 from aioflux.service._local_thread import BLOCK_BYTES, Stop, in_thread
 from aioflux.service._local_walk import (
@@ -52,6 +57,7 @@ from aioflux.service._local_write import (
     replace,
     write_all,
 )
+from aioflux.service._multipart import combined_crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -82,8 +88,8 @@ class LocalService(Service):
         conditional_complete=True,
         max_compose_sources=1_000_000,
         min_part_size_bytes=1,
-        part_checksums=False,
         list_ranges=False,
+        listed_checksums=False,
     )
 
     def __init__(self, directory: str) -> None:
@@ -101,7 +107,8 @@ class LocalService(Service):
 
         def look(_: Stop) -> ObjectMeta:
             with self._mapped("read the metadata of", key, reading=True):
-                return self._meta(key, self._status(key)[1], generation)
+                path, status = self._status(key)
+                return self._meta(key, status, generation, read_checksum(path, status))
 
         return await in_thread(look)
 
@@ -130,7 +137,7 @@ class LocalService(Service):
                     data=own.finish() if own is not None else view[:done],
                     size=meta.size,
                     generation=meta.generation,
-                    crc32c=None,
+                    crc32c=meta.crc32c,
                     meta=lambda: meta,
                 )
 
@@ -144,7 +151,9 @@ class LocalService(Service):
             # Not to wait for a writer, should it be replaced by a pipe in this moment.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                yield descriptor, self._meta(key, os.fstat(descriptor), generation)
+                status = os.fstat(descriptor)
+                checksum = read_checksum(descriptor, status)
+                yield descriptor, self._meta(key, status, generation, checksum)
             finally:
                 os.close(descriptor)
 
@@ -174,9 +183,10 @@ class LocalService(Service):
         def write(stop: Stop) -> ObjectMeta:
             with self._mapped("write", key), self._temporary(key) as (path, temporary):
                 with temporary.open("r+b", buffering=0) as file:
-                    write_all(file.fileno(), data, 0, stop)
-                    status = finish(file.fileno())
-                return self._reveal(temporary, path, key, precondition, status, stop)
+                    checksum = write_all(file.fileno(), data, 0, stop)
+                    self._compare(key, checksum, crc32c)
+                    meta = self._finish(file.fileno(), key, checksum)
+                return self._reveal(temporary, path, meta, precondition, stop)
 
         return await in_thread(write)
 
@@ -220,7 +230,7 @@ class LocalService(Service):
             else:
                 going = Walk(str(self._root), prefix, max(prefix, start_offset, next_key))
             found, prefixes, follows = going.take(limit, end=end_offset, delimiter=delimiter)
-            metas = [self._meta(key, status, "") for key, status in found]
+            metas = [self._meta(key, status, "", None) for key, status in found]
             token = f"{next(self._tokens)}/{follows}" if follows else ""
             return Page(metas, prefixes, token), going
 
@@ -248,23 +258,44 @@ class LocalService(Service):
         def concatenate(stop: Stop) -> ObjectMeta:
             with self._mapped("compose", key), self._temporary(key) as (path, temporary):
                 with temporary.open("r+b", buffering=0) as target:
-                    size = 0
+                    size = checksum = 0
                     for source in sources:
-                        size += self._append(target.fileno(), source, size, stop)
-                    status = finish(target.fileno())
-                return self._reveal(temporary, path, key, precondition, status, stop)
+                        num_bytes, own = self._append(target.fileno(), source, size, stop)
+                        checksum = combine_crc32c(checksum, own, num_bytes)
+                        size += num_bytes
+                    meta = self._finish(target.fileno(), key, checksum)
+                return self._reveal(temporary, path, meta, precondition, stop)
 
         return await in_thread(concatenate)
 
-    def _append(self, target: int, source: Source, offset: int, stop: Stop) -> int:
-        """Write a source at `offset` and return its size."""
+    def _append(self, target: int, source: Source, offset: int, stop: Stop) -> tuple[int, int]:
+        """Write a source at `offset` and return its size and crc32c.
+
+        Raises:
+            ChecksumError: The source is damaged.
+        """
         with self._opened(source.key, source.generation) as (descriptor, meta):
-            done = 0
+            done = checksum = 0
             block = memoryview(bytearray(min(BLOCK_BYTES, meta.size)))
             while num_read := _fill(descriptor, block[: meta.size - done], done, stop):
-                done += write_all(target, block[:num_read], offset + done, stop)
+                checksum = write_all(target, block[:num_read], offset + done, stop, checksum)
+                done += num_read
             self._refuse_changed(source.key, os.fstat(descriptor), meta, done, meta.size)
-            return done
+            self._compare(source.key, checksum, meta.crc32c)
+            return done, checksum
+
+    def _compare(self, key: str, actual: int, expected: int | None) -> None:
+        """Compare the crc32c of bytes with the one that they should have, if that is known."""
+        if expected not in {None, actual}:
+            uri = self.uri(key)
+            raise ChecksumError(
+                f"the bytes of {uri} have crc32c {actual:#010x}, not {expected:#010x}", uri=uri
+            )
+
+    def _finish(self, descriptor: int, key: str, checksum: int | None) -> ObjectMeta:
+        """Finish a file, and return the metadata of the object that it is about to become."""
+        status = finish(descriptor, checksum)
+        return self._meta(key, status, "", read_checksum(descriptor, status))
 
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
         return await self.compose(key, [source], precondition=precondition)
@@ -307,11 +338,13 @@ class LocalService(Service):
         path = self._upload(key, upload_id)
 
         def write(stop: Stop) -> UploadedPart:
-            at = offset
+            at, checksum = offset, 0
             with self._mapped("write", key), path.open("r+b", buffering=0) as file:
                 for piece in pieces:
-                    at += write_all(file.fileno(), piece, at, stop)
-            return UploadedPart(number, f"{offset}", at - offset)
+                    checksum = write_all(file.fileno(), piece, at, stop, checksum)
+                    at += memoryview(piece).nbytes
+                self._compare(key, checksum, crc32c)
+            return UploadedPart(number, f"{offset}", at - offset, checksum)
 
         return await in_thread(write)
 
@@ -329,14 +362,12 @@ class LocalService(Service):
         def complete(stop: Stop) -> ObjectMeta:
             with self._mapped("write", key):
                 with temporary.open("r+b", buffering=0) as file:
-                    status = finish(file.fileno())
-                if status.st_size != expected:
+                    meta = self._finish(file.fileno(), key, combined_crc32c(parts))
+                if meta.size != expected:
                     uri = self.uri(key)
-                    raise ChecksumError(
-                        f"{uri} has {status.st_size} bytes, not {expected}", uri=uri
-                    )
+                    raise ChecksumError(f"{uri} has {meta.size} bytes, not {expected}", uri=uri)
                 path = temporary.with_name(key.rpartition("/")[2])
-                meta = self._reveal(temporary, path, key, precondition, status, stop)
+                self._reveal(temporary, path, meta, precondition, stop)
                 temporary.unlink(missing_ok=True)
                 return meta
 
@@ -381,7 +412,9 @@ class LocalService(Service):
         """Forget the listings under way: no file is kept open."""
         self._walks.clear()
 
-    def _meta(self, key: str, status: os.stat_result, generation: str) -> ObjectMeta:
+    def _meta(
+        self, key: str, status: os.stat_result, generation: str, crc32c: int | None
+    ) -> ObjectMeta:
         actual = generation_of(status)
         if generation not in {"", actual}:
             uri = self.uri(key)
@@ -395,6 +428,7 @@ class LocalService(Service):
             size=status.st_size,
             etag=actual,
             generation=actual,
+            crc32c=crc32c,
             updated=modified(status),
         )
 
@@ -411,12 +445,12 @@ class LocalService(Service):
         self,
         temporary: Path,
         path: Path,
-        key: str,
+        meta: ObjectMeta,
         precondition: Precondition,
-        status: os.stat_result,
         stop: Stop,
     ) -> ObjectMeta:
-        """Make a finished file, whose status is given, visible as an object."""
+        """Make a finished file visible as an object, and return its metadata, which is given."""
+        key = meta.key
         expected = precondition.if_generation_match
         with locked(path, stop, required=expected is not None):
             stop.check()
@@ -429,7 +463,7 @@ class LocalService(Service):
                 if expected is not None and (actual := self._current(key)) != expected:
                     raise self._changed(key, actual, expected)
                 replace(temporary, path)
-        return self._meta(key, status, "")
+        return meta
 
     def _current(self, key: str) -> str | None:
         """Return the generation of an object, or None where there is none."""

@@ -28,6 +28,8 @@ import uuid
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from aioflux._checksums import crc32c
+from aioflux.service._local_checksums import record_checksum
 from aioflux.service._local_thread import BLOCK_BYTES
 from aioflux.service._local_walk import TEMPORARY
 
@@ -113,24 +115,34 @@ def prune(path: Path, root: Path) -> None:
                 break
 
 
-def write_all(descriptor: int, data: bytes | memoryview, offset: int, stop: Stop) -> int:
-    """Write all of `data` at `offset`, and return its length."""
+def write_all(
+    descriptor: int, data: bytes | memoryview, offset: int, stop: Stop, checksum: int = 0
+) -> int:
+    """Write all of `data` at `offset`, and return its crc32c, going on from `checksum`."""
     view = memoryview(data).cast("B")
     done = 0
     while done < view.nbytes:
         stop.check()
-        done += os.pwrite(descriptor, view[done : done + BLOCK_BYTES], offset + done)
-    return done
+        num_written = os.pwrite(descriptor, view[done : done + BLOCK_BYTES], offset + done)
+        checksum = crc32c(view[done : done + num_written], checksum)
+        done += num_written
+    return checksum
 
 
-def finish(descriptor: int) -> os.stat_result:
+def finish(descriptor: int, checksum: int | None) -> os.stat_result:
     """Stamp and sync a file that is about to become visible, and return its status.
 
     The kernel stamps with a clock that ticks every 4 ms: an inode number that is given out again
     within one tick would repeat a generation.
+
+    Args:
+        descriptor: The file, open for writing.
+        checksum: CRC32C of its content, which is recorded with it; None if it is not known.
     """
     now = time.time_ns()
     os.utime(descriptor, ns=(now, now))
+    if checksum is not None:
+        record_checksum(descriptor, os.fstat(descriptor), checksum)
     os.fsync(descriptor)
     return os.fstat(descriptor)
 

@@ -81,7 +81,7 @@ and a service that answers needs a part of a second."""
 
 def can_compose(capabilities: Capabilities) -> bool:
     """Tell whether a service composes objects of the very generation that was listed."""
-    return capabilities.compose and capabilities.generations
+    return capabilities.compose and capabilities.generations and capabilities.listed_checksums
 
 
 def is_composable(meta: ObjectMeta, max_bytes: int) -> bool:

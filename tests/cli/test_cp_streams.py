@@ -16,6 +16,7 @@ from aioflux.cli._copy_plan import LARGE_BYTES, Job
 from aioflux.cli._copy_run import Copier, Tally
 from aioflux.cli._copy_store import Standard, Stored
 from aioflux.cli._loop import Threads
+from aioflux.cli._progress import describe_amount
 from tests.cli.conftest import FAR_SECONDS, PROGRAM, read_files, write_files
 from tests.cli.test_cp import TREE, fill
 from tests.cli.test_process import Terminal
@@ -195,6 +196,40 @@ def test_progress_is_of_objects_where_all_are_empty() -> None:
     assert tally.progress == (0, 5)
     tally.plan(Job("s", "t", "", "t", -1))
     assert tally.progress == (0, None)
+
+
+def test_progress_has_no_share_before_the_listing_ends() -> None:
+    """Of what is listed so far, nine tenths may be done, and of all less than a half."""
+    tally = Tally(num_listings=1)
+    for _ in range(2):
+        tally.plan(Job("s", "t", "s", "t", 1024))
+    tally.finish(Job("s", "t", "s", "t", 1024), None, moved=0)
+    assert tally.progress == (1024, None)
+    assert describe_amount(tally) == "1.0 KiB, 1 of 2 listed so far"
+    tally.num_listings = 0
+    assert tally.progress == (1024, 2048)
+    assert describe_amount(tally) == "1.0 KiB of 2.0 KiB, 1 of 2"
+
+
+async def test_the_share_is_known_when_the_listing_has_ended(cli_server, bucket, tmp_path) -> None:
+    """While batches are copied, the listing of the next ones goes on."""
+    from aioflux.store import open_store
+
+    tally, seen = Tally(num_listings=1), []
+    for number in range(200):
+        (tmp_path / f"{number}").write_bytes(b"x")
+
+    async def works():
+        for number in range(200):
+            path = str(tmp_path / f"{number}")
+            yield Job(path, f"{bucket.uri}/{number}", path, str(number), 1)
+            seen.append(tally.progress[1])
+
+    async with open_store(bucket.uri, endpoint_url=cli_server.url) as store:
+        disk = Disk(Threads(), no_clobber=False, root=None)
+        await Copier(disk, Stored(store), tally).run(works())
+    assert seen == [None] * 200
+    assert tally.progress == (200, 200)
 
 
 async def test_a_file_that_is_gone_does_not_keep_the_others(cli_server, bucket, tmp_path) -> None:

@@ -6,13 +6,18 @@ import dataclasses
 import io
 import pickle
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from aioflux.data._meter import LoadStats, Meter
 from aioflux.data._progress import ProgressBar, render, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
@@ -197,6 +202,78 @@ def test_a_terminal_has_one_line_that_is_drawn_over() -> None:
     assert text.startswith("\rx   0% ")
     assert text.count("\n") == 1
     assert text.rsplit("\r", 1)[1].startswith("x 100% [####################] 5 of 5 objects")
+
+
+LABEL = "gs://bucket/some/longer/prefix/ epoch 3"
+
+
+def line_of(width: int | None) -> str:
+    stats = LoadStats(num_objects=2_500, num_bytes=5 << 30, waited_seconds=12.5, num_retries=2)
+    return render(stats, LoadStats(), 100.0, label=LABEL, total=3_000, width=width)
+
+
+def test_a_line_fits_the_width_that_there_is() -> None:
+    """The share, the count and the time left stay longest."""
+    whole = line_of(None)
+    assert line_of(len(whole)) == line_of(500) == whole
+    assert all(len(line_of(width)) <= width for width in range(1, len(whole)))
+    assert line_of(120).endswith("] 2,500 of 3,000 objects, 5.0 GiB, 25/s, 0:20 left")
+    assert line_of(79) == f"{LABEL}  83% 2,500 of 3,000 objects, 0:20 left"
+    assert line_of(60) == "...er/prefix/ epoch 3  83% 2,500 of 3,000 objects, 0:20 left"
+    assert line_of(40) == "83% 2,500 of 3,000 objects, 0:20 left"
+
+
+def test_a_line_is_never_wider_than_the_terminal() -> None:
+    """It may be another size from one line to the next."""
+    pty = pytest.importorskip("pty")
+    termios = pytest.importorskip("termios")
+    ours, theirs = pty.openpty()
+    with open(theirs, "w") as terminal, open(ours, "rb", buffering=0) as screen:
+        termios.tcsetwinsize(theirs, (24, 80))
+        with ProgressBar(Meter(), label=LABEL, total_objects=3_000, file=terminal) as bar:
+            bar.update()
+            assert len(screen.read(4096).removeprefix(b"\r")) == 79
+            termios.tcsetwinsize(theirs, (24, 110))
+        assert len(screen.read(4096).strip(b"\r\n")) == 109
+
+
+class Shared(IterableDataset):
+    """Counts shares of different size, and shows that; each worker takes its time."""
+
+    def __init__(self, path: Path) -> None:
+        self.meter = Meter()
+        self.path = path
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        share = range(worker.id, 11, worker.num_workers)
+        with self.path.open("a") as file:
+            yield from shown(
+                self.counted(share),
+                self.meter,
+                label="x",
+                total_objects=len(share),
+                num_workers=worker.num_workers,
+                file=file,
+            )
+
+    def counted(self, share: range) -> Iterator[int]:
+        for each in share:
+            self.meter.count(1, 1)
+            yield each
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_last_line_of_workers_has_all_objects(tmp_path: Path, persistent: bool) -> None:
+    """Whichever of them began first or ended last, in each epoch."""
+    path = tmp_path / "lines"
+    dataset = Shared(path)
+    loader = DataLoader(dataset, num_workers=2, batch_size=1, persistent_workers=persistent)
+    for epoch in range(1, 4):
+        assert len(list(loader)) == 11
+        lines = path.read_text().splitlines()
+        assert len(lines) >= epoch
+        assert lines[-1].startswith("x 100% [####################] 11 of 11 objects, 11 B")
 
 
 def test_elsewhere_there_is_a_line_at_the_end() -> None:

@@ -351,6 +351,16 @@ def test_progress_is_shown(bucket: Bucket, capsys: pytest.CaptureFixture[str]) -
     assert f"{bucket.uri}/ epoch 0" in capsys.readouterr().err
 
 
+def test_progress_of_workers_ends_with_all_objects(
+    bucket: Bucket, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Their shares differ in size, and the first worker may end before the others."""
+    bucket.fill(11)
+    dataset = IterableDataset(bucket.uri, transform=key_of, progress=True)
+    assert len(list(DataLoader(dataset, batch_size=None, num_workers=2))) == 11
+    assert "100% [####################] 11 of 11 objects" in capfd.readouterr().err.splitlines()[-1]
+
+
 def raises_stop(sample: Any) -> str:
     return next(iter(())) if sample.key.endswith("3") else sample.key
 

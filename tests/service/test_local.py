@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -11,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux import NotFoundError, PreconditionFailedError, StorageError
+from aioflux import ChecksumError, NotFoundError, PreconditionFailedError, StorageError
 from aioflux.service._base import Precondition, Source
 from aioflux.service._local import LocalService, check_key
 from aioflux.service._local_walk import modified
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
     from pathlib import Path
 
     from aioflux import ObjectMeta
@@ -216,3 +218,110 @@ def test_any_time_that_a_file_system_keeps_is_a_time() -> None:
     assert modified(os.stat_result((0o100644, 1, 1, 1, 0, 0, 0, 0, 60, 0))) == datetime(
         1970, 1, 1, 0, 1, tzinfo=UTC
     )
+
+
+WHOLE = 0xE3069283
+"""CRC32C of b"123456789" (RFC 3720, B.4)."""
+
+
+def keeps_attributes(directory: Path) -> bool:
+    """Return whether the file system keeps attributes of users."""
+    probe = directory / "probe"
+    probe.touch()
+    try:
+        os.setxattr(probe, "user.aioflux.probe", b"1")
+    except OSError:
+        return False
+    finally:
+        probe.unlink()
+    return True
+
+
+@pytest.fixture
+def attributes(tmp_path: Path) -> None:
+    if not (hasattr(os, "setxattr") and keeps_attributes(tmp_path)):
+        pytest.skip("the file system keeps no extended attributes of users")
+
+
+async def write(service: LocalService, way: str) -> ObjectMeta:
+    """Write b"123456789" to "a"."""
+    if way == "put":
+        return await put(service, "a", b"123456789")
+    if way == "parts":
+        upload = await service.initiate_upload("a")
+        parts = [
+            await service.put_part("a", upload, 1, (b"12", b"34"), offset=0, crc32c=None),
+            await service.put_part("a", upload, 2, (b"56789",), offset=4, crc32c=None),
+        ]
+        return await service.complete_upload("a", upload, parts, precondition=ANY)
+    await put(service, "b", b"1234")
+    await put(service, "c", b"56789")
+    return await service.compose("a", [Source(key="b"), Source(key="c")], precondition=ANY)
+
+
+@pytest.mark.usefixtures("attributes")
+@pytest.mark.parametrize("way", ["put", "parts", "compose"])
+async def test_a_written_file_has_a_crc32c(service: LocalService, way: str) -> None:
+    """Writes return it, and so do `head` and reads, of a part too."""
+    meta = await write(service, way)
+    body = await service.get("a", start=2, end=3)
+    assert meta.crc32c == WHOLE
+    assert (await service.head("a")).crc32c == WHOLE
+    assert (body.crc32c, body.meta().crc32c) == (WHOLE, WHOLE)
+
+
+@pytest.mark.usefixtures("attributes")
+async def test_a_file_changed_by_another_program_has_no_crc32c(
+    service: LocalService, tmp_path: Path
+) -> None:
+    """The crc32c is of the size and modification time that were recorded with it."""
+    path = tmp_path / "root" / "a"
+    await write(service, "put")
+    path.write_bytes(b"987654321")
+    assert (await service.head("a")).crc32c is None
+    assert (await service.get("a")).crc32c is None
+    await write(service, "put")
+    os.setxattr(path, "user.aioflux.crc32c", b"no checksum")
+    assert (await service.head("a")).crc32c is None
+
+
+@pytest.mark.usefixtures("attributes")
+async def test_a_damaged_file_is_not_composed(service: LocalService, tmp_path: Path) -> None:
+    """The copy would get a crc32c of the wrong bytes."""
+    await write(service, "put")
+    path = tmp_path / "root" / "a"
+    status = path.stat()
+    path.write_bytes(b"123456780")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(ChecksumError, match="crc32c"):
+        await service.compose("b", [Source(key="a")], precondition=ANY)
+    assert temporaries(tmp_path) == []
+
+
+@pytest.mark.parametrize("way", ["put", "part"])
+async def test_bytes_that_do_not_match_their_crc32c_are_not_written(
+    service: LocalService, tmp_path: Path, way: str
+) -> None:
+    writing: Awaitable[object]
+    if way == "put":
+        writing = service.put("a", b"123456789", crc32c=1, precondition=ANY)
+    else:
+        upload = await service.initiate_upload("a")
+        writing = service.put_part("a", upload, 1, (b"123456789",), offset=0, crc32c=1)
+    with pytest.raises(ChecksumError, match="crc32c"):
+        await writing
+    assert not (tmp_path / "root" / "a").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "setxattr"), reason="the system has no extended attributes")
+@pytest.mark.parametrize("code", [errno.ENOTSUP, errno.EPERM, errno.ENOSPC])
+async def test_a_file_system_without_attributes_is_written_to(
+    service: LocalService, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "setxattr", refuse)
+    meta = await write(service, "put")
+    assert (meta.crc32c, (await service.head("a")).crc32c) == (None, None)
+    assert bytes((await service.get("a")).data) == b"123456789"

@@ -82,7 +82,9 @@ class StorageWriter(dcp_storage.StorageWriter):
 
     Every rank makes one. Stock `FileSystemReader` loads a copy of the objects. What `dcp.save`
     raises is a `CheckpointException`, which is no `Exception`; its `failures` hold the errors of
-    the ranks, each a `CheckpointError` that names the rank and the object.
+    the ranks, each a `CheckpointError` that names the rank and the object. Ranks meet in the
+    collectives of the process group alone: one that is gone is missed by the group, after the
+    timeout that `init_process_group` was given. `Checkpointer` has heartbeats instead.
 
     Tied tensors of one rank, which show the same memory, are stored once, but in the layout of
     safetensors. Tensors that no load could read, such as sparse and quantized ones, are refused.

@@ -45,8 +45,8 @@ class Task:
     def _state(self, value: int) -> dict[str, Any]:
         return state_of(value, rank=self.rank, world_size=self.world_size)
 
-    def result(self, step: int) -> list[Any]:
-        result = self.handles[step].result()
+    def result(self, step: int, timeout: float | None = None) -> list[Any]:
+        result = self.handles[step].result(timeout)
         return [result.step, result.num_bytes]
 
     def save(self, step: int, value: int | None = None) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux.checkpoint import Checkpointer
+from aioflux.checkpoint import Checkpointer, clean
 from aioflux.testing import GCSServer
 from tests.checkpoint.manager.desk import Ranks, wait_until
 from tests.checkpoint.manager.trainer import is_state_of
@@ -18,7 +19,7 @@ from tests.checkpoint.manager.trainer import is_state_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.checkpoint.manager.desk import Forks
+    from tests.checkpoint.manager.desk import Forks, Rank
 
 WRITE = "*insert*"
 LONG = 250
@@ -320,7 +321,7 @@ def test_a_coordinator_that_dies_is_missed_in_time(
     forks: Forks, server: GCSServer, tmp_path: Path, uri: str
 ) -> None:
     with Ranks(forks, server, 2, tmp_path) as ranks:
-        ranks.ask("open", uri=uri, commit_seconds=300)
+        ranks.ask("open", uri=uri, commit_seconds=300, heartbeat_seconds=LONG)
         server.faults.add(WRITE, key="*/__0_0.distcp", delay_seconds=LONG)
         ranks.ask("begin", step=1)
         ranks.all[0].kill()
@@ -335,7 +336,7 @@ def test_a_rank_that_dies_fails_the_save_in_time(
     forks: Forks, server: GCSServer, tmp_path: Path, uri: str
 ) -> None:
     with Ranks(forks, server, 2, tmp_path) as ranks:
-        ranks.ask("open", uri=uri, commit_seconds=300)
+        ranks.ask("open", uri=uri, commit_seconds=300, heartbeat_seconds=LONG)
         ranks.ask("save", step=1)
         server.faults.add(WRITE, key="*/__1_0.distcp", delay_seconds=LONG)
         ranks.ask("begin", step=1, value=2)
@@ -353,3 +354,102 @@ def test_a_rank_that_dies_fails_the_save_in_time(
         assert "did not hear of the others" in text
     with Checkpointer(uri, endpoint_url=server.url) as checkpointer:
         assert is_state_of(1, checkpointer.load())
+
+
+def stop_uploads(rank: Rank, staging: str, how: signal.Signals) -> None:
+    """Kill or stop a rank, and what uploads for it."""
+    if staging == "process":
+        os.kill(rank.ask("uploader"), how)
+    os.kill(rank.pid, how)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="stops processes by signals")
+@pytest.mark.parametrize(
+    ("staging", "how"),
+    [
+        ("thread", signal.SIGKILL),
+        ("process", signal.SIGKILL),
+        ("thread", signal.SIGSTOP),
+    ],
+)
+def test_a_rank_that_is_gone_after_staging_is_named(
+    forks: Forks,
+    server: GCSServer,
+    tmp_path: Path,
+    uri: str,
+    staging: str,
+    how: signal.Signals,
+) -> None:
+    """Long before `commit_seconds`; the step before stays, and `clean` finds what is left."""
+    with Ranks(forks, server, 4, tmp_path) as ranks:
+        ranks.ask("open", uri=uri, staging=staging, commit_seconds=100_000, heartbeat_seconds=3)
+        ranks.ask("save", step=1)
+        before = keys(server, uri)
+        server.faults.add(WRITE, key="*/__1_0.distcp", delay_seconds=LONG)
+        ranks.ask("begin", step=2)
+        stop_uploads(ranks.all[1], staging, how)
+        alive = [ranks.all[rank] for rank in (0, 2, 3)]
+        for each in alive:
+            each.tell("result", step=2)
+        told = [each.hear() for each in alive]
+        assert [each[:2] for each in told] == [[False, "CheckpointError"]] * 3, told
+        for each in told:
+            assert re.search(r"no sign of life of rank 1 for \d+ s \(of 4 ranks\)", each[2]), told
+        if how is signal.SIGSTOP:
+            server.faults.clear()
+    with Checkpointer(uri, endpoint_url=server.url) as checkpointer:
+        assert checkpointer.steps() == [1]
+        assert is_state_of(1, checkpointer.load())
+    clean(uri, older_than_seconds=0, endpoint_url=server.url)
+    assert keys(server, uri) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="stops processes by signals")
+@pytest.mark.parametrize("staging", ["thread", "process"])
+def test_a_coordinator_that_is_gone_after_staging_is_named(
+    forks: Forks, server: GCSServer, tmp_path: Path, uri: str, staging: str
+) -> None:
+    with Ranks(forks, server, 2, tmp_path) as ranks:
+        ranks.ask("open", uri=uri, staging=staging, commit_seconds=100_000, heartbeat_seconds=3)
+        server.faults.add(WRITE, key="*/__0_0.distcp", delay_seconds=LONG)
+        ranks.ask("begin", step=1)
+        stop_uploads(ranks.all[0], staging, signal.SIGKILL)
+        ranks.all[1].tell("result", step=1)
+        ok, kind, text = ranks.all[1].hear()
+        assert (ok, kind) == (False, "CheckpointError")
+        assert "rank 1 is done, and the coordinator is gone" in text
+        assert "no sign of life of rank 0" in text
+
+
+@pytest.mark.parametrize("staging", ["thread", "process"])
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_rank_that_uploads_for_long_is_waited_for(
+    two: Ranks, server: GCSServer, uri: str, staging: str, slow: int
+) -> None:
+    """As long as it lives; its heartbeats are gone with the commit."""
+    two.ask("open", uri=uri, staging=staging, stubborn=[slow], heartbeat_seconds=3)
+    with server.faults.inject(WRITE, key=f"*/__{slow}_0.distcp", status=503):
+        two.ask("begin", step=1)
+        wait_until(lambda: min(num_heartbeats(server, uri, rank) for rank in (0, 1)) >= 4)
+    told = two.tell("result", step=1)
+    assert [each[0] for each in told] == [True, True], told
+    assert not any(key.endswith(".beat") for key in keys(server, uri))
+    two.ask("close")
+
+
+def num_heartbeats(server: GCSServer, uri: str, rank: int) -> int:
+    """Return how many heartbeats a rank has written: each says which it is."""
+    found = [key for key in keys(server, uri) if key.endswith(f"rank-{rank:05d}.beat")]
+    return int(server.get("bucket", found[0])) if found else 0
+
+
+def test_a_wait_that_ends_says_for_what(two: Ranks, server: GCSServer, uri: str) -> None:
+    two.ask("open", uri=uri, stubborn=[1])
+    with server.faults.inject(WRITE, key="*/__1_0.distcp", status=503):
+        two.ask("begin", step=1)
+        ok, kind, text = two.tell("result", step=1, timeout=0.01)[1]
+        assert (ok, kind) == (False, "TimeoutError")
+        assert re.search(rf"step 1 to {uri}/? is under way on rank 1 of 2 for \d+\.\d s", text)
+    told = two.tell("result", step=1)
+    assert [each[0] for each in told] == [True, True], told
+    two.ask("close")

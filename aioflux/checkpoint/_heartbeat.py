@@ -1,0 +1,182 @@
+"""Heartbeats of ranks: a save that takes long shows, in the bucket, which ranks are still at it.
+
+    every rank:  <save id>/rank-00001.beat, written anew every `heartbeat_seconds`, not before the
+                 first of these has passed: a short save writes none
+    observers:   the listing of manifests, which they poll anyway, has the generations of beats
+
+No clocks of machines are compared. A rank is gone when an observer, by its own monotonic clock, has
+seen no new generation for 2.5 heartbeats: at 10 s, an observer that polls (at most 1 s apart)
+notices 26 s after the last beat; the coordinator, while it uploads itself and looks every 5 s,
+after 30 s; another rank that uploads and looks every 10 s, after 40 s. A beat that fails is
+repeated after 0.3 heartbeats, so that the 25 s have room for one failed beat and four repetitions.
+Only time in which the observer could look counts: a service that is away, or an observer that
+stands still, makes nobody seem dead. The ranks agree on a save by a collective, and beat from then
+on, so that neither slow staging nor a queue of earlier saves passes for death. The price is one
+request for each heartbeat and save under way, from the tenth second of a save on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from aioflux._errors import AiofluxError, StorageError, TransientError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable, Mapping
+
+    from aioflux.store import Store
+
+__all__ = ["Heartbeat", "Watch", "heartbeat_key"]
+
+_log = logging.getLogger("aioflux")
+
+_PATIENCE: Final = 2.5
+"""Heartbeats that are missed before a rank is gone."""
+_REPETITION: Final = 0.3
+"""Heartbeats to the repetition of one that failed."""
+_MAX_CREDIT: Final = 1.0
+"""Heartbeats that one look counts for at most: the observer looks more often, or it stood still."""
+_END_SECONDS: Final = 5.0
+"""Time for the removal of what was written."""
+
+
+def heartbeat_key(save_id: str, rank: int, number: int = 0) -> str:
+    """Return the key of a rank's heartbeat, below the checkpoint's prefix.
+
+    Args:
+        save_id: The save.
+        rank: The rank.
+        number: Above 0 where the service lets nothing be overwritten.
+    """
+    return f"{save_id}/rank-{rank:05d}{f'.{number}' if number else ''}.beat"
+
+
+class Heartbeat:
+    """Writes the heartbeats of one rank in one save, on the running event loop, until its `end`.
+
+    A service that lets nothing be overwritten (a retention policy, a role without delete) has each
+    heartbeat under another key.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        save_id: str,
+        rank: int,
+        *,
+        every_seconds: float,
+        is_late: bool = False,
+    ) -> None:
+        """Begin.
+
+        Args:
+            store: Where.
+            prefix: Prefix of the checkpoint.
+            save_id: The save.
+            rank: This rank.
+            every_seconds: Time to the first one and between two, in seconds.
+            is_late: The first one is due now: an earlier upload of the save died.
+        """
+        self._store = store
+        self._prefix = prefix
+        self._save_id = save_id
+        self._rank = rank
+        self._every_seconds = every_seconds
+        self._keys: list[str] = []
+        """Keys that may have been written."""
+        self._number = 0
+        self._is_over = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run(is_late=is_late))
+
+    def cancel(self) -> None:
+        """Stop without removing anything; `aioflux clean` finds what was written."""
+        self._task.cancel()
+
+    async def end(self) -> None:
+        """Stop, and remove what was written; what stays is logged."""
+        self._is_over.set()
+        _, running = await asyncio.wait((self._task,), timeout=_END_SECONDS / 5)
+        if running:
+            self._task.cancel()
+            await asyncio.wait(running)
+        if not self._keys:
+            return
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                errors = (await self._store.delete_many(self._keys)).errors
+        except (AiofluxError, OSError) as exc:
+            _log.warning("heartbeats stay, `aioflux clean` removes them: %r", exc)
+        else:
+            for error in errors.values():
+                _log.warning("a heartbeat stays, `aioflux clean` removes it: %s", error)
+
+    async def _run(self, *, is_late: bool) -> None:
+        count = 0
+        pause = 0.0 if is_late else self._every_seconds
+        while not await self._is_over_within(pause):
+            count += 1
+            is_written = await self._beat(b"%d" % count)
+            pause = self._every_seconds * (1.0 if is_written else _REPETITION)
+
+    async def _is_over_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._is_over.wait()
+        except TimeoutError:
+            return self._is_over.is_set()
+        return True
+
+    async def _beat(self, data: bytes) -> bool:
+        """Write one heartbeat, and return whether it was."""
+        key = self._prefix + heartbeat_key(self._save_id, self._rank, self._number)
+        if key not in self._keys:
+            self._keys.append(key)
+        try:
+            async with asyncio.timeout(self._every_seconds):
+                await self._store.put(key, data)  # the data, too, differs: so does the ETag
+        except (AiofluxError, OSError) as exc:
+            _log.warning("%s%s: a heartbeat could not be written: %r", self._store.uri, key, exc)
+            if isinstance(exc, StorageError) and not isinstance(exc, TransientError):
+                self._number += 1
+            return False
+        return True
+
+
+class Watch:
+    """Which ranks have been silent for too long, for one observer. No I/O."""
+
+    def __init__(self, every_seconds: float) -> None:
+        self._patience_seconds = _PATIENCE * every_seconds
+        self._max_credit_seconds = _MAX_CREDIT * every_seconds
+        self._last = float("-inf")
+        self._seen: dict[int, tuple[Hashable, float]] = {}
+
+    def look(
+        self, signs: Mapping[int, Hashable], awaited: Collection[int], now: float
+    ) -> dict[int, float]:
+        """Note what a look has shown.
+
+        Args:
+            signs: What each rank has in the bucket, as something that each heartbeat changes; ranks
+                without any may be missing.
+            awaited: Ranks that are waited for.
+            now: Time of the look, by a monotonic clock, in seconds.
+
+        Returns:
+            Ranks that are gone, with the seconds for which nothing was heard of them.
+        """
+        credit = min(now - self._last, self._max_credit_seconds) if self._seen else 0.0
+        self._last = now
+        seen, self._seen = self._seen, {}
+        for rank in awaited:
+            sign = signs.get(rank)
+            before, silent = seen.get(rank, (sign, -credit))
+            self._seen[rank] = (sign, silent + credit if sign == before else 0.0)
+        return {
+            rank: silent
+            for rank, (_, silent) in sorted(self._seen.items())
+            if silent >= self._patience_seconds
+        }

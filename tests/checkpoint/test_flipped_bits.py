@@ -1,0 +1,123 @@
+"""Bits flipped in files of `file://`: a load raises, or returns what was saved."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from aioflux import ChecksumError, TransferOptions
+from aioflux.checkpoint import Checkpointer, load, save
+from tests.checkpoint.test_torch import as_bytes, assert_equal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+NUM_FLIPS = 200
+
+
+def state() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "weight": torch.randn(20, 30, generator=generator),
+        "bias": torch.randn(30, generator=generator),
+        "optimizer": {"step": 7, "lr": 0.125, "name": "sgd"},
+    }
+
+
+def flips(path: Path, *, keeps_time: bool) -> Iterator[tuple[int, int]]:
+    """Flip one bit of a file at a time, in place, and mend it after each."""
+    rng = random.Random(0)
+    size = path.stat().st_size
+    for _ in range(NUM_FLIPS):
+        at, bit = rng.randrange(size), rng.randrange(8)
+        status = path.stat()
+        flip(path, at, bit)
+        if keeps_time:
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        yield at, bit
+        flip(path, at, bit)
+        if keeps_time:
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def flip(path: Path, at: int, bit: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+def by_torch(saved: dict[str, Any], path: Path) -> None:
+    torch.save(saved, path)
+
+
+def by_aioflux(saved: dict[str, Any], path: Path) -> None:
+    save(saved, path.as_uri())
+
+
+def by_aioflux_and_cp(saved: dict[str, Any], path: Path) -> None:
+    """A copy has the bytes, and no attributes."""
+    save(saved, path.with_name("other.pt").as_uri())
+    shutil.copyfile(path.with_name("other.pt"), path)
+
+
+@pytest.mark.parametrize("keeps_time", [True, False], ids=["at-rest", "rewritten"])
+@pytest.mark.parametrize("write", [by_torch, by_aioflux, by_aioflux_and_cp])
+def test_a_flipped_bit_is_never_a_wrong_value(
+    tmp_path: Path, write: Callable[[dict[str, Any], Path], None], *, keeps_time: bool
+) -> None:
+    path = tmp_path / "model.pt"
+    saved = state()
+    write(saved, path)
+    num_raised = 0
+    for at, bit in flips(path, keeps_time=keeps_time):
+        try:
+            loaded = load(path.as_uri(), mmap=bool(bit % 2))
+        except Exception:
+            num_raised += 1
+        else:
+            try:
+                assert_equal(saved, loaded)
+            except AssertionError:
+                pytest.fail(f"bit {bit} of byte {at} was flipped and loaded without an error")
+    assert num_raised > NUM_FLIPS // 2
+    assert_equal(saved, load(path.as_uri()))
+
+
+@pytest.mark.parametrize("keeps_time", [True, False], ids=["at-rest", "rewritten"])
+@pytest.mark.parametrize("is_into", [True, False], ids=["into", "new"])
+def test_a_flipped_bit_of_a_step_is_never_a_wrong_value(
+    tmp_path: Path, *, keeps_time: bool, is_into: bool
+) -> None:
+    saved = {name: state()[name] for name in ("weight", "bias")}
+    with Checkpointer(tmp_path.as_uri()) as checkpoints:
+        checkpoints.save(1, saved)
+        for path in [each for each in tmp_path.rglob("*") if each.is_file()]:
+            for at, bit in flips(path, keeps_time=keeps_time):
+                into = {name: torch.zeros_like(each) for name, each in saved.items()}
+                with suppress(Exception):
+                    loaded = checkpoints.load(into=into if is_into else None)
+                    if not all(
+                        torch.equal(saved[n], (into if is_into else loaded)[n]) for n in saved
+                    ):
+                        pytest.fail(f"bit {bit} of byte {at} of {path.name} was not noticed")
+
+
+def test_the_error_names_the_damaged_record_and_the_object(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(state(), path)
+    at = path.read_bytes().index(as_bytes(state()["bias"]).numpy().tobytes())
+    flip(path, at, 3)
+    with pytest.raises(ChecksumError, match=r"data/1.*CRC-32") as caught:
+        load(path.as_uri())
+    assert caught.value.uri == path.as_uri()
+    loaded = load(path.as_uri(), transfer=TransferOptions(verify=False))
+    assert not torch.equal(loaded["bias"], state()["bias"])
