@@ -319,7 +319,11 @@ class Store:
     ) -> AsyncGenerator[tuple[str, bytes], None]:
         """Yield `(key, data)` of many objects, verified, fetched ahead of the consumer.
 
-        Up to `max_in_flight` requests are under way.
+        Up to `max_in_flight` requests are under way. Bytes in flight and objects that wait for the
+        consumer take up to `max_in_flight_bytes` (256 MiB by default) together, plus one object; an
+        object larger than the whole budget is read alone. An object counts until the consumer asks
+        for the next one; objects smaller than a sixteenth of the budget are counted, and freed, in
+        batches of about that size.
 
         Args:
             keys: Names, or metadata of a listing (saves a request where an object is large, and
@@ -339,7 +343,12 @@ class Store:
     async def get_batches(
         self, keys: Items[str | ObjectMeta], *, ordered: bool = True
     ) -> AsyncGenerator[DataBatch, None]:
-        """Yield what `get_many` yields, in lists of what is there at once: fewer steps."""
+        """Yield what `get_many` yields, in lists of what is there at once: fewer steps.
+
+        Memory is bounded as in `get_many`. A list ends with the object that brings it to a
+        sixteenth of `max_in_flight_bytes`; it counts against the budget until the next list is
+        asked for.
+        """
         batches = self._fetch_many(keys, ordered=ordered)
         async with nested(batches) as inner:
             async for batch in inner:
@@ -369,6 +378,8 @@ class Store:
         return_exceptions: bool = False,
     ) -> AsyncGenerator[Any, None]:
         """Yield lists of `(meta, data)`: the metadata that was listed or came with the bytes.
+
+        Lists end, and memory is bounded, as in `get_batches`.
 
         Args:
             keys: As in `get_many`.
