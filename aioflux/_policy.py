@@ -43,7 +43,9 @@ class TransferOptions:
     """Requests under way at once in one store; 64 by default."""
     max_in_flight_bytes: int = 256 * MIB
     """Bytes of bodies under way at once in one store, in bytes; 256 MiB by default. One range or
-    part is always let through."""
+    part is always let through. It also bounds the memory of each iteration over many objects, such
+    as `get_many` or that of a dataset: bytes in flight and objects that wait for the consumer take
+    up to this together, plus one object. Each DataLoader worker has a budget of its own."""
     range_size_bytes: int = 16 * MIB
     """Size of the ranges in which a larger object is read, in bytes; 16 MiB by default."""
     part_size_bytes: int = 16 * MIB

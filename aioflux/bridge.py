@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from aioflux import store as _store
 from aioflux.transfer._fanout import Supply
+from aioflux.transfer._nested import nested
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -496,9 +497,12 @@ def iterate(iterator: AsyncGenerator[T, None], *, feed: object = None) -> Iterat
     """
     pid = os.getpid()
     _iterating.add(iterator)
+    # Closed here alone: the loop would do it, too, where the collector finds both in one cycle,
+    # such as that of an error which a frame keeps.
+    items = nested(iterator)
     try:
         while True:
-            there_is, item = run(_step(iterator), feed=feed if isinstance(feed, Feed) else None)
+            there_is, item = run(_step(items), feed=feed if isinstance(feed, Feed) else None)
             if not there_is:
                 return
             yield item  # type: ignore[misc]  # an item where there is one

@@ -7,6 +7,8 @@ of it is signatures and docstrings, and a method does no more than check and han
 from __future__ import annotations
 
 import asyncio
+import os
+import warnings
 import weakref
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -53,7 +55,14 @@ from aioflux.transfer._upload import ObjectWriter, WriteRequest
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Callable,
+        Iterable,
+        Mapping,
+        Sequence,
+    )
     from types import TracebackType
 
     from aioflux._listing import Listing
@@ -378,7 +387,11 @@ class Store:
     ) -> AsyncGenerator[tuple[str, bytes], None]:
         """Yield `(key, data)` of many objects, verified, fetched ahead of the consumer.
 
-        Up to `max_in_flight` requests are under way.
+        Up to `max_in_flight` requests are under way. Bytes in flight and objects that wait for the
+        consumer take up to `max_in_flight_bytes` (256 MiB by default) together, plus one object; an
+        object larger than the whole budget is read alone. An object counts until the consumer asks
+        for the next one; objects smaller than a sixteenth of the budget are counted, and freed, in
+        batches of about that size.
 
         Args:
             keys: Names, or metadata of a listing (saves a request where an object is large, and
@@ -398,7 +411,12 @@ class Store:
     async def get_batches(
         self, keys: Items[str | ObjectMeta], *, ordered: bool = True
     ) -> AsyncGenerator[DataBatch, None]:
-        """Yield what `get_many` yields, in lists of what is there at once: fewer steps."""
+        """Yield what `get_many` yields, in lists of what is there at once: fewer steps.
+
+        Memory is bounded as in `get_many`. A list ends with the object that brings it to a
+        sixteenth of `max_in_flight_bytes`; it counts against the budget until the next list is
+        asked for.
+        """
         batches = self._fetch_many(keys, ordered=ordered)
         async with nested(batches) as inner:
             async for batch in inner:
@@ -428,6 +446,8 @@ class Store:
         return_exceptions: bool = False,
     ) -> AsyncGenerator[Any, None]:
         """Yield lists of `(meta, data)`: the metadata that was listed or came with the bytes.
+
+        Lists end, and memory is bounded, as in `get_batches`.
 
         Args:
             keys: As in `get_many`.
@@ -654,17 +674,29 @@ class Store:
         request = self._request(key, mode, if_generation_match, content_type, metadata)
         return await _upload.put(self._session(), request, memoryview(data).cast("B"))
 
-    async def put_many(
+    def put_many(
         self, pairs: Items[tuple[str, Buffer]], *, mode: WriteMode = "overwrite"
     ) -> AsyncGenerator[ObjectMeta, None]:
         """Write many objects, and yield the metadata of each as it is stored.
 
-        Up to `max_in_flight` requests are under way.
+        Nothing is sent until it is iterated; if it never is, it issues a RuntimeWarning when it is
+        collected. Up to `max_in_flight` requests are under way.
+
+            async for meta in store.put_many(pairs): ...
 
         Raises:
             StorageError: The first object that cannot be written ends the iteration, named; those
                 yielded are stored.
         """
+        stored = self._put_many(pairs, mode, lambda: unused.detach())
+        unused = weakref.finalize(stored, _warn_of_nothing_stored, self.uri, os.getpid())
+        unused.atexit = False
+        return stored
+
+    async def _put_many(
+        self, pairs: Items[tuple[str, Buffer]], mode: WriteMode, begin: Callable[[], object]
+    ) -> AsyncGenerator[ObjectMeta, None]:
+        begin()
         session = self._session()
         condition = self._request("any", mode, None, "", None).precondition
 
@@ -912,6 +944,20 @@ def _restore(
         credentials=credentials,
         endpoint_url=endpoint_url,
     )
+
+
+def _warn_of_nothing_stored(uri: str, pid: int) -> None:
+    """Warn of a `put_many` that was dropped without being iterated, by the process that called it.
+
+    A generator that never started runs no code of its own when it is collected.
+    """
+    if os.getpid() == pid:
+        warnings.warn(
+            f"put_many below {uri} was never iterated, so nothing was stored: iterate over what it "
+            "returns, as in `async for meta in store.put_many(pairs): ...`",
+            RuntimeWarning,
+            stacklevel=3,  # the code that drops it, beyond the finalizer
+        )
 
 
 def _source(key: str | ObjectMeta) -> Source:

@@ -315,7 +315,11 @@ class Store:
     def put_many(
         self, pairs: Iterable[tuple[str, Buffer]], *, mode: WriteMode = "overwrite"
     ) -> Iterator[ObjectMeta]:
-        """Write many objects and yield the metadata of each as it is stored."""
+        """Write many objects and yield the metadata of each as it is stored.
+
+        Nothing is sent until it is iterated, as in `list(store.put_many(pairs))`; if it never is,
+        it issues a RuntimeWarning.
+        """
         fed = bridge.feed(pairs, max_ahead=self.transfer.max_in_flight)
         return bridge.iterate(self._store.put_many(fed, mode=mode), feed=fed)
 

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 __all__ = ["TrainingState"]
 
 _RANK: Final = "rank-{:05d}"
+_FORM: Final = "dataset-form"
+"""Below it is the form of the states of the dataset as a name, which a load knows before it reads
+any of them. No keyword of `TrainingState` can be the same."""
+_PLAIN: Final = "dataset"
+"""The form of the state of a dataset that is in no loader."""
 
 
 class _Stateful(Protocol):
@@ -66,12 +72,16 @@ class TrainingState:
             optimizer: One optimizer, or several.
             scheduler: One learning rate scheduler, or several.
             dataset: What has the `state_dict` of this rank's progress: a dataset of `aioflux.data`,
-                or a `StatefulDataLoader`.
+                or torchdata's `StatefulDataLoader` over one, as `aioflux.data.loader(...,
+                resumable=True)` returns it.
             rng: Save the generators of random, numpy, torch and all CUDA devices, too; those of
                 this process. A transform that draws numbers in a DataLoader's workers draws other
                 ones after a load.
-            merge: Makes one state of those that several ranks had of `dataset`, for a load with
-                another number of ranks: `aioflux.data.merge_states`.
+            merge: Makes one state of those that all ranks had of `dataset`, for a load with another
+                number of ranks or of a loader's workers: `aioflux.data.merge_states`. What was
+                left of the epoch is then dealt out anew, and each sample is still read once. The
+                merged state goes to the loader's sampler or dataset, whichever has a
+                `load_state_dict`.
             others: What else has `state_dict` and `load_state_dict`, of the same structure at the
                 load: a GradScaler, averaged weights.
         """
@@ -82,6 +92,8 @@ class TrainingState:
         self._dataset = dataset
         self._has_rng = rng
         self._merge = merge
+        self._merging_from: str | None = None
+        """The form of the states that a load merges."""
         if taken := others.keys() & {"model", "optimizer", "scheduler", "dataset", "rng", "values"}:
             raise ValueError(f"{min(taken)!r} is taken; give it another name")
         self._others = others
@@ -105,6 +117,8 @@ class TrainingState:
             state[name] = (scheduler.state_dict(),)
         if self._dataset is not None:
             state["dataset"] = {mine: (self._dataset.state_dict(),)}
+            form = _form(self._dataset)
+            state[_FORM] = {form: (form,)}
         if self._has_rng:
             state["rng"] = {mine: (_rng_state(),)}
         state["values"] = (self.values,)
@@ -128,32 +142,44 @@ class TrainingState:
             }
         for name, _ in _named("scheduler", self._schedulers):
             template[name] = None
-        for name, is_wanted in (("dataset", self._dataset is not None), ("rng", self._has_rng)):
-            if is_wanted and (mine := self._of_ranks(name, contents)):
-                template[name] = mine
+        if self._dataset is not None:
+            template["dataset"] = self._datasets(contents)
+        if self._has_rng and (generators := self._generators(contents)):
+            template["rng"] = generators
         template["values"] = None
         return template
 
-    def _of_ranks(self, name: str, contents: Contents) -> dict[str, Any]:
-        """Return whose states this rank reads: its own, or all where their number has changed."""
-        saved = [each.partition(".")[2] for each in contents if each.startswith(f"{name}.")]
+    def _datasets(self, contents: Contents) -> dict[str, Any]:
+        """Return whose states this rank reads: its own, or all if the number of readers changed."""
+        saved, form = _parts("dataset", contents), _form(self._dataset)
+        mine = _RANK.format(_rank())
+        # Checkpoints of earlier versions do not name the form.
+        (saved_form,) = _parts(_FORM, contents) or [form]
+        is_same = len(saved) == _world_size() and mine in saved and saved_form == form
+        self._merging_from = None if is_same else saved_form
+        if is_same:
+            return {mine: None}
+        if self._merge is None:
+            raise ValueError(
+                f"the checkpoint holds the dataset of {len(saved)} ranks ({saved_form}), and there "
+                f"are {_world_size()} ({form}): build TrainingState(dataset=..., "
+                "merge=aioflux.data.merge_states), which deals out anew what is left of the epoch"
+            )
+        return dict.fromkeys(saved)
+
+    def _generators(self, contents: Contents) -> dict[str, Any]:
+        """Return whose random generators this rank reads: its own, if there are as many ranks."""
+        saved = _parts("rng", contents)
         mine = _RANK.format(_rank())
         if len(saved) == _world_size() and mine in saved:
             return {mine: None}
-        if name == "rng":
-            warnings.warn(
-                f"the checkpoint holds random generators of {len(saved)} ranks, and there are "
-                f"{_world_size()}: they go on as they are",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            return {}
-        if self._merge is None:
-            raise ValueError(
-                f"the checkpoint holds the dataset of {len(saved)} ranks, and there are "
-                f"{_world_size()}: build TrainingState with merge=aioflux.data.merge_states"
-            )
-        return dict.fromkeys(saved)
+        warnings.warn(
+            f"the checkpoint holds random generators of {len(saved)} ranks, and there are "
+            f"{_world_size()}: they go on as they are",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take what was loaded into a template."""
@@ -173,12 +199,55 @@ class TrainingState:
             scheduler.load_state_dict(told)
         if self._dataset is not None:
             states = [each for (each,) in state["dataset"].values()]
-            merged = states[0] if len(states) == 1 or self._merge is None else self._merge(states)
-            self._dataset.load_state_dict(merged)
+            if self._merging_from is None or self._merge is None:
+                self._dataset.load_state_dict(states[0])
+            else:
+                merged = self._merge(states)
+                is_whole = self._merging_from != _PLAIN and merged.keys() == states[0].keys()
+                _load_merged(self._dataset, merged, is_whole=is_whole)
         if self._has_rng:
             for (each,) in state.get("rng", {}).values():
                 _set_rng_state(each)
         (self.values,) = state["values"]
+
+
+def _form(dataset: Any) -> str:
+    """Return the form of a dataset's state: a loader's depends on its number of workers."""
+    if isinstance(dataset, DataLoader):
+        return f"loader with {dataset.num_workers} workers"
+    return _PLAIN
+
+
+def _parts(name: str, contents: Contents) -> list[str]:
+    """Return the names right below `name` in a checkpoint."""
+    return [each.partition(".")[2] for each in contents if each.startswith(f"{name}.")]
+
+
+def _load_merged(dataset: Any, merged: Any, *, is_whole: bool) -> None:
+    """Load a merged state into a dataset, or into the part of a loader that it is of.
+
+    Args:
+        dataset: A dataset or a loader.
+        merged: The state.
+        is_whole: It has the form of a loader's own state.
+    """
+    if is_whole or not isinstance(dataset, DataLoader):
+        dataset.load_state_dict(merged)
+        return
+    parts: list[Any] = [
+        dataset.sampler,
+        getattr(dataset.batch_sampler, "sampler", None),
+        dataset.dataset,
+    ]
+    stateful = [each for each in parts if hasattr(each, "load_state_dict")]
+    if not stateful:
+        raise TypeError(
+            f"neither the sampler nor the dataset of {dataset!r} has load_state_dict, which takes "
+            "the merged state; use a dataset of aioflux.data, of a MapDataset with ObjectSampler"
+        )
+    # What it has begun goes on with the old state; of torchdata's loaders this ends it.
+    dataset.load_state_dict({})  # type: ignore[attr-defined]
+    stateful[0].load_state_dict(merged)
 
 
 def _packed(value: Any) -> Any:

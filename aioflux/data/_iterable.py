@@ -14,6 +14,7 @@ from aioflux.data._on_error import Failures
 from aioflux.data._options import IterableSettings, take_store_options
 from aioflux.data._progress import shown
 from aioflux.data._reading import How, Reading
+from aioflux.data._transform import check_pickles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -292,6 +293,7 @@ class IterableDataset(TorchIterableDataset[T_co]):
         self._now: tuple[Begun, Reading] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        check_pickles(transform=self._how.transform, records=self._how.records)
         return {**self.__dict__, "_now": None}
 
     def __repr__(self) -> str:

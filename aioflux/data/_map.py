@@ -14,7 +14,7 @@ from aioflux.data._fetch import fetch
 from aioflux.data._objects import Objects
 from aioflux.data._on_error import Failures
 from aioflux.data._options import MapSettings, take_store_options
-from aioflux.data._transform import transformed
+from aioflux.data._transform import check_pickles, transformed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -207,6 +207,10 @@ class MapDataset(Dataset[T_co]):
         """Of the sampler that was built for it last."""
         # Taken out by whoever reads: a transform may ask for others meanwhile, and threads may.
         self._ahead = [ReadAhead()]
+
+    def __getstate__(self) -> dict[str, Any]:
+        check_pickles(transform=self._transform)
+        return self.__dict__
 
     def __repr__(self) -> str:
         return f"<MapDataset of {len(self)} objects below {self._objects.uri}>"

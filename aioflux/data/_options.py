@@ -102,11 +102,22 @@ class MapSettings:
         """
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(options) - known):
-            raise TypeError(
-                f"{kind.__name__} takes no {', '.join(unknown)}; it takes "
-                f"{', '.join(sorted(known | _STORE))}"
+            order = {name: options[name] for name in unknown if name in Sharing.__annotations__}
+            remedy = (
+                f"it takes {', '.join(sorted(known | _STORE))}"
+                if len(order) < len(unknown)
+                else f"its order is set by what reads it: {_ordering_call(order)}"
             )
+            raise TypeError(f"{kind.__name__} takes no {', '.join(unknown)}; {remedy}")
         return cls(**options)
+
+
+def _ordering_call(order: dict[str, Any]) -> str:
+    """Return the call that orders and shares a `MapDataset` as these keywords say."""
+    arguments = ", ".join(f"{name}={value!r}" for name, value in order.items())
+    if order.keys() <= {"shuffle", "seed", "tail"}:
+        return f"aioflux.data.loader(dataset, {arguments})"
+    return f"DataLoader(dataset, sampler=aioflux.data.ObjectSampler(dataset, {arguments}))"
 
 
 @dataclass(frozen=True, kw_only=True)

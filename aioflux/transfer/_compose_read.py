@@ -38,6 +38,7 @@ from aioflux.transfer._compose import compose
 from aioflux.transfer._delete import delete
 from aioflux.transfer._download import fetch
 from aioflux.transfer._fanout import bounded_batches, gather
+from aioflux.transfer._many import MIN_BATCHES
 from aioflux.transfer._nested import nested
 from aioflux.transfer._persist import keep, see_through
 from aioflux.transfer._staged import COMPOSITE_PREFIX
@@ -437,10 +438,12 @@ async def fetch_composed(
         max_bytes=max_composite_bytes,
     )
     reader = _Reader(session, return_exceptions=return_exceptions)
+    full_batch_bytes = session.options.max_in_flight_bytes / MIN_BATCHES
     batches = bounded_batches(
         reader.read,
         _numbered(metas, grouper),
         max_in_flight=session.options.max_in_flight,
+        weigh=lambda group: _num_bytes(group) / full_batch_bytes,
     )
     try:
         async with nested(batches) as inner:

@@ -84,6 +84,7 @@ async def fetch(
     key: str,
     meta: ObjectMeta | None = None,
     *,
+    first_bytes: int = 0,
     may_hold: Callable[[int], bool] = _always,
     begun: Begun = NOTHING,
 ) -> Fetched:
@@ -94,6 +95,8 @@ async def fetch(
         key: Name of the object.
         meta: What a listing said of it: the read is pinned to this generation, and one request less
             is needed.
+        first_bytes: Most bytes of the first range where it is read by name; by default what
+            `first_range_bytes` returns.
         may_hold: Asked whether all bytes of an object may be held whose first range is not all of
             it; only where it is read by name.
         begun: What has been done of it.
@@ -118,7 +121,7 @@ async def fetch(
     is_small = estimate.is_known and estimate.num_bytes <= small_bytes(session.options)
     num_reads = begun.num_reads
     if begun.failure is not None or (first is None and is_small):
-        end = first_range_bytes(estimate.num_bytes, session.options)
+        end = first_bytes or first_range_bytes(estimate.num_bytes, session.options)
         found = await fetch_small(session, key, end, None, begun)
         if isinstance(found, Fetched):
             return found
@@ -128,7 +131,7 @@ async def fetch(
     return await _verified(
         session,
         key,
-        lambda: _fetch_unknown(session, key, may_hold, next(reads, None)),
+        lambda: _fetch_unknown(session, key, first_bytes, may_hold, next(reads, None)),
         num_reads=num_reads,
     )
 
@@ -207,7 +210,11 @@ async def _fetch_known(
 
 
 async def _fetch_unknown(
-    session: Session, key: str, may_hold: Callable[[int], bool], first: First | None = None
+    session: Session,
+    key: str,
+    first_bytes: int,
+    may_hold: Callable[[int], bool],
+    first: First | None,
 ) -> tuple[Fetched, int | None, int]:
     estimate = session.limits.unknown_size
     made: list[BytesBuffer] = []
@@ -217,7 +224,7 @@ async def _fetch_unknown(
         return made[-1].view
 
     if first is None:
-        end = first_range_bytes(estimate.num_bytes, session.options)
+        end = first_bytes or first_range_bytes(estimate.num_bytes, session.options)
         if not estimate.is_known or estimate.num_bytes > session.options.range_size_bytes:
             end = min(end, _OPENING_BYTES)
         first = await read_first(session, key, start=0, end=end, allocate=allocate)
@@ -238,14 +245,15 @@ async def _fetch_unknown(
         actual = crc32c(data) if session.options.verify else 0
         return Fetched(data, body.meta), body.crc32c, actual
     if not may_hold(body.size):
+        made.clear()
+        first.drop()
         raise NoRoomError(body.meta())
     if begun < body.size:
         await _learn_checksum(session, key, body)
     buffer = BytesBuffer(body.size)
     buffer.view[:begun] = first.data
-    body.data = b""
     made.clear()
-    del first
+    first.drop()
     actual = await _complete(session, key, buffer.view, 0, begun, body, is_whole=True)
     return Fetched(buffer.finish(), body.meta), body.crc32c, actual
 

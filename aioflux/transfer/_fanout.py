@@ -72,6 +72,7 @@ class Shared(Generic[T, R]):
         ordered: bool,
         max_ahead: int,
         recover: Callable[[BaseException], R | None] | None = None,
+        weigh: Callable[[R], float] | None = None,
     ) -> None:
         self._items: Iterator[T] | None = None
         self._supply = items if isinstance(items, Supply) else None
@@ -84,6 +85,7 @@ class Shared(Generic[T, R]):
         self.ordered = ordered
         self.max_ahead = max_ahead
         self._recover = recover
+        self._weigh = weigh
         self.taken = 0
         self.given = 0
         self.done: dict[int, tuple[R | None, BaseException | None]] = {}
@@ -132,7 +134,8 @@ class Shared(Generic[T, R]):
     def take_ready(self) -> tuple[list[R], BaseException | None]:
         """Return the results that the consumer may have now, and the failure after them."""
         ready: list[R] = []
-        while True:
+        weight = 0.0
+        while weight < 1:
             if self.ordered:
                 index = self.given + len(ready)
                 if index not in self.done:
@@ -147,6 +150,9 @@ class Shared(Generic[T, R]):
                 if result is None:
                     return ready, error
             ready.append(result)  # type: ignore[arg-type]  # a result without an error is an R
+            if self._weigh is not None:
+                weight += self._weigh(ready[-1])
+        return ready, None
 
     @property
     def has_room(self) -> bool:
@@ -241,6 +247,8 @@ async def _work(
                     shared.exhausted = True
             else:
                 shared.finish(index, result, None)
+                # Otherwise it would live until the next result is there.
+                del result
     except _FAILURES as exc:
         if shared.closing:
             raise
@@ -259,6 +267,7 @@ async def bounded_batches(
     ordered: bool = True,
     new_runner: Callable[[Shared[T, R]], Runner[T]] | None = None,
     recover: Callable[[BaseException], R | None] | None = None,
+    weigh: Callable[[R], float] | None = None,
 ) -> AsyncGenerator[list[R], None]:
     """Yield lists of `await function(item)`, each of what is ready at once.
 
@@ -267,12 +276,15 @@ async def bounded_batches(
     consumer up to twice `max_in_flight`; then no new item is begun. Closing the generator, or
     cancelling its consumer, cancels what is under way and waits for it.
 
+    `weigh` returns the part of a full list that a result is: a list ends when its results add up
+    to 1 or more. Without it a list has no limit.
+
     A fixed set of workers instead of a task for each item saves 15 microseconds an item. They are
     not in a TaskGroup, because a generator that yields inside one would let it cancel the
     consumer's code.
     """
     shared: Shared[T, R] = Shared(
-        items, ordered=ordered, max_ahead=2 * max_in_flight, recover=recover
+        items, ordered=ordered, max_ahead=2 * max_in_flight, recover=recover, weigh=weigh
     )
     num_workers = min(max_in_flight, max(1, length_hint(items, max_in_flight)))
     workers = [asyncio.create_task(_work(shared, function, new_runner)) for _ in range(num_workers)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from aioflux._arguments import parse_key
 from aioflux._errors import NotFoundError, StorageError
@@ -29,7 +29,11 @@ if TYPE_CHECKING:
     from aioflux.transfer._session import Session
     from aioflux.transfer._small import Begun
 
-__all__ = ["fetch_many", "try_many"]
+__all__ = ["MIN_BATCHES", "fetch_many", "try_many"]
+
+MIN_BATCHES: Final = 16
+"""Batches that a whole budget of results makes at least. The bytes of a batch stay in use until the
+consumer asks for the next one: in a single batch they would hold up all requests until then."""
 
 FetchedBatch: TypeAlias = list[tuple[str, Fetched]]
 TriedMany: TypeAlias = list[tuple[str, Fetched] | StorageError]
@@ -71,6 +75,7 @@ async def _batches(
     # Finished objects wait here for the consumer. The budget is this iteration's own: unread
     # results must not keep other calls of the same store from going on.
     ahead = Ahead(session.options.max_in_flight_bytes, ordered=ordered)
+    full_batch_bytes = session.options.max_in_flight_bytes / MIN_BATCHES
 
     async def one(item: Any) -> tuple[str, Fetched] | StorageError:
         left: Left = item
@@ -90,13 +95,17 @@ async def _batches(
         ordered=ordered,
         new_runner=lambda shared: Express(session, ahead, shared),
         recover=recover,
+        weigh=lambda each: _num_bytes(each) / full_batch_bytes,
     )
     async with nested(batches) as inner:
         async for batch in inner:
             yield batch
-            # A failed one holds nothing any more.
-            held = (each[1].data for each in batch if isinstance(each, tuple))
-            ahead.given(len(batch), sum(map(len, held)))
+            ahead.given(len(batch), sum(map(_num_bytes, batch)))
+
+
+def _num_bytes(result: tuple[str, Fetched] | StorageError) -> int:
+    """Return the bytes that a result holds; a failed one holds none."""
+    return len(result[1].data) if isinstance(result, tuple) else 0
 
 
 async def _fetch_within(
@@ -123,7 +132,11 @@ async def _fetch_within(
             if begun.first is None and not share.take(wanted):
                 await share.acquire(wanted)
             try:
-                return await fetch(session, key, may_hold=share.grow, begun=begun)
+                # Not what the estimate has become while it waited for room.
+                first_bytes = share.num_bytes
+                return await fetch(
+                    session, key, first_bytes=first_bytes, may_hold=share.grow, begun=begun
+                )
             except NoRoomError as exc:
                 found = exc.meta
                 begun = NOTHING

@@ -128,6 +128,10 @@ class First:
     body: Body
     """The answer, with what it says of the whole object; its `data` may be the end alone."""
 
+    def drop(self) -> None:
+        """Free the bytes, even if other code still refers to this object."""
+        self.data, self.body.data = memoryview(b""), b""
+
 
 async def read_first(
     session: Session,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import inspect
 import sys
 import threading
@@ -322,3 +323,25 @@ def test_a_closed_store_says_so(store: sync.Store) -> None:
         store.get("a")
     with pytest.raises(ValueError, match="closed"):
         list(store.list())
+
+
+def test_an_iteration_in_a_cycle_is_closed_once(
+    store: sync.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As that of a loop that raises what it was given: the error's frame holds both."""
+    keys = ["a", "missing", *["a"] * 100]
+    store.put("a", b"1")
+
+    def fail() -> None:
+        batches = store.fetch_batches(keys, return_exceptions=True)
+        for batch in batches:
+            for _, data in batch:
+                if not isinstance(data, bytes):
+                    raise data
+
+    for _ in range(20):
+        with pytest.raises(aioflux.NotFoundError):
+            fail()
+    gc.collect()
+    store.head("a")  # after all that the loop was given
+    assert [record.getMessage() for record in caplog.records] == []

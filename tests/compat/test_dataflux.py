@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import inspect
 import os
@@ -19,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aioflux
+from aioflux import bridge
 from aioflux.compat.dataflux import dataflux_iterable_dataset, dataflux_mapstyle_dataset
 from aioflux.compat.dataflux._retry import DEFAULT_POLICY, policy_of
 from aioflux.compat.dataflux.dataflux_iterable_dataset import DataFluxIterableDataset, run_of
@@ -217,6 +219,43 @@ def test_a_prefix_without_objects_is_an_empty_dataset(
     dataset = opened(kind, prefix="nothing/")
     assert dataset.objects == []
     assert list(dataset) == []
+
+
+def test_batches_that_fail_leave_nothing_under_way_and_print_nothing(
+    bucket: Bucket, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket.fill(600)
+    dataset = opened(DataFluxMapStyleDataset, disable_compose=True)
+    for number in range(5, 600, 10):
+        bucket.put(f"train/{number:03d}", b"replaced")
+    errors = []
+    for start in range(0, 600, 10):
+        with pytest.raises(aioflux.NotFoundError) as caught:
+            dataset.__getitems__(range(start, start + 10))
+        errors.append(caught.value)  # and with it the frames
+    assert not bridge._iterating
+    errors.clear()
+    gc.collect()
+    assert dataset[0] == b"data of train/000"
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+@pytest.mark.parametrize("position", [0, 30])
+@each_kind
+def test_a_format_that_fails_leaves_nothing_under_way(
+    bucket: Bucket, kind: type, position: int
+) -> None:
+    bucket.fill(60)
+
+    def fail(data: bytes) -> bytes:
+        if data.endswith(b"%03d" % position):
+            raise ArithmeticError
+        return data
+
+    dataset = opened(kind, disable_compose=True, format_fn=fail)
+    with pytest.raises(ArithmeticError) as caught:
+        list(dataset)
+    assert not bridge._iterating, caught.value
 
 
 @each_kind

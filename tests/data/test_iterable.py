@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import sys
+import time
+import tracemalloc
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ from tests.data.transforms import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from aioflux.data._sharding import Tail
     from tests.data.conftest import Bucket
@@ -153,3 +156,30 @@ def test_an_object_that_was_replaced_ends_the_stream(bucket: Bucket) -> None:
 def test_an_empty_listing_is_an_error(bucket: Bucket) -> None:
     with pytest.raises(aioflux.NotFoundError, match="check the spelling"):
         IterableDataset(bucket.uri)
+
+
+@pytest.mark.clouds("gs")
+def test_samples_that_wait_for_a_slow_transform_stay_within_the_budget(tmp_path: Path) -> None:
+    """Plus the sample that is transformed; also of objects in another order than the listing's."""
+    size, budget = 2 << 20, 16 << 20
+    for number in range(32):
+        with (tmp_path / f"{number:02}").open("wb") as file:
+            file.truncate(size)
+    dataset = IterableDataset(
+        f"file://{tmp_path}",
+        transform=slow_size,
+        shuffle=True,
+        transfer=aioflux.TransferOptions(max_in_flight=16, max_in_flight_bytes=budget),
+    )
+    tracemalloc.start()
+    try:
+        assert list(dataset) == [size] * 32
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= budget + 2 * size + (2 << 20)
+
+
+def slow_size(sample: Sample) -> int:
+    time.sleep(0.005)  # while others arrive
+    return len(sample.data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -186,3 +186,22 @@ def test_construction_leaves_no_connection_open(bucket: Bucket) -> None:
     bucket.fill(2)
     dataset = MapDataset(bucket.uri)
     assert not dataset._objects._sections[0].store._store.sessions
+
+
+@pytest.mark.clouds("gs")
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"shuffle": True}, r"loader\(dataset, shuffle=True\)"),
+        ({"seed": 3}, r"loader\(dataset, seed=3\)"),
+        ({"shuffle": True, "rank": 0}, r"ObjectSampler\(dataset, rank=0, shuffle=True\)"),
+    ],
+)
+def test_an_order_is_refused_with_the_way_to_set_it(
+    bucket: Bucket, options: dict[str, Any], remedy: str
+) -> None:
+    bucket.fill(1)
+    with pytest.raises(TypeError, match=f"MapDataset takes no .*{remedy}"):
+        MapDataset(bucket.uri, **options)
+    with pytest.raises(TypeError, match=r"MapDataset takes no shufle; it takes .*compose"):
+        MapDataset(bucket.uri, shufle=True)

@@ -8,13 +8,14 @@ the environment of its own first start, hence the explicit endpoint.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.utils.data import DataLoader
 
 import aioflux
-from aioflux.data import IterableDataset, MapDataset
+from aioflux.data import IterableDataset, MapDataset, Sample
 from tests.data.transforms import key_of, refuse, text_of
 
 if TYPE_CHECKING:
@@ -179,3 +180,34 @@ def test_a_failing_transform_names_its_sample_from_a_worker(bucket: Bucket) -> N
         pytest.raises(ArithmeticError, match=f"while transforming {bucket.uri}/00"),
     ):
         list(batches)
+
+
+@pytest.mark.clouds("gs")
+@pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning")  # torch's own
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+@pytest.mark.parametrize("kind", [MapDataset, IterableDataset])
+def test_a_transform_that_does_not_pickle_is_named_with_the_remedy(
+    bucket: Bucket, kind: Any, start: str
+) -> None:
+    bucket.fill(1)
+
+    def local(sample: Sample) -> str:
+        return sample.key
+
+    for transform in (lambda sample: sample.key, local, partial(local)):
+        dataset = kind(bucket.uri, transform=transform)
+        batches = DataLoader(dataset, num_workers=1, multiprocessing_context=start)
+        with pytest.raises(TypeError, match=r"transform=.*does not pickle.*top of a module"):
+            iter(batches)
+
+
+@pytest.mark.clouds("gs")
+def test_a_pickler_that_takes_functions_by_value_is_not_refused(bucket: Bucket) -> None:
+    """Such as that of cloudpickle: the state of a dataset holds the function as it is."""
+    bucket.fill(1)
+    transform = lambda sample: sample.key  # noqa: E731
+    for dataset in (
+        MapDataset(bucket.uri, transform=transform),
+        IterableDataset(bucket.uri, transform=transform),
+    ):
+        assert dataset.__reduce_ex__(5)

@@ -64,6 +64,24 @@ async def test_results_come_in_the_order_of_the_items() -> None:
         assert await take(batches) == []
 
 
+@pytest.mark.parametrize("ordered", [True, False], ids=["in order", "as they come"])
+async def test_a_list_ends_when_its_results_are_heavy_enough(*, ordered: bool) -> None:
+    """What follows in another list is not given yet: a consumer of the first lets one begin."""
+    gate = Gate()
+    batches = bounded_batches(
+        gate, range(9), max_in_flight=2, ordered=ordered, weigh=lambda item: 0.5 if item else 1
+    )
+    async with aclosing(batches):
+        first = asyncio.create_task(take(batches))
+        await settle()
+        for item in range(4):
+            gate.end(item)
+            await settle()
+        assert await first == [0]
+        assert await take(batches) == [1, 2]
+        assert await take(batches) == [3]
+
+
 async def test_results_come_as_they_arrive() -> None:
     gate = Gate()
     batches = bounded_batches(gate, range(4), max_in_flight=4, ordered=False)

@@ -112,6 +112,44 @@ def test_whatever_the_sizes_everything_arrives(
     asyncio.run(run())
 
 
+@is_ordered
+async def test_first_ranges_stay_within_what_was_acquired_for_them(
+    rig: Rig, *, ordered: bool
+) -> None:
+    """While 15 reads wait for a small range each, the objects of the store turn out to be large."""
+    session = rig.new_session(max_in_flight=16, max_in_flight_bytes=4000, range_size_bytes=10_000)
+    session.limits.unknown_size.add(100)
+    listed = rig.put("listed", pattern(3990))
+    names = [f"{at:02}" for at in range(15)]
+    for name in names:
+        rig.put(name, pattern(3000))
+    may_end, asked, inner = asyncio.Event(), [], rig.service.get
+
+    async def get(key: str, *, end: int, generation: str = "", **others: Any) -> Any:
+        if key == "listed":
+            await may_end.wait()
+        elif not generation:
+            asked.append(end)
+        return await inner(key, end=end, generation=generation, **others)
+
+    rig.service.get = get
+    batches = fetch_many(session, [listed, *names], ordered=ordered)
+    first = asyncio.ensure_future(anext(batches))
+    await settle()
+    for _ in range(20):
+        session.limits.unknown_size.add(3000)
+    may_end.set()
+    keys = [key for key, _ in await first]
+    second = asyncio.ensure_future(anext(batches))
+    await settle()
+    assert 0 < sum(asked) <= 4000
+    keys += [key for key, _ in await second]
+    async for batch in batches:
+        keys += [key for key, _ in batch]
+    assert sorted(keys) == sorted([*names, "listed"])
+    assert rig.is_clean()
+
+
 def large_ones(rig: Rig, **options: Any) -> Session:
     """Two objects, of which the budget has room for one."""
     for key in "ab":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from aioflux import sync
 from aioflux._errors import StorageError, TransientError
@@ -12,12 +13,13 @@ from aioflux.compat.dataflux._retry import policy_of
 from aioflux.data._composing import prepare, read_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from aioflux._listing import Listing
     from aioflux._meta import ObjectMeta
     from aioflux._policy import StoreOptions
     from aioflux.data._composing import Compose
+    from aioflux.store import TriedBatch
 
 __all__ = ["Entry", "SharedConfig", "Source"]
 
@@ -104,8 +106,11 @@ class Source:
     def objects(self, entries: Iterable[Entry]) -> None:
         self._objects = list(entries)
 
-    def read(self, positions: Sequence[int]) -> Iterator[tuple[ObjectMeta, bytes]]:
-        """Yield `(meta, data)` of the objects at these positions, in this order, fetched ahead."""
+    def read(self, positions: Sequence[int]) -> Generator[tuple[ObjectMeta, bytes], None, None]:
+        """Yield `(meta, data)` of the objects at these positions, in this order, fetched ahead.
+
+        Close it unless it is read to its end: an error that somebody keeps would keep it open.
+        """
         if self._objects is None:
             wanted: Iterator[ObjectMeta | str] = map(self._listing.__getitem__, positions)
             is_listed = True
@@ -121,12 +126,13 @@ class Source:
             compose=self._compose if is_listed else "off",
             max_composite_bytes=self._max_composite_bytes,
         )
-        for batch in batches:
-            for meta, data in batch:
-                if isinstance(data, StorageError):
-                    raise data
-                assert meta is not None
-                yield meta, data
+        with closing(cast("Generator[TriedBatch, None, None]", batches)):
+            for batch in batches:
+                for meta, data in batch:
+                    if isinstance(data, StorageError):
+                        raise data
+                    assert meta is not None
+                    yield meta, data
 
     def _opened(self) -> sync.Store:
         if self._store is None:

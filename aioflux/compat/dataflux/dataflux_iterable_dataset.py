@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -120,8 +121,9 @@ class DataFluxIterableDataset(IterableDataset[Any]):
         share = range(len(self._source))
         if worker is not None:
             share = run_of(len(share), worker_id=worker.id, num_workers=worker.num_workers)
-        for meta, data in self._source.read(share):
-            yield formatted(meta, data, self.data_format_fn)
+        with closing(self._source.read(share)) as read:
+            for meta, data in read:
+                yield formatted(meta, data, self.data_format_fn)
 
     def __getstate__(self) -> dict[str, Any]:
         # Google's clients refuse to pickle. The source has what is needed of it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from dataclasses import dataclass, field
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any
@@ -168,8 +169,9 @@ class DataFluxMapStyleDataset(Dataset[Any]):
         return {**self.__dict__, "storage_client": None}
 
     def _items(self, positions: Sequence[int]) -> Iterator[Any]:
-        for meta, data in self._source.read(positions):
-            yield formatted(meta, data, self.data_format_fn)
+        with closing(self._source.read(positions)) as read:
+            for meta, data in read:
+                yield formatted(meta, data, self.data_format_fn)
 
     def _position(self, index: SupportsIndex) -> int:
         position = as_index(index)

@@ -38,7 +38,8 @@ class BlockingFace:
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._sync, name)
         model = inspect.getattr_static(Store, name)
-        if inspect.isasyncgenfunction(model):
+        # `put_many` is a plain function that returns an asynchronous generator.
+        if inspect.isasyncgenfunction(model) or name == "put_many":
             return _iterating(method)
         if inspect.iscoroutinefunction(model):
             return _awaiting(method)

@@ -1,0 +1,111 @@
+"""`put_many` that is never iterated stores nothing, and says so."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import uuid
+import warnings
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import pytest
+
+import aioflux
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NEVER = "put_many.*memory://.* was never iterated, so nothing was stored"
+PAIRS = [("a", b"1"), ("b", b"2")]
+
+
+@pytest.fixture
+def uri() -> str:
+    return f"memory://put-many-{uuid.uuid4().hex}/"
+
+
+@pytest.fixture
+def silence() -> Iterator[None]:
+    """No warning at all, in a finalizer or elsewhere."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+        gc.collect()
+    assert [str(each.message) for each in caught] == []
+
+
+async def test_nobody_iterates(uri: str) -> None:
+    async with aioflux.open_store(uri) as store:
+        with pytest.warns(RuntimeWarning, match=NEVER) as caught:
+            store.put_many(PAIRS)
+        assert [each.filename for each in caught] == [__file__]
+        assert not await store.list_all()
+
+
+def test_nobody_iterates_the_blocking_one(uri: str) -> None:
+    with aioflux.sync.open_store(uri) as store:
+        with pytest.warns(RuntimeWarning, match=NEVER) as caught:
+            store.put_many(PAIRS)
+        assert [each.filename for each in caught] == [__file__]
+        with pytest.warns(RuntimeWarning, match=NEVER):
+            store.put_many(iter(PAIRS), mode="create")
+        assert not store.list_all()
+
+
+@pytest.mark.usefixtures("silence")
+async def test_one_that_was_begun_says_nothing(uri: str) -> None:
+    async with aioflux.open_store(uri) as store:
+        assert len([meta async for meta in store.put_many(PAIRS)]) == 2
+        async with aclosing(store.put_many(PAIRS)) as stored:
+            await anext(stored)
+        assert [meta async for meta in store.put_many([])] == []
+        with pytest.raises(aioflux.AlreadyExistsError):
+            await anext(store.put_many(PAIRS, mode="create"))
+    with pytest.raises(ValueError, match="closed"):
+        await anext(store.put_many(PAIRS))
+
+
+@pytest.mark.usefixtures("silence")
+def test_a_blocking_one_that_was_begun_says_nothing(uri: str) -> None:
+    with aioflux.sync.open_store(uri) as store:
+        assert len(list(store.put_many(PAIRS))) == 2
+        next(store.put_many(PAIRS))
+        with pytest.raises(aioflux.AlreadyExistsError):
+            list(store.put_many(PAIRS, mode="create"))
+
+
+@pytest.mark.usefixtures("silence")
+async def test_reads_that_nobody_iterates_say_nothing(uri: str) -> None:
+    async with aioflux.open_store(uri) as store:
+        store.get_many(["a"])
+        store.list()
+
+
+def output_of(script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", script], capture_output=True, text=True, check=True
+    )
+    return done.stderr
+
+
+OPENED = "import aioflux.sync; store = aioflux.sync.open_store('memory://end/');"
+
+
+def test_the_end_of_the_process_says_nothing() -> None:
+    assert output_of(f"{OPENED} stored = store.put_many([('a', b'1')])") == ""
+    assert "was never iterated" in output_of(f"{OPENED} store.put_many([('a', b'1')])")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_says_nothing_of_what_its_parent_iterates() -> None:
+    script = (
+        "import os;"
+        f"{OPENED} stored = store.put_many([('a', b'1')]);"
+        "child = os.fork();"
+        "stored = None if child == 0 else list(stored);"
+        "child and os.waitpid(child, 0)"
+    )
+    assert output_of(script) == ""
