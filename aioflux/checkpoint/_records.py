@@ -23,6 +23,8 @@ _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
 """Signature, and lengths of the name and of the extra field, which are before the bytes (PKWARE's
 APPNOTE 4.3.7)."""
 
+_IS_DIRECTORY: Final = 0x10
+"""Attribute of MS-DOS, the one that torch's reader looks at."""
 
 _UNREADABLE: Final = (
     zipfile.BadZipFile,
@@ -85,6 +87,8 @@ def _find_problem(file: mmap.mmap) -> str:
 
 def _crc32(data: memoryview, entry: zipfile.ZipInfo) -> int | None:
     """Return the CRC-32 of what an entry holds, or None if it holds something of another size."""
+    if entry.external_attr & _IS_DIRECTORY and entry.file_size:
+        raise ValueError(f"{entry.filename} is called a directory")  # torch reads nothing of it
     if entry.compress_type == zipfile.ZIP_STORED:
         return zlib.crc32(data) if data.nbytes == entry.file_size else None
     if entry.compress_type != zipfile.ZIP_DEFLATED:

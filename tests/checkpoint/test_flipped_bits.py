@@ -106,16 +106,19 @@ def test_a_flipped_bit_is_never_a_wrong_value(
     assert_equal(saved, load(path.as_uri()))
 
 
-def test_a_flipped_bit_of_a_compression_method_is_never_a_wrong_value(tmp_path: Path) -> None:
-    """torch would inflate what was stored as it is."""
+@pytest.mark.parametrize(("field", "num_bits"), [(10, 16), (38, 32)], ids=["method", "attributes"])
+def test_a_flipped_bit_of_an_entry_is_never_a_wrong_value(
+    tmp_path: Path, field: int, num_bits: int
+) -> None:
+    """torch inflates what is called deflated, and reads nothing of what is called a directory."""
     path = tmp_path / "model.pt"
     saved = state()
     by_aioflux_and_cp(saved, path)
     for entry in re.finditer(b"PK\x01\x02", path.read_bytes()):
-        for bit in range(16):
-            at = entry.start() + 10 + bit // 8
+        for bit in range(num_bits):
+            at = entry.start() + field + bit // 8
             flip(path, at, bit % 8)
-            raises_or_loads(path, saved, f"bit {bit} of a compression method", mmap=bool(bit % 2))
+            raises_or_loads(path, saved, f"bit {bit} of field {field}", mmap=bool(bit % 2))
             flip(path, at, bit % 8)
 
 
