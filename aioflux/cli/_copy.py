@@ -48,7 +48,7 @@ class Copy:
         self._access = access
         self._no_clobber = no_clobber
         self._dry_run = dry_run
-        self._tally = Tally()
+        self._tally = Tally(num_listings=1)
         self._threads = Threads()
         place = target.place
         root = place.path if place is not None and place.is_local and target.is_directory else None
@@ -84,7 +84,6 @@ class Copy:
 
     async def below(self, source: Place) -> None:
         """Copy what is below a directory or prefix; a single file or object where it is one."""
-        self._tally.num_listings = 1
         refuse_inside(source, self._target)
         place = self._target.place
         if place is not None and place.is_file():

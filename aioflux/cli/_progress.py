@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TimeRemainingColumn
 from rich.text import Text
 
 from aioflux.cli._text import format_size
@@ -37,6 +37,17 @@ class _Share(ProgressColumn):
         return Text("" if task.total is None else f"{task.percentage:>3.0f}%")
 
 
+class _Amount(ProgressColumn):
+    """How much is done now, also before the first byte is."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        super().__init__()
+
+    def render(self, task: Task) -> Text:
+        return Text(describe_amount(self._tally))
+
+
 def describe_amount(tally: Tally) -> str:
     """Return how much is done, of how much if that is known, and of how much is listed if not."""
     amount = format_size(tally.num_bytes)
@@ -54,16 +65,16 @@ def shown(tally: Tally) -> Iterator[None]:
     columns = (
         _Share(),
         BarColumn(bar_width=None),
-        TextColumn("{task.fields[amount]}"),
+        _Amount(tally),
         _Rate(),
         TimeRemainingColumn(),
     )
     progress = Progress(*columns, console=console, transient=True, expand=True)
-    task = progress.add_task("", total=None, amount="")
+    task = progress.add_task("", total=None)
 
     def update() -> None:
         done, total = tally.progress
-        progress.update(task, completed=done, total=total, amount=describe_amount(tally))
+        progress.update(task, completed=done, total=total)
 
     def say(message: str) -> None:
         console.print(f"aioflux: {message}", markup=False, highlight=False, soft_wrap=True)
