@@ -46,8 +46,9 @@ class S3Access:
     """Profile of ~/.aws/config and ~/.aws/credentials; empty for AWS_PROFILE, or the default."""
     credentials: Any = None
     """botocore credentials, a session of botocore or boto3, or a function that returns credentials
-    or `(access_key, secret_key[, token])`, or an awaitable of them, and is asked again after
-    5 s. None: what botocore finds (environment, profiles, SSO, web identity, assumed roles,
+    or `(access_key, secret_key[, token])`, or an awaitable of them, and is called again after
+    5 s of use and where the service says that they have ended, in a thread if it is no coroutine
+    function. None: what botocore finds (environment, profiles, SSO, web identity, assumed roles,
     containers, instance metadata)."""
     anonymous: bool = False
     """Nothing is signed, for public buckets; False by default."""

@@ -12,6 +12,7 @@ __all__ = [
     "check_metadata",
     "check_mode",
     "check_policies",
+    "check_position",
     "lower_names",
     "parse_key",
     "parse_prefix",
@@ -114,6 +115,16 @@ def check_metadata(content_type: str, metadata: Mapping[str, str] | None) -> Non
     for name, value in metadata.items():
         if not all(isinstance(each, str) for each in (name, value)):
             raise TypeError(f"metadata maps strings to strings, not {name!r} to {value!r}")
+
+
+def check_position(name: str, value: object) -> None:
+    """Check a place in an object, in bytes.
+
+    Raises:
+        TypeError: It is no integer.
+    """
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is an integer, not {value!r}")
 
 
 def lower_names(metadata: Mapping[str, str]) -> Mapping[str, str]:

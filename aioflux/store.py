@@ -21,6 +21,7 @@ from aioflux._arguments import (
     check_metadata,
     check_mode,
     check_policies,
+    check_position,
     parse_key,
     parse_prefix,
     refuse_one_key,
@@ -109,9 +110,12 @@ def open_store(
             of the first two kinds does not pickle. For `s3://`: `aioflux.S3Access`, or what
             its `credentials` takes; by default what botocore finds. For `az://`: an account key, a
             SAS token, a connection string or "anonymous" as text, a credential of azure-identity,
-            or a function that returns an access token or a SAS token (or an awaitable of one); by
-            default AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT with AZURE_STORAGE_KEY
-            or AZURE_STORAGE_SAS_TOKEN, or else azure-identity's DefaultAzureCredential.
+            or a function that returns an access token or a SAS token (or an awaitable of one). A
+            function is called with the first request, again after 5 s of use and where the service
+            rejects what it returned (401), in a thread if it is no coroutine function. For `az://`
+            the default is AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT with
+            AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, or else azure-identity's
+            DefaultAzureCredential.
         endpoint_url: Another endpoint, such as that of an emulator. For `gs://` the environment
             variable STORAGE_EMULATOR_HOST stands in where this is not given. `http://` endpoints
             are asked without credentials. For `s3://` AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL and the
@@ -311,6 +315,7 @@ class Store:
         view = memoryview(buffer).cast("B")
         if view.readonly:
             raise ValueError("get_into needs writable memory, such as a bytearray")
+        check_position("start", start)
         if start < 0:
             raise ValueError(f"start must be 0 or more, not {start}")
         name, meta = parse_key(key)
@@ -333,8 +338,11 @@ class Store:
             NotFoundError: No object has this key.
             ChecksumError: Three reads gave three different contents.
             PreconditionFailedError: A read by name met a replaced object at every try.
+            TypeError: `start` or `end` is no integer.
             ValueError: `start` is negative, or `end` is not above it.
         """
+        check_position("start", start)
+        check_position("end", end)
         if start < 0 or end <= start:
             raise ValueError(f"a range needs 0 <= start < end, not [{start}, {end})")
         name, meta = parse_key(key)

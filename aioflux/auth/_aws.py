@@ -11,13 +11,13 @@ import copy
 import enum
 import functools
 import importlib.util
-import inspect
 import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux._errors import CredentialsError, TransientError
+from aioflux.auth._provided import ASK_SECONDS, call_provider
 from aioflux.auth._sigv4 import Keys
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class AWSSource:
         self._check_at = 0.0
         self._is_refused = False
         self._renewal: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
         given = access.credentials
         if given is None:
             pass
@@ -181,9 +182,14 @@ class AWSSource:
 
     async def _provided(self) -> Keys:
         assert self._provider is not None
-        given: Any = self._provider()
-        if inspect.isawaitable(given):
-            given = await given
+        async with self._lock:  # of many requests that need keys the first calls the function
+            if self._keys is None or self._clock() >= self._check_at:
+                await self._call(self._provider)
+            assert self._keys is not None
+            return self._keys
+
+    async def _call(self, provider: Callable[[], Any]) -> None:
+        given = await call_provider(provider)
         if hasattr(given, "get_frozen_credentials"):
             given = await asyncio.to_thread(given.get_frozen_credentials)
         found = _as_keys(given)
@@ -194,8 +200,7 @@ class AWSSource:
             )
         if self._keys is None or found != self._keys:
             self._keys = found
-        self._check_at = self._clock() + _CHECK_SECONDS
-        return self._keys
+        self._check_at = self._clock() + ASK_SECONDS
 
     async def _renew(self) -> None:
         found = await asyncio.to_thread(self._find)

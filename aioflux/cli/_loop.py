@@ -8,18 +8,19 @@ While it cleans up, a second signal is only answered; the third ends the process
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aioflux.cli._text import complain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
 __all__ = ["Stopped", "Threads", "in_daemon", "run"]
 
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MAX_SIGNALS = 3
+_NOTICE_SECONDS = 3.0
+"""Time that a request is retried before a line says so, in seconds."""
 
 
 class Stopped(Exception):  # noqa: N818  it is no error that the user sees
@@ -48,12 +51,43 @@ def run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
         Stopped: A signal ended it, or nobody reads its output any more.
     """
     try:
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
+        with _telling_of_retries(), asyncio.Runner(loop_factory=_new_loop) as runner:
             status = runner.run(_until_signal(work))
         sys.stdout.flush()
     except BrokenPipeError:
         raise Stopped(signal.SIGPIPE) from None
     return status
+
+
+class _RetryNotice(logging.Handler):
+    """Writes one line to stderr when a request has been retried for some seconds.
+
+    A server that does not answer would otherwise mean silence until all attempts are over.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._is_written = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._is_written and getattr(record, "elapsed_seconds", 0.0) >= _NOTICE_SECONDS:
+            self._is_written = True
+            complain(f"still trying: {record.getMessage()}")
+
+
+@contextmanager
+def _telling_of_retries() -> Iterator[None]:
+    """Write a notice of long retries meanwhile."""
+    logger, notice = logging.getLogger("aioflux.retry"), _RetryNotice()
+    level = logger.level
+    logger.addHandler(notice)
+    if not logger.isEnabledFor(logging.INFO):
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(notice)
+        logger.setLevel(level)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -14,6 +14,7 @@ from gcloud.aio.auth import AioSession
 from gcloud.aio.storage import Storage
 
 from aioflux._errors import (
+    NotFoundError,
     PermissionDeniedError,
     PreconditionFailedError,
     StorageError,
@@ -119,9 +120,14 @@ class GCSControl:
         params = {"generation": generation} if generation else {}
         url = f"{self._root}/{wire.quote_key(key)}"
         action = "read the metadata of"
-        answer = await self._call(
-            lambda: self._send("get", url, params=params), action=action, uri=uri
-        )
+        try:
+            answer = await self._call(
+                lambda: self._send("get", url, params=params), action=action, uri=uri
+            )
+        except NotFoundError as exc:
+            if not generation:
+                raise
+            raise error_from_status(404, action=action, uri=uri, generation=generation) from exc
         return _decode(answer, action=action, uri=uri, name=key, generation=generation)
 
     async def copy(

@@ -47,4 +47,5 @@ class GCSSender(TokenSender):
             code=code,
             detail=detail or wire.decode_error(response.body),
             retry_after=retry_after,
+            generation=terms.generation,
         )

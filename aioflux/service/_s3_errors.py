@@ -61,7 +61,7 @@ def refusal(
     code: str = "",
     detail: str = "",
     retry_after: str | None = None,
-    is_pinned: bool = False,
+    generation: str = "",
     is_conditional: bool = False,
     is_completion: bool = False,
 ) -> StorageError:
@@ -74,14 +74,15 @@ def refusal(
         code: The service's own code, such as `NoSuchKey`; a HEAD has none.
         detail: The service's own words.
         retry_after: Retry-After header.
-        is_pinned: A read was pinned to one content.
+        generation: Content that a read was pinned to; empty for any.
         is_conditional: A write had a condition.
         is_completion: It was the completion of an upload.
     """
     said, tail = words_of(status, code, detail)
-    if status == 412 and is_pinned:
+    if status == 412 and generation:
         return NotFoundError(
-            f"could not {action} {uri}: it was replaced since it was seen, {said}; list it again",
+            f"could not {action} {uri}: it was replaced since it was seen in generation "
+            f"{generation}, {said}; list it again",
             uri=uri,
             status=status,
         )

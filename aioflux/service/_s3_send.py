@@ -174,7 +174,7 @@ class S3Sender(Sender):
             code=fields.get("Code", ""),
             detail=fields.get("Message", ""),
             retry_after=retry_after,
-            is_pinned=bool(terms.generation),
+            generation=terms.generation,
             is_conditional=terms.is_conditional,
             is_completion=terms.is_completion,
         )

@@ -102,6 +102,7 @@ def error_from_status(
     code: str = "",
     detail: str = "",
     retry_after: str | None = None,
+    generation: str = "",
 ) -> StorageError:
     """Return the error for an answer that is not a success.
 
@@ -112,6 +113,7 @@ def error_from_status(
         code: The service's own code, such as `NoSuchKey`.
         detail: The service's own words, shortened here.
         retry_after: Retry-After header.
+        generation: Generation that a read asked for; empty for any.
     """
     said, tail = words_of(status, code, detail)
     if status in TRANSIENT:
@@ -126,6 +128,13 @@ def error_from_status(
         return ChecksumError(
             f"could not {action} {uri}: the service received other bytes than were sent, "
             f"{said}{tail}",
+            uri=uri,
+            status=status,
+        )
+    if status == 404 and generation and code != "NoSuchBucket":
+        return NotFoundError(
+            f"could not {action} {uri}: its generation {generation} is not there, {said}{tail}; "
+            "the object was replaced or deleted since it was seen, list it again",
             uri=uri,
             status=status,
         )

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from dataclasses import replace
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["Backoff", "RetryBudget", "backoff_bound", "moved", "next_delay", "with_retry"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger("aioflux.retry")
+"""Tells of each retry, at the level INFO."""
 
 _RETRIES_PER_SUCCESS = 0.2
 """Share of successful requests that may be followed by a retry, for ever: the ratio of Finagle's
@@ -233,6 +237,13 @@ async def with_retry(
                     )
                     if delay is None or num_malformed >= _MAX_MALFORMED:
                         break
+                _log.info(
+                    "attempt %d failed, the next one comes in %.1f s: %s",
+                    number,
+                    delay,
+                    last,
+                    extra={"elapsed_seconds": now - begun + delay},
+                )
                 await sleep(delay)
                 if budget is not None:
                     await _wait_for(budget, clock, sleep, jitter)
@@ -246,7 +257,13 @@ async def with_retry(
             last.__cause__ = exc
     elapsed = clock() - begun
     why = f"gave up after {number} attempts in {elapsed:.1f} s; RetryPolicy sets both"
-    if num_malformed >= _MAX_MALFORMED:
+    asked = last.retry_after_seconds
+    if asked is not None and elapsed + asked >= policy.deadline_seconds:
+        why = (
+            f"the service asked to wait {asked:g} s, which is beyond the deadline of "
+            f"{policy.deadline_seconds:g} s; RetryPolicy.deadline_seconds sets it"
+        )
+    elif num_malformed >= _MAX_MALFORMED:
         why = f"the last {num_malformed} answers were malformed"
     raise TransientError(
         f"{last} ({why})",

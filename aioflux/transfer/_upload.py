@@ -5,7 +5,8 @@
         -> complete, which makes the object visible whole -> its crc32c against the parts', combined
 
 An error, a cancellation or an exception in the `async with` body aborts the upload: nothing becomes
-visible and nothing stays.
+visible and nothing stays, except on `az://`: uncommitted blocks, which no request deletes alone,
+stay until the next write of the key or `Store.clean`, or for a week.
 """
 
 from __future__ import annotations

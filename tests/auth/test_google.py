@@ -349,22 +349,57 @@ async def test_what_has_nothing_to_renew_takes_refusals() -> None:
     assert (await anonymous.get(), await provided.get()) == (None, "token")
 
 
-async def test_a_provider_that_need_not_be_awaited_is_ready_at_once() -> None:
-    tokens = iter(["first", "second", "no token\n", "third"])
-    token = ProvidedToken(lambda: next(tokens))
-    assert [token.ready(), token.ready()] == ["first", "second"]
-    assert token.ready() is WAIT  # `get` refuses what cannot be sent
-    assert token.ready() == "third"
-    assert token.ready() is WAIT  # the function fails: `get` raises it
-    with pytest.raises(StopIteration):
-        token._provider()
+async def test_what_a_function_returned_is_used_for_a_while(clock: Clock) -> None:
+    tokens = iter(["first", "second"])
+    token = ProvidedToken(lambda: next(tokens), clock=clock)
+    assert token.ready() is WAIT
+    assert [await token.get() for _ in range(3)] == ["first"] * 3
+    assert token.ready() == "first"
+    clock.now += 5
+    assert token.ready() is WAIT
+    assert await token.get() == "second"
+    clock.now += 5
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await token.get()
 
 
-async def test_a_provider_that_is_awaited_is_never_ready() -> None:
+async def test_a_token_that_is_refused_is_asked_for_anew(clock: Clock) -> None:
+    tokens = iter(["first", "second"])
+    token = ProvidedToken(lambda: next(tokens), clock=clock)
+    for _ in range(2):
+        assert await token.get() == "first"
+    token.refuse("another")
+    assert token.ready() == "first"
+    token.refuse("first")
+    assert token.ready() is WAIT
+    assert await token.get() == "second"
+    token.refuse("first")  # old news
+    assert token.ready() == "second"
+
+
+async def test_of_many_requests_one_calls_the_function_and_the_loop_goes_on() -> None:
+    threads: list[int] = []
+    may_end = threading.Event()
+
+    def provide() -> str:
+        threads.append(threading.get_ident())
+        assert may_end.wait(60)
+        return "token"
+
+    token = ProvidedToken(provide)
+    waiting = [asyncio.create_task(token.get()) for _ in range(20)]
+    await asyncio.sleep(0)
+    may_end.set()  # by the loop: a function that blocked it would never end
+    assert await asyncio.gather(*waiting) == ["token"] * 20
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
+
+
+async def test_a_provider_may_be_awaited() -> None:
     async def later() -> str:
         return "later"
 
     for token in (ProvidedToken(later), ProvidedToken(lambda: later())):
         assert token.ready() is WAIT
-        assert token.ready() is WAIT
         assert await token.get() == "later"
+        assert token.ready() == "later"

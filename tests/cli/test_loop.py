@@ -4,10 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from aioflux import RetryPolicy, TransientError
 from aioflux.cli._loop import Threads, in_daemon
+from aioflux.cli._loop import run as run_command
+from aioflux.transfer._retry import with_retry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+
+def test_a_request_that_is_retried_for_long_is_told_of_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Not one that is soon answered."""
+
+    def work(num_failures: int) -> Callable[[], Coroutine[Any, Any, int]]:
+        now = [0.0]
+
+        async def sleep(seconds: float) -> None:
+            now[0] += seconds
+
+        async def attempt(number: int) -> int:
+            if number <= num_failures:
+                raise TransientError("could not list gs://b/: no connection")
+            return 0
+
+        return lambda: with_retry(
+            attempt, RetryPolicy(), clock=lambda: now[0], sleep=sleep, jitter=lambda: 0.9
+        )
+
+    assert run_command(work(1)) == 0
+    assert capsys.readouterr().err == ""
+    assert run_command(work(7)) == 0
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("aioflux: still trying: ")
+    assert "could not list gs://b/: no connection" in line
 
 
 async def test_a_cancelled_call_is_over_only_when_its_thread_is() -> None:

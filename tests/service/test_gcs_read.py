@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aioflux
-from aioflux import StorageError, TransientError
+from aioflux import NotFoundError, StorageError, TransientError
 from aioflux.service._gcs_read import object_size
 from aioflux.service._range import size_past_the_end
 from aioflux.testing import GCSServer
@@ -19,7 +19,7 @@ from tests.http.scripted import answering, ok, serving
 from tests.service.gcs_rig import ANY, OPERATIONS, Answering, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from aioflux.testing.gcs_server._messages import Request
 
@@ -227,6 +227,22 @@ async def test_a_service_that_ignores_ranges_does_not_fill_the_memory() -> None:
     ):
         with pytest.raises(StorageError, match="over the 100 bytes"):
             await service.get("a", start=0, end=100)
+
+
+@pytest.mark.parametrize("read", ["get", "head", "get_range", "get_many"])
+async def test_a_pinned_read_of_a_replaced_object_says_so(server: GCSServer, read: str) -> None:
+    async with aioflux.open_store("gs://bucket/p", endpoint_url=server.url) as store:
+        seen = await store.head("a")
+        server.put("bucket", "p/a", b"another")
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "get": lambda: store.get(seen),
+            "head": lambda: store.head(seen),
+            "get_range": lambda: store.get_range(seen, start=0, end=2),
+            "get_many": lambda: anext(store.get_many([seen])),
+        }
+        says = rf"gs://bucket/p/a.* generation {seen.generation} .*replaced"
+        with pytest.raises(NotFoundError, match=says):
+            await calls[read]()
 
 
 async def test_a_damaged_checksum_is_asked_for_again() -> None:

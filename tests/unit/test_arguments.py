@@ -95,6 +95,16 @@ def test_labels_are_strings(content_type: Any, metadata: Any) -> None:
     check_metadata("text/plain", {"a": "b"})
 
 
+@pytest.mark.parametrize("name", ["start", "end"])
+async def test_a_place_in_an_object_is_an_integer(name: str) -> None:
+    async with aioflux.open_store("memory://places") as store:
+        await store.put("a", b"0123456789")
+        with pytest.raises(TypeError, match=rf"{name} is an integer, not 1\.5"):
+            await store.get_range("a", **{"start": 0, "end": 2, name: 1.5})  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"start is an integer, not 1\.5"):
+            await store.get_into("a", bytearray(2), start=1.5)  # type: ignore[arg-type]
+
+
 async def test_nothing_is_sent_after_a_mistake() -> None:
     async with aioflux.open_store("memory://mistakes") as store:
         with pytest.raises(TypeError, match="if_generation_match is a string"):
