@@ -1,0 +1,60 @@
+"""The map of the code in docs/architecture.md names files that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PATHS = re.compile(r"`([\w./]+(?:\.py|/))`")
+
+
+def rows() -> list[list[str]]:
+    """Return the cells of the table that says where to change what."""
+    table = TEXT.partition("| to change |")[2].partition("\n\n")[0]
+    return [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in table.splitlines()[2:]
+    ]
+
+
+def missing(cell: str, below: Path) -> list[str]:
+    """Return the paths of a cell that do not exist below a folder; a bare name follows a path."""
+    folder, absent = below, []
+    for name in PATHS.findall(cell):
+        path = next((at / name for at in (below, folder, ROOT) if (at / name).exists()), None)
+        if path is None:
+            absent.append(name)
+        else:
+            folder = path.parent
+    return absent
+
+
+@pytest.mark.parametrize("cells", rows(), ids=lambda cells: cells[0][:40])
+def test_each_row_names_files_that_exist(cells: list[str]) -> None:
+    _, places, tests = cells
+    assert missing(places, ROOT / "aioflux") == []
+    package = ROOT / "aioflux"
+    assert [each for each in missing(tests, ROOT / "tests") if not (package / each).exists()] == []
+
+
+def test_the_map_is_long_enough_to_be_one() -> None:
+    assert len(rows()) >= 40
+
+
+def test_the_rest_of_the_page_names_files_that_exist() -> None:
+    names = set(PATHS.findall(TEXT))
+    folders = ("aioflux", "tests", "perf")
+    files = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    known = {path.relative_to(ROOT).as_posix() for path in files}
+    absent = [
+        name
+        for name in names
+        if name.endswith(".py")
+        and not any(each.endswith(f"/{name}") for each in known)
+        and name not in known
+    ]
+    assert absent == []
