@@ -12,7 +12,7 @@ import asyncio
 import logging
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from aioflux._errors import (
     AiofluxError,
@@ -29,15 +29,16 @@ from aioflux.transfer._retry import with_retry
 from aioflux.transfer._staged import new_staged_key
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
     from aioflux._meta import ObjectMeta
-    from aioflux.service._base import Service
     from aioflux.transfer._session import Session
 
 __all__ = ["check", "forget_servers", "require"]
 
 _log = logging.getLogger("aioflux")
+
+T = TypeVar("T")
 
 _CREATE: Final = Precondition(if_absent=True)
 _STALE: Final = Precondition(if_generation_match=f"{'0' * 32}/1")
@@ -114,31 +115,30 @@ async def check(session: Session) -> list[str]:
 
 
 async def _learn(session: Session) -> None:
-    await with_retry(
-        lambda _: _learn_once(session),
-        session.retry,
-        uri_of=session.service.uri,
-        budget=session.budget,
-    )
-
-
-async def _learn_once(session: Session) -> None:
     service = session.service
     server = await service.unprobed_server()
     if not server:
         return
     running = _running.setdefault(asyncio.get_running_loop(), {})
-    while server not in _known:
-        is_other = server in running
-        if not is_other:
-            running[server] = task = keep(_probe(session), session.cleanups)
-            task.add_done_callback(lambda task: _ended(task, running, server))
-        try:
-            _known[server] = await asyncio.shield(running[server])
-        except AiofluxError as exc:
-            # Another store may have other credentials, or be closed meanwhile.
-            if not is_other or isinstance(exc, TransientError):
-                raise
+    try:
+        async with asyncio.timeout(session.retry.deadline_seconds):
+            while server not in _known:
+                is_other = server in running
+                if not is_other:
+                    running[server] = task = keep(_probe(session), session.cleanups)
+                    task.add_done_callback(lambda task: _ended(task, running, server))
+                try:
+                    _known[server] = await asyncio.shield(running[server])
+                except AiofluxError as exc:
+                    # Another store may have other credentials, or be closed meanwhile.
+                    if not is_other or isinstance(exc, TransientError):
+                        raise
+    except TimeoutError as exc:
+        raise TransientError(
+            f"could not find out before the deadline what {server} compares; "
+            "RetryPolicy.deadline_seconds sets it",
+            uri=service.uri(),
+        ) from exc
     service.set_conditions(**_known[server]._asdict())
 
 
@@ -155,13 +155,14 @@ async def _probe(session: Session) -> _Conditions:
     service, key = session.service, new_staged_key()
     first, is_there = Fate(), False
     try:
-        meta = await first.hear(_put_if_taken(service, key, b"1", _CREATE))
+        meta = await _put_if_taken(session, key, b"1", _CREATE, first)
         is_there = True
-        found, is_removed = await _try(service, key, meta)
+        found, is_removed = await _try(session, key, meta)
     except asyncio.CancelledError:
         await _remove(session, key, _LAST_SECONDS)
         raise
-    except StorageError:
+    except StorageError as exc:
+        exc.add_note("the request was to find out what the server compares; see docs/s3.md")
         if is_there or first.is_open:
             # The write that waits for the probe is not to wait for this, too.
             keep(_remove(session, key, _REMOVE_SECONDS), session.cleanups)
@@ -188,11 +189,11 @@ async def _remove(session: Session, key: str, seconds: float) -> None:
         )
 
 
-async def _try(service: Service, key: str, meta: ObjectMeta | None) -> tuple[_Conditions, bool]:
+async def _try(session: Session, key: str, meta: ObjectMeta | None) -> tuple[_Conditions, bool]:
     """Write and delete an object under conditions that hold, and under others that do not.
 
     Args:
-        service: Where.
+        session: Where.
         key: Name of the object.
         meta: The object, created under a condition; None if the server did not take that.
 
@@ -204,24 +205,28 @@ async def _try(service: Service, key: str, meta: ObjectMeta | None) -> tuple[_Co
     """
     create = meta is not None
     if meta is None:
-        meta = await _put(service, key, b"1", Precondition())
-    elif not await _is_refused(_put(service, key, b"2", _CREATE)):
-        create, meta = False, await service.head(key)
+        meta = await _put(session, key, b"1", Precondition())
+    elif not await _is_refused(_put(session, key, b"2", _CREATE)):
+        create, meta = False, await _head(session, key)
     same = Precondition(if_generation_match=meta.generation)
-    replaced = await _put_if_taken(service, key, b"3", same)
-    replace = replaced is not None and await _is_refused(_put(service, key, b"4", _STALE))
-    meta = replaced if replaced is not None and replace else await service.head(key)
-    delete, is_removed = await _try_delete(service, key, meta.generation)
+    replaced = await _put_if_taken(session, key, b"3", same, Fate())
+    replace = replaced is not None and await _is_refused(_put(session, key, b"4", _STALE))
+    meta = replaced if replaced is not None and replace else await _head(session, key)
+    delete, is_removed = await _try_delete(session, key, meta.generation)
     return _Conditions(create, replace, delete), is_removed
 
 
-async def _try_delete(service: Service, key: str, generation: str) -> tuple[bool, bool]:
+async def _try_delete(session: Session, key: str, generation: str) -> tuple[bool, bool]:
     """Return whether the server compares the generation of a delete, and if the object is gone."""
-    stale = _STALE.if_generation_match or ""
+
+    async def is_kept(generation: str) -> bool:
+        delete = session.service.delete
+        return await _is_refused(_send(session, lambda: delete(key, generation=generation)))
+
     try:
-        if not await _is_refused(service.delete(key, generation=stale)):
+        if not await is_kept(_STALE.if_generation_match or ""):
             return False, True
-        is_removed = not await _is_refused(service.delete(key, generation=generation))
+        is_removed = not await is_kept(generation)
     except TransientError:
         raise
     except StorageError:  # such as credentials that may write and not delete
@@ -229,24 +234,51 @@ async def _try_delete(service: Service, key: str, generation: str) -> tuple[bool
     return is_removed, is_removed
 
 
-async def _put(service: Service, key: str, data: bytes, precondition: Precondition) -> ObjectMeta:
-    return await service.put(key, data, crc32c=None, precondition=precondition)
+async def _send(session: Session, request: Callable[[], Awaitable[T]]) -> T:
+    """Send one request of a probe, and again after a transient failure.
+
+    The probe does not begin anew: Cloudflare R2 answers 429 to more than one write of a key in a
+    second (developers.cloudflare.com/r2/platform/limits), which would end each of them.
+    """
+    return await with_retry(
+        lambda _: request(), session.retry, uri_of=session.service.uri, budget=session.budget
+    )
+
+
+async def _head(session: Session, key: str) -> ObjectMeta:
+    return await _send(session, lambda: session.service.head(key))
+
+
+async def _put(session: Session, key: str, data: bytes, precondition: Precondition) -> ObjectMeta:
+    put = session.service.put
+    return await _send(session, lambda: put(key, data, crc32c=None, precondition=precondition))
 
 
 async def _put_if_taken(
-    service: Service, key: str, data: bytes, precondition: Precondition
+    session: Session, key: str, data: bytes, precondition: Precondition, fate: Fate
 ) -> ObjectMeta | None:
     """Write under a condition that holds; None if the server refuses it, or does not know it."""
+    put = session.service.put
     try:
-        return await _put(service, key, data, precondition)
+        return await _send(
+            session,
+            lambda: fate.hear(put(key, data, crc32c=None, precondition=precondition)),
+        )
     except PreconditionFailedError:
-        return None
+        if not fate.is_open:
+            return None
     except (TransientError, NotFoundError, PermissionDeniedError):
         raise
     except StorageError as exc:
         if exc.status not in _NOT_TAKEN:
             raise
         return None
+    # Refused, maybe because an earlier attempt was carried out: nobody else writes this key.
+    with suppress(NotFoundError):
+        found = await _head(session, key)
+        if found.generation != precondition.if_generation_match:
+            return found
+    return None
 
 
 async def _is_refused(request: Awaitable[object]) -> bool:
