@@ -25,13 +25,15 @@ from aioflux._errors import (
 from aioflux.service._base import Precondition
 from aioflux.transfer._lost import Fate
 from aioflux.transfer._persist import keep, see_through
-from aioflux.transfer._retry import with_retry
+from aioflux.transfer._retry import Backoff, with_retry
+from aioflux.transfer._session import THROTTLED
 from aioflux.transfer._staged import new_staged_key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from aioflux._meta import ObjectMeta
+    from aioflux.service._base import Service
     from aioflux.transfer._session import Session
 
 __all__ = ["check", "forget_servers", "require"]
@@ -115,30 +117,31 @@ async def check(session: Session) -> list[str]:
 
 
 async def _learn(session: Session) -> None:
+    await with_retry(
+        lambda _: _learn_once(session),
+        session.retry,
+        uri_of=session.service.uri,
+        budget=session.budget,
+    )
+
+
+async def _learn_once(session: Session) -> None:
     service = session.service
     server = await service.unprobed_server()
     if not server:
         return
     running = _running.setdefault(asyncio.get_running_loop(), {})
-    try:
-        async with asyncio.timeout(session.retry.deadline_seconds):
-            while server not in _known:
-                is_other = server in running
-                if not is_other:
-                    running[server] = task = keep(_probe(session), session.cleanups)
-                    task.add_done_callback(lambda task: _ended(task, running, server))
-                try:
-                    _known[server] = await asyncio.shield(running[server])
-                except AiofluxError as exc:
-                    # Another store may have other credentials, or be closed meanwhile.
-                    if not is_other or isinstance(exc, TransientError):
-                        raise
-    except TimeoutError as exc:
-        raise TransientError(
-            f"could not find out before the deadline what {server} compares; "
-            "RetryPolicy.deadline_seconds sets it",
-            uri=service.uri(),
-        ) from exc
+    while server not in _known:
+        is_other = server in running
+        if not is_other:
+            running[server] = task = keep(_probe(session), session.cleanups)
+            task.add_done_callback(lambda task: _ended(task, running, server))
+        try:
+            _known[server] = await asyncio.shield(running[server])
+        except AiofluxError as exc:
+            # Another store may have other credentials, or be closed meanwhile.
+            if not is_other or isinstance(exc, TransientError):
+                raise
     service.set_conditions(**_known[server]._asdict())
 
 
@@ -155,7 +158,7 @@ async def _probe(session: Session) -> _Conditions:
     service, key = session.service, new_staged_key()
     first, is_there = Fate(), False
     try:
-        meta = await _put_if_taken(session, key, b"1", _CREATE, first)
+        meta = await first.hear(_put_if_taken(service, key, b"1", _CREATE))
         is_there = True
         found, is_removed = await _try(session, key, meta)
     except asyncio.CancelledError:
@@ -208,8 +211,7 @@ async def _try(session: Session, key: str, meta: ObjectMeta | None) -> tuple[_Co
         meta = await _put(session, key, b"1", Precondition())
     elif not await _is_refused(_put(session, key, b"2", _CREATE)):
         create, meta = False, await _head(session, key)
-    same = Precondition(if_generation_match=meta.generation)
-    replaced = await _put_if_taken(session, key, b"3", same, Fate())
+    replaced = await _replace(session, key, b"3", meta.generation)
     replace = replaced is not None and await _is_refused(_put(session, key, b"4", _STALE))
     meta = replaced if replaced is not None and replace else await _head(session, key)
     delete, is_removed = await _try_delete(session, key, meta.generation)
@@ -235,14 +237,18 @@ async def _try_delete(session: Session, key: str, generation: str) -> tuple[bool
 
 
 async def _send(session: Session, request: Callable[[], Awaitable[T]]) -> T:
-    """Send one request of a probe, and again after a transient failure.
+    """Send one request of a probe, and again while the server says that it is too busy.
 
-    The probe does not begin anew: Cloudflare R2 answers 429 to more than one write of a key in a
-    second (developers.cloudflare.com/r2/platform/limits), which would end each of them.
+    A probe that began anew would not help: Cloudflare R2 answers 429 to more than one write of a
+    key in a second (developers.cloudflare.com/r2/platform/limits).
     """
-    return await with_retry(
-        lambda _: request(), session.retry, uri_of=session.service.uri, budget=session.budget
-    )
+    backoff = Backoff(session.retry)
+    while True:
+        try:
+            return await request()
+        except TransientError as exc:
+            if exc.status not in THROTTLED or not await backoff.pause():
+                raise
 
 
 async def _head(session: Session, key: str) -> ObjectMeta:
@@ -254,31 +260,33 @@ async def _put(session: Session, key: str, data: bytes, precondition: Preconditi
     return await _send(session, lambda: put(key, data, crc32c=None, precondition=precondition))
 
 
+async def _replace(session: Session, key: str, data: bytes, generation: str) -> ObjectMeta | None:
+    """Replace the object under a condition that holds; None if the server does not take that."""
+    same, fate = Precondition(if_generation_match=generation), Fate()
+    replaced = await _send(
+        session, lambda: fate.hear(_put_if_taken(session.service, key, data, same))
+    )
+    if replaced is None and fate.is_open:
+        # It may be refused because an earlier attempt was carried out: nobody else writes this key.
+        found = await _head(session, key)
+        replaced = found if found.generation != generation else None
+    return replaced
+
+
 async def _put_if_taken(
-    session: Session, key: str, data: bytes, precondition: Precondition, fate: Fate
+    service: Service, key: str, data: bytes, precondition: Precondition
 ) -> ObjectMeta | None:
     """Write under a condition that holds; None if the server refuses it, or does not know it."""
-    put = session.service.put
     try:
-        return await _send(
-            session,
-            lambda: fate.hear(put(key, data, crc32c=None, precondition=precondition)),
-        )
+        return await service.put(key, data, crc32c=None, precondition=precondition)
     except PreconditionFailedError:
-        if not fate.is_open:
-            return None
+        return None
     except (TransientError, NotFoundError, PermissionDeniedError):
         raise
     except StorageError as exc:
         if exc.status not in _NOT_TAKEN:
             raise
         return None
-    # Refused, maybe because an earlier attempt was carried out: nobody else writes this key.
-    with suppress(NotFoundError):
-        found = await _head(session, key)
-        if found.generation != precondition.if_generation_match:
-            return found
-    return None
 
 
 async def _is_refused(request: Awaitable[object]) -> bool:

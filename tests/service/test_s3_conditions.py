@@ -201,7 +201,7 @@ class Busy(Probed):
         if asked.method != "PUT":
             return super().answer(asked)
         number = self._num_writes[asked.target] = self._num_writes.get(asked.target, 0) + 1
-        if number % 2 != self._is_done:
+        if number % 2:
             return super().answer(asked)
         if self._is_done:
             super().answer(asked)
