@@ -114,6 +114,7 @@ async def test_a_pinned_head_notices_a_server_that_ignores_the_pin() -> None:
         ("https://s3.eu-west-1.amazonaws.com", True),
         ("https://bucket.vpce-1a2b.s3.us-east-1.vpce.amazonaws.com", True),
         ("https://s3.cn-north-1.amazonaws.com.cn", True),
+        ("https://s3.eusc-de-east-1.amazonaws.eu", True),
         ("https://amazonaws.com.example.org", False),
         ("https://notamazonaws.com", False),
         ("http://127.0.0.1:9000", False),
