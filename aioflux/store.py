@@ -376,7 +376,7 @@ class Store:
         Raises:
             NotFoundError: No object has this key.
             ChecksumError: Three reads gave three different contents.
-            PreconditionFailedError: A read by name met a replaced object, three times in a row.
+            PreconditionFailedError: A read by name met a replaced object at every try.
             TypeError: A start or an end is no integer.
             ValueError: A `start` is negative, an `end` not above it, or `max_gap_bytes` negative.
         """

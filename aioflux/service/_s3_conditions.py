@@ -27,7 +27,8 @@ _warned: set[str] = set()
 def is_amazon(endpoint_url: str) -> bool:
     """Return whether a url, empty for none, is that of AWS itself."""
     host = urlsplit(endpoint_url).hostname or ""
-    return not endpoint_url or f".{host}".endswith((".amazonaws.com", ".amazonaws.com.cn"))
+    suffixes = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu")
+    return not endpoint_url or f".{host}".endswith(suffixes)
 
 
 def refuse_ignored(

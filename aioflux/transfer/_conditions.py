@@ -12,7 +12,7 @@ import asyncio
 import logging
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from aioflux._errors import (
     AiofluxError,
@@ -25,11 +25,12 @@ from aioflux._errors import (
 from aioflux.service._base import Precondition
 from aioflux.transfer._lost import Fate
 from aioflux.transfer._persist import keep, see_through
-from aioflux.transfer._retry import with_retry
+from aioflux.transfer._retry import Backoff, with_retry
+from aioflux.transfer._session import THROTTLED
 from aioflux.transfer._staged import new_staged_key
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
     from aioflux._meta import ObjectMeta
     from aioflux.service._base import Service
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["check", "forget_servers", "require"]
 
 _log = logging.getLogger("aioflux")
+
+T = TypeVar("T")
 
 _CREATE: Final = Precondition(if_absent=True)
 _STALE: Final = Precondition(if_generation_match=f"{'0' * 32}/1")
@@ -157,11 +160,12 @@ async def _probe(session: Session) -> _Conditions:
     try:
         meta = await first.hear(_put_if_taken(service, key, b"1", _CREATE))
         is_there = True
-        found, is_removed = await _try(service, key, meta)
+        found, is_removed = await _try(session, key, meta)
     except asyncio.CancelledError:
         await _remove(session, key, _LAST_SECONDS)
         raise
-    except StorageError:
+    except StorageError as exc:
+        exc.add_note("the request was to find out what the server compares; see docs/s3.md")
         if is_there or first.is_open:
             # The write that waits for the probe is not to wait for this, too.
             keep(_remove(session, key, _REMOVE_SECONDS), session.cleanups)
@@ -188,11 +192,11 @@ async def _remove(session: Session, key: str, seconds: float) -> None:
         )
 
 
-async def _try(service: Service, key: str, meta: ObjectMeta | None) -> tuple[_Conditions, bool]:
+async def _try(session: Session, key: str, meta: ObjectMeta | None) -> tuple[_Conditions, bool]:
     """Write and delete an object under conditions that hold, and under others that do not.
 
     Args:
-        service: Where.
+        session: Where.
         key: Name of the object.
         meta: The object, created under a condition; None if the server did not take that.
 
@@ -204,24 +208,27 @@ async def _try(service: Service, key: str, meta: ObjectMeta | None) -> tuple[_Co
     """
     create = meta is not None
     if meta is None:
-        meta = await _put(service, key, b"1", Precondition())
-    elif not await _is_refused(_put(service, key, b"2", _CREATE)):
-        create, meta = False, await service.head(key)
-    same = Precondition(if_generation_match=meta.generation)
-    replaced = await _put_if_taken(service, key, b"3", same)
-    replace = replaced is not None and await _is_refused(_put(service, key, b"4", _STALE))
-    meta = replaced if replaced is not None and replace else await service.head(key)
-    delete, is_removed = await _try_delete(service, key, meta.generation)
+        meta = await _put(session, key, b"1", Precondition())
+    elif not await _is_refused(_put(session, key, b"2", _CREATE)):
+        create, meta = False, await _head(session, key)
+    replaced = await _replace(session, key, b"3", meta.generation)
+    replace = replaced is not None and await _is_refused(_put(session, key, b"4", _STALE))
+    meta = replaced if replaced is not None and replace else await _head(session, key)
+    delete, is_removed = await _try_delete(session, key, meta.generation)
     return _Conditions(create, replace, delete), is_removed
 
 
-async def _try_delete(service: Service, key: str, generation: str) -> tuple[bool, bool]:
+async def _try_delete(session: Session, key: str, generation: str) -> tuple[bool, bool]:
     """Return whether the server compares the generation of a delete, and if the object is gone."""
-    stale = _STALE.if_generation_match or ""
+
+    async def is_kept(generation: str) -> bool:
+        delete = session.service.delete
+        return await _is_refused(_send(session, lambda: delete(key, generation=generation)))
+
     try:
-        if not await _is_refused(service.delete(key, generation=stale)):
+        if not await is_kept(_STALE.if_generation_match or ""):
             return False, True
-        is_removed = not await _is_refused(service.delete(key, generation=generation))
+        is_removed = not await is_kept(generation)
     except TransientError:
         raise
     except StorageError:  # such as credentials that may write and not delete
@@ -229,8 +236,41 @@ async def _try_delete(service: Service, key: str, generation: str) -> tuple[bool
     return is_removed, is_removed
 
 
-async def _put(service: Service, key: str, data: bytes, precondition: Precondition) -> ObjectMeta:
-    return await service.put(key, data, crc32c=None, precondition=precondition)
+async def _send(session: Session, request: Callable[[], Awaitable[T]]) -> T:
+    """Send one request of a probe, and again while the server says that it is too busy.
+
+    A probe that began anew would not help: Cloudflare R2 answers 429 to more than one write of a
+    key in a second (developers.cloudflare.com/r2/platform/limits).
+    """
+    backoff = Backoff(session.retry)
+    while True:
+        try:
+            return await request()
+        except TransientError as exc:
+            if exc.status not in THROTTLED or not await backoff.pause():
+                raise
+
+
+async def _head(session: Session, key: str) -> ObjectMeta:
+    return await _send(session, lambda: session.service.head(key))
+
+
+async def _put(session: Session, key: str, data: bytes, precondition: Precondition) -> ObjectMeta:
+    put = session.service.put
+    return await _send(session, lambda: put(key, data, crc32c=None, precondition=precondition))
+
+
+async def _replace(session: Session, key: str, data: bytes, generation: str) -> ObjectMeta | None:
+    """Replace the object under a condition that holds; None if the server does not take that."""
+    same, fate = Precondition(if_generation_match=generation), Fate()
+    replaced = await _send(
+        session, lambda: fate.hear(_put_if_taken(session.service, key, data, same))
+    )
+    if replaced is None and fate.is_open:
+        # It may be refused because an earlier attempt was carried out: nobody else writes this key.
+        found = await _head(session, key)
+        replaced = found if found.generation != generation else None
+    return replaced
 
 
 async def _put_if_taken(
@@ -238,7 +278,7 @@ async def _put_if_taken(
 ) -> ObjectMeta | None:
     """Write under a condition that holds; None if the server refuses it, or does not know it."""
     try:
-        return await _put(service, key, data, precondition)
+        return await service.put(key, data, crc32c=None, precondition=precondition)
     except PreconditionFailedError:
         return None
     except (TransientError, NotFoundError, PermissionDeniedError):

@@ -114,6 +114,7 @@ async def test_a_pinned_head_notices_a_server_that_ignores_the_pin() -> None:
         ("https://s3.eu-west-1.amazonaws.com", True),
         ("https://bucket.vpce-1a2b.s3.us-east-1.vpce.amazonaws.com", True),
         ("https://s3.cn-north-1.amazonaws.com.cn", True),
+        ("https://s3.eusc-de-east-1.amazonaws.eu", True),
         ("https://amazonaws.com.example.org", False),
         ("https://notamazonaws.com", False),
         ("http://127.0.0.1:9000", False),
@@ -184,3 +185,38 @@ async def test_a_server_that_refuses_the_header_is_unsupported_too() -> None:
         await store.put("a", b"1")
     assert [each.method for each in asked] == ["PUT"]
     assert probed.etags == {}
+
+
+class Busy(Probed):
+    """Answers 429 to every second write of a key, before or after it was done.
+
+    Cloudflare R2 takes one write of a key in a second.
+    """
+
+    def __init__(self, *, is_done: bool) -> None:
+        super().__init__()
+        self._is_done = is_done
+        self._num_writes: dict[str, int] = {}
+
+    def answer(self, asked: Asked) -> bytes:
+        if asked.method != "PUT":
+            return super().answer(asked)
+        number = self._num_writes[asked.target] = self._num_writes.get(asked.target, 0) + 1
+        if number % 2:
+            return super().answer(asked)
+        if self._is_done:
+            super().answer(asked)
+        return refusal(429, "TooManyRequests")
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["not done", "done"])
+async def test_a_probe_goes_on_where_it_was_throttled(is_done: bool) -> None:
+    """And is not led astray by what an attempt did before it was answered so."""
+    probed = Busy(is_done=is_done)
+    async with (
+        asking(answer(200, etag='"x"'), probed=probed) as (service, _),
+        opened(service) as store,
+    ):
+        assert await store.check_conditions() == []
+    assert probed.etags == {}
+    assert len(probed._num_writes) == 1
