@@ -524,7 +524,8 @@ class Store:
 
         Args:
             metas: Metadata of a listing. May be a generator, as in `get_many`.
-            max_composite_bytes: Bytes of one composite, at most; 100 MB by default.
+            max_composite_bytes: Bytes of one composite, at most; 100 MB by default, and never more
+                than half of `max_in_flight_bytes`.
             return_exceptions: As in `fetch_batches`.
 
         Raises:
@@ -552,6 +553,7 @@ class Store:
         async with nested(batches) as inner:
             async for batch in inner:
                 yield batch
+                del batch
 
     def _fetch_many(
         self, keys: Items[str | ObjectMeta], *, ordered: bool

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 import aioflux
+from aioflux.testing import GCSServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -167,3 +168,21 @@ async def test_an_object_larger_than_the_budget_is_read_alone(
         else:
             await read()
     assert peak.num_bytes / MIB <= (size + SLACK) / MIB
+
+
+async def test_composites_fit_the_budget_with_the_objects_that_are_cut_out_of_them() -> None:
+    """Beyond it is one composite, which takes half of it at most, while it is cut."""
+    size, count, num_read = 3 * MIB // 2, 64, 0
+    with GCSServerProcess(buckets=["bucket"]) as server:
+        async with aioflux.open_store(
+            "gs://bucket/", endpoint_url=server.url, transfer=TRANSFER
+        ) as store:
+            for number in range(count):
+                await store.put(f"{number:02}", bytes(size))
+            metas = await store.list_all()
+            with Peak() as peak:
+                async for batch in store.fetch_composed(metas):
+                    num_read += len(batch)
+                    del batch
+    assert num_read == count
+    assert peak.num_bytes / MIB <= (BUDGET + BUDGET // 2 + SLACK) / MIB
