@@ -506,6 +506,7 @@ def iterate(iterator: AsyncGenerator[T, None], *, feed: object = None) -> Iterat
             if not there_is:
                 return
             yield item  # type: ignore[misc]  # an item where there is one
+            del item
             if os.getpid() != pid:
                 raise RuntimeError(_BEFORE_FORK)
     finally:

@@ -415,6 +415,7 @@ class Store:
             async for batch in inner:
                 for name, fetched in batch:
                     yield name, fetched.data
+                del batch, fetched
 
     async def get_batches(
         self, keys: Items[str | ObjectMeta], *, ordered: bool = True
@@ -429,6 +430,7 @@ class Store:
         async with nested(batches) as inner:
             async for batch in inner:
                 yield [(name, fetched.data) for name, fetched in batch]
+                del batch
 
     @overload
     def fetch_batches(
@@ -467,6 +469,7 @@ class Store:
             async with nested(self._fetch_many(keys, ordered=ordered)) as batches:
                 async for batch in batches:
                     yield [(fetched.meta(), fetched.data) for _, fetched in batch]
+                    del batch
             return
         session = self._session()
         refuse_one_key(keys)
@@ -476,6 +479,7 @@ class Store:
                     (each[1].meta(), each[1].data) if isinstance(each, tuple) else (None, each)
                     for each in results
                 ]
+                del results
 
     @overload
     def fetch_composed(
@@ -520,7 +524,8 @@ class Store:
 
         Args:
             metas: Metadata of a listing. May be a generator, as in `get_many`.
-            max_composite_bytes: Bytes of one composite, at most; 100 MB by default.
+            max_composite_bytes: Bytes of one composite, at most; 100 MB by default, and never more
+                than half of `max_in_flight_bytes`.
             return_exceptions: As in `fetch_batches`.
 
         Raises:
@@ -548,16 +553,14 @@ class Store:
         async with nested(batches) as inner:
             async for batch in inner:
                 yield batch
+                del batch
 
-    async def _fetch_many(
+    def _fetch_many(
         self, keys: Items[str | ObjectMeta], *, ordered: bool
     ) -> AsyncGenerator[FetchedBatch, None]:
         session = self._session()
         refuse_one_key(keys)
-        batches = fetch_many(session, keys, ordered=ordered)
-        async with nested(batches) as inner:
-            async for batch in inner:
-                yield batch
+        return fetch_many(session, keys, ordered=ordered)
 
     async def list(
         self, prefix: str = "", *, delimiter: str = "", match_glob: str = ""

@@ -191,6 +191,7 @@ class Store:
         """Yield `(key, data)` of many objects, verified."""
         for batch in self.get_batches(keys, ordered=ordered):
             yield from batch
+            del batch
 
     def get_batches(
         self, keys: Iterable[str | ObjectMeta], *, ordered: bool = True

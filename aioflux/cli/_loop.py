@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aioflux.cli._text import complain
+from aioflux.cli._text import complain, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -72,7 +72,7 @@ class _RetryNotice(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if not self._is_written and getattr(record, "elapsed_seconds", 0.0) >= _NOTICE_SECONDS:
             self._is_written = True
-            complain(f"still trying: {record.getMessage()}")
+            complain(f"still trying: {one_line(record.getMessage())}")
 
 
 @contextmanager

@@ -266,7 +266,10 @@ class HTTPService(Service):
         """Return the error for an answer that tells nonsense: it is asked for again."""
         uri = self.uri(key)
         return TransientError(
-            f"could not read what the service told of {uri}: {exc}", uri=uri, maybe_done=True
+            f"could not read what the service told of {uri}: {exc}",
+            uri=uri,
+            maybe_done=True,
+            is_malformed=True,
         )
 
     def _foreign(self, action: str, key: str, response: Response) -> TransientError:

@@ -435,7 +435,8 @@ async def fetch_composed(
     """
     grouper = Grouper(
         max_sources=session.service.capabilities.max_compose_sources,
-        max_bytes=max_composite_bytes,
+        # While one is cut, it and its objects are in memory.
+        max_bytes=min(max_composite_bytes, session.options.max_in_flight_bytes // 2),
     )
     reader = _Reader(session, return_exceptions=return_exceptions)
     full_batch_bytes = session.options.max_in_flight_bytes / MIN_BATCHES
@@ -450,6 +451,7 @@ async def fetch_composed(
             async for groups in inner:
                 yield [pair for group in groups for pair in group]
                 reader.ahead.given(len(groups), sum(map(_num_bytes, groups)))
+                del groups
                 reader.composites.raise_failure()
     except BaseException as exc:
         await reader.composites.finish(exc)

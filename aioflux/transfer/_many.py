@@ -101,6 +101,8 @@ async def _batches(
         async for batch in inner:
             yield batch
             ahead.given(len(batch), sum(map(_num_bytes, batch)))
+            # It is dropped in all frames before the next one is asked for, which may take its room.
+            del batch
 
 
 def _num_bytes(result: tuple[str, Fetched] | StorageError) -> int:

@@ -30,7 +30,7 @@ def test_a_request_that_is_retried_for_long_is_told_of_once(
 
         async def attempt(number: int) -> int:
             if number <= num_failures:
-                raise TransientError("could not list gs://b/: no connection")
+                raise TransientError("could not list gs://b/: \x1b[2J no\nconnection")
             return 0
 
         return lambda: with_retry(
@@ -42,7 +42,8 @@ def test_a_request_that_is_retried_for_long_is_told_of_once(
     assert run_command(work(7)) == 0
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("aioflux: still trying: ")
-    assert "could not list gs://b/: no connection" in line
+    assert line.isprintable()
+    assert "could not list gs://b/: \\x1b[2J no\\nconnection" in line
 
 
 async def test_a_cancelled_call_is_over_only_when_its_thread_is() -> None:

@@ -208,3 +208,14 @@ async def test_a_web_server_in_place_of_gcs_is_malformed_for_every_operation(
         with pytest.raises(TransientError, match="gs://bucket/p/") as caught:
             await OPERATIONS_OF_GCS[operation](service)
     assert caught.value.is_malformed
+
+
+async def test_a_size_that_no_listing_holds_is_malformed() -> None:
+    page = b'{"kind":"storage#objects","items":[{"name":"p/a","size":"%d"}]}' % 10**30
+    async with (
+        serving(answering(ok(page, b"content-type: application/json"))) as (_, origin),
+        opened(f"http://127.0.0.1:{origin.port}") as service,
+    ):
+        with pytest.raises(TransientError, match="a size is 10") as caught:
+            await service.list_page("")
+    assert caught.value.is_malformed

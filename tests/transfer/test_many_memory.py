@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 import aioflux
+from aioflux.testing import GCSServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -133,3 +134,55 @@ def test_so_they_do_for_a_blocking_consumer(tmp_path: Path, read: Any, size: int
                 time.sleep(WORK_SECONDS)
     assert count == len(keys)
     assert peak.num_bytes / MIB <= (BUDGET + max(size, BUDGET // 16) + size + SLACK) / MIB
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["names", "metas"])
+@pytest.mark.parametrize("face", ["get_many", "get_batches", "fetch_batches", "tried"])
+@pytest.mark.parametrize("is_sync", [True, False], ids=["blocking", "asynchronous"])
+async def test_an_object_larger_than_the_budget_is_read_alone(
+    tmp_path: Path, face: str, *, is_sync: bool, named: bool
+) -> None:
+    """Nothing else holds the one before, which the consumer has dropped by then."""
+    size = BUDGET + MIB
+    uri = fill(tmp_path, size)
+    options: dict[str, Any] = {"return_exceptions": True} if face == "tried" else {}
+    name = "fetch_batches" if face == "tried" else face
+
+    async def read() -> None:
+        async with aioflux.open_store(uri, transfer=TRANSFER) as store:
+            metas = await store.list_all()
+            async for results in getattr(store, name)(keys_of(metas), **options):
+                del results
+
+    def read_blocking() -> None:
+        with aioflux.sync.open_store(uri, transfer=TRANSFER) as store:
+            for results in getattr(store, name)(keys_of(store.list_all()), **options):
+                del results
+
+    def keys_of(metas: Any) -> Any:
+        return [meta.key for meta in metas] if named else metas
+
+    with Peak() as peak:
+        if is_sync:
+            await asyncio.to_thread(read_blocking)
+        else:
+            await read()
+    assert peak.num_bytes / MIB <= (size + SLACK) / MIB
+
+
+async def test_composites_fit_the_budget_with_the_objects_that_are_cut_out_of_them() -> None:
+    """Beyond it is one composite, which takes half of it at most, while it is cut."""
+    size, count, num_read = 3 * MIB // 2, 64, 0
+    with GCSServerProcess(buckets=["bucket"]) as server:
+        async with aioflux.open_store(
+            "gs://bucket/", endpoint_url=server.url, transfer=TRANSFER
+        ) as store:
+            for number in range(count):
+                await store.put(f"{number:02}", bytes(size))
+            metas = await store.list_all()
+            with Peak() as peak:
+                async for batch in store.fetch_composed(metas):
+                    num_read += len(batch)
+                    del batch
+    assert num_read == count
+    assert peak.num_bytes / MIB <= (BUDGET + BUDGET // 2 + SLACK) / MIB
