@@ -242,6 +242,19 @@ class Store:
         self._closed = True
         await close_session(self.sessions)
 
+    def reopened(self) -> Store:
+        """Return a store of the same settings, with connections and limits of its own."""
+        config = self._config
+        return Store(
+            config.location,
+            transfer=self.transfer,
+            retry=self.retry,
+            timeouts=config.timeouts,
+            credentials=config.credentials,
+            endpoint_url=config.endpoint_url,
+            ssl_context=config.ssl_context,
+        )
+
     def forget_sessions(self) -> object:
         """Drop all connections unclosed, and return what a forked child must never collect."""
         inherited = list(self.sessions.items())

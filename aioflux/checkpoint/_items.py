@@ -170,16 +170,17 @@ def find_ties(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
     The same memory means the same elements in the same order. Views that overlap are not tied.
     """
     ties: dict[int, int] = {}
-    at: dict[int, list[int]] = {}
+    at: dict[int, int] = {}
+    alike: dict[int, dict[Any, int]] = {}
     for number, tensor in enumerate(tensors):
-        if not has_plain_memory(tensor) or not (pointer := tensor.data_ptr()):
+        if not has_plain_memory(tensor) or not tensor.numel():
             continue
-        others = at.setdefault(pointer, [])
-        first = next((n for n in others if _geometry(tensors[n]) == _geometry(tensor)), None)
-        if first is None:
-            others.append(number)
-        elif tensor.numel():
-            ties[number] = first
+        if not (pointer := tensor.data_ptr()):
+            continue
+        if (other := at.setdefault(pointer, number)) != number:
+            known = alike.setdefault(pointer, {_geometry(tensors[other]): other})
+            if (first := known.setdefault(_geometry(tensor), number)) != number:
+                ties[number] = first
     return ties
 
 

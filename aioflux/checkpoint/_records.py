@@ -53,13 +53,7 @@ def compare_records(file: mmap.mmap, uri: str) -> None:
         return
     try:
         problem = _find_problem(file)
-    except (
-        zipfile.BadZipFile,
-        NotImplementedError,
-        ValueError,
-        OverflowError,
-        struct.error,
-    ) as exc:
+    except _UNREADABLE as exc:
         problem = f"its entries cannot be read ({exc})"
     finally:
         file.seek(0)

@@ -73,6 +73,8 @@ class _Server:
             await asyncio.wait(self._tasks.values())
         if self._store is not None:
             await self._store.aclose()
+        if self._uploads is not None:
+            await self._uploads.heartbeat_store.aclose()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._outbox.join(), _LOOK_SECONDS)
         sending.cancel()

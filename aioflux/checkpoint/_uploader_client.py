@@ -46,6 +46,7 @@ class LoopUploader:
 
     def __init__(self, store: Store, settings: UploadSettings) -> None:
         self._uploads = Uploads(store, settings)
+        bridge.close_when_dropped(self._uploads.heartbeat_store)
 
     def announce(self, save_id: str, prefix: str, rank: int) -> None:
         """See base class."""
@@ -78,6 +79,7 @@ class LoopUploader:
 
     def close(self) -> None:
         """See base class."""
+        bridge.run(self._uploads.heartbeat_store.aclose())
 
 
 class _Running:

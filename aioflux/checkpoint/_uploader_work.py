@@ -81,6 +81,8 @@ class Uploads:
 
     def __init__(self, store: Store, settings: UploadSettings) -> None:
         self._store = store
+        # Uploads fill the limits of their own store for minutes, and a heartbeat must not wait.
+        self.heartbeat_store = store.reopened()
         self._settings = settings
         self._turn = asyncio.Lock()
         self._announced: dict[str, Heartbeat] = {}
@@ -104,7 +106,7 @@ class Uploads:
 
     def _heartbeat(self, save_id: str, prefix: str, rank: int, *, is_late: bool) -> Heartbeat:
         return Heartbeat(
-            self._store,
+            self.heartbeat_store,
             prefix,
             save_id,
             rank,

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shutil
+import zipfile
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +121,22 @@ def test_a_flipped_bit_of_an_entry_is_never_a_wrong_value(
             flip(path, at, bit % 8)
             raises_or_loads(path, saved, f"bit {bit} of field {field}", mmap=bool(bit % 2))
             flip(path, at, bit % 8)
+
+
+def test_deflated_bytes_that_cannot_be_inflated_are_a_checksum_error(tmp_path: Path) -> None:
+    stored, path = tmp_path / "stored.pt", tmp_path / "model.pt"
+    torch.save(state(), stored)
+    with zipfile.ZipFile(stored) as source, zipfile.ZipFile(path, "w") as target:
+        for entry in source.infolist():
+            target.writestr(entry.filename, source.read(entry), zipfile.ZIP_DEFLATED)
+        first = target.infolist()[0]
+    start = first.header_offset + 30 + len(first.filename.encode())
+    assert_equal(state(), load(path.as_uri()))
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(b"\xff")  # a block of no known type
+    with pytest.raises(ChecksumError, match="cannot be read"):
+        load(path.as_uri())
 
 
 @pytest.mark.parametrize("keeps_time", [True, False], ids=["at-rest", "rewritten"])

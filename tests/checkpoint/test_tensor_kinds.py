@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 import warnings
 from collections import Counter, OrderedDict
@@ -14,6 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from aioflux import CheckpointError
 from aioflux.checkpoint import Checkpointer
+from aioflux.checkpoint._items import find_ties
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.checkpoint.dcp import StorageReader, StorageWriter, load_state
 from tests.checkpoint.dcp.states import DTYPES, assert_equal, no_warnings, save, state_of_all_kinds
@@ -110,6 +112,15 @@ def test_tied_tensors_of_objects_apart_are_stored_once(uri: str) -> None:
     loaded = load_state(uri)
     assert_equal(loaded, state)
     assert loaded["a"] is loaded["c"]
+
+
+def test_many_views_that_begin_together_are_told_apart_quickly() -> None:
+    """Each is looked up, and not compared with all others: in 0.05 s, where that takes 60."""
+    base = torch.zeros(10_000)
+    views = [base[: number + 1] for number in range(10_000)]
+    begun = time.process_time()
+    assert find_ties([*views, base.view(100, 100), base[:5]]) == {10_001: 4}
+    assert time.process_time() - begun < 20
 
 
 def test_a_tied_model_is_tied_after_a_load(checkpointer: Checkpointer) -> None:

@@ -10,9 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux import PermissionDeniedError, TransientError, open_store
+from aioflux import PermissionDeniedError, TransferOptions, TransientError, open_store
 from aioflux.checkpoint._heartbeat import Heartbeat, Watch, heartbeat_key
 from aioflux.checkpoint._orphans import save_of
+from aioflux.checkpoint._uploader_job import UploadSettings
+from aioflux.checkpoint._uploader_work import Uploads
+from aioflux.testing import GCSServer
+from tests.checkpoint.manager.desk import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,6 +112,24 @@ async def test_where_nothing_can_be_overwritten_each_heartbeat_has_its_key() -> 
     keys = ["step/" + heartbeat_key(SAVE_ID, 1, number) for number in (0, 1, 2)]
     assert list(dict.fromkeys(bucket.written)) == keys
     assert bucket.deleted == keys
+
+
+async def test_a_heartbeat_does_not_wait_for_uploads() -> None:
+    """Those of the rank's own shard take all requests that its store may have under way."""
+    with GCSServer(buckets=("bucket",)) as server:
+        server.faults.add("*insert*", key="part", delay_seconds=250)
+        options = TransferOptions(max_in_flight=1)
+        async with open_store("gs://bucket", endpoint_url=server.url, transfer=options) as store:
+            upload = asyncio.ensure_future(store.put("part", b"data"))
+            await asyncio.to_thread(wait_until, lambda: server.faults.injected["delay"] > 0)
+            uploads = Uploads(store, UploadSettings(heartbeat_seconds=0.05))
+            uploads.announce(SAVE_ID, "step/", 1)
+            key = "step/" + heartbeat_key(SAVE_ID, 1)
+            await asyncio.to_thread(wait_until, lambda: key in server.keys("bucket"))
+            uploads.withdraw()
+            await uploads.heartbeat_store.aclose()
+            assert not upload.done()
+            upload.cancel()
 
 
 async def test_a_short_save_writes_none() -> None:
