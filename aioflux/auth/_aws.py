@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux._errors import CredentialsError, TransientError
-from aioflux.auth._provided import ASK_SECONDS, call_provider
+from aioflux.auth._provided import ASK_SECONDS, SharedCall, call_provider
 from aioflux.auth._sigv4 import Keys
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class AWSSource:
         self._check_at = 0.0
         self._is_refused = False
         self._renewal: asyncio.Task[None] | None = None
-        self._lock = asyncio.Lock()
+        self._call: SharedCall | None = None
         given = access.credentials
         if given is None:
             pass
@@ -109,6 +109,7 @@ class AWSSource:
             self._session = getattr(given, "_session", given)
         elif callable(given):
             self._provider = given
+            self._call = SharedCall(self._ask)
         else:
             raise TypeError(
                 "credentials must be aioflux.S3Access, botocore credentials, a session of botocore "
@@ -148,8 +149,9 @@ class AWSSource:
         now = self._clock()
         if now < self._check_at:
             return self._keys
-        if self._provider is not None:
-            return await self._provided()
+        if self._call is not None:
+            await self._call.run()
+            return self._keys
         is_usable = self._keys is not None and not self._is_refused
         if is_usable and not self._ends_within(_EARLY_SECONDS):
             self._check_at = now + _CHECK_SECONDS
@@ -171,7 +173,9 @@ class AWSSource:
             self._check_at = 0.0
 
     async def close(self) -> None:
-        """Stop a renewal that is under way."""
+        """Stop a renewal or a call that is under way."""
+        if self._call is not None:
+            await self._call.close()
         if self._renewal is not None and not self._renewal.done():
             self._renewal.cancel()
             await asyncio.gather(self._renewal, return_exceptions=True)
@@ -180,16 +184,9 @@ class AWSSource:
         refresh_needed = getattr(self._credentials, "refresh_needed", None)
         return bool(refresh_needed(refresh_in=seconds)) if refresh_needed is not None else False
 
-    async def _provided(self) -> Keys:
+    async def _ask(self) -> None:
         assert self._provider is not None
-        async with self._lock:  # of many requests that need keys the first calls the function
-            if self._keys is None or self._clock() >= self._check_at:
-                await self._call(self._provider)
-            assert self._keys is not None
-            return self._keys
-
-    async def _call(self, provider: Callable[[], Any]) -> None:
-        given = await call_provider(provider)
+        given = await call_provider(self._provider)
         if hasattr(given, "get_frozen_credentials"):
             given = await asyncio.to_thread(given.get_frozen_credentials)
         found = _as_keys(given)

@@ -15,7 +15,15 @@ from aioflux._errors import CredentialsError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["ASK_SECONDS", "WAIT", "AnonymousToken", "ProvidedToken", "Wait", "call_provider"]
+__all__ = [
+    "ASK_SECONDS",
+    "WAIT",
+    "AnonymousToken",
+    "ProvidedToken",
+    "SharedCall",
+    "Wait",
+    "call_provider",
+]
 
 ASK_SECONDS: Final = 5.0
 """Time after which a function for credentials is called again, in seconds: when its result expires
@@ -31,6 +39,41 @@ class Wait(enum.Enum):
 
 WAIT: Final = Wait.WAIT
 """There is no token at once: `await get()`."""
+
+
+class SharedCall:
+    """Calls of one coroutine function: a caller joins the call that is under way, if there is one.
+
+    All of its callers get its result or its error. One that is cancelled does not end it.
+    """
+
+    def __init__(self, function: Callable[[], Awaitable[None]]) -> None:
+        """Take the function."""
+        self._function = function
+        self._task: asyncio.Task[BaseException | None] | None = None
+
+    async def run(self) -> None:
+        """Call the function, or join the call that is under way; raise what it raises."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._outcome())
+        error = await asyncio.shield(self._task)
+        if error is not None:
+            raise error
+
+    async def close(self) -> None:
+        """Cancel the call that is under way."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _outcome(self) -> BaseException | None:
+        try:
+            await self._function()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as exc:  # a SystemExit raised in a task would end the loop
+            return exc
+        return None
 
 
 class AnonymousToken:
@@ -65,7 +108,7 @@ class ProvidedToken:
         self._clock = clock
         self._value = ""
         self._ask_at = -math.inf
-        self._lock = asyncio.Lock()
+        self._call = SharedCall(self._ask)
 
     def ready(self) -> str | Wait | None:
         """Return the token, or `WAIT` if the function is to be called first."""
@@ -77,20 +120,19 @@ class ProvidedToken:
         Raises:
             CredentialsError: It is not one that can be sent.
         """
-        async with self._lock:  # of many requests that need a token the first calls the function
-            if self._clock() < self._ask_at:
-                return self._value
-            token = await call_provider(self._provider)
-            if not isinstance(token, str) or _TOKEN.fullmatch(token) is None:
-                kind = (
-                    "empty text" if token == "" else f"a {type(token).__name__} that cannot be sent"
-                )
-                raise CredentialsError(
-                    f"the function given as credentials= returned {kind}; an access token is text "
-                    "of visible characters, with no space or line end around it"
-                )
-            self._value, self._ask_at = token, self._clock() + ASK_SECONDS
-            return token
+        if self._clock() >= self._ask_at:
+            await self._call.run()
+        return self._value
+
+    async def _ask(self) -> None:
+        token = await call_provider(self._provider)
+        if not isinstance(token, str) or _TOKEN.fullmatch(token) is None:
+            kind = "empty text" if token == "" else f"a {type(token).__name__} that cannot be sent"
+            raise CredentialsError(
+                f"the function given as credentials= returned {kind}; an access token is text "
+                "of visible characters, with no space or line end around it"
+            )
+        self._value, self._ask_at = token, self._clock() + ASK_SECONDS
 
     def refuse(self, value: str) -> None:
         """Take note that the service rejected a token: the function is called for the next one."""
@@ -98,7 +140,8 @@ class ProvidedToken:
             self._ask_at = -math.inf
 
     async def close(self) -> None:
-        """Do nothing."""
+        """Cancel a call that is under way."""
+        await self._call.close()
 
 
 async def call_provider(provider: Callable[[], Any]) -> Any:

@@ -395,6 +395,38 @@ async def test_of_many_requests_one_calls_the_function_and_the_loop_goes_on() ->
     assert threads[0] != threading.get_ident()
 
 
+async def test_requests_that_wait_for_one_call_share_its_failure() -> None:
+    error = OSError("away")
+    num_calls = 0
+
+    async def provide() -> str:
+        nonlocal num_calls
+        num_calls += 1
+        await asyncio.sleep(0)
+        raise error
+
+    token = ProvidedToken(provide)
+    waiting = [asyncio.create_task(token.get()) for _ in range(20)]
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert (outcomes, num_calls) == ([error] * 20, 1)
+
+
+async def test_a_caller_that_is_cancelled_does_not_end_the_call_for_others() -> None:
+    may_end = asyncio.Event()
+
+    async def provide() -> str:
+        await may_end.wait()
+        return "token"
+
+    token = ProvidedToken(provide)
+    first, second = (asyncio.create_task(token.get()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    may_end.set()
+    assert await second == "token"
+    assert first.cancelled()
+
+
 async def test_a_provider_may_be_awaited() -> None:
     async def later() -> str:
         return "later"

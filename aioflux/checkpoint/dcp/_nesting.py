@@ -50,7 +50,8 @@ def tell_containers(state: Mapping[Any, Any]) -> str:
     """Return what the names of values do not tell of a state: as JSON, small.
 
     Raises:
-        TypeError: A key is neither text nor a plain constant, so that no load could bring it back.
+        TypeError: A key is neither text nor a plain constant, so that no load could bring it back,
+            or two keys of a dictionary are the same as text.
     """
     told: dict[str, list[Any]] = {kind: [] for kind in (*_WAYS, _LITERALS, _PARAMETERS)}
     _look((), state, told)
@@ -80,6 +81,12 @@ def _look(way: _Way, value: Any, told: dict[str, list[Any]]) -> None:
         elif all(type(key) is int and _is_integer(str(key)) for key in value):
             told[_INTEGERS].append(way)
         elif odd := [key for key in value if type(key) is not str]:
+            if len({str(key) for key in value}) < len(value):
+                name = ".".join(map(str, way)) or "the state"
+                raise TypeError(
+                    f"{name!r} has keys that are the same as text, such as 0 and '0'; a checkpoint "
+                    "names its values by text, so give one of them another key"
+                )
             told[_LITERALS].append((way, {str(key): _literal(way, key) for key in odd}))
         for key, each in value.items():
             _look((*way, str(key)), each, told)

@@ -338,11 +338,19 @@ def test_values_below_keys_of_every_type_come_back(
 
 
 @pytest.mark.parametrize(
-    "state", [{"x": {1: 2, "1": 3}}, {"x.a": 1, "x": {"a": 2}}], ids=["key", "dot"]
+    ("state", "problem"),
+    [
+        ({"x": {1: 2, "1": 3}}, "'x' has keys that are the same as text"),
+        ({"x": {0: {"a": 1}, "0": 2}}, "'x' has keys that are the same as text"),
+        ({"x.a": 1, "x": {"a": 2}}, "duplicated flatten key x"),
+    ],
+    ids=["number", "number of a dictionary", "dot"],
 )
-def test_keys_that_are_the_same_name_are_refused(checkpointer: Checkpointer, state: Any) -> None:
+def test_keys_that_are_the_same_name_are_refused(
+    checkpointer: Checkpointer, state: Any, problem: str
+) -> None:
     """Of two values with one name only one could be stored."""
-    with pytest.raises(CheckpointError, match="duplicated flatten key x"):
+    with pytest.raises(CheckpointError, match=problem):
         checkpointer.save(1, state)
     assert checkpointer.steps() == []
 
