@@ -10,9 +10,9 @@ notices 26 s after the last beat; the coordinator, while it uploads itself and l
 after 30 s; another rank that uploads and looks every 10 s, after 40 s. A beat that fails is
 repeated after 0.3 heartbeats, so that the 25 s have room for one failed beat and four repetitions.
 Only time in which the observer could look counts: a service that is away, or an observer that
-stands still, makes nobody seem dead. The ranks agree on a save by a collective, and beat from then
-on, so that neither slow staging nor a queue of earlier saves passes for death. The price is one
-request for each heartbeat and save under way, from the tenth second of a save on.
+stands still, does not make a rank seem dead. The ranks agree on a save by a collective and write
+heartbeats from then on, so that slow staging or a queue of earlier saves is not taken for the death
+of a rank. The cost is one request for each heartbeat and save under way, from the tenth second on.
 """
 
 from __future__ import annotations

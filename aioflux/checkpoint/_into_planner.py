@@ -205,7 +205,7 @@ class IntoPlanner(DefaultLoadPlanner):
             raise self._mismatch(
                 way, f"has the size {tuple(stored.size)} there, and {tuple(there.shape)} here"
             )
-        # What is stored apart must not be read into one memory: the last one would stand for all.
+        # Tensors that are stored apart must not share memory: the last would overwrite the others.
         if is_whole and has_plain_memory(there) and there.numel():
             place = stored_place(self._metadata, slot.name)
             if self._places.setdefault(there.data_ptr(), place) != place:

@@ -1,4 +1,4 @@
-"""S3 servers that read conditions in their own way: what is known of them, and what users are told.
+"""Conditions of writes on S3 servers that differ from AWS: what is known, errors and warnings.
 
 Ceph radosgw 18.2 and DigitalOcean Spaces compare the ETag of `If-Match` without its quotes; some
 gateways to other storage ignore conditions of writes altogether.
