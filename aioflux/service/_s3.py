@@ -25,13 +25,14 @@ from aioflux.service import _s3_read as reading
 from aioflux.service import _s3_wire as wire
 from aioflux.service._base import Body, Capabilities, Precondition
 from aioflux.service._http import COMPLETE_SECONDS, ReadRequest, is_too_long
-from aioflux.service._s3_conditions import is_amazon, refuse_ignored, unquoted_endpoints
+from aioflux.service._s3_conditions import refuse_ignored, unquoted_endpoints
 from aioflux.service._s3_copy import copy_by_parts
 from aioflux.service._s3_delete import delete_many
 from aioflux.service._s3_errors import deletion_error, error_in_success
 from aioflux.service._s3_guess import Guesses
 from aioflux.service._s3_lister import S3Lister
 from aioflux.service._s3_send import S3Sender
+from aioflux.service._s3_site import is_amazon
 from aioflux.service._send import CONDITIONAL, PLAIN, Terms
 from aioflux.service._xml_uploads import XMLService
 

@@ -8,27 +8,19 @@ from __future__ import annotations
 
 import warnings
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from aioflux._errors import UnsupportedError
 
 if TYPE_CHECKING:
     from aioflux.service._base import Precondition
 
-__all__ = ["is_amazon", "refuse_ignored", "unquoted_endpoints"]
+__all__ = ["refuse_ignored", "unquoted_endpoints"]
 
 unquoted_endpoints: set[str] = set()
 """Endpoints that take the ETag of `If-Match` without quotes, and refuse it with them."""
 
 _warned: set[str] = set()
 """Servers, by endpoint and bucket, of which a warning was given."""
-
-
-def is_amazon(endpoint_url: str) -> bool:
-    """Return whether a url, empty for none, is that of AWS itself."""
-    host = urlsplit(endpoint_url).hostname or ""
-    suffixes = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu")
-    return not endpoint_url or f".{host}".endswith(suffixes)
 
 
 def refuse_ignored(

@@ -12,7 +12,7 @@ from aioflux.http import Origin
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DEFAULT_REGION", "Site", "discovery_site", "region_told", "site_of"]
+__all__ = ["DEFAULT_REGION", "Site", "discovery_site", "is_amazon", "region_told", "site_of"]
 
 DEFAULT_REGION = "us-east-1"
 """What servers at an endpoint of one's own call their region, and where buckets of AWS are asked
@@ -36,6 +36,13 @@ class Site:
     """Region that requests are signed for."""
     is_aws: bool
     """It is a host of AWS, which may say that the bucket lives in another region."""
+
+
+def is_amazon(endpoint_url: str) -> bool:
+    """Return whether a url, empty for none, is that of AWS itself."""
+    host = urlsplit(endpoint_url).hostname or ""
+    suffixes = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu")
+    return not endpoint_url or f".{host}".endswith(suffixes)
 
 
 def site_of(
@@ -84,9 +91,7 @@ def site_of(
         host = ("s3-fips" if use_fips else "s3") + (".dualstack" if use_dualstack else "")
         endpoint_url = f"https://{host}.{region}.{suffix}"
     if addressing == "auto":
-        is_known = (urlsplit(endpoint_url).hostname or "").endswith((".com", ".com.cn"))
-        is_amazon = "amazonaws.com" in endpoint_url and is_known
-        addressing = "virtual" if is_amazon and can_be_host else "path"
+        addressing = "virtual" if is_amazon(endpoint_url) and can_be_host else "path"
     origin = Origin.from_url(endpoint_url)
     if addressing == "virtual":
         origin = Origin(origin.scheme, f"{bucket}.{origin.host}", origin.port)

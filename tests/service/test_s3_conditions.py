@@ -17,7 +17,7 @@ from aioflux import (
 from aioflux.service import _s3_conditions
 from aioflux.service._base import Precondition
 from aioflux.service._s3 import S3Service
-from aioflux.service._s3_conditions import is_amazon
+from aioflux.service._s3_site import is_amazon
 from aioflux.transfer import _conditions
 from tests.service.s3_rig import PIN, Asked, Cut, Probed, answer, asking, hello, refusal
 
