@@ -1,0 +1,62 @@
+"""Hooks at fork and at exit are registered in the same order whatever is imported first.
+
+Hooks at exit run in reverse: the event loop ends after the saves and file systems that use it, and
+DataLoader workers are ended before torch marks its own shutdown.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PROBE = """
+import atexit, json, os, sys
+
+registered = []
+
+def record(kind, register):
+    def wrapper(*args, **kwargs):
+        hook = args[0] if args else next(iter(kwargs.values()))
+        registered.append((kind, str(hook.__module__), getattr(hook, "__name__", "")))
+        return register(*args, **kwargs)
+    return wrapper
+
+atexit.register = record("exit", atexit.register)
+os.register_at_fork = record("fork", os.register_at_fork)
+import importlib
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+from aioflux.checkpoint import Checkpointer
+print(json.dumps(registered))
+"""
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        ("aioflux.data", "aioflux.checkpoint", "aioflux.integrations.fsspec"),
+        ("aioflux.integrations.fsspec", "aioflux.checkpoint", "aioflux.data"),
+        ("aioflux.checkpoint.dcp", "aioflux.data", "aioflux.integrations.fsspec"),
+        ("torch", "aioflux.sync", "aioflux.data", "aioflux.integrations.fsspec"),
+    ],
+    ids=["data-first", "fsspec-first", "dcp-first", "torch-first"],
+)
+def test_the_loop_ends_last_and_workers_end_before_torch_forgets_them(modules: list[str]) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", PROBE, *modules], check=True, capture_output=True, text=True
+    )
+    registered = [tuple(each) for each in json.loads(run.stdout.splitlines()[-1])]
+    ours = [each for each in registered if each[1].split(".")[0] == "aioflux"]
+    assert [each for each in ours if each[0] == "fork"] == [
+        ("fork", "aioflux.bridge", "_after_fork_in_child")
+    ]
+    at_exit = [module for kind, module, _ in registered if kind == "exit"]
+    for before, after in (
+        ("aioflux.bridge", "aioflux.checkpoint._checkpointer"),
+        ("aioflux.bridge", "aioflux.integrations.fsspec._stores"),
+        ("torch.utils.data._utils", "aioflux.data._workers"),
+    ):
+        assert at_exit.index(before) < at_exit.index(after)
