@@ -13,7 +13,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 # What decides without I/O is covered whole, branches included.
 comma := ,
 empty :=
-PURE := $(addprefix aioflux/,_arguments.py _checksums.py _errors.py _meta.py _policy.py _stats.py _uri.py \
+PURE := $(addprefix aioflux/,_values/arguments.py _values/checksums.py errors.py _values/meta.py options.py _values/stats.py _values/uri.py \
 	http/_codec.py http/_origin.py http/_request.py \
 	service/_gcs_read.py service/_gcs_wire.py service/_range.py service/_status.py service/_multipart.py \
 	transfer/_counters.py transfer/_limits.py transfer/_retry.py \

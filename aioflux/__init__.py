@@ -13,7 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from aioflux._errors import (
+from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta, OpenUpload
+from aioflux.errors import (
     AiofluxError,
     AlreadyExistsError,
     CheckpointCorruptError,
@@ -29,17 +30,16 @@ from aioflux._errors import (
     TransientError,
     UnsupportedError,
 )
-from aioflux._meta import CleanResult, DeleteResult, ObjectMeta, OpenUpload
-from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
+from aioflux.options import RetryPolicy, Timeouts, TransferOptions
 
 if TYPE_CHECKING:
     from aioflux import checkpoint as checkpoint
     from aioflux import data as data
     from aioflux import sync as sync
     from aioflux import testing as testing
-    from aioflux._access import S3Access
-    from aioflux._listing import Listing
-    from aioflux._stats import LatencyHistogram, Progress, ProgressHook, StoreStats
+    from aioflux._values.listing import Listing
+    from aioflux._values.stats import LatencyHistogram, Progress, ProgressHook, StoreStats
+    from aioflux.options import S3Access
     from aioflux.store import Store, open_store
 
 __all__ = [
@@ -78,13 +78,13 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LAZY_NAMES = {
-    "LatencyHistogram": "aioflux._stats",
-    "Listing": "aioflux._listing",
-    "Progress": "aioflux._stats",
-    "ProgressHook": "aioflux._stats",
-    "S3Access": "aioflux._access",
+    "LatencyHistogram": "aioflux._values.stats",
+    "Listing": "aioflux._values.listing",
+    "Progress": "aioflux._values.stats",
+    "ProgressHook": "aioflux._values.stats",
+    "S3Access": "aioflux.options",
     "Store": "aioflux.store",
-    "StoreStats": "aioflux._stats",
+    "StoreStats": "aioflux._values.stats",
     "open_store": "aioflux.store",
 }
 _LAZY_MODULES = ("checkpoint", "data", "sync", "testing")

@@ -8,12 +8,12 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Protocol
 
-from aioflux import bridge
+from aioflux import _bridge
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.store import ObjectWriter
 
 __all__ = ["Holder", "PositionedFile", "WritableFile"]
@@ -24,7 +24,7 @@ several for each tensor, and a crossing costs 35-125 us."""
 
 
 class Holder(Protocol):
-    """What `bridge.Held` is to a file that is written."""
+    """What `_bridge.Held` is to a file that is written."""
 
     @property
     def value(self) -> ObjectWriter:
@@ -86,13 +86,13 @@ class WritableFile(io.BufferedIOBase):
         if len(self._pending) + view.nbytes > _PENDING_BYTES:
             self._send_pending()
         if view.nbytes >= _PENDING_BYTES:
-            bridge.run(self._held.value.write(view))
+            _bridge.run(self._held.value.write(view))
         else:
             self._pending += view
 
     def _send_pending(self) -> None:
         if self._pending:
-            bridge.run(self._held.value.write(self._pending))
+            _bridge.run(self._held.value.write(self._pending))
             self._pending.clear()
 
 

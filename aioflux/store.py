@@ -15,8 +15,9 @@ from datetime import UTC, datetime
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, overload
 
-from aioflux._access import carries_secret
-from aioflux._arguments import (
+from aioflux._concurrency.async_iteration import nested
+from aioflux._concurrency.fan_out import Items, bounded_map
+from aioflux._values.arguments import (
     check_listing,
     check_metadata,
     check_mode,
@@ -26,10 +27,10 @@ from aioflux._arguments import (
     parse_prefix,
     refuse_one_key,
 )
-from aioflux._errors import StorageError
-from aioflux._meta import CleanResult, DeleteResult, ObjectMeta
-from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
-from aioflux._uri import Location, parse_uri
+from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
+from aioflux._values.uri import Location, parse_uri
+from aioflux.errors import StorageError
+from aioflux.options import RetryPolicy, Timeouts, TransferOptions, carries_secret
 from aioflux.service._base import Precondition, Source
 from aioflux.service._open import ServiceConfig, open_service
 from aioflux.transfer import (
@@ -45,10 +46,8 @@ from aioflux.transfer import (
 from aioflux.transfer._borrowing import BorrowingWriter
 from aioflux.transfer._coalesce import MAX_GAP_BYTES, fetch_ranges
 from aioflux.transfer._counters import Tally
-from aioflux.transfer._fanout import Items, bounded_map
 from aioflux.transfer._limits import Limits
 from aioflux.transfer._many import fetch_many, try_many
-from aioflux.transfer._nested import nested
 from aioflux.transfer._reader import ObjectReader
 from aioflux.transfer._session import Session
 from aioflux.transfer._staged import COMPOSITE_PREFIX
@@ -66,8 +65,8 @@ if TYPE_CHECKING:
     )
     from types import TracebackType
 
-    from aioflux._listing import Listing
-    from aioflux._stats import ProgressHook, StoreStats
+    from aioflux._values.listing import Listing
+    from aioflux._values.stats import ProgressHook, StoreStats
     from aioflux.transfer._many import FetchedBatch
 
 __all__ = ["COMPOSITE_PREFIX", "ObjectReader", "ObjectWriter", "Store", "open_store"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
-from aioflux import bridge
+from aioflux import _bridge
 from aioflux import store as _store
 from aioflux.transfer._coalesce import MAX_GAP_BYTES
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from aioflux._listing import Listing
-    from aioflux._meta import CleanResult, DeleteResult, ObjectMeta
-    from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
-    from aioflux._stats import ProgressHook, StoreStats
+    from aioflux._values.listing import Listing
+    from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
+    from aioflux._values.stats import ProgressHook, StoreStats
+    from aioflux.options import RetryPolicy, Timeouts, TransferOptions
     from aioflux.store import Buffer, DataBatch, MetaBatch, RangesData, TriedBatch, WriteMode
 
 __all__ = ["ObjectReader", "ObjectWriter", "Store", "open_store"]
@@ -59,21 +59,21 @@ def open_store(
 class ObjectReader:
     """An object opened for reading; see `aioflux.store.ObjectReader`."""
 
-    def __init__(self, reader: bridge.Held[_store.ObjectReader]) -> None:
+    def __init__(self, reader: _bridge.Held[_store.ObjectReader]) -> None:
         self._reader = reader
         self.meta = reader.value.meta
 
     def read(self, size: int = -1) -> bytes:
         """Read up to `size` bytes, all that is left where it is negative."""
-        return bridge.run(self._reader.value.read(size))
+        return _bridge.run(self._reader.value.read(size))
 
     def readinto(self, view: bytearray | memoryview) -> int:
         """Fill `view` and return how many bytes there were."""
-        return bridge.run(self._reader.value.readinto(view))
+        return _bridge.run(self._reader.value.readinto(view))
 
     def prefetch(self) -> None:
         """Begin to fetch what is next, as much as may be held, and wait for none of it."""
-        bridge.run(self._reader.value.prefetch())
+        _bridge.run(self._reader.value.prefetch())
 
     def tell(self) -> int:
         """Return the position of the next byte."""
@@ -87,7 +87,7 @@ class ObjectReader:
 class ObjectWriter:
     """An object under construction; see `aioflux.store.ObjectWriter`."""
 
-    def __init__(self, writer: bridge.Held[_store.ObjectWriter]) -> None:
+    def __init__(self, writer: _bridge.Held[_store.ObjectWriter]) -> None:
         self._writer = writer
         self._object = writer.value
 
@@ -98,11 +98,11 @@ class ObjectWriter:
 
     def write(self, data: Buffer) -> int:
         """Take the bytes of `data` and return how many they are."""
-        return bridge.run(self._writer.value.write(data))
+        return _bridge.run(self._writer.value.write(data))
 
     def write_copy(self, data: Buffer) -> int:
         """As `write`; a writer that borrows what is written takes a copy of this."""
-        return bridge.run(self._writer.value.write_copy(data))
+        return _bridge.run(self._writer.value.write_copy(data))
 
     def tell(self) -> int:
         """Return how many bytes were written."""
@@ -114,7 +114,7 @@ class Store:
 
     def __init__(self, store: _store.Store) -> None:
         self._store = store
-        bridge.close_when_dropped(store)
+        _bridge.close_when_dropped(store)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._store,)
@@ -155,25 +155,25 @@ class Store:
 
     def close(self) -> None:
         """Close the connections and end the store. Closing twice does nothing."""
-        bridge.run(self._store.aclose())
+        _bridge.run(self._store.aclose())
 
     def head(self, key: str | ObjectMeta) -> ObjectMeta:
         """Read the metadata of an object."""
-        return bridge.run(self._store.head(key))
+        return _bridge.run(self._store.head(key))
 
     def get(self, key: str | ObjectMeta) -> bytes:
         """Read a whole object and verify it."""
-        return bridge.run(self._store.get(key))
+        return _bridge.run(self._store.get(key))
 
     def get_into(
         self, key: str | ObjectMeta, buffer: bytearray | memoryview, *, start: int = 0
     ) -> int:
         """Read an object straight into memory."""
-        return bridge.run(self._store.get_into(key, buffer, start=start))
+        return _bridge.run(self._store.get_into(key, buffer, start=start))
 
     def get_range(self, key: str | ObjectMeta, *, start: int, end: int) -> bytes:
         """Read the bytes `[start, end)` of an object."""
-        return bridge.run(self._store.get_range(key, start=start, end=end))
+        return _bridge.run(self._store.get_range(key, start=start, end=end))
 
     def get_ranges(
         self,
@@ -183,7 +183,7 @@ class Store:
         max_gap_bytes: int = MAX_GAP_BYTES,
     ) -> RangesData:
         """Read several ranges of an object, near ones together, all of one generation."""
-        return bridge.run(self._store.get_ranges(key, ranges, max_gap_bytes=max_gap_bytes))
+        return _bridge.run(self._store.get_ranges(key, ranges, max_gap_bytes=max_gap_bytes))
 
     def get_many(
         self, keys: Iterable[str | ObjectMeta], *, ordered: bool = True
@@ -197,8 +197,8 @@ class Store:
         self, keys: Iterable[str | ObjectMeta], *, ordered: bool = True
     ) -> Iterator[DataBatch]:
         """Yield what `get_many` yields in lists of those that are there at once."""
-        fed = bridge.feed(keys, max_ahead=2 * self.transfer.max_in_flight)
-        return bridge.iterate(self._store.get_batches(fed, ordered=ordered), feed=fed)
+        fed = _bridge.feed(keys, max_ahead=2 * self.transfer.max_in_flight)
+        return _bridge.iterate(self._store.get_batches(fed, ordered=ordered), feed=fed)
 
     @overload
     def fetch_batches(
@@ -224,10 +224,10 @@ class Store:
         return_exceptions: bool = False,
     ) -> Iterator[Any]:
         """Yield lists of `(meta, data)`, or of `(None, error)` for what cannot be read."""
-        fed = bridge.feed(keys, max_ahead=2 * self.transfer.max_in_flight)
+        fed = _bridge.feed(keys, max_ahead=2 * self.transfer.max_in_flight)
         flag: Any = return_exceptions
         batches = self._store.fetch_batches(fed, ordered=ordered, return_exceptions=flag)
-        return bridge.iterate(batches, feed=fed)
+        return _bridge.iterate(batches, feed=fed)
 
     @overload
     def fetch_composed(
@@ -254,12 +254,12 @@ class Store:
     ) -> Iterator[Any]:
         """Yield lists of `(meta, data)`, with fewer requests for small objects."""
         # Each request in flight may be of a composite of 32 objects.
-        fed = bridge.feed(metas, max_ahead=32 * self.transfer.max_in_flight)
+        fed = _bridge.feed(metas, max_ahead=32 * self.transfer.max_in_flight)
         flag: Any = return_exceptions
         batches = self._store.fetch_composed(
             fed, max_composite_bytes=max_composite_bytes, return_exceptions=flag
         )
-        return bridge.iterate(batches, feed=fed)
+        return _bridge.iterate(batches, feed=fed)
 
     def list(
         self, prefix: str = "", *, delimiter: str = "", match_glob: str = ""
@@ -277,7 +277,7 @@ class Store:
         page_size: int | None = None,
     ) -> Iterator[Listing]:
         """Yield what `list` yields, a page of the service at a time."""
-        return bridge.iterate(
+        return _bridge.iterate(
             self._store.list_pages(
                 prefix, delimiter=delimiter, match_glob=match_glob, page_size=page_size
             )
@@ -285,11 +285,11 @@ class Store:
 
     def list_all(self, prefix: str = "", *, delimiter: str = "", match_glob: str = "") -> Listing:
         """Return what `list` yields as one sequence."""
-        return bridge.run(self._store.list_all(prefix, delimiter=delimiter, match_glob=match_glob))
+        return _bridge.run(self._store.list_all(prefix, delimiter=delimiter, match_glob=match_glob))
 
     def save_manifest(self, key: str, prefix: str = "") -> ObjectMeta:
         """List what is below `prefix`, and store the listing as an object."""
-        return bridge.run(self._store.save_manifest(key, prefix))
+        return _bridge.run(self._store.save_manifest(key, prefix))
 
     def put(
         self,
@@ -302,7 +302,7 @@ class Store:
         metadata: Mapping[str, str] | None = None,
     ) -> ObjectMeta:
         """Write a whole object: it appears whole or not at all."""
-        return bridge.run(
+        return _bridge.run(
             self._store.put(
                 key,
                 data,
@@ -321,8 +321,8 @@ class Store:
         Nothing is sent until it is iterated, as in `list(store.put_many(pairs))`; if it never is,
         it issues a RuntimeWarning.
         """
-        fed = bridge.feed(pairs, max_ahead=self.transfer.max_in_flight)
-        return bridge.iterate(self._store.put_many(fed, mode=mode), feed=fed)
+        fed = _bridge.feed(pairs, max_ahead=self.transfer.max_in_flight)
+        return _bridge.iterate(self._store.put_many(fed, mode=mode), feed=fed)
 
     @contextmanager
     def open_writer(
@@ -344,7 +344,7 @@ class Store:
             metadata=metadata,
             borrow=borrow,
         )
-        with bridge.entered(writer) as held:
+        with _bridge.entered(writer) as held:
             yield ObjectWriter(held)
 
     @contextmanager
@@ -353,7 +353,7 @@ class Store:
     ) -> Iterator[ObjectReader]:
         """Read an object piece by piece, at the generation that it has now."""
         reader = self._store.open_reader(key, read_ahead_bytes=read_ahead_bytes)
-        with bridge.entered(reader) as held:
+        with _bridge.entered(reader) as held:
             yield ObjectReader(held)
 
     def compose(
@@ -367,7 +367,7 @@ class Store:
         metadata: Mapping[str, str] | None = None,
     ) -> ObjectMeta:
         """Concatenate objects of this store into one, on the service."""
-        return bridge.run(
+        return _bridge.run(
             self._store.compose(
                 key,
                 sources,
@@ -382,28 +382,28 @@ class Store:
         self, source: str | ObjectMeta, key: str, *, mode: WriteMode = "overwrite"
     ) -> ObjectMeta:
         """Copy an object within the store, on the service."""
-        return bridge.run(self._store.copy(source, key, mode=mode))
+        return _bridge.run(self._store.copy(source, key, mode=mode))
 
     def delete(self, key: str | ObjectMeta) -> None:
         """Delete an object; see `Store.delete` for what remains on servers that do not compare."""
-        bridge.run(self._store.delete(key))
+        _bridge.run(self._store.delete(key))
 
     def delete_many(self, keys: Iterable[str | ObjectMeta]) -> DeleteResult:
         """Delete many objects, and return what became of each; see `Store.delete_many`."""
-        return bridge.run(self._store.delete_many(list(keys)))
+        return _bridge.run(self._store.delete_many(list(keys)))
 
     def missing_permissions(self, names: Sequence[str]) -> Sequence[str]:
         """Return those of `names` that the credentials in use do not have on the bucket."""
-        return bridge.run(self._store.missing_permissions(names))
+        return _bridge.run(self._store.missing_permissions(names))
 
     def check_conditions(self) -> Sequence[str]:
         """Return the conditions that the server ignores: "create", "replace" and "delete"."""
-        return bridge.run(self._store.check_conditions())
+        return _bridge.run(self._store.check_conditions())
 
     def clean(
         self, prefix: str = "", *, older_than_seconds: float = 86_400.0, dry_run: bool = False
     ) -> CleanResult:
         """Remove what dead processes left below a prefix, and tell what that was."""
-        return bridge.run(
+        return _bridge.run(
             self._store.clean(prefix, older_than_seconds=older_than_seconds, dry_run=dry_run)
         )

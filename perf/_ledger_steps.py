@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import aioflux
 from aioflux import Timeouts
-from aioflux._checksums import crc32c
+from aioflux._values.checksums import crc32c
 from aioflux.http import FixedHeaders, Origin, Pool
 from aioflux.http._codec import encode_head, parse_head
 

@@ -16,14 +16,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux._errors import CredentialsError, TransientError
 from aioflux.auth._provided import ASK_SECONDS, SharedCall, call_provider
 from aioflux.auth._sigv4 import Keys
+from aioflux.errors import CredentialsError, TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from aioflux._access import S3Access
+    from aioflux.options import S3Access
 
 __all__ = ["WAIT", "AWSSource", "Settings", "Wait"]
 

@@ -17,10 +17,10 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
-from aioflux._access import ANONYMOUS
-from aioflux._errors import CredentialsError, TransientError
 from aioflux.auth._provided import AnonymousToken, ProvidedToken
 from aioflux.auth._renewed import RenewedToken
+from aioflux.errors import CredentialsError, TransientError
+from aioflux.options import ANONYMOUS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

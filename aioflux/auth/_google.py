@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
-from aioflux._access import ANONYMOUS
-from aioflux._errors import CredentialsError, TransientError
 from aioflux.auth._provided import WAIT, AnonymousToken, ProvidedToken, Wait
 from aioflux.auth._renewed import RenewedToken
+from aioflux.errors import CredentialsError, TransientError
+from aioflux.options import ANONYMOUS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

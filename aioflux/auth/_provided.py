@@ -10,7 +10,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux._errors import CredentialsError
+from aioflux.errors import CredentialsError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -5,23 +5,23 @@ from __future__ import annotations
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Final, Literal
 
-from aioflux import bridge
-from aioflux._errors import CheckpointNotFoundError
-from aioflux._uri import Location, parse_uri
+from aioflux import _bridge
+from aioflux._values.uri import Location, parse_uri
 from aioflux.checkpoint import _orphans, _transfer, _verify
 from aioflux.checkpoint._objects import open_checkpoint
 from aioflux.checkpoint._steps import as_prefix, read_commits
 from aioflux.checkpoint._transfer import Spot
+from aioflux.errors import CheckpointNotFoundError
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from typing import Unpack
 
-    from aioflux._meta import CleanResult
-    from aioflux._policy import StoreOptions
+    from aioflux._values.meta import CleanResult
     from aioflux.checkpoint._transfer import Copied
     from aioflux.checkpoint._verify import Verification
+    from aioflux.options import StoreOptions
     from aioflux.store import Store
 
 __all__ = ["clean", "copy", "verify"]
@@ -53,7 +53,7 @@ def verify(uri: str, *, deep: bool = False, **options: Unpack[StoreOptions]) -> 
         async with open_checkpoint(uri, **options) as store:
             return await _verify.verify(store, "", deep=deep)
 
-    return bridge.run(work())
+    return _bridge.run(work())
 
 
 def copy(
@@ -100,7 +100,7 @@ def copy(
             raise CheckpointNotFoundError(f"there is no checkpoint at {source}")
         return copied
 
-    return bridge.run(work())
+    return _bridge.run(work())
 
 
 @asynccontextmanager
@@ -156,4 +156,4 @@ def clean(
                 store, older_than_seconds=older_than_seconds, dry_run=dry_run
             )
 
-    return bridge.run(work())
+    return _bridge.run(work())

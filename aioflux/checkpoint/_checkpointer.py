@@ -27,14 +27,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from aioflux import bridge
-from aioflux._errors import (
-    AiofluxError,
-    CheckpointCorruptError,
-    CheckpointError,
-    CheckpointNotFoundError,
-    UnsupportedError,
-)
+from aioflux import _bridge
 from aioflux.checkpoint import _loading, _verify
 from aioflux.checkpoint._commit import new_save_id, step_prefix
 from aioflux.checkpoint._handle import SaveHandle
@@ -48,6 +41,13 @@ from aioflux.checkpoint._steps import list_steps, uri_below
 from aioflux.checkpoint._uploader_client import LoopUploader, Uploader
 from aioflux.checkpoint._uploader_job import Compression, Job, SaveResult, UploadSettings
 from aioflux.checkpoint._uploader_process import ProcessUploader
+from aioflux.errors import (
+    AiofluxError,
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    UnsupportedError,
+)
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Unpack
 
-    from aioflux._policy import StoreOptions
     from aioflux.checkpoint._verify import Verification
     from aioflux.checkpoint.compression import ZStandard
+    from aioflux.options import StoreOptions
     from aioflux.store import Store
 
 __all__ = ["Checkpointer"]
@@ -152,7 +152,7 @@ class Checkpointer:
         self._signals = Signals()
         self._options = options
         self._store = open_store(uri, **options)
-        bridge.close_when_dropped(self._store)
+        _bridge.close_when_dropped(self._store)
         self._settings = UploadSettings(
             commit_seconds=commit_seconds,
             heartbeat_seconds=heartbeat_seconds,
@@ -166,7 +166,7 @@ class Checkpointer:
         self._stager = Stager(
             max_staged_bytes, is_shared=staging == "process", on_drop=self._uploader.forget
         )
-        self._lock = bridge.OwnLock()
+        self._lock = _bridge.OwnLock()
         self._in_flight: list[tuple[SaveHandle, Staged]] = []
         self._ended: list[SaveHandle] = []
         self._protected: set[int] = set()
@@ -191,7 +191,7 @@ class Checkpointer:
     def _check_conditions(self) -> None:
         """Warn if the server ignores the conditions by which saves are kept apart."""
         try:
-            missing = bridge.run(_check_conditions(self._store))
+            missing = _bridge.run(_check_conditions(self._store))
         except UnsupportedError as exc:
             warnings.warn(
                 f"checkpoints below {self.uri} can be loaded, and saving is refused: {exc}; one "
@@ -556,7 +556,7 @@ class Checkpointer:
         if step is not None:
             looks: Iterable[Verification] = [self.verify(step)]
         else:
-            looks = bridge.iterate(_verify.newest_first(self._store, goes_on=True))
+            looks = _bridge.iterate(_verify.newest_first(self._store, goes_on=True))
         for looked in looks:
             found = looked if step is None else replace(looked, step=step)
             while found.step is not None and (found.is_valid or step is not None):
@@ -571,7 +571,7 @@ class Checkpointer:
 
     def steps(self) -> list[int]:
         """Return the committed steps, ascending; whether they verify is not looked at."""
-        return bridge.run(list_steps(self._store))
+        return _bridge.run(list_steps(self._store))
 
     def latest(self, *, deep: bool = False) -> int | None:
         """Return the newest step that verifies, or None.
@@ -579,7 +579,7 @@ class Checkpointer:
         Args:
             deep: Read all of its bytes and compare their checksums.
         """
-        return bridge.run(_verify.latest(self._store, deep=deep))
+        return _bridge.run(_verify.latest(self._store, deep=deep))
 
     def verify(self, step: int, *, deep: bool = False) -> Verification:
         """Look whether all of a step is there, and tell what is not.
@@ -588,11 +588,11 @@ class Checkpointer:
             step: The step.
             deep: Read all of its bytes and compare their checksums.
         """
-        return bridge.run(_verify.verify(self._store, step_prefix(step), deep=deep))
+        return _bridge.run(_verify.verify(self._store, step_prefix(step), deep=deep))
 
     def history(self) -> list[SaveRecord]:
         """Return one record of each save, also of those that failed, by time."""
-        return bridge.run(read_history(self._store))
+        return _bridge.run(read_history(self._store))
 
     def prune(self, *, dry_run: bool = False) -> Pruned:
         """Remove the steps that no rule keeps, as each save does after its commit.
@@ -602,7 +602,7 @@ class Checkpointer:
         Args:
             dry_run: Tell, and remove nothing.
         """
-        return bridge.run(
+        return _bridge.run(
             prune(
                 self._store,
                 self._settings.retention,
@@ -640,7 +640,7 @@ class Checkpointer:
             self._stager.close()
             self._uploader.close()
             self._ranks.close()
-            bridge.run(self._store.aclose())
+            _bridge.run(self._store.aclose())
             self._is_given_back = True
             failure = self._unseen_error()
             if failure is not None:

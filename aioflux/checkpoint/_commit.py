@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from aioflux._checksums import crc32c
-from aioflux._errors import CheckpointCorruptError
+from aioflux._values.checksums import crc32c
+from aioflux.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:
     from datetime import datetime

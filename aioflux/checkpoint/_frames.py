@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from aioflux._checksums import crc32c
-from aioflux._errors import CheckpointCorruptError
+from aioflux._values.checksums import crc32c
 from aioflux.checkpoint._methods import MIN_GAIN, MIN_PLANE_BYTES, Compressor, Method
 from aioflux.checkpoint._planes import PLANE_SIZES, Bytes, join_planes, split_planes
+from aioflux.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

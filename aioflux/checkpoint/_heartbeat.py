@@ -21,7 +21,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from aioflux._errors import AiofluxError, StorageError, TransientError
+from aioflux.errors import AiofluxError, StorageError, TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Mapping

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from aioflux._errors import (
+from aioflux.checkpoint._history_plot import plot
+from aioflux.errors import (
     AlreadyExistsError,
     CheckpointCorruptError,
     NotFoundError,
     PreconditionFailedError,
 )
-from aioflux.checkpoint._history_plot import plot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.store import Store
 
 __all__ = [

@@ -19,10 +19,10 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from aioflux._errors import CheckpointCorruptError, CheckpointError
 from aioflux.checkpoint._items import has_plain_memory
 from aioflux.checkpoint.dcp._nesting import nest, parameter_names
 from aioflux.checkpoint.dcp._state import as_parameter, stored_place
+from aioflux.errors import CheckpointCorruptError, CheckpointError
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata

@@ -9,19 +9,19 @@ from contextlib import suppress
 from inspect import signature
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from aioflux import bridge
-from aioflux._errors import ChecksumError
-from aioflux._policy import TransferOptions
+from aioflux import _bridge
 from aioflux.checkpoint._mapping import PrivateMemory, fetch
 from aioflux.checkpoint._records import ZIP_MAGIC, compare_records
 from aioflux.checkpoint._require_torch import require_torch
 from aioflux.checkpoint._target import split_uri
+from aioflux.errors import ChecksumError
+from aioflux.options import TransferOptions
 
 if TYPE_CHECKING:
     import mmap
     from typing import Unpack
 
-    from aioflux._policy import StoreOptions
+    from aioflux.options import StoreOptions
 
 __all__ = ["load"]
 
@@ -73,7 +73,7 @@ def load(
     import torch
 
     root, key = split_uri(uri)
-    meta, memory = bridge.run(fetch(root, key, options, PrivateMemory))
+    meta, memory = _bridge.run(fetch(root, key, options, PrivateMemory))
     file = memory.mapping
     verify = (options.get("transfer") or TransferOptions()).verify
     try:

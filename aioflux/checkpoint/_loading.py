@@ -8,15 +8,15 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.stateful import Stateful
 
-from aioflux._errors import AiofluxError, CheckpointCorruptError, CheckpointError
 from aioflux.checkpoint._into_planner import IntoPlanner
 from aioflux.checkpoint.dcp import StorageReader, load_state
+from aioflux.errors import AiofluxError, CheckpointCorruptError, CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from aioflux._policy import StoreOptions
     from aioflux.checkpoint._ranks import Ranks
+    from aioflux.options import StoreOptions
 
 __all__ = ["Adapting", "load_into", "load_whole"]
 

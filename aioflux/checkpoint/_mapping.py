@@ -19,16 +19,16 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from aioflux._checksums import address_of, combine_crc32c, crc32c
-from aioflux._errors import NotFoundError, PreconditionFailedError
-from aioflux._policy import MIB, TransferOptions
+from aioflux._values.checksums import address_of, combine_crc32c, crc32c
+from aioflux.errors import NotFoundError, PreconditionFailedError
+from aioflux.options import MIB, TransferOptions
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
-    from aioflux._meta import ObjectMeta
-    from aioflux._policy import StoreOptions
+    from aioflux._values.meta import ObjectMeta
+    from aioflux.options import StoreOptions
     from aioflux.store import Store
 
 __all__ = ["MemoryFile", "PrivateMemory", "fetch"]

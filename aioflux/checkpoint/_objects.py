@@ -13,8 +13,11 @@ import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from aioflux._checksums import crc32c, crc32c_blocks, join_crc32c
-from aioflux._errors import (
+from aioflux._values.checksums import crc32c, crc32c_blocks, join_crc32c
+from aioflux._values.meta import ObjectMeta
+from aioflux.checkpoint._commit import StoredObject, plan_block_size
+from aioflux.checkpoint._steps import uri_below
+from aioflux.errors import (
     AlreadyExistsError,
     CheckpointCorruptError,
     CheckpointError,
@@ -22,17 +25,14 @@ from aioflux._errors import (
     NotFoundError,
     PreconditionFailedError,
 )
-from aioflux._meta import ObjectMeta
-from aioflux._policy import TransferOptions
-from aioflux.checkpoint._commit import StoredObject, plan_block_size
-from aioflux.checkpoint._steps import uri_below
+from aioflux.options import TransferOptions
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
     from typing import Unpack
 
-    from aioflux._policy import StoreOptions
+    from aioflux.options import StoreOptions
     from aioflux.store import Store
 
 __all__ = [

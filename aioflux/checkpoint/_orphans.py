@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from aioflux._errors import CheckpointCorruptError, NotFoundError, StorageError
-from aioflux._meta import CleanResult
+from aioflux._values.meta import CleanResult
 from aioflux.checkpoint._commit import COMMIT_KEY, find_save_id
 from aioflux.checkpoint._steps import decode, each_bounded, read_commits
+from aioflux.errors import CheckpointCorruptError, NotFoundError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.store import Store
 
 __all__ = ["Leaving", "clean_saves", "clean_store", "group_saves", "named_keys", "save_of", "stale"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from aioflux._checksums import address_of
+from aioflux._values.checksums import address_of
 from aioflux.checkpoint._save import leave_out_crc32
 from aioflux.checkpoint._staging_copy import Copy, copy_all
 from aioflux.checkpoint._tensor_memory import TensorMemory

@@ -21,7 +21,6 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemT
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
-from aioflux._errors import CheckpointError
 from aioflux.checkpoint._items import check_storable, find_ties
 from aioflux.checkpoint._storage_data import pickle_index, pickle_metadata
 from aioflux.checkpoint._uploader_job import Whole
@@ -31,6 +30,7 @@ from aioflux.checkpoint.dcp._nesting import (
     merge_containers,
     tell_containers,
 )
+from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from aioflux._errors import CheckpointError
+from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,7 +13,7 @@ import io
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal, overload
 
-from aioflux import bridge
+from aioflux import _bridge
 from aioflux.checkpoint._mapping import MemoryFile, fetch
 from aioflux.checkpoint._target import split_uri
 from aioflux.store import open_store
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-    from aioflux._meta import ObjectMeta
-    from aioflux._policy import StoreOptions
+    from aioflux._values.meta import ObjectMeta
+    from aioflux.options import StoreOptions
     from aioflux.store import ObjectReader
 
 __all__ = ["CheckpointReader", "MappedReader", "open_reader"]
@@ -37,7 +37,7 @@ _BUFFER_BYTES = 1024 * 1024
 class _RawReader(io.RawIOBase):
     """The unbuffered file below a `CheckpointReader`."""
 
-    def __init__(self, held: bridge.Held[ObjectReader]) -> None:
+    def __init__(self, held: _bridge.Held[ObjectReader]) -> None:
         self.meta = held.value.meta
         self._held = held
 
@@ -54,10 +54,10 @@ class _RawReader(io.RawIOBase):
         return self._held.value.seek(offset, whence)
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        return bridge.run(self._held.value.readinto(memoryview(buffer).cast("B")))
+        return _bridge.run(self._held.value.readinto(memoryview(buffer).cast("B")))
 
     def readall(self) -> bytes:
-        return bridge.run(self._held.value.read())
+        return _bridge.run(self._held.value.read())
 
     def close(self) -> None:
         if not self.closed:
@@ -162,8 +162,8 @@ def open_reader(
     """
     root, key = split_uri(uri)
     if mmap:
-        return MappedReader(*bridge.run(fetch(root, key, options, MemoryFile)))
-    return CheckpointReader(_RawReader(bridge.Held(_reading(root, key, options))), _BUFFER_BYTES)
+        return MappedReader(*_bridge.run(fetch(root, key, options, MemoryFile)))
+    return CheckpointReader(_RawReader(_bridge.Held(_reading(root, key, options))), _BUFFER_BYTES)
 
 
 @asynccontextmanager

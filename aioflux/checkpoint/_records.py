@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from typing import IO, TYPE_CHECKING, Final, cast
 
-from aioflux._errors import ChecksumError
+from aioflux.errors import ChecksumError
 
 if TYPE_CHECKING:
     import mmap

@@ -12,23 +12,23 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from aioflux._errors import (
+from aioflux.checkpoint._commit import step_prefix
+from aioflux.checkpoint._orphans import save_of
+from aioflux.checkpoint._steps import CommitObject, decode, read_commits, summarize, uri_below
+from aioflux.checkpoint._verify import verify_steps
+from aioflux.errors import (
     CheckpointCorruptError,
     CheckpointNotFoundError,
     NotFoundError,
     PreconditionFailedError,
     StorageError,
 )
-from aioflux.checkpoint._commit import step_prefix
-from aioflux.checkpoint._orphans import save_of
-from aioflux.checkpoint._steps import CommitObject, decode, read_commits, summarize, uri_below
-from aioflux.checkpoint._verify import verify_steps
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from aioflux._errors import AiofluxError
-    from aioflux._meta import DeleteResult, ObjectMeta
+    from aioflux._values.meta import DeleteResult, ObjectMeta
+    from aioflux.errors import AiofluxError
     from aioflux.store import Store
 
 __all__ = ["Pruned", "Retention", "StepRecord", "counted_on", "plan_prune", "prune", "remove_step"]

@@ -13,20 +13,20 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
-from aioflux import bridge
-from aioflux._policy import MIB, TransferOptions
+from aioflux import _bridge
 from aioflux.checkpoint._require_torch import require_torch
 from aioflux.checkpoint._target import split_uri
 from aioflux.checkpoint._writer import CheckpointWriter
+from aioflux.options import MIB, TransferOptions
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
     from typing import Unpack
 
-    from aioflux._meta import ObjectMeta
-    from aioflux._policy import StoreOptions
+    from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._tensor_memory import TensorMemory
+    from aioflux.options import StoreOptions
     from aioflux.store import ObjectWriter, WriteMode
 
 __all__ = ["leave_out_crc32", "save"]
@@ -77,11 +77,11 @@ def save(
     settings = {"mode": mode, "if_generation_match": if_generation_match, "metadata": metadata}
     memory = TensorMemory()
 
-    def open_object() -> bridge.Held[ObjectWriter]:
+    def open_object() -> _bridge.Held[ObjectWriter]:
         if options.get("transfer") is None:
             size = plan_part_size(memory.num_bytes)
             options["transfer"] = TransferOptions(part_size_bytes=size)
-        return bridge.Held(_borrowing(root, key, settings, options))
+        return _bridge.Held(_borrowing(root, key, settings, options))
 
     def run() -> None:
         if not root.startswith("file:"):
@@ -116,9 +116,9 @@ async def _borrowing(
 class _Opening:
     """Opens the object when it is first needed: torch.save has met all tensors by then."""
 
-    def __init__(self, open_object: Callable[[], bridge.Held[ObjectWriter]]) -> None:
+    def __init__(self, open_object: Callable[[], _bridge.Held[ObjectWriter]]) -> None:
         self._open_object = open_object
-        self._held: bridge.Held[ObjectWriter] | None = None
+        self._held: _bridge.Held[ObjectWriter] | None = None
 
     @property
     def value(self) -> ObjectWriter:
@@ -131,7 +131,7 @@ class _Opening:
             return False
         return self._opened().leave(error)
 
-    def _opened(self) -> bridge.Held[ObjectWriter]:
+    def _opened(self) -> _bridge.Held[ObjectWriter]:
         if self._held is None:
             self._held = self._open_object()
         return self._held
@@ -173,7 +173,7 @@ class _StateFile(CheckpointWriter):
             self._gather(memoryview(b""), is_borrowed=False)
         batch, self._batch, self._num_batched = self._batch, [], 0
         if batch:
-            bridge.run(_write_all(self._held.value, batch))
+            _bridge.run(_write_all(self._held.value, batch))
 
 
 async def _write_all(writer: ObjectWriter, batch: list[tuple[memoryview, bool]]) -> None:

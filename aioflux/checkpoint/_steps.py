@@ -13,8 +13,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from aioflux._errors import CheckpointCorruptError, CheckpointNotFoundError, NotFoundError
-from aioflux._uri import parse_uri, quote_path
+from aioflux._values.uri import parse_uri, quote_path
 from aioflux.checkpoint._commit import (
     COMMIT_KEY,
     INDEX_KEY,
@@ -23,11 +22,12 @@ from aioflux.checkpoint._commit import (
     parse_step,
     step_prefix,
 )
+from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError, NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._commit import Commit
     from aioflux.store import Store
 

@@ -12,7 +12,6 @@ import io
 from functools import partial
 from typing import IO, TYPE_CHECKING, cast
 
-from aioflux._errors import CheckpointCorruptError
 from aioflux.checkpoint._frames import (
     END_OF_STREAM,
     HEAD_SIZE_BYTES,
@@ -20,6 +19,7 @@ from aioflux.checkpoint._frames import (
     decode_frame,
     parse_head,
 )
+from aioflux.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator

@@ -6,16 +6,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aioflux._errors import CheckpointCorruptError, CheckpointError, NotFoundError
 from aioflux.checkpoint._commit import COMMIT_KEY, part_key
 from aioflux.checkpoint._mapping import MemoryFile
 from aioflux.checkpoint._objects import read_range
 from aioflux.checkpoint._steps import each_bounded, is_home, read_commit, uri_below
 from aioflux.checkpoint._tag_names import is_tag, part_name, quote_name, tag_of
 from aioflux.checkpoint._verify import plan_pieces, verify
+from aioflux.errors import CheckpointCorruptError, CheckpointError, NotFoundError
 
 if TYPE_CHECKING:
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._commit import Commit
     from aioflux.store import Store
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aioflux._uri import Location, parse_uri
+from aioflux._values.uri import Location, parse_uri
 
 __all__ = ["split_uri"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from aioflux._checksums import address_of
+from aioflux._values.checksums import address_of
 
 __all__ = ["TensorMemory"]
 

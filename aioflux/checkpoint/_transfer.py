@@ -16,15 +16,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from aioflux._errors import (
-    AlreadyExistsError,
-    CheckpointCorruptError,
-    CheckpointError,
-    CheckpointNotFoundError,
-    NotFoundError,
-    PreconditionFailedError,
-    StorageError,
-)
 from aioflux.checkpoint._commit import (
     INDEX_KEY,
     decode_commit,
@@ -46,14 +37,23 @@ from aioflux.checkpoint._steps import (
     uri_below,
 )
 from aioflux.checkpoint._verify import check_listed, plan_pieces, verify
+from aioflux.errors import (
+    AlreadyExistsError,
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    NotFoundError,
+    PreconditionFailedError,
+    StorageError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from aioflux._errors import AiofluxError
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._commit import Commit, StoredObject
     from aioflux.checkpoint._steps import CommitObject
+    from aioflux.errors import AiofluxError
     from aioflux.store import Store
 
 __all__ = ["Copied", "Spot", "copy_checkpoint", "copy_root"]

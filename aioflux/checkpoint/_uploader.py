@@ -18,10 +18,10 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux._errors import CheckpointError
 from aioflux.checkpoint._uploader_job import Job, portable
 from aioflux.checkpoint._uploader_wire import MAX_FDS, MAX_READ_BYTES, Inbox, encode
 from aioflux.checkpoint._uploader_work import Uploads
+from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._uploader_job import SaveResult

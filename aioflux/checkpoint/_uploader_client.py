@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from aioflux import bridge
+from aioflux import _bridge
 from aioflux.checkpoint._uploader_work import Uploads
 
 if TYPE_CHECKING:
@@ -46,27 +46,27 @@ class LoopUploader:
 
     def __init__(self, store: Store, settings: UploadSettings) -> None:
         self._uploads = Uploads(store, settings)
-        bridge.close_when_dropped(self._uploads.heartbeat_store)
+        _bridge.close_when_dropped(self._uploads.heartbeat_store)
 
     def announce(self, save_id: str, prefix: str, rank: int) -> None:
         """See base class."""
-        loop = bridge.background_loop()
+        loop = _bridge.background_loop()
         loop.call_soon_threadsafe(self._uploads.announce, save_id, prefix, rank)
 
     def withdraw(self, save_id: str) -> None:
         """See base class."""
-        bridge.background_loop().call_soon_threadsafe(self._uploads.withdraw, save_id)
+        _bridge.background_loop().call_soon_threadsafe(self._uploads.withdraw, save_id)
 
     def submit(self, job: Job, arena: Arena | None, handle: SaveHandle) -> None:
         """See base class."""
         running = _Running(self._uploads, job, arena, handle)
         try:
             handle.attach(running)
-            bridge.begin(running.run())
+            _bridge.begin(running.run())
         except BaseException as exc:  # such as Ctrl-C, before or after it was begun
             running.cancel()
             if handle.is_attached:
-                bridge.begin(running.end_if_not_begun(exc))
+                _bridge.begin(running.end_if_not_begun(exc))
             raise
 
     def forget(self, arena: Arena) -> None:
@@ -79,7 +79,7 @@ class LoopUploader:
 
     def close(self) -> None:
         """See base class."""
-        bridge.run(self._uploads.heartbeat_store.aclose())
+        _bridge.run(self._uploads.heartbeat_store.aclose())
 
 
 class _Running:

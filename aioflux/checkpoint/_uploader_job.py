@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from aioflux._errors import CheckpointError
 from aioflux.checkpoint._commit import StoredItem, StoredObject
 from aioflux.checkpoint._retention import Retention
+from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,9 +17,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux import bridge
-from aioflux._errors import CheckpointError
+from aioflux import _bridge
 from aioflux.checkpoint._uploader_wire import MAX_READ_BYTES, Inbox, send
+from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +78,7 @@ class ProcessUploader:
             )
         # Pickled here, so that a store that does not pickle is told of at once.
         self._opening = pickle.dumps((store, settings))
-        self._lock = bridge.OwnLock()
+        self._lock = _bridge.OwnLock()
         self._pending: dict[int, _Pending] = {}
         self._num_jobs = 0
         self._is_closed = False
@@ -185,7 +185,7 @@ class ProcessUploader:
         self._send(child, ("open", store, settings))
         # Nobody waits for the listening: the process works on when this one ends.
         listening = self._listen(child)
-        asyncio.run_coroutine_threadsafe(listening, bridge.background_loop())
+        asyncio.run_coroutine_threadsafe(listening, _bridge.background_loop())
         return child
 
     def _hand_over(self, child: _Child, number: int) -> None:

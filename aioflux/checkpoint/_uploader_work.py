@@ -24,13 +24,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from aioflux._errors import (
-    AiofluxError,
-    CheckpointError,
-    CheckpointNotFoundError,
-    NotFoundError,
-    TransientError,
-)
 from aioflux.checkpoint import _history as history
 from aioflux.checkpoint._commit import (
     COMMIT_KEY,
@@ -48,11 +41,18 @@ from aioflux.checkpoint._steps import CommitObject, read_commit, uri_below
 from aioflux.checkpoint._storage_data import Place, complete
 from aioflux.checkpoint._uploader_job import Manifest, SaveResult, manifest_key
 from aioflux.checkpoint._uploader_pieces import compressed_pieces, staged_pieces
+from aioflux.errors import (
+    AiofluxError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    NotFoundError,
+    TransientError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable, Sequence
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._history import Outcome
     from aioflux.checkpoint._uploader_job import Compression, Job, UploadSettings, Whole
     from aioflux.store import Store

@@ -12,12 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from aioflux._checksums import join_crc32c
-from aioflux._errors import (
-    CheckpointCorruptError,
-    CheckpointNotFoundError,
-    ChecksumError,
-)
+from aioflux._values.checksums import join_crc32c
 from aioflux.checkpoint._commit import parse_step, step_prefix
 from aioflux.checkpoint._objects import read_range
 from aioflux.checkpoint._orphans import save_of
@@ -29,11 +24,16 @@ from aioflux.checkpoint._steps import (
     read_commit,
     uri_below,
 )
+from aioflux.errors import (
+    CheckpointCorruptError,
+    CheckpointNotFoundError,
+    ChecksumError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._commit import Commit, StoredObject
     from aioflux.checkpoint._steps import CommitObject
     from aioflux.store import Store

@@ -6,7 +6,7 @@ import warnings
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from aioflux import bridge
+from aioflux import _bridge
 from aioflux._files import Holder, WritableFile
 from aioflux.checkpoint._target import split_uri
 from aioflux.store import open_store
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Unpack
 
-    from aioflux._meta import ObjectMeta
-    from aioflux._policy import StoreOptions
+    from aioflux._values.meta import ObjectMeta
+    from aioflux.options import StoreOptions
     from aioflux.store import ObjectWriter, WriteMode
 
     class _BinaryFile(WritableFile, BinaryIO):
@@ -146,7 +146,7 @@ def open_writer(
         "content_type": content_type,
         "metadata": metadata,
     }
-    return CheckpointWriter(bridge.Held(_writing(root, key, settings, options)), uri)
+    return CheckpointWriter(_bridge.Held(_writing(root, key, settings, options)), uri)
 
 
 @asynccontextmanager

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aioflux._errors import CheckpointCorruptError, CheckpointNotFoundError
 from aioflux.cli._ckpt_place import Anonymous, Endpoint, Json, Root, opened, prepare
 from aioflux.cli._loop import run
 from aioflux.cli._output import tell
 from aioflux.cli._report import Report
 from aioflux.cli._text import format_count, format_size, format_time, json_line, one_line
+from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aioflux._errors import CheckpointNotFoundError, NotFoundError
-from aioflux._policy import TransferOptions
 from aioflux.cli._place import Access, Anonymous, Endpoint, check_places, open_place, parse_place
+from aioflux.errors import CheckpointNotFoundError, NotFoundError
+from aioflux.options import TransferOptions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aioflux._errors import NotFoundError
 from aioflux.cli._loop import run
 from aioflux.cli._output import tell
 from aioflux.cli._place import (
@@ -28,9 +27,10 @@ from aioflux.cli._text import (
     one_line,
     parse_age,
 )
+from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from aioflux._meta import CleanResult
+    from aioflux._values.meta import CleanResult
     from aioflux.store import Store
 
 __all__ = ["clean"]

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, aclosing
 from itertools import groupby
 from typing import TYPE_CHECKING, Self
 
+from aioflux._concurrency.fan_out import bounded_batches
 from aioflux.cli._copy_disk import Disk
 from aioflux.cli._copy_plan import Job, Problem
 from aioflux.cli._copy_run import Copier, Tally
@@ -23,7 +24,6 @@ from aioflux.cli._loop import Threads
 from aioflux.cli._output import tell
 from aioflux.cli._place import open_place
 from aioflux.cli._text import complain, one_line
-from aioflux.transfer._fanout import bounded_batches
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from aioflux.cli._text import one_line
 
 if TYPE_CHECKING:
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
 
 __all__ = [
     "LARGE_BYTES",

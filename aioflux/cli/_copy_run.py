@@ -14,13 +14,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from aioflux._errors import ChecksumError, StorageError
+from aioflux._concurrency.fan_out import bounded_map
 from aioflux.cli._copy_disk import SKIPPED
 from aioflux.cli._copy_plan import Batcher, Problem
 from aioflux.cli._copy_store import Standard, Stored
 from aioflux.cli._report import Report
 from aioflux.cli._text import describe, format_count, format_seconds, format_size, one_line
-from aioflux.transfer._fanout import bounded_map
+from aioflux.errors import ChecksumError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence

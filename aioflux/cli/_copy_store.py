@@ -8,12 +8,12 @@ import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aioflux._errors import AlreadyExistsError, StorageError
-from aioflux._meta import ObjectMeta
+from aioflux._values.meta import ObjectMeta
 from aioflux.cli._copy_disk import SKIPPED
 from aioflux.cli._loop import in_daemon
 from aioflux.cli._ls import find
 from aioflux.cli._output import write_stdout
+from aioflux.errors import AlreadyExistsError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from aioflux._errors import NotFoundError, StorageError
+from aioflux._concurrency.fan_out import bounded_map
 from aioflux.cli._copy_disk import walk
 from aioflux.cli._copy_plan import Clashes, Job, Problem, base_name, clash_message, local_problem
 from aioflux.cli._ls import find
 from aioflux.cli._place import uri_of
 from aioflux.cli._text import describe, one_line
-from aioflux.transfer._fanout import bounded_map
+from aioflux.errors import NotFoundError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.cli._copy_plan import Work
     from aioflux.cli._loop import Threads
     from aioflux.cli._place import Place

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aioflux._errors import NotFoundError
 from aioflux.cli._loop import run
 from aioflux.cli._output import tell
 from aioflux.cli._place import (
@@ -31,12 +30,13 @@ from aioflux.cli._text import (
     one_line,
     prefix_row,
 )
+from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aioflux._listing import Listing
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.listing import Listing
+    from aioflux._values.meta import ObjectMeta
     from aioflux.cli._place import Place
     from aioflux.store import Store
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aioflux._access import S3Access
-from aioflux._errors import AiofluxError
-from aioflux._uri import Location, parse_uri, quote_path
+from aioflux._values.uri import Location, parse_uri, quote_path
 from aioflux.cli._text import complain_of
+from aioflux.errors import AiofluxError
+from aioflux.options import S3Access
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from aioflux._policy import TransferOptions
+    from aioflux.options import TransferOptions
     from aioflux.store import Store
 
 __all__ = [

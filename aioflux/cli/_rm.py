@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aioflux._errors import AiofluxError, StorageError
 from aioflux.cli._loop import run
 from aioflux.cli._ls import find
 from aioflux.cli._output import tell
@@ -23,11 +22,12 @@ from aioflux.cli._place import (
 )
 from aioflux.cli._report import Report
 from aioflux.cli._text import describe, format_count, one_line
+from aioflux.errors import AiofluxError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.cli._place import Place
     from aioflux.store import Store
 

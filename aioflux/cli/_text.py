@@ -14,12 +14,12 @@ import traceback
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
-from aioflux._errors import AiofluxError
+from aioflux.errors import AiofluxError
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
 
 __all__ = [
     "DEBUG",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from concurrent.futures import Future
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.data._records import Records
     from aioflux.store import Store
 

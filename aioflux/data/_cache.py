@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
-from aioflux._errors import ChecksumError
-from aioflux.bridge import OwnLock
+from aioflux._bridge import OwnLock
 from aioflux.data._cache_entries import (
     FOOTER_BYTES,
     DamagedError,
@@ -35,11 +34,12 @@ from aioflux.data._cache_entries import (
     write_entry,
 )
 from aioflux.data._cache_ledger import Ledger
+from aioflux.errors import ChecksumError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
 
 __all__ = ["Cache"]
 

@@ -20,7 +20,7 @@ import google_crc32c
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
 
 __all__ = [
     "FOOTER_BYTES",

@@ -22,8 +22,8 @@ import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
-from aioflux._errors import PermissionDeniedError
-from aioflux._meta import ObjectMeta
+from aioflux._values.meta import ObjectMeta
+from aioflux.errors import PermissionDeniedError
 from aioflux.store import COMPOSITE_PREFIX
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from aioflux._errors import StorageError
+from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

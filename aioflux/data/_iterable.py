@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from typing import Unpack
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.data._course import Begun
     from aioflux.data._meter import LoadStats
     from aioflux.data._options import IterableOptions

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from torch.utils.data import Dataset, get_worker_info
 
-from aioflux._errors import StorageError
 from aioflux.data._ahead import ReadAhead
 from aioflux.data._fetch import fetch
 from aioflux.data._objects import Objects
 from aioflux.data._on_error import Failures
 from aioflux.data._options import MapSettings, take_store_options
 from aioflux.data._transform import check_pickles, transformed
+from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from typing import SupportsIndex, Unpack
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.data._course import Course
     from aioflux.data._meter import LoadStats
     from aioflux.data._options import MapOptions

@@ -9,19 +9,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aioflux import sync
-from aioflux._errors import NotFoundError
-from aioflux._listing import KeyColumn, Listing
-from aioflux._meta import ObjectMeta
-from aioflux._uri import Location, parse_uri, quote_path
+from aioflux._values.listing import KeyColumn, Listing
+from aioflux._values.meta import ObjectMeta
+from aioflux._values.uri import Location, parse_uri, quote_path
 from aioflux.data._composing import prepare
 from aioflux.data._section import Section
+from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from typing import Self
 
-    from aioflux._policy import StoreOptions
     from aioflux.data._section import Access, Samples
+    from aioflux.options import StoreOptions
 
 __all__ = ["Objects"]
 

@@ -6,17 +6,17 @@ import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self, TypedDict, cast, get_args
 
-from aioflux._policy import MIB, StoreOptions, TransferOptions
 from aioflux.data._cache import Cache
 from aioflux.data._section import Access
 from aioflux.data._sharding import ShardBy, Tail, check_rank
+from aioflux.options import MIB, StoreOptions, TransferOptions
 
 if TYPE_CHECKING:
     import ssl
 
-    from aioflux._policy import RetryPolicy, Timeouts
     from aioflux.data._composing import Compose
     from aioflux.data._on_error import OnError
+    from aioflux.options import RetryPolicy, Timeouts
 
 __all__ = [
     "IterableOptions",

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.data import get_worker_info
 
-from aioflux._errors import StorageError
 from aioflux.data._fetch import fetch
 from aioflux.data._records import records_of_sample, records_of_stream, takes_stream
 from aioflux.data._resume import WHOLE, Left, Progress
 from aioflux.data._shuffle import ShuffleBuffer
 from aioflux.data._transform import transformed
+from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.data._meter import Meter
     from aioflux.data._objects import Objects
     from aioflux.data._on_error import Failures

@@ -28,7 +28,7 @@ from aioflux.data._stream import open_stream
 
 if TYPE_CHECKING:
     from aioflux import sync
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
 
 __all__ = [
     "Records",

@@ -8,12 +8,12 @@ import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from aioflux._errors import RecordError
+from aioflux.errors import RecordError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
 
 __all__ = ["TORN", "decompressed", "record_error", "torn_error"]
 

@@ -16,9 +16,9 @@ from aioflux.data._records_source import TORN, decompressed, record_error, torn_
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from aioflux._errors import RecordError
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.data._records import StreamRecords
+    from aioflux.errors import RecordError
 
 __all__ = ["tar"]
 

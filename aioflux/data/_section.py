@@ -17,16 +17,16 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
-from aioflux._errors import StorageError
-from aioflux._meta import ObjectMeta
-from aioflux._uri import quote_path
+from aioflux._values.meta import ObjectMeta
+from aioflux._values.uri import quote_path
 from aioflux.data._composing import read_batches
 from aioflux.data._meter import Meter
 from aioflux.data._sample import Sample
+from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
     from aioflux import sync
-    from aioflux._listing import KeyColumn, Listing
+    from aioflux._values.listing import KeyColumn, Listing
     from aioflux.data._cache import Cache
     from aioflux.data._composing import Compose
 

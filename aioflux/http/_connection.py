@@ -57,7 +57,7 @@ if sys.platform == "linux":
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aioflux._policy import Timeouts
+    from aioflux.options import Timeouts
 
 __all__ = ["Connection", "Response", "Waiter"]
 

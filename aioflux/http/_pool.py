@@ -28,8 +28,8 @@ from aioflux.http._transport_errors import CertificateError, ConnectError, Conne
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aioflux._policy import Timeouts
     from aioflux.http._origin import Origin
+    from aioflux.options import Timeouts
 
 __all__ = ["Pool"]
 

@@ -9,7 +9,7 @@ from aioflux.http._codec import encode_fields
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from aioflux._policy import Timeouts
+    from aioflux.options import Timeouts
 
 __all__ = ["BODY_METHODS", "RESENDABLE", "FixedHeaders", "check_headers", "head_seconds_of"]
 

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
 
-    from aioflux._policy import Timeouts
     from aioflux.http._body import Buffer, Destination
     from aioflux.http._connection import Connection, Response, Waiter
     from aioflux.http._origin import Origin
     from aioflux.http._request import FixedHeaders
+    from aioflux.options import Timeouts
 
 __all__ = ["RequestPool", "open_pool", "proxy_for"]
 

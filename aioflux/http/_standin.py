@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 
     from aiohttp.abc import AbstractStreamWriter
 
-    from aioflux._policy import Timeouts
     from aioflux.http._connection import Connection, Waiter
     from aioflux.http._origin import Origin
+    from aioflux.options import Timeouts
 
 __all__ = ["AiohttpPool"]
 

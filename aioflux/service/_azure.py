@@ -21,9 +21,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from aioflux._errors import NotFoundError, PreconditionFailedError, StorageError, TransientError
-from aioflux._meta import OpenUpload
+from aioflux._values.meta import OpenUpload
 from aioflux.auth._azure import open_access
+from aioflux.errors import NotFoundError, PreconditionFailedError, StorageError, TransientError
 from aioflux.http import Origin, open_pool
 from aioflux.service import _azure_batch as batch
 from aioflux.service import _azure_read as reading
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Mapping, Sequence
 
-    from aioflux._meta import ObjectMeta
-    from aioflux._policy import Timeouts
+    from aioflux._values.meta import ObjectMeta
     from aioflux.http import Response, Waiter
+    from aioflux.options import Timeouts
     from aioflux.service._base import Exchange, Source, UploadedPart
 
 __all__ = ["AzureService"]

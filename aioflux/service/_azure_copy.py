@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from aioflux._errors import PreconditionFailedError, TransientError
+from aioflux.errors import PreconditionFailedError, TransientError
 from aioflux.service import _azure_wire as wire
 
 if TYPE_CHECKING:

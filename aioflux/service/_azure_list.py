@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from aioflux._columns import TimeColumn
-from aioflux._listing import MAX_SIZE_BYTES, Kind, Listing
+from aioflux._values.columns import TimeColumn
+from aioflux._values.listing import MAX_SIZE_BYTES, Kind, Listing
 from aioflux.service._azure_wire import parse_xml
 from aioflux.service._gcs_wire import parse_http_date
 

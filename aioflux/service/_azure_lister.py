@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aioflux._errors import StorageError
+from aioflux.errors import StorageError
 from aioflux.service import _azure_list as listing
 from aioflux.service import _azure_wire as wire
 from aioflux.service._base import Page

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from aioflux._errors import (
+from aioflux.auth._azure import is_sas
+from aioflux.errors import (
     CredentialsError,
     NotFoundError,
     PreconditionFailedError,
     StorageError,
     TransientError,
 )
-from aioflux.auth._azure import is_sas
 from aioflux.http import FixedHeaders
 from aioflux.service import _azure_wire as wire
 from aioflux.service._send import USER_AGENT, Answer, Terms, TokenSender

@@ -13,14 +13,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from aioflux._errors import (
+from aioflux._values.meta import ObjectMeta
+from aioflux.errors import (
     ChecksumError,
     NotFoundError,
     PermissionDeniedError,
     PreconditionFailedError,
     StorageError,
 )
-from aioflux._meta import ObjectMeta
 from aioflux.service._gcs_wire import parse_http_date
 from aioflux.service._status import error_from_status, words_of
 

@@ -2,7 +2,7 @@
 
 A service is bound to one bucket and prefix. Keys are relative to that prefix in both directions.
 Nothing here retries, splits or limits: that is the work of `transfer/`. Every failure is one of
-`aioflux._errors`; a failure that another attempt may mend is a `TransientError`.
+`aioflux.errors`; a failure that another attempt may mend is a `TransientError`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from aioflux._errors import StorageError
-    from aioflux._meta import ObjectMeta, OpenUpload
+    from aioflux._values.meta import ObjectMeta, OpenUpload
+    from aioflux.errors import StorageError
     from aioflux.http import Connection, Response, Waiter
 
 __all__ = [

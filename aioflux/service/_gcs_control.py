@@ -13,14 +13,14 @@ from aiohttp.http_exceptions import HttpProcessingError
 from gcloud.aio.auth import AioSession
 from gcloud.aio.storage import Storage
 
-from aioflux._errors import (
+from aioflux.auth._google import AnonymousToken
+from aioflux.errors import (
     NotFoundError,
     PermissionDeniedError,
     PreconditionFailedError,
     StorageError,
     TransientError,
 )
-from aioflux.auth._google import AnonymousToken
 from aioflux.http import Sockets, distrust
 from aioflux.service import _gcs_wire as wire
 from aioflux.service._status import error_from_status
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from types import SimpleNamespace
 
-    from aioflux._policy import Timeouts
+    from aioflux.options import Timeouts
     from aioflux.service._base import Precondition, Source
 
 __all__ = ["GCSControl", "token_of"]

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from aioflux._columns import TimeColumn
-from aioflux._listing import MAX_SIZE_BYTES, Kind, Listing
+from aioflux._values.columns import TimeColumn
+from aioflux._values.listing import MAX_SIZE_BYTES, Kind, Listing
 from aioflux.service._gcs_wire import decode_crc32c
 
 if TYPE_CHECKING:

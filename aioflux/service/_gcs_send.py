@@ -14,7 +14,7 @@ from aioflux.service._status import error_from_status
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from aioflux._errors import StorageError
+    from aioflux.errors import StorageError
 
 __all__ = ["GCSSender"]
 

@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from aioflux._listing import MAX_SIZE_BYTES
-from aioflux._meta import ObjectMeta
+from aioflux._values.listing import MAX_SIZE_BYTES
+from aioflux._values.meta import ObjectMeta
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,8 +23,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aioflux._checksums import combine_crc32c
-from aioflux._errors import (
+from aioflux._values.checksums import combine_crc32c
+from aioflux._values.meta import ObjectMeta, OpenUpload
+from aioflux._values.uri import quote_path
+from aioflux.errors import (
     ChecksumError,
     NotFoundError,
     PreconditionFailedError,
@@ -32,8 +34,6 @@ from aioflux._errors import (
     TransientError,
     UnsupportedError,
 )
-from aioflux._meta import ObjectMeta, OpenUpload
-from aioflux._uri import quote_path
 from aioflux.http._memory import BytesBuffer
 from aioflux.service._base import Body, Capabilities, Page, Service, UploadedPart
 from aioflux.service._local_checksums import read_checksum

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from aioflux._errors import NotFoundError, PermissionDeniedError, StorageError, TransientError
+from aioflux.errors import NotFoundError, PermissionDeniedError, StorageError, TransientError
 from aioflux.service._local_walk import is_temporary
 
 __all__ = ["error_of"]

@@ -28,7 +28,7 @@ import uuid
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from aioflux._checksums import crc32c
+from aioflux._values.checksums import crc32c
 from aioflux.service._local_checksums import record_checksum
 from aioflux.service._local_thread import BLOCK_BYTES
 from aioflux.service._local_walk import TEMPORARY

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
-from aioflux._errors import ChecksumError, NotFoundError, PreconditionFailedError
-from aioflux._meta import ObjectMeta, OpenUpload
-from aioflux._uri import check_name
+from aioflux._values.meta import ObjectMeta, OpenUpload
+from aioflux._values.uri import check_name
+from aioflux.errors import ChecksumError, NotFoundError, PreconditionFailedError
 from aioflux.service._base import Body, Capabilities, Page, Service, UploadedPart
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote_plus
 from xml.sax.saxutils import escape
 
-from aioflux._checksums import combine_crc32c
-from aioflux._meta import OpenUpload
+from aioflux._values.checksums import combine_crc32c
+from aioflux._values.meta import OpenUpload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

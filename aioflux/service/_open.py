@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     import ssl
 
-    from aioflux._policy import Timeouts
-    from aioflux._uri import Location
+    from aioflux._values.uri import Location
+    from aioflux.options import Timeouts
     from aioflux.service._base import Service
 
 __all__ = ["ServiceConfig", "checked_endpoint", "open_service", "resolve_endpoint"]
@@ -146,7 +146,7 @@ def _open_azure(config: ServiceConfig) -> Service:
 
 
 def _open_s3(config: ServiceConfig) -> Service:
-    from aioflux._access import S3Access
+    from aioflux.options import S3Access
     from aioflux.service._s3 import S3Service
 
     # What the environment and the profile name is read with the first request.

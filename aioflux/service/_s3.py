@@ -11,15 +11,15 @@ import dataclasses
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from aioflux._access import S3Access
-from aioflux._checksums import crc32c as crc32c_of
-from aioflux._errors import (
+from aioflux._values.checksums import crc32c as crc32c_of
+from aioflux._values.meta import ObjectMeta
+from aioflux.errors import (
     NotFoundError,
     PreconditionFailedError,
     StorageError,
     TransientError,
 )
-from aioflux._meta import ObjectMeta
+from aioflux.options import S3Access
 from aioflux.service import _multipart as multipart
 from aioflux.service import _s3_read as reading
 from aioflux.service import _s3_wire as wire
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from aioflux._policy import Timeouts
     from aioflux.http import Response, Waiter
+    from aioflux.options import Timeouts
     from aioflux.service._base import Exchange, Source, UploadedPart
 
 __all__ = ["S3Service"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from aioflux._errors import UnsupportedError
+from aioflux.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from aioflux.service._base import Precondition

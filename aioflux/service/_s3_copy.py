@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from aioflux._errors import StorageError
+from aioflux.errors import StorageError
 from aioflux.service._base import UploadedPart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.service._base import Precondition
     from aioflux.service._s3 import S3Service
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aioflux._errors import TransientError
+from aioflux.errors import TransientError
 from aioflux.service import _s3_wire as wire
 from aioflux.service._http import DELETE_SECONDS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aioflux._errors import (
+from aioflux.errors import (
     NotFoundError,
     PermissionDeniedError,
     PreconditionFailedError,

@@ -16,8 +16,8 @@ from operator import lt
 from urllib.parse import quote, unquote_plus
 from xml.sax.saxutils import unescape
 
-from aioflux._columns import TimeColumn
-from aioflux._listing import MAX_SIZE_BYTES, Kind, Listing
+from aioflux._values.columns import TimeColumn
+from aioflux._values.listing import MAX_SIZE_BYTES, Kind, Listing
 from aioflux.service._s3_wire import generation_of
 
 __all__ = [

@@ -12,9 +12,9 @@ import hashlib
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux._errors import CredentialsError, TransientError
 from aioflux.auth._aws import WAIT, AWSSource, Settings
 from aioflux.auth._sigv4 import EMPTY_HASH, UNSIGNED, Signer, canonical_query
+from aioflux.errors import CredentialsError, TransientError
 from aioflux.http import FixedHeaders, TransportError, default_context, open_pool
 from aioflux.service import _multipart as multipart
 from aioflux.service._open import checked_endpoint
@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping, Sequence
 
-    from aioflux._access import S3Access
-    from aioflux._errors import StorageError
-    from aioflux._policy import Timeouts
+    from aioflux.errors import StorageError
     from aioflux.http import Connection, Response, Waiter
+    from aioflux.options import S3Access, Timeouts
     from aioflux.service._s3_site import Site
     from aioflux.service._s3_wire import Pin
 

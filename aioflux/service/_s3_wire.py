@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 from xml.sax.saxutils import escape
 
-from aioflux._meta import ObjectMeta
+from aioflux._values.meta import ObjectMeta
 from aioflux.service._gcs_wire import decode_crc32c, encode_crc32c, parse_http_date
 
 if TYPE_CHECKING:

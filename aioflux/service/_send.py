@@ -11,8 +11,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
-from aioflux._errors import StorageError, TransientError
 from aioflux.auth._provided import WAIT
+from aioflux.errors import StorageError, TransientError
 from aioflux.http import CertificateError, FixedHeaders, ProtocolError, TransportError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import email.utils
 import math
 import time
 
-from aioflux._errors import (
+from aioflux.errors import (
     ChecksumError,
     NotFoundError,
     PermissionDeniedError,

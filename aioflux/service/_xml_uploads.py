@@ -6,8 +6,8 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from aioflux._errors import TransientError
-from aioflux._uri import check_name
+from aioflux._values.uri import check_name
+from aioflux.errors import TransientError
 from aioflux.service import _multipart as multipart
 from aioflux.service._http import HTTPService
 from aioflux.service._status import EmptyPages
@@ -15,7 +15,7 @@ from aioflux.service._status import EmptyPages
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from aioflux._meta import OpenUpload
+    from aioflux._values.meta import OpenUpload
     from aioflux.http import Response
 
 __all__ = ["DEFAULT_TYPE", "XMLService"]

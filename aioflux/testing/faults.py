@@ -10,8 +10,8 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
-from aioflux._errors import StorageError, TransientError
-from aioflux._uri import parse_uri
+from aioflux._values.uri import parse_uri
+from aioflux.errors import StorageError, TransientError
 from aioflux.service._base import Body, Service
 from aioflux.store import Store
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from aioflux._meta import ObjectMeta, OpenUpload
+    from aioflux._values.meta import ObjectMeta, OpenUpload
     from aioflux.service._base import Into, Page, Precondition, Source, UploadedPart
 
 __all__ = ["Fault", "FlakyService", "FlakyStore", "random_faults"]

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aioflux._errors import StorageError
-from aioflux._meta import CleanResult
+from aioflux._concurrency.fan_out import bounded_map
+from aioflux._values.meta import CleanResult
+from aioflux.errors import StorageError
 from aioflux.service._base import Source
 from aioflux.transfer._delete import delete_many
-from aioflux.transfer._fanout import bounded_map
 from aioflux.transfer._listing import list_pages
 from aioflux.transfer._staged import COMPOSITE_PREFIX, is_staged
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
-    from aioflux._meta import ObjectMeta, OpenUpload
+    from aioflux._values.meta import ObjectMeta, OpenUpload
     from aioflux.transfer._session import Session
 
 __all__ = ["clean", "stale_objects", "stale_uploads"]

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aioflux._checksums import combine_crc32c
-from aioflux._errors import NotFoundError, PreconditionFailedError
+from aioflux._concurrency.fan_out import gather
+from aioflux._values.checksums import combine_crc32c
+from aioflux.errors import NotFoundError, PreconditionFailedError
 from aioflux.service._base import Source
 from aioflux.transfer._conditions import require
-from aioflux.transfer._fanout import gather
 from aioflux.transfer._lost import Fate, call_or_find, checksum_of, is_as_asked
 from aioflux.transfer._retry import Backoff
 from aioflux.transfer._write import WriteRequest, unmet
@@ -21,7 +21,7 @@ from aioflux.transfer._write import WriteRequest, unmet
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.service._base import Precondition
     from aioflux.transfer._session import Session
 

@@ -21,8 +21,12 @@ from datetime import UTC, datetime
 from operator import length_hint
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
-from aioflux._checksums import crc32c
-from aioflux._errors import (
+from aioflux._concurrency.async_iteration import nested
+from aioflux._concurrency.fan_out import bounded_batches, gather
+from aioflux._concurrency.shielded import keep, see_through
+from aioflux._values.checksums import crc32c
+from aioflux._values.meta import ObjectMeta
+from aioflux.errors import (
     AiofluxError,
     ChecksumError,
     NotFoundError,
@@ -31,24 +35,20 @@ from aioflux._errors import (
     StorageError,
     TransientError,
 )
-from aioflux._meta import ObjectMeta
 from aioflux.service._base import Precondition, Source
 from aioflux.transfer._ahead import Ahead
 from aioflux.transfer._compose import compose
 from aioflux.transfer._delete import delete
 from aioflux.transfer._download import fetch
-from aioflux.transfer._fanout import bounded_batches, gather
 from aioflux.transfer._many import MIN_BATCHES
-from aioflux.transfer._nested import nested
-from aioflux.transfer._persist import keep, see_through
 from aioflux.transfer._staged import COMPOSITE_PREFIX
 from aioflux.transfer._write import WriteRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator
 
+    from aioflux._concurrency.fan_out import Items
     from aioflux.service._base import Capabilities
-    from aioflux.transfer._fanout import Items
     from aioflux.transfer._session import Session
 
 __all__ = ["Grouper", "can_compose", "cut", "fetch_composed", "is_composable", "plan_groups"]

@@ -14,7 +14,8 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from aioflux._errors import (
+from aioflux._concurrency.shielded import keep, see_through
+from aioflux.errors import (
     AiofluxError,
     NotFoundError,
     PermissionDeniedError,
@@ -24,7 +25,6 @@ from aioflux._errors import (
 )
 from aioflux.service._base import Precondition
 from aioflux.transfer._lost import Fate
-from aioflux.transfer._persist import keep, see_through
 from aioflux.transfer._retry import Backoff, with_retry
 from aioflux.transfer._session import THROTTLED
 from aioflux.transfer._staged import new_staged_key
@@ -32,7 +32,7 @@ from aioflux.transfer._staged import new_staged_key
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.service._base import Service
     from aioflux.transfer._session import Session
 

@@ -6,7 +6,7 @@ import weakref
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from aioflux._stats import LATENCY_BOUNDS_SECONDS, LatencyHistogram, StoreStats
+from aioflux._values.stats import LATENCY_BOUNDS_SECONDS, LatencyHistogram, StoreStats
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from aioflux._errors import (
+from aioflux._concurrency.fan_out import bounded_map
+from aioflux._values.meta import DeleteResult
+from aioflux.errors import (
     NotFoundError,
     PreconditionFailedError,
     StorageError,
     TransientError,
 )
-from aioflux._meta import DeleteResult
 from aioflux.service._base import Source
-from aioflux.transfer._fanout import bounded_map
 from aioflux.transfer._lost import Fate
 from aioflux.transfer._retry import Backoff
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from aioflux._checksums import combine_crc32c, crc32c
-from aioflux._errors import ChecksumError, NotFoundError, PreconditionFailedError
+from aioflux._concurrency.fan_out import pair
+from aioflux._values.checksums import combine_crc32c, crc32c
+from aioflux.errors import ChecksumError, NotFoundError, PreconditionFailedError
 from aioflux.http._memory import BytesBuffer
-from aioflux.transfer._fanout import pair
 from aioflux.transfer._ranges import (
     Pin,
     ReplacedError,
@@ -38,7 +38,7 @@ from aioflux.transfer._small import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.service._base import Body
     from aioflux.transfer._ranges import First
     from aioflux.transfer._session import Session

@@ -16,8 +16,8 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from aioflux._errors import StorageError, TransientError
-from aioflux._meta import ObjectMeta
+from aioflux._values.meta import ObjectMeta
+from aioflux.errors import StorageError, TransientError
 from aioflux.transfer._small import (
     NOTHING,
     Begun,
@@ -28,10 +28,10 @@ from aioflux.transfer._small import (
 )
 
 if TYPE_CHECKING:
+    from aioflux._concurrency.fan_out import Shared
     from aioflux.http import Response
     from aioflux.service._base import Exchange
     from aioflux.transfer._ahead import Ahead, Share
-    from aioflux.transfer._fanout import Shared
     from aioflux.transfer._session import Session
 
 __all__ = ["Express", "Left"]

@@ -17,13 +17,13 @@ import weakref
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from aioflux._errors import StorageError, TransientError
+from aioflux.errors import StorageError, TransientError
 from aioflux.transfer._lost import Fate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from aioflux._meta import OpenUpload
+    from aioflux._values.meta import OpenUpload
     from aioflux.service._base import Service
     from aioflux.transfer._session import Session
 

@@ -12,11 +12,11 @@ import asyncio
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any
 
-from aioflux._errors import StorageError
-from aioflux._listing import Listing
+from aioflux._concurrency.async_iteration import nested
+from aioflux._values.listing import Listing
+from aioflux.errors import StorageError
 from aioflux.transfer._glob import compile_glob, literal_prefix
 from aioflux.transfer._listing_plan import ListingPlan
-from aioflux.transfer._nested import nested
 from aioflux.transfer._staged import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_staged
 
 if TYPE_CHECKING:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from aioflux._arguments import parse_key
-from aioflux._errors import NotFoundError, StorageError
+from aioflux._concurrency.async_iteration import nested
+from aioflux._concurrency.fan_out import bounded_batches
+from aioflux._values.arguments import parse_key
+from aioflux.errors import NotFoundError, StorageError
 from aioflux.transfer._ahead import Ahead
 from aioflux.transfer._download import (
     NoRoomError,
@@ -14,18 +16,16 @@ from aioflux.transfer._download import (
     replaced_error,
 )
 from aioflux.transfer._express import Express
-from aioflux.transfer._fanout import bounded_batches
-from aioflux.transfer._nested import nested
 from aioflux.transfer._retry import Backoff
 from aioflux.transfer._small import NOTHING, Fetched, first_range_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._concurrency.fan_out import Items
+    from aioflux._values.meta import ObjectMeta
     from aioflux.transfer._ahead import Share
     from aioflux.transfer._express import Left
-    from aioflux.transfer._fanout import Items
     from aioflux.transfer._session import Session
     from aioflux.transfer._small import Begun
 

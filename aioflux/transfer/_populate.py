@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-from aioflux._checksums import address_of
+from aioflux._values.checksums import address_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

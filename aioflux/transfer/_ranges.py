@@ -14,10 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from aioflux._checksums import combine_crc32c, crc32c
-from aioflux._errors import ChecksumError, NotFoundError, StorageError, TransientError
+from aioflux._concurrency.fan_out import gather, pair
+from aioflux._values.checksums import combine_crc32c, crc32c
+from aioflux.errors import ChecksumError, NotFoundError, StorageError, TransientError
 from aioflux.http._body import new_buffer
-from aioflux.transfer._fanout import gather, pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,16 +14,16 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Self
 
-from aioflux._checksums import combine_crc32c
-from aioflux._errors import ChecksumError, StorageError
+from aioflux._concurrency.fan_out import gather
+from aioflux._values.checksums import combine_crc32c
+from aioflux.errors import ChecksumError, StorageError
 from aioflux.http._memory import BytesBuffer
-from aioflux.transfer._fanout import gather
 from aioflux.transfer._ranges import Pin, plan_ranges, read_checksum, read_sure, reads_twice
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.transfer._session import Session
 
 __all__ = ["ObjectReader"]

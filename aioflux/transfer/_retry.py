@@ -12,12 +12,12 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from aioflux._errors import TransientError
+from aioflux.errors import TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from aioflux._policy import RetryPolicy
+    from aioflux.options import RetryPolicy
 
 __all__ = ["Backoff", "RetryBudget", "backoff_bound", "moved", "next_delay", "with_retry"]
 

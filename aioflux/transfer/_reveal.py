@@ -6,15 +6,15 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from aioflux._errors import AiofluxError, NotFoundError, PreconditionFailedError
+from aioflux._concurrency.shielded import see_through
+from aioflux.errors import AiofluxError, NotFoundError, PreconditionFailedError
 from aioflux.service._base import Source
 from aioflux.transfer._delete import delete
 from aioflux.transfer._lost import Fate, call_or_find, find_written
-from aioflux.transfer._persist import see_through
 from aioflux.transfer._write import unmet
 
 if TYPE_CHECKING:
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.transfer._session import Session
     from aioflux.transfer._write import WriteRequest
 

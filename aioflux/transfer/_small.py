@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from aioflux._checksums import crc32c
+from aioflux._values.checksums import crc32c
 from aioflux.transfer._ranges import First, reads_twice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aioflux._errors import TransientError
-    from aioflux._meta import ObjectMeta
-    from aioflux._policy import TransferOptions
+    from aioflux._values.meta import ObjectMeta
+    from aioflux.errors import TransientError
+    from aioflux.options import TransferOptions
     from aioflux.service._base import Body
     from aioflux.transfer._session import Session
 

@@ -15,8 +15,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Self
 
-from aioflux._checksums import combine_crc32c, crc32c
-from aioflux._errors import (
+from aioflux._concurrency.shielded import keep, see_through
+from aioflux._values.checksums import combine_crc32c, crc32c
+from aioflux.errors import (
     AiofluxError,
     ChecksumError,
     NotFoundError,
@@ -28,7 +29,6 @@ from aioflux.transfer._conditions import require
 from aioflux.transfer._initiate import Initiation
 from aioflux.transfer._limits import ByteBudget
 from aioflux.transfer._lost import Fate, call_or_find, find_written
-from aioflux.transfer._persist import keep, see_through
 from aioflux.transfer._populate import populate
 from aioflux.transfer._reveal import delete_staged, remove_staged, reveal
 from aioflux.transfer._staged import TEMPORARY_PREFIX, new_staged_key
@@ -37,7 +37,7 @@ from aioflux.transfer._write import Sends, WriteRequest, compare_stored, put_onc
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.service._base import UploadedPart
     from aioflux.transfer._session import Session
 

@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from aioflux._arguments import lower_names
-from aioflux._checksums import crc32c
-from aioflux._errors import (
+from aioflux._values.arguments import lower_names
+from aioflux._values.checksums import crc32c
+from aioflux.errors import (
     AlreadyExistsError,
     ChecksumError,
     PreconditionFailedError,
@@ -24,7 +24,7 @@ from aioflux.transfer._staged import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_stag
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.transfer._session import Session
 
 __all__ = ["Sends", "WriteRequest", "compare_stored", "put_once", "unmet"]

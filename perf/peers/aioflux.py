@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from google.auth.credentials import AnonymousCredentials
 
 import aioflux
-from aioflux._listing import Listing
+from aioflux._values.listing import Listing
 from aioflux.service import _gcs_list as gcs_list
 from perf.pages import pages
 from perf.peers._parts import part_size_bytes, ssl_context

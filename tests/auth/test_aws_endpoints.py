@@ -10,7 +10,7 @@ import pytest
 
 import aioflux
 from aioflux import S3Access, Timeouts
-from aioflux._uri import parse_uri
+from aioflux._values.uri import parse_uri
 from aioflux.service._open import ServiceConfig, open_service
 from aioflux.service._s3 import S3Service
 from aioflux.testing.gcs_server._tls import make_certificates

@@ -20,9 +20,10 @@ FAR_SECONDS = 600.0
 
 def be_patient(put: Callable[[Any, str, Any], object] = setattr) -> None:
     """Set these limits, in this process; a test passes `monkeypatch.setattr`."""
-    import aioflux.bridge
+    import aioflux._bridge
     from aioflux import store
-    from aioflux.transfer import _compose_read, _persist, _reveal, _upload
+    from aioflux._concurrency import shielded as _persist
+    from aioflux.transfer import _compose_read, _reveal, _upload
 
     close_session = store.close_session
 
@@ -31,7 +32,7 @@ def be_patient(put: Callable[[Any, str, Any], object] = setattr) -> None:
 
     put(store, "close_session", close)
     for module, names in (
-        (aioflux.bridge, ("_CLEANUP_SECONDS", "_ENDING_SECONDS")),
+        (aioflux._bridge, ("_CLEANUP_SECONDS", "_ENDING_SECONDS")),
         (_compose_read, ("_LEAVE_SECONDS", "_REMOVE_SECONDS")),
         (_persist, ("_LAST_SECONDS",)),
         (_reveal, ("_REMOVE_SECONDS",)),

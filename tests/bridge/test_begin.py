@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from aioflux import bridge
+from aioflux import _bridge
 
 
 def test_it_goes_on_while_the_caller_does() -> None:
@@ -19,14 +19,14 @@ def test_it_goes_on_while_the_caller_does() -> None:
     async def make() -> asyncio.Event:
         return asyncio.Event()
 
-    gate = bridge.run(make())
-    outcome = bridge.begin(work())
+    gate = _bridge.run(make())
+    outcome = _bridge.begin(work())
     assert not outcome.done()
 
     async def open_gate() -> None:
         gate.set()
 
-    bridge.run(open_gate())
+    _bridge.run(open_gate())
     assert outcome.result(60) == 7
 
 
@@ -35,7 +35,7 @@ def test_an_error_is_its_outcome() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        bridge.begin(work()).result(60)
+        _bridge.begin(work()).result(60)
 
 
 def test_cancel_lets_it_clean_up() -> None:
@@ -47,21 +47,21 @@ def test_cancel_lets_it_clean_up() -> None:
         finally:
             cleaned.append(True)
 
-    outcome = bridge.begin(work())
-    bridge.run(asyncio.sleep(0))
+    outcome = _bridge.begin(work())
+    _bridge.run(asyncio.sleep(0))
     outcome.cancel()
     until = time.monotonic() + 60
     while not cleaned:
         assert time.monotonic() < until
-        bridge.run(asyncio.sleep(0.01))
+        _bridge.run(asyncio.sleep(0.01))
 
 
 def test_not_from_the_loops_own_thread() -> None:
     async def nested() -> None:
-        bridge.begin(asyncio.sleep(0))
+        _bridge.begin(asyncio.sleep(0))
 
     with pytest.raises(RuntimeError, match="own event loop"):
-        bridge.run(nested())
+        _bridge.run(nested())
 
 
 def test_the_end_of_the_process_waits_for_it() -> None:
@@ -73,7 +73,7 @@ async def work():
     await asyncio.sleep(0.5)
     print("done")
 
-bridge.begin(work())
+_bridge.begin(work())
 """
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=True

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import aioflux.sync
-from aioflux import TransferOptions, bridge
-from aioflux.transfer._fanout import Shared, bounded_batches
+from aioflux import TransferOptions, _bridge
+from aioflux._concurrency.fan_out import Shared, bounded_batches
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
@@ -31,16 +31,16 @@ class Counted:
             yield number
 
 
-async def taking(feed: bridge.Feed[int], count: int) -> list[int]:
+async def taking(feed: _bridge.Feed[int], count: int) -> list[int]:
     return [await anext(feed) for _ in range(count)]
 
 
 def test_no_more_items_are_taken_than_may_wait_for_their_use() -> None:
     source = Counted(1000)
-    feed = bridge.Feed(source, max_ahead=10)
+    feed = _bridge.Feed(source, max_ahead=10)
     used = 0
     for count in (1, 3, 20, 7):
-        assert bridge.run(taking(feed, count), feed=feed) == list(range(used, used + count))
+        assert _bridge.run(taking(feed, count), feed=feed) == list(range(used, used + count))
         used += count
         assert source.num_taken <= used + 10
     assert source.threads == {threading.get_ident()}
@@ -48,7 +48,7 @@ def test_no_more_items_are_taken_than_may_wait_for_their_use() -> None:
 
 def test_more_are_asked_for_while_half_of_them_are_left() -> None:
     source = Counted(1000)
-    feed = bridge.Feed(source, max_ahead=10)
+    feed = _bridge.Feed(source, max_ahead=10)
 
     async def use() -> None:
         num_used = 1
@@ -62,7 +62,7 @@ def test_more_are_asked_for_while_half_of_them_are_left() -> None:
                 feed.next_ready()
                 num_used += 1
 
-    bridge.run(use(), feed=feed)
+    _bridge.run(use(), feed=feed)
 
 
 def test_what_came_before_a_failure_is_given_out_before_it() -> None:
@@ -70,10 +70,10 @@ def test_what_came_before_a_failure_is_given_out_before_it() -> None:
         yield from range(5)
         raise ZeroDivisionError
 
-    feed = bridge.Feed(items(), max_ahead=10)
-    assert bridge.run(taking(feed, 5), feed=feed) == list(range(5))
+    feed = _bridge.Feed(items(), max_ahead=10)
+    assert _bridge.run(taking(feed, 5), feed=feed) == list(range(5))
     with pytest.raises(ZeroDivisionError):
-        bridge.run(taking(feed, 1), feed=feed)
+        _bridge.run(taking(feed, 1), feed=feed)
 
 
 class Through:
@@ -101,7 +101,7 @@ class Through:
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_runner_takes_what_is_ready_in_its_order(ordered: bool) -> None:
     """So that a generator's items cost what those of a list do."""
-    feed = bridge.Feed(Counted(400), max_ahead=64)
+    feed = _bridge.Feed(Counted(400), max_ahead=64)
     Through.num_begun = 0
 
     async def never(item: int) -> int:
@@ -113,7 +113,7 @@ def test_a_runner_takes_what_is_ready_in_its_order(ordered: bool) -> None:
         ):
             yield batch
 
-    found = [item for batch in bridge.iterate(batches(), feed=feed) for item in batch]
+    found = [item for batch in _bridge.iterate(batches(), feed=feed) for item in batch]
     assert found == list(range(400))
     assert Through.num_begun < 200
 

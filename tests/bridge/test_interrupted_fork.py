@@ -19,7 +19,7 @@ import _thread, os, sys
 import aioflux.store
 # All in C, so that nothing but the hook of the bridge, which comes next, can be interrupted.
 os.register_at_fork(after_in_child=_thread.interrupt_main)
-import aioflux.bridge, aioflux.sync
+import aioflux._bridge, aioflux.sync
 
 store = aioflux.sync.open_store("gs://bucket/p", endpoint_url=sys.argv[1])
 assert store.get("a") == b"1"
@@ -27,7 +27,7 @@ batches = store.get_batches(["a"] * 1000)
 next(batches)
 child = os.fork()
 if not child:
-    assert aioflux.bridge._bridge.pid != os.getpid(), "the hook has run"
+    assert aioflux._bridge._bridge.pid != os.getpid(), "the hook has run"
     what = sys.argv[2]
     if what == "read":
         assert store.get("a") == b"1"

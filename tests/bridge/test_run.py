@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import aioflux
-from aioflux import bridge, sync
-from aioflux.transfer._fanout import bounded_map
+from aioflux import _bridge, sync
+from aioflux._concurrency.fan_out import bounded_map
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -37,9 +37,9 @@ def store() -> Iterator[sync.Store]:
 
 
 def test_work_is_done_on_one_background_thread() -> None:
-    assert bridge.run(thread_name()) == "aioflux-loop"
+    assert _bridge.run(thread_name()) == "aioflux-loop"
     with ThreadPoolExecutor(8) as threads:
-        names = list(threads.map(lambda _: bridge.run(thread_name()), range(50)))
+        names = list(threads.map(lambda _: _bridge.run(thread_name()), range(50)))
     assert set(names) == {"aioflux-loop"}
     running = [each for each in threading.enumerate() if each.name == "aioflux-loop"]
     assert len(running) == 1
@@ -47,7 +47,7 @@ def test_work_is_done_on_one_background_thread() -> None:
 
 
 async def test_a_thread_with_a_running_loop_is_served() -> None:
-    assert bridge.run(thread_name()) == "aioflux-loop"
+    assert _bridge.run(thread_name()) == "aioflux-loop"
 
 
 def test_the_loops_own_thread_is_refused(store: sync.Store) -> None:
@@ -55,7 +55,7 @@ def test_the_loops_own_thread_is_refused(store: sync.Store) -> None:
         store.head("a")
 
     with pytest.raises(RuntimeError, match="await the same method"):
-        bridge.run(wait_for_itself())
+        _bridge.run(wait_for_itself())
 
 
 def test_errors_keep_their_type_and_fields(store: sync.Store) -> None:
@@ -73,7 +73,7 @@ def test_work_that_is_cancelled_from_within_does_not_hang_the_caller() -> None:
         await asyncio.sleep(0)
 
     with pytest.raises(asyncio.CancelledError):
-        bridge.run(cancel_itself())
+        _bridge.run(cancel_itself())
 
 
 def test_many_threads_share_one_store(store: sync.Store) -> None:
@@ -98,12 +98,12 @@ def test_an_exit_in_a_task_is_its_callers_alone(ending: type[BaseException]) -> 
         raise ending
 
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(bridge.run, other())
+        waiting = threads.submit(_bridge.run, other())
         assert begun.wait(60)
         with pytest.raises(ending):
-            bridge.run(leave())
+            _bridge.run(leave())
         assert waiting.result(60) == "done"
-    assert bridge.run(thread_name()) == "aioflux-loop"
+    assert _bridge.run(thread_name()) == "aioflux-loop"
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -115,7 +115,7 @@ def test_an_exit_among_many_ends_the_iteration(ordered: bool) -> None:
 
     results = bounded_map(work, range(100), max_in_flight=4, ordered=ordered)
     with pytest.raises(SystemExit):
-        list(bridge.iterate(results))
+        list(_bridge.iterate(results))
 
 
 async def soon() -> int:
@@ -124,14 +124,14 @@ async def soon() -> int:
 
 
 def interrupted(call: Callable[[], object], at: int) -> bool:
-    """Make a call that Ctrl-C hits at the event number `at` of `bridge.run`; tell if it had one."""
+    """Make a call that Ctrl-C hits at the event number `at` of `_bridge.run`; tell if it had one."""
     watched = {"run", "_result", "serve"}
     seen = 0
 
     def trace(frame: FrameType, _: str, __: object) -> Callable[..., Any] | None:
         nonlocal seen
         code = frame.f_code
-        if code.co_filename != bridge.__file__ or code.co_name not in watched:
+        if code.co_filename != _bridge.__file__ or code.co_name not in watched:
             return None
         seen += 1
         if seen == at:
@@ -147,8 +147,8 @@ def interrupted(call: Callable[[], object], at: int) -> bool:
     return seen >= at
 
 
-@pytest.mark.parametrize("feed", [None, lambda: bridge.Feed([1], max_ahead=1)])
-def test_ctrl_c_at_any_line_of_a_call(feed: Callable[[], bridge.Feed[int]] | None) -> None:
+@pytest.mark.parametrize("feed", [None, lambda: _bridge.Feed([1], max_ahead=1)])
+def test_ctrl_c_at_any_line_of_a_call(feed: Callable[[], _bridge.Feed[int]] | None) -> None:
     """Even before the work is in line, it is over at once and nothing is left unawaited."""
     unawaited = []
     hit, at = True, 0
@@ -157,7 +157,7 @@ def test_ctrl_c_at_any_line_of_a_call(feed: Callable[[], bridge.Feed[int]] | Non
         work = soon()
         begun = time.monotonic()
         try:
-            hit = interrupted(partial(bridge.run, work, feed=feed() if feed else None), at)
+            hit = interrupted(partial(_bridge.run, work, feed=feed() if feed else None), at)
         except KeyboardInterrupt:
             hit = True
         assert time.monotonic() - begun < 60, at
@@ -167,7 +167,7 @@ def test_ctrl_c_at_any_line_of_a_call(feed: Callable[[], bridge.Feed[int]] | Non
     # The first lines only define; the interpreter looks at no signal there.
     assert unawaited == list(range(1, len(unawaited) + 1))
     assert len(unawaited) < 10 < at
-    assert bridge.run(soon()) == 1
+    assert _bridge.run(soon()) == 1
 
 
 class Steps:
@@ -187,7 +187,7 @@ class Steps:
 
 def test_leaving_an_iteration_early_closes_it() -> None:
     steps = Steps()
-    for step in bridge.iterate(steps.run()):
+    for step in _bridge.iterate(steps.run()):
         if step == 2:
             break
     assert steps.closed
@@ -195,7 +195,7 @@ def test_leaving_an_iteration_early_closes_it() -> None:
 
 def test_an_iteration_that_ends_is_closed() -> None:
     steps = Steps()
-    assert list(bridge.iterate(steps.run())) == [0, 1, 2, 3, 4]
+    assert list(_bridge.iterate(steps.run())) == [0, 1, 2, 3, 4]
     assert steps.closed
 
 
@@ -210,7 +210,7 @@ def test_an_exception_in_the_body_is_seen_by_the_manager() -> None:
             seen.append(exc)
             raise
 
-    with pytest.raises(ZeroDivisionError), bridge.entered(manager()):
+    with pytest.raises(ZeroDivisionError), _bridge.entered(manager()):
         raise ZeroDivisionError
     assert len(seen) == 1
 
@@ -223,7 +223,7 @@ def test_a_manager_may_swallow_the_exception() -> None:
         left.append("after the exception")
 
     left: list[str] = []
-    with bridge.entered(manager()):
+    with _bridge.entered(manager()):
         raise ZeroDivisionError
     assert left == ["after the exception"]
 

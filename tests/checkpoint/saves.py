@@ -22,7 +22,7 @@ from aioflux.checkpoint._objects import publish, write_object
 from aioflux.checkpoint._steps import uri_below
 
 if TYPE_CHECKING:
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.store import Store
 
 METADATA = pickle.dumps({"what": "stands for the metadata of DCP"})

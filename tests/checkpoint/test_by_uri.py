@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from aioflux import checkpoint, open_store
-from aioflux._errors import CheckpointCorruptError, CheckpointNotFoundError
+from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError
 from tests.checkpoint.saves import save_id, save_step
 
 pytestmark = pytest.mark.clouds("gs", "s3", "az")

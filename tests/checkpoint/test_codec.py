@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from aioflux._errors import CheckpointCorruptError
 from aioflux.checkpoint._codec import Codec, EncodedFrames
 from aioflux.checkpoint._frames import decode_frame, plan_slices
 from aioflux.checkpoint._items import encode_tensor
 from aioflux.checkpoint._streams import StreamReader
+from aioflux.errors import CheckpointCorruptError
 from tests.checkpoint.test_streams import frame_threads
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTra
 from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
 from torch.distributed.checkpoint.api import CheckpointException
 
-from aioflux._errors import CheckpointCorruptError
 from aioflux.checkpoint.compression import ZStandard
+from aioflux.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux._checksums import crc32c
-from aioflux._errors import CheckpointCorruptError
+from aioflux._values.checksums import crc32c
 from aioflux.checkpoint import _frames as frames
 from aioflux.checkpoint._frames import (
     HEAD_SIZE_BYTES,
@@ -30,6 +29,7 @@ from aioflux.checkpoint._frames import (
 )
 from aioflux.checkpoint._methods import Compressor, Method, plan_methods, plan_planes
 from aioflux.checkpoint._planes import PLANE_SIZES
+from aioflux.errors import CheckpointCorruptError
 
 KINDS = ("bf16", "fp32", "fp64", "int64", "random", "zeros", "text")
 SIZE = 40_000

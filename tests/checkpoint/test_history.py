@@ -13,8 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import open_store
-from aioflux._errors import CheckpointCorruptError, TransientError
-from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
 from aioflux.checkpoint._history import (
     COLUMNS,
     HISTORY_PREFIX,
@@ -28,6 +26,8 @@ from aioflux.checkpoint._history import (
     to_json,
 )
 from aioflux.checkpoint._steps import list_steps
+from aioflux.errors import CheckpointCorruptError, TransientError
+from aioflux.options import RetryPolicy, Timeouts, TransferOptions
 from aioflux.testing.faults import Fault, FlakyStore
 from tests.checkpoint.patience import PATIENT
 from tests.checkpoint.saves import save_id

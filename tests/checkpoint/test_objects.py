@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import aioflux
 from aioflux import CheckpointCorruptError, CheckpointError
-from aioflux._checksums import crc32c
+from aioflux._values.checksums import crc32c
 from aioflux.checkpoint._commit import COMMIT_KEY
 from aioflux.checkpoint._objects import (
     BlockDigest,

@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import open_store
-from aioflux._errors import (
+from aioflux.checkpoint._commit import step_prefix
+from aioflux.checkpoint._orphans import clean_store
+from aioflux.checkpoint._retention import Retention, StepRecord, plan_prune, prune, remove_step
+from aioflux.checkpoint._verify import latest, verify_steps
+from aioflux.errors import (
     CheckpointCorruptError,
     CheckpointNotFoundError,
     PermissionDeniedError,
     PreconditionFailedError,
     TransientError,
 )
-from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
-from aioflux.checkpoint._commit import step_prefix
-from aioflux.checkpoint._orphans import clean_store
-from aioflux.checkpoint._retention import Retention, StepRecord, plan_prune, prune, remove_step
-from aioflux.checkpoint._verify import latest, verify_steps
+from aioflux.options import RetryPolicy, Timeouts, TransferOptions
 from aioflux.testing.faults import Fault, FlakyStore
 from tests.checkpoint.patience import PATIENT
 from tests.checkpoint.saves import METADATA, save_id, save_step

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux._errors import CheckpointCorruptError
 from aioflux.checkpoint import _streams as streams
 from aioflux.checkpoint._codec import Codec
 from aioflux.checkpoint._frames import END_OF_STREAM
 from aioflux.checkpoint._streams import StreamReader, StreamWriter
+from aioflux.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:
     from typing import Any

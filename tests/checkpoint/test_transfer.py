@@ -7,18 +7,18 @@ import asyncio
 import pytest
 
 from aioflux import open_store
-from aioflux._errors import (
-    CheckpointCorruptError,
-    CheckpointError,
-    CheckpointNotFoundError,
-    TransientError,
-)
-from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
 from aioflux.checkpoint._commit import step_prefix
 from aioflux.checkpoint._orphans import clean_store
 from aioflux.checkpoint._steps import list_steps, read_commit
 from aioflux.checkpoint._transfer import Spot, copy_checkpoint, copy_root
 from aioflux.checkpoint._verify import latest, verify
+from aioflux.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    TransientError,
+)
+from aioflux.options import RetryPolicy, Timeouts, TransferOptions
 from aioflux.testing.faults import Fault, FlakyStore
 from tests.checkpoint.saves import METADATA, save, save_id, save_step
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from aioflux._errors import ChecksumError
 from aioflux.cli._copy_disk import Disk
 from aioflux.cli._copy_plan import LARGE_BYTES, Job
 from aioflux.cli._copy_run import Copier, Tally
 from aioflux.cli._copy_store import Standard, Stored
 from aioflux.cli._loop import Threads
 from aioflux.cli._progress import describe_amount
+from aioflux.errors import ChecksumError
 from tests.cli.conftest import FAR_SECONDS, PROGRAM, read_files, write_files
 from tests.cli.test_cp import TREE, fill
 from tests.cli.test_process import Terminal

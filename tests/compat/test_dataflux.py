@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aioflux
-from aioflux import bridge
+from aioflux import _bridge
 from aioflux.compat.dataflux import dataflux_iterable_dataset, dataflux_mapstyle_dataset
 from aioflux.compat.dataflux._retry import DEFAULT_POLICY, policy_of
 from aioflux.compat.dataflux.dataflux_iterable_dataset import DataFluxIterableDataset, run_of
@@ -233,7 +233,7 @@ def test_batches_that_fail_leave_nothing_under_way_and_print_nothing(
         with pytest.raises(aioflux.NotFoundError) as caught:
             dataset.__getitems__(range(start, start + 10))
         errors.append(caught.value)  # and with it the frames
-    assert not bridge._iterating
+    assert not _bridge._iterating
     errors.clear()
     gc.collect()
     assert dataset[0] == b"data of train/000"
@@ -255,7 +255,7 @@ def test_a_format_that_fails_leaves_nothing_under_way(
     dataset = opened(kind, disable_compose=True, format_fn=fail)
     with pytest.raises(ArithmeticError) as caught:
         list(dataset)
-    assert not bridge._iterating, caught.value
+    assert not _bridge._iterating, caught.value
 
 
 @each_kind

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from aioflux._policy import Timeouts
 from aioflux.http import Pool
+from aioflux.options import Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from aioflux._policy import Timeouts
 from aioflux.http import (
     ConnectError,
     ConnectionLostError,
@@ -19,6 +18,7 @@ from aioflux.http import (
     ProtocolError,
     StalledError,
 )
+from aioflux.options import Timeouts
 from tests.http.oracle import Plane
 from tests.http.pools import FAR_SECONDS, MIB, SHORT, STALL_SECONDS, opening, until
 from tests.http.scripted import Peer, answering, echoing, ok, refusing, serving

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from aioflux._meta import OpenUpload
+from aioflux._values.meta import OpenUpload
 from aioflux.service import _multipart as multipart
 from aioflux.service._base import UploadedPart
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import aioflux
-from aioflux._uri import parse_uri
+from aioflux._values.uri import parse_uri
 from aioflux.service._open import ServiceConfig, open_service, resolve_endpoint
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import aioflux
-from aioflux._errors import StorageError, TransientError
+from aioflux.errors import StorageError, TransientError
 from aioflux.http import ConnectionLostError
 from aioflux.service._memory import MemoryService, memory_bucket
 from aioflux.transfer._limits import Limits

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import aioflux
-from aioflux._errors import StorageError
+from aioflux.errors import StorageError
 from aioflux.service._memory import MemoryService, memory_bucket
 from aioflux.testing.faults import Fault, FlakyService
 from aioflux.transfer._limits import Limits

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import aioflux
+from aioflux._concurrency.shielded import see_through
 from aioflux.service._base import Precondition
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
-from aioflux.transfer._persist import see_through
 from aioflux.transfer._upload import ObjectWriter, WriteRequest
 from tests.transfer.rig import PART, Rig, pattern
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.transfer._fanout import bounded_batches, bounded_map, gather
+from aioflux._concurrency.fan_out import bounded_batches, bounded_map, gather
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

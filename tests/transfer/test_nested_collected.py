@@ -6,7 +6,7 @@ import asyncio
 import gc
 import sys
 
-from aioflux.transfer._nested import nested
+from aioflux._concurrency.async_iteration import nested
 
 
 async def test_an_inner_generator_that_is_collected_first_is_closed_by_the_outer_one() -> None:

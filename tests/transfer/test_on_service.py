@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aioflux import AlreadyExistsError, NotFoundError, PreconditionFailedError, TransientError
-from aioflux._errors import StorageError
+from aioflux.errors import StorageError
 from aioflux.service._base import Precondition, Source
 from aioflux.service._memory import MemoryService
 from aioflux.transfer._compose import compose, copy

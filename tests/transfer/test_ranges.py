@@ -11,7 +11,7 @@ import pytest
 
 import aioflux
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError, TransientError
-from aioflux._policy import MIB
+from aioflux.options import MIB
 from aioflux.service._base import Body
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault

@@ -20,7 +20,7 @@ from aioflux import (
     TransferOptions,
     TransientError,
 )
-from aioflux._checksums import crc32c
+from aioflux._values.checksums import crc32c
 from aioflux.service._base import Precondition, UploadedPart
 from aioflux.service._memory import MemoryService
 from aioflux.testing.faults import Fault

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import aioflux
-from aioflux._arguments import (
+from aioflux._values.arguments import (
     check_listing,
     check_metadata,
     check_mode,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux._checksums import combine_crc32c, crc32c, crc32c_blocks, join_crc32c
+from aioflux._values.checksums import combine_crc32c, crc32c, crc32c_blocks, join_crc32c
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import traceback
 
 import pytest
 
-from aioflux import _errors
+from aioflux import errors as _errors
 
 ERRORS = [getattr(_errors, name) for name in _errors.__all__]
 NODE = re.compile(r"^ {4}(?P<stem>[│├└─ ]*)(?P<name>[A-Z]\w+)(?: *\((?P<builtin>\w+)\))?")

@@ -51,12 +51,12 @@ def test_the_loop_ends_last_and_workers_end_before_torch_forgets_them(modules: l
     registered = [tuple(each) for each in json.loads(run.stdout.splitlines()[-1])]
     ours = [each for each in registered if each[1].split(".")[0] == "aioflux"]
     assert [each for each in ours if each[0] == "fork"] == [
-        ("fork", "aioflux.bridge", "_after_fork_in_child")
+        ("fork", "aioflux._bridge", "_after_fork_in_child")
     ]
     at_exit = [module for kind, module, _ in registered if kind == "exit"]
     for before, after in (
-        ("aioflux.bridge", "aioflux.checkpoint._checkpointer"),
-        ("aioflux.bridge", "aioflux.integrations.fsspec._stores"),
+        ("aioflux._bridge", "aioflux.checkpoint._checkpointer"),
+        ("aioflux._bridge", "aioflux.integrations.fsspec._stores"),
         ("torch.utils.data._utils", "aioflux.data._workers"),
     ):
         assert at_exit.index(before) < at_exit.index(after)

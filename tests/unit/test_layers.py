@@ -207,7 +207,7 @@ def plant(tmp_path: Path) -> Plant:
     package = tmp_path / "aioflux"
 
     def write(name: str, source: str) -> list[str]:
-        for path in ("__init__.py", "_errors.py", "store.py", "sync.py", "http/_pool.py", name):
+        for path in ("__init__.py", "errors.py", "store.py", "sync.py", "http/_pool.py", name):
             (package / path).parent.mkdir(parents=True, exist_ok=True)
             (package / path).touch()
         (package / name).write_text(source, encoding="utf-8")
@@ -219,7 +219,7 @@ def plant(tmp_path: Path) -> Plant:
 @pytest.mark.parametrize(
     ("name", "source", "says"),
     [
-        ("_uri.py", "import aioflux.store", "ground may not import store"),
+        ("_values/uri.py", "import aioflux.store", "ground may not import store"),
         ("http/_pool.py", "from aioflux.auth._google import x", "http may not import auth"),
         ("auth/_google.py", "from aioflux.http import Pool", "auth may not import http"),
         ("service/_gcs.py", "from aioflux.transfer import x", "service may not import transfer"),
@@ -269,11 +269,11 @@ def test_the_reading_catches(plant: Plant, name: str, source: str, says: str) ->
     ("name", "source"),
     [
         ("__init__.py", "if TYPE_CHECKING:\n    from aioflux.store import Store"),
-        ("store.py", "from aioflux._errors import StorageError\nimport aioflux.http._pool"),
+        ("store.py", "from aioflux.errors import StorageError\nimport aioflux.http._pool"),
         ("store.py", "from aioflux import _errors"),
         ("http/_pool.py", "from aioflux.http import _codec\nfrom . import _codec"),
         ("store.py", "if TYPE_CHECKING:\n    import threading"),
-        ("bridge.py", "import os, threading\nos.register_at_fork()"),
+        ("_bridge.py", "import os, threading\nos.register_at_fork()"),
         ("service/_gcs_control.py", "import aiohttp\nimport gcloud.aio.storage"),
         ("compat/nebula.py", "import torch\nimport aioflux.integrations"),
         ("testing/gcs_server/_app.py", "import httptools, threading\nimport google_crc32c"),

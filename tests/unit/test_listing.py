@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux import ObjectMeta
-from aioflux._columns import TimeColumn
-from aioflux._listing import KeyColumn, Listing
+from aioflux._values.columns import TimeColumn
+from aioflux._values.listing import KeyColumn, Listing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ import pytest
 
 import aioflux
 from aioflux import RetryPolicy, Timeouts, TransferOptions
-from aioflux._policy import MIB
+from aioflux.options import MIB
 
 POLICIES = [TransferOptions, RetryPolicy, Timeouts]
 OUT_OF_RANGE = [

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import LatencyHistogram, StoreStats
-from aioflux._stats import LATENCY_BOUNDS_SECONDS
+from aioflux._values.stats import LATENCY_BOUNDS_SECONDS
 
 
 def histogram(times: list[float]) -> LatencyHistogram:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux._uri import SCHEMES, Location, check_name, parse_uri
+from aioflux._values.uri import SCHEMES, Location, check_name, parse_uri
 
 object_schemes = st.sampled_from([scheme for scheme in SCHEMES if scheme != "file"])
 buckets = st.text(min_size=1).filter(lambda text: "/" not in text)

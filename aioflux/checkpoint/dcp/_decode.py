@@ -13,9 +13,9 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import torch
 
-from aioflux._errors import CheckpointCorruptError, CheckpointError
 from aioflux.checkpoint.dcp._units import as_elements, narrow
 from aioflux.checkpoint.dcp._zip import HEAD_SIZE_BYTES, find_tensor
+from aioflux.errors import CheckpointCorruptError, CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from aioflux import bridge
-from aioflux._errors import CheckpointCorruptError, NotFoundError, PreconditionFailedError
-from aioflux._meta import ObjectMeta
+from aioflux import _bridge
+from aioflux._values.meta import ObjectMeta
 from aioflux.checkpoint._objects import read_range
 from aioflux.checkpoint._steps import each_bounded, uri_below
 from aioflux.checkpoint.dcp._decode import copy_item, find_memory, untransform
@@ -25,6 +24,7 @@ from aioflux.checkpoint.dcp._plan_reads import plan_reads
 from aioflux.checkpoint.dcp._run_reads import Job, run_jobs
 from aioflux.checkpoint.dcp._units import Frames, Unit, Wanted, item_unit, tensor_units
 from aioflux.checkpoint.dcp._zip import HEAD_SIZE_BYTES
+from aioflux.errors import CheckpointCorruptError, NotFoundError, PreconditionFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -94,7 +94,7 @@ class _Load:
 
     def run(self, wants: Sequence[Wanted | WantedValue], done: Callable[[int], None]) -> None:
         keys = sorted({each.stored.key for each in wants})
-        self.places = bridge.run(self._find(keys))
+        self.places = _bridge.run(self._find(keys))
         for want in wants:
             self._check_bounds(want.name, want.stored)
         starts = self._find_memories(wants)
@@ -237,7 +237,7 @@ class _Load:
                 from aioflux.checkpoint._codec import Codec
 
                 codec = stack.enter_context(Codec())
-            for batch in bridge.iterate(run_jobs(self, jobs, codec, self.store.transfer)):
+            for batch in _bridge.iterate(run_jobs(self, jobs, codec, self.store.transfer)):
                 for unit, start, data in batch:
                     if data is not None:
                         unit.finish(start, data)

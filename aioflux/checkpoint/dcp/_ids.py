@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aioflux._uri import parse_uri
+from aioflux._values.uri import parse_uri
 
 if TYPE_CHECKING:
     import os

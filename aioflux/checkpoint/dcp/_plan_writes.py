@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.checkpoint.planner import WriteItemType
 
-from aioflux._checksums import crc32c
+from aioflux._values.checksums import crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

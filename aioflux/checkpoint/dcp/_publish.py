@@ -10,15 +10,15 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from aioflux._errors import AiofluxError, CheckpointCorruptError, NotFoundError
 from aioflux.checkpoint._objects import publish
 from aioflux.checkpoint._steps import decode, is_home
+from aioflux.errors import AiofluxError, CheckpointCorruptError, NotFoundError
 
 if TYPE_CHECKING:
     import weakref
     from collections.abc import Iterable, Sequence
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._commit import Commit
     from aioflux.checkpoint.dcp._turn import Turn
     from aioflux.store import Store

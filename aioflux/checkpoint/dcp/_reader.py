@@ -15,8 +15,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.futures import Future
 
-from aioflux import bridge
-from aioflux._errors import AiofluxError, CheckpointError, CheckpointNotFoundError
+from aioflux import _bridge
 from aioflux.checkpoint._objects import open_checkpoint
 from aioflux.checkpoint._steps import uri_below
 from aioflux.checkpoint.dcp._decode import as_bytes, default_registry, load_value
@@ -26,6 +25,7 @@ from aioflux.checkpoint.dcp._nesting import CONTAINERS
 from aioflux.checkpoint.dcp._shared import Loader, find_loader
 from aioflux.checkpoint.dcp._source import CommitBytes, Source, decode_source, read_commit_object
 from aioflux.checkpoint.dcp._units import Wanted
+from aioflux.errors import AiofluxError, CheckpointError, CheckpointNotFoundError
 
 if TYPE_CHECKING:
     import os
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint._extension import ExtensionRegistry
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
-    from aioflux._policy import StoreOptions
-    from aioflux._stats import StoreStats
+    from aioflux._values.stats import StoreStats
+    from aioflux.options import StoreOptions
     from aioflux.store import Store
 
 __all__ = ["StorageReader"]
@@ -117,11 +117,11 @@ class StorageReader(dcp_storage.StorageReader):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        bridge.close_when_dropped(self._store)
+        _bridge.close_when_dropped(self._store)
 
     def _open(self, uri: str) -> Store:
         store = open_checkpoint(uri, **self._options)
-        bridge.close_when_dropped(store)
+        _bridge.close_when_dropped(store)
         return store
 
     @property
@@ -189,7 +189,7 @@ class StorageReader(dcp_storage.StorageReader):
 
     def _read_source(self, rank: int | None, loader: Loader | None) -> Source:
         def read() -> CommitBytes:
-            return bridge.run(read_commit_object(self._store, rank))
+            return _bridge.run(read_commit_object(self._store, rank))
 
         # What one rank saved for itself alone it reads alone.
         found = loader.share(read) if loader is not None and rank is None else read()

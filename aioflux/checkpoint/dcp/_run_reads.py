@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import torch
 
-from aioflux._errors import CheckpointCorruptError
 from aioflux.checkpoint.dcp._plan_reads import MAX_READ_BYTES
 from aioflux.checkpoint.dcp._units import Frames
+from aioflux.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
 
-    from aioflux._policy import TransferOptions
     from aioflux.checkpoint._codec import Codec
     from aioflux.checkpoint.dcp._plan_reads import Read
     from aioflux.checkpoint.dcp._units import Unit
+    from aioflux.options import TransferOptions
 
 __all__ = ["Delivery", "Job", "Reads", "run_jobs"]
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 from torch.distributed.checkpoint.planner import WriteItemType
 
-from aioflux._errors import CheckpointCorruptError
 from aioflux.checkpoint._commit import plan_block_size
 from aioflux.checkpoint.dcp._plan_writes import item_bytes, plan_objects
+from aioflux.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

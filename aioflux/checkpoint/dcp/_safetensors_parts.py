@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 import torch
 
-from aioflux._checksums import combine_crc32c, crc32c
-from aioflux._errors import CheckpointError, ChecksumError
-from aioflux._meta import ObjectMeta
+from aioflux._values.checksums import combine_crc32c, crc32c
+from aioflux._values.meta import ObjectMeta
 from aioflux.checkpoint._commit import StoredItem, StoredObject, plan_block_size
 from aioflux.checkpoint._items import tensor_memory
 from aioflux.checkpoint._objects import read_range, write_object
 from aioflux.checkpoint.dcp._safetensors import Kind, lay_out, model_key
+from aioflux.errors import CheckpointError, ChecksumError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Sequence

@@ -17,7 +17,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from aioflux._errors import CheckpointError
 from aioflux.checkpoint._commit import StoredItem, data_key
 from aioflux.checkpoint._items import has_plain_memory, tensor_memory
 from aioflux.checkpoint._objects import write_object
@@ -25,6 +24,7 @@ from aioflux.checkpoint.dcp._plan_writes import item_bytes, plan_objects
 from aioflux.checkpoint.dcp._safetensors import Kind, RankLayout, lay_out, model_key, tensor_of
 from aioflux.checkpoint.dcp._safetensors_parts import Part, Place, Run, runs_of
 from aioflux.checkpoint.dcp._upload import Written, batches, resolve, upload_items
+from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence

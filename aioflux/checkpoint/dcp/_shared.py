@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from torch.distributed.checkpoint.utils import _DistWrapper
 
-from aioflux._errors import AiofluxError, CheckpointError
+from aioflux.errors import AiofluxError, CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,12 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from aioflux._errors import (
-    CheckpointCorruptError,
-    CheckpointError,
-    CheckpointNotFoundError,
-    NotFoundError,
-)
 from aioflux.checkpoint._commit import (
     COMMIT_KEY,
     INDEX_KEY,
@@ -24,6 +18,12 @@ from aioflux.checkpoint._commit import (
 from aioflux.checkpoint._steps import is_home, read_commit, uri_below
 from aioflux.checkpoint.dcp._safetensors import load_metadata
 from aioflux.checkpoint.dcp._unpickle import decode_metadata
+from aioflux.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    NotFoundError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
-from aioflux import bridge
+from aioflux import _bridge
 from aioflux.checkpoint._objects import open_checkpoint
 from aioflux.checkpoint._steps import uri_below
 from aioflux.checkpoint.dcp._decode import as_bytes, default_registry, load_value
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint._extension import ExtensionRegistry
     from torch.distributed.checkpoint.metadata import Metadata
 
-    from aioflux._policy import StoreOptions
+    from aioflux.options import StoreOptions
     from aioflux.store import Store
 
 __all__ = ["as_parameter", "load_state", "read_state", "stored_place"]
@@ -64,9 +64,9 @@ def load_state(
         StorageError: It could not be read.
     """
     store = open_checkpoint(uri, **options)
-    bridge.close_when_dropped(store)
+    _bridge.close_when_dropped(store)
     try:
-        source = decode_source(store, bridge.run(read_commit_object(store)))
+        source = decode_source(store, _bridge.run(read_commit_object(store)))
         return read_state(
             store,
             source,
@@ -76,7 +76,7 @@ def load_state(
             registry=extension_registry,
         )
     finally:
-        bridge.run(store.aclose())
+        _bridge.run(store.aclose())
 
 
 def read_state(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from aioflux import bridge
+from aioflux import _bridge
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -69,4 +69,4 @@ def begin_turn(writer: object, turn: Turn) -> None:
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on the background loop, which keeps nothing of this thread's context."""
-    return Context().run(bridge.run, coroutine)
+    return Context().run(_bridge.run, coroutine)

@@ -26,8 +26,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from aioflux._errors import CheckpointCorruptError
 from aioflux.checkpoint.dcp._machine import PickleError, run_pickle
+from aioflux.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,7 +21,6 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from aioflux._errors import AiofluxError, CheckpointError
 from aioflux.checkpoint._commit import StoredItem, StoredObject
 from aioflux.checkpoint._items import (
     ALIGNMENT_BYTES,
@@ -34,6 +33,7 @@ from aioflux.checkpoint._items import (
 )
 from aioflux.checkpoint._objects import write_object
 from aioflux.checkpoint.dcp._plan_writes import item_bytes
+from aioflux.errors import AiofluxError, CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import (

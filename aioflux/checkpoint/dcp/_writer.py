@@ -23,8 +23,7 @@ from torch.distributed.checkpoint import storage as dcp_storage
 from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.futures import Future
 
-from aioflux import bridge
-from aioflux._errors import AiofluxError, AlreadyExistsError, CheckpointError, TransientError
+from aioflux import _bridge
 from aioflux.checkpoint._commit import (
     COMMIT_KEY,
     INDEX_KEY,
@@ -50,6 +49,7 @@ from aioflux.checkpoint.dcp._upload import (
     upload_items,
     upload_objects,
 )
+from aioflux.errors import AiofluxError, AlreadyExistsError, CheckpointError, TransientError
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
     from torch.distributed.checkpoint.storage import WriteResult
 
-    from aioflux._policy import StoreOptions
     from aioflux.checkpoint.compression import ZStandard
     from aioflux.checkpoint.dcp._safetensors import RankLayout
+    from aioflux.options import StoreOptions
     from aioflux.store import Store, WriteMode
 
 __all__ = ["StorageWriter"]
@@ -153,11 +153,11 @@ class StorageWriter(dcp_storage.StorageWriter):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._last = Turn(self._store)
-        bridge.close_when_dropped(self._store)
+        _bridge.close_when_dropped(self._store)
 
     def _open(self, uri: str) -> Store:
         store = open_store(uri, **self._options)
-        bridge.close_when_dropped(store)
+        _bridge.close_when_dropped(store)
         return store
 
     @property

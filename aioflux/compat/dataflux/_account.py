@@ -6,7 +6,7 @@ from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aioflux._policy import StoreOptions
+    from aioflux.options import StoreOptions
 
 __all__ = ["Account"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
 
 __all__ = ["data_format_default", "formatted"]
 

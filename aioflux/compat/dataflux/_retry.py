@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from aioflux._policy import RetryPolicy
+from aioflux.options import RetryPolicy
 
 __all__ = ["DEFAULT_POLICY", "modified_retry", "policy_of"]
 

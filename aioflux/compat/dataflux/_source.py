@@ -6,19 +6,19 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from aioflux import sync
-from aioflux._errors import StorageError, TransientError
-from aioflux._policy import TransferOptions
 from aioflux.compat.dataflux._account import Account
 from aioflux.compat.dataflux._retry import policy_of
 from aioflux.data._composing import prepare, read_batches
+from aioflux.errors import StorageError, TransientError
+from aioflux.options import TransferOptions
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
 
-    from aioflux._listing import Listing
-    from aioflux._meta import ObjectMeta
-    from aioflux._policy import StoreOptions
+    from aioflux._values.listing import Listing
+    from aioflux._values.meta import ObjectMeta
     from aioflux.data._composing import Compose
+    from aioflux.options import StoreOptions
     from aioflux.store import TriedBatch
 
 __all__ = ["Entry", "SharedConfig", "Source"]

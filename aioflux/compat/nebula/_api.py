@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from aioflux._errors import AiofluxError
 from aioflux.checkpoint._commit import part_key
 from aioflux.checkpoint._steps import uri_below
 from aioflux.checkpoint._tag_names import quote_name
@@ -13,14 +12,15 @@ from aioflux.compat.nebula import _run
 from aioflux.compat.nebula._checkpoint import Checkpoint
 from aioflux.compat.nebula._names import name_of, place_of, to_uri
 from aioflux.compat.nebula._sources import find_all, find_tag, newest_valid
+from aioflux.errors import AiofluxError
 
 if TYPE_CHECKING:
     import os
     from typing import Unpack
 
-    from aioflux._policy import StoreOptions
     from aioflux.compat.nebula._client import Client
     from aioflux.compat.nebula._run import Run
+    from aioflux.options import StoreOptions
     from aioflux.store import Store
 
     Path = str | os.PathLike[str] | tuple[str] | None

@@ -17,12 +17,12 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux import bridge
-from aioflux._errors import CheckpointError
+from aioflux import _bridge
 from aioflux.checkpoint._uploader_wire import MAX_FDS, MAX_READ_BYTES, Inbox, send
 from aioflux.compat.nebula._keeper import Keeper
 from aioflux.compat.nebula._keeper_process import lock_path
 from aioflux.compat.nebula._settings import meeting_path, signing_variables
+from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ class Client:
         self._is_private = settings.is_private
         self._uri = settings.uri
         self._place = settings.place
-        self._lock = bridge.OwnLock()
+        self._lock = _bridge.OwnLock()
         self._sock: socket.socket | None = None
         self._inbox = Inbox()
         self._pid = os.getpid()
@@ -228,7 +228,7 @@ def _start_inside() -> socket.socket:
     """Serve this process from its own background loop: nobody else sees its memory:// objects."""
     ours, its = socket.socketpair()
     # Nobody waits for it: it goes when the process does, and its objects with it.
-    asyncio.run_coroutine_threadsafe(_serve_inside(its), bridge.background_loop())
+    asyncio.run_coroutine_threadsafe(_serve_inside(its), _bridge.background_loop())
     return ours
 
 

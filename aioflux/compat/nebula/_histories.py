@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from aioflux._errors import AlreadyExistsError, NotFoundError, PreconditionFailedError
+from aioflux.errors import AlreadyExistsError, NotFoundError, PreconditionFailedError
 
 if TYPE_CHECKING:
     from aioflux.store import Store

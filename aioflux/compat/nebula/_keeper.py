@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux._errors import AiofluxError, CheckpointError
 from aioflux.checkpoint._commit import new_save_id
 from aioflux.checkpoint._tag_save import PartData, tag_job
 from aioflux.checkpoint._tags import remove_tag, trim
@@ -29,6 +28,7 @@ from aioflux.compat.nebula._persist import NebulaSave
 from aioflux.compat.nebula._settings import signing_variables
 from aioflux.compat.nebula._shelf import COMMITTED, Shelf, Version
 from aioflux.compat.nebula._trainer import Trainer
+from aioflux.errors import AiofluxError, CheckpointError
 
 if TYPE_CHECKING:
     from aioflux.compat.nebula._settings import Settings

@@ -22,7 +22,6 @@ from fsspec import AbstractFileSystem, register_implementation  # type: ignore[i
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from aioflux._errors import CheckpointNotFoundError
 from aioflux.checkpoint import load
 from aioflux.compat.nebula import _run
 from aioflux.compat.nebula._api import (
@@ -33,6 +32,7 @@ from aioflux.compat.nebula._api import (
 )
 from aioflux.compat.nebula._names import place_of, to_uri
 from aioflux.compat.nebula._shelf import COMMITTED
+from aioflux.errors import CheckpointNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

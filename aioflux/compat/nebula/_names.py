@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from aioflux._uri import parse_uri, quote_path
+from aioflux._values.uri import parse_uri, quote_path
 
 __all__ = ["name_of", "place_of", "scheme_of", "to_uri"]
 

@@ -6,9 +6,9 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from aioflux._errors import AiofluxError
 from aioflux.checkpoint._tag_save import TagSave
 from aioflux.compat.nebula._histories import Line, append
+from aioflux.errors import AiofluxError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

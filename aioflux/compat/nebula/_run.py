@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, cast
 
-from aioflux import bridge
+from aioflux import _bridge
 from aioflux.checkpoint._objects import open_checkpoint
 from aioflux.compat.nebula._client import Client
 from aioflux.compat.nebula._names import scheme_of, to_uri
 from aioflux.compat.nebula._settings import settings_of
 
 if TYPE_CHECKING:
-    from aioflux._policy import StoreOptions
     from aioflux.checkpoint._ranks import Ranks
     from aioflux.compat.nebula._settings import Settings
     from aioflux.compat.nebula._snapshot import Snapshots
+    from aioflux.options import StoreOptions
     from aioflux.store import Store
 
 __all__ = ["Run", "all_runs", "begin", "current", "forget", "run_at"]
@@ -67,7 +67,7 @@ class Run:
         if uri:
             found.append(("storage", open_checkpoint(uri, **self.options_at(uri))))
         for _, store in found:
-            bridge.close_when_dropped(store)
+            _bridge.close_when_dropped(store)
         return found
 
     def options_at(self, path: str) -> StoreOptions:
@@ -90,7 +90,7 @@ class Run:
 def _directory(store: Store | None) -> str:
     if store is None:
         return ""
-    from aioflux._uri import parse_uri
+    from aioflux._values.uri import parse_uri
 
     path = parse_uri(store.uri).key
     os.makedirs(path, exist_ok=True)

@@ -24,7 +24,7 @@ from aioflux.store import open_store
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from aioflux._policy import StoreOptions
+    from aioflux.options import StoreOptions
     from aioflux.store import Store
 
 __all__ = ["Settings", "meeting_path", "settings_of", "signing_variables"]

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from aioflux._checksums import crc32c
-from aioflux._errors import CheckpointCorruptError, CheckpointError
+from aioflux._values.checksums import crc32c
 from aioflux.checkpoint._pickled import pickled
 from aioflux.checkpoint._staging import Arena
+from aioflux.errors import CheckpointCorruptError, CheckpointError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aioflux import bridge
-from aioflux._errors import CheckpointCorruptError, CheckpointNotFoundError
+from aioflux import _bridge
 from aioflux.checkpoint._steps import uri_below
 from aioflux.checkpoint._tags import is_valid, list_tags, read_part, read_tag
+from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -107,12 +107,12 @@ class _InStore:
         return self.stored.commit.num_bytes
 
     def is_valid(self) -> bool:
-        return bridge.run(is_valid(self.store, self.stored))
+        return _bridge.run(is_valid(self.store, self.stored))
 
     def load(self, name: str, *, map_location: Any, weights_only: Any) -> Any:
         import torch
 
-        file = bridge.run(read_part(self.store, self.stored, name))
+        file = _bridge.run(read_part(self.store, self.stored, name))
         try:
             return torch.load(
                 file.path, map_location=map_location, weights_only=weights_only, mmap=True
@@ -186,7 +186,7 @@ def find_all(client: Client | None, stores: Iterable[tuple[str, Store]]) -> list
         stores: The stores to look in with the names of their places, the nearest first.
     """
     told = _told(client)
-    stored = {place: (store, bridge.run(list_tags(store))) for place, store in stores}
+    stored = {place: (store, _bridge.run(list_tags(store))) for place, store in stores}
     return _merge(client, told, stored)
 
 
@@ -195,7 +195,7 @@ def find_tag(client: Client | None, stores: Iterable[tuple[str, Store]], tag: st
     told = _told(client)
     stored = {}
     for place, store in stores:
-        found = bridge.run(read_tag(store, tag))
+        found = _bridge.run(read_tag(store, tag))
         stored[place] = (store, [found] if found is not None else [])
     return [each for each in _merge(client, told, stored) if each.tag == tag]
 

@@ -12,17 +12,17 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from aioflux._errors import StorageError
-from aioflux._listing import Listing
+from aioflux._values.listing import Listing
 from aioflux.compat.s3_datapipes._urls import ListedUrl
 from aioflux.data._section import Access, Section
 from aioflux.data._stream import open_stream
+from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from aioflux import sync
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.compat.s3_datapipes._options import Stores
     from aioflux.data._cache import Cache
     from aioflux.data._section import Samples

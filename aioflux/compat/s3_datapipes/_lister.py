@@ -10,16 +10,16 @@ from torch.utils.data import get_worker_info
 from torch.utils.data.datapipes._decorator import functional_datapipe
 from torch.utils.data.datapipes.datapipe import IterDataPipe
 
-from aioflux._errors import StorageError
 from aioflux.compat.s3_datapipes._options import Stores, with_timeout
 from aioflux.compat.s3_datapipes._urls import ListedUrl
+from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
     from typing import Unpack
 
-    from aioflux._listing import Listing
-    from aioflux._policy import StoreOptions
+    from aioflux._values.listing import Listing
+    from aioflux.options import StoreOptions
 
 __all__ = ["S3FileLister"]
 

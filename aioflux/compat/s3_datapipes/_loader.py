@@ -10,8 +10,6 @@ from torch.utils.data.datapipes._decorator import functional_datapipe
 from torch.utils.data.datapipes.datapipe import IterDataPipe
 from torch.utils.data.datapipes.utils.common import StreamWrapper
 
-from aioflux._errors import StorageError
-from aioflux._policy import MIB
 from aioflux.compat.s3_datapipes._ahead import Ahead
 from aioflux.compat.s3_datapipes._options import (
     Stores,
@@ -20,13 +18,15 @@ from aioflux.compat.s3_datapipes._options import (
     with_timeout,
 )
 from aioflux.data._cache import Cache
+from aioflux.errors import StorageError
+from aioflux.options import MIB
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator
     from typing import Unpack
 
-    from aioflux._policy import StoreOptions
+    from aioflux.options import StoreOptions
 
 __all__ = ["S3FileLoader"]
 

@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from aioflux import sync
-from aioflux._access import S3Access, carries_secret
-from aioflux._policy import MIB, Timeouts, TransferOptions
-from aioflux._uri import parse_uri
+from aioflux._values.uri import parse_uri
 from aioflux.compat.s3_datapipes._urls import place_of
+from aioflux.options import MIB, S3Access, Timeouts, TransferOptions, carries_secret
 
 if TYPE_CHECKING:
-    from aioflux._policy import StoreOptions
+    from aioflux.options import StoreOptions
 
 __all__ = [
     "DEFAULT_BUFFER_BYTES",

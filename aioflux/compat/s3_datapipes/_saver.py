@@ -9,14 +9,14 @@ from torch.utils.data import get_worker_info
 from torch.utils.data.datapipes._decorator import functional_datapipe
 from torch.utils.data.datapipes.datapipe import IterDataPipe
 
-from aioflux._errors import StorageError
 from aioflux.compat.s3_datapipes._options import Stores, with_timeout
+from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Unpack
 
-    from aioflux._policy import StoreOptions
+    from aioflux.options import StoreOptions
 
 __all__ = ["S3FileSaver"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from aioflux._uri import Location, parse_uri
+from aioflux._values.uri import Location, parse_uri
 
 if TYPE_CHECKING:
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
 
 __all__ = ["ListedUrl", "Place", "place_of"]
 

@@ -7,22 +7,22 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from aioflux import bridge
-from aioflux._errors import (
+from aioflux import _bridge
+from aioflux._values.uri import parse_uri
+from aioflux.checkpoint._tags import is_valid, read_tag
+from aioflux.errors import (
     AiofluxError,
     CheckpointCorruptError,
     CheckpointError,
     NotFoundError,
 )
-from aioflux._uri import parse_uri
-from aioflux.checkpoint._tags import is_valid, read_tag
 from aioflux.integrations.deepspeed._engine import AiofluxCheckpointEngine
 from aioflux.integrations.deepspeed._roots import LATEST, is_uri, put_placeholders
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from aioflux._policy import StoreOptions
+    from aioflux.options import StoreOptions
 
 __all__ = ["attach"]
 
@@ -151,10 +151,10 @@ def _look(ours: AiofluxCheckpointEngine, uri: str, tag: str) -> tuple[str, list[
     is_given = bool(tag)
     if not is_given:
         try:
-            tag = bridge.run(store.get(LATEST)).decode().strip()
+            tag = _bridge.run(store.get(LATEST)).decode().strip()
         except NotFoundError:
             return "", []  # DeepSpeed says so, and trains from the beginning
-    found = bridge.run(read_tag(store, tag))
+    found = _bridge.run(read_tag(store, tag))
     if found is None:
         if not uri.startswith("file:"):
             raise CheckpointError(
@@ -162,7 +162,7 @@ def _look(ours: AiofluxCheckpointEngine, uri: str, tag: str) -> tuple[str, list[
                 + ("" if is_given else f", and {LATEST} names it; pass the tag of another")
             )
         return tag, []  # a directory that DeepSpeed wrote itself
-    if not bridge.run(is_valid(store, found)):
+    if not _bridge.run(is_valid(store, found)):
         raise CheckpointCorruptError(
             f"{tag} at {uri} is not all there; load another tag. `aioflux ckpt verify {uri}/{tag}` "
             "tells what is wrong"

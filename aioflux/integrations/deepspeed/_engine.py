@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
-from aioflux import bridge
-from aioflux._errors import AiofluxError, CheckpointError, CheckpointNotFoundError
+from aioflux import _bridge
 from aioflux.checkpoint import save as save_object
 from aioflux.checkpoint._commit import new_save_id
 from aioflux.checkpoint._objects import open_checkpoint
@@ -30,14 +29,15 @@ from aioflux.checkpoint._staging import Arena
 from aioflux.checkpoint._tag_save import PartData, TagSave, tag_job, write_part
 from aioflux.checkpoint._tags import read_part, read_tag
 from aioflux.checkpoint._uploader_job import UploadSettings
+from aioflux.errors import AiofluxError, CheckpointError, CheckpointNotFoundError
 from aioflux.integrations.deepspeed._roots import LATEST, Roots, put_placeholders
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from aioflux._policy import StoreOptions
     from aioflux.checkpoint._commit import StoredObject
     from aioflux.checkpoint._uploader_job import Job
+    from aioflux.options import StoreOptions
     from aioflux.store import Store
 
 __all__ = ["AiofluxCheckpointEngine", "CommitInfo"]
@@ -124,7 +124,7 @@ class AiofluxCheckpointEngine:
         """Return the store of a root, which stays open."""
         if uri not in self._stores:
             self._stores[uri] = open_checkpoint(uri, **self._options)
-            bridge.close_when_dropped(self._stores[uri])
+            _bridge.close_when_dropped(self._stores[uri])
         return self._stores[uri]
 
     def create(self, info: CommitInfo) -> None:
@@ -174,7 +174,7 @@ class AiofluxCheckpointEngine:
             return  # `save_16bit_model`: an object of its own
         try:
             part = PartData(name, self._pieces(state_dict, current))
-            upload = bridge.begin(write_part(self.store(current.uri), current.job, part))
+            upload = _bridge.begin(write_part(self.store(current.uri), current.job, part))
             current.uploads.append(upload)
             if not self._is_decoupled:
                 _wait(upload)
@@ -203,7 +203,7 @@ class AiofluxCheckpointEngine:
         root, tag = self.roots.split(directory)
         uri = self.roots.uri_of(root)
         store = self.store(uri)
-        found = bridge.run(read_tag(store, tag))
+        found = _bridge.run(read_tag(store, tag))
         if found is None and os.path.isfile(path) and os.path.getsize(path):
             return torch.load(path, map_location=map_location, weights_only=False)  # DeepSpeed's
         if found is None or name not in found.names:
@@ -211,7 +211,7 @@ class AiofluxCheckpointEngine:
                 f"there is no {name} of {tag} at {uri}: the tag "
                 + ("was not committed" if found is None else f"has {', '.join(found.names)}")
             )
-        file = bridge.run(read_part(store, found, name))
+        file = _bridge.run(read_part(store, found, name))
         try:
             return torch.load(file.path, map_location=map_location, weights_only=False, mmap=True)
         finally:
@@ -243,7 +243,7 @@ class AiofluxCheckpointEngine:
         if failures and not failure:
             failure = f"another rank: {failures[0]}"
         try:
-            bridge.run(self._publish(current, job, failure))
+            _bridge.run(self._publish(current, job, failure))
         except AiofluxError as exc:
             error = exc
         (is_failed,) = self.ranks.largest([error is not None])
@@ -274,7 +274,7 @@ class AiofluxCheckpointEngine:
         _log.warning("%s at %s was never committed and is given up", current.info.tag, current.uri)
         keys = [current.job.prefix + stored.key for stored in current.stored]
         try:
-            bridge.run(self.store(current.uri).delete_many(keys))
+            _bridge.run(self.store(current.uri).delete_many(keys))
         except AiofluxError as exc:
             _log.warning("parts of it stay, for `aioflux clean`: %s", exc)
 
@@ -373,7 +373,7 @@ class AiofluxCheckpointEngine:
                 self._ranks = None
             stores, self._stores = self._stores, {}
             for store in stores.values():
-                bridge.run(store.aclose())
+                _bridge.run(store.aclose())
             self.roots.close()
             for arena in self._arenas:
                 arena.close()

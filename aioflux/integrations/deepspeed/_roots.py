@@ -8,8 +8,8 @@ import tempfile
 from multiprocessing.util import Finalize
 from typing import Final
 
-from aioflux._errors import CheckpointError
-from aioflux._uri import SCHEMES, parse_uri, quote_path
+from aioflux._values.uri import SCHEMES, parse_uri, quote_path
+from aioflux.errors import CheckpointError
 
 __all__ = ["LATEST", "Roots", "is_uri", "put_placeholders"]
 

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, TypeAlias
 if TYPE_CHECKING:
     import weakref
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.store import Store, WriteMode
 
 __all__ = ["Callback", "Gates", "copy_across", "get_file", "put_file"]

@@ -6,7 +6,7 @@ import hashlib
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from aioflux._errors import NotFoundError, PermissionDeniedError
+from aioflux.errors import NotFoundError, PermissionDeniedError
 from aioflux.integrations.fsspec._names import (
     Tree,
     directory,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fsspec.asyn import sync  # type: ignore[import-untyped]
 from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]
 
-from aioflux import bridge
+from aioflux import _bridge
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
@@ -28,7 +28,7 @@ def wait_for(system: Any, function: Callable[..., Coroutine[Any, Any, T]], *args
     if system.own_loop is not None:
         result: T = sync(system.own_loop, function, *args)
         return result
-    return bridge.run(function(*args))
+    return _bridge.run(function(*args))
 
 
 def blocking(*also: str) -> Callable[[type[T]], type[T]]:
@@ -77,7 +77,7 @@ def _iteration(function: Callable[..., Any], default: Any) -> Callable[..., Iter
     def iterate(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
         items: AsyncGenerator[Any, None] = getattr(self, name)(*args, **kwargs)
         if self.own_loop is None:
-            return bridge.iterate(items)
+            return _bridge.iterate(items)
         return _foreign(self, items)
 
     return iterate

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 from fsspec.callbacks import DEFAULT_CALLBACK  # type: ignore[import-untyped]
 from fsspec.utils import isfilelike  # type: ignore[import-untyped]
 
-from aioflux._errors import AiofluxError, NotFoundError, PreconditionFailedError
+from aioflux.errors import AiofluxError, NotFoundError, PreconditionFailedError
 from aioflux.integrations.fsspec import _disk
 from aioflux.integrations.fsspec._looking import Looking
 from aioflux.integrations.fsspec._mirror import wait_for
@@ -23,7 +23,7 @@ from aioflux.integrations.fsspec._writing import Deferred
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.integrations.fsspec._disk import Callback
     from aioflux.integrations.fsspec._names import Place
     from aioflux.store import Store, WriteMode

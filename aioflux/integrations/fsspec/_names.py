@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aioflux._uri import Location
+from aioflux._values.uri import Location
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from aioflux._listing import Listing
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.listing import Listing
+    from aioflux._values.meta import ObjectMeta
 
 __all__ = [
     "Entry",

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from aioflux._access import ANONYMOUS, S3Access
-from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
+from aioflux.options import ANONYMOUS, RetryPolicy, S3Access, Timeouts, TransferOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aioflux._policy import StoreOptions
+    from aioflux.options import StoreOptions
 
 __all__ = ["FILE_CACHE_KEYWORDS", "block_size_option", "store_options"]
 

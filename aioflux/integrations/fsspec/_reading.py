@@ -13,14 +13,14 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from aioflux import bridge
+from aioflux import _bridge
 from aioflux._files import PositionedFile
 from aioflux.integrations.fsspec._names import Entry, entry
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.store import ObjectReader, Store
 
 __all__ = ["DEFAULT_BLOCK_BYTES", "ReadFile", "Run"]
@@ -67,7 +67,7 @@ class _RawFile(PositionedFile):
         self._run = Run()
         # Serves the reads if it is set: fsspec's `blockcache` sets one that keeps blocks on disk.
         self.cache: Any = None
-        self._held: bridge.Held[ObjectReader] | None = None
+        self._held: _bridge.Held[ObjectReader] | None = None
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         view = memoryview(buffer).cast("B")
@@ -81,15 +81,15 @@ class _RawFile(PositionedFile):
             self._position = end
             return end - start
         if self._whole is None and self.meta.size <= _WHOLE_BYTES:
-            self._whole = bridge.run(self._store.get(self.meta))
+            self._whole = _bridge.run(self._store.get(self.meta))
         if self._whole is not None:
             view[:] = memoryview(self._whole)[start:end]
         elif self._run.is_in_order(start, end) and view.nbytes < _DIRECT_BYTES:
             reader = self._reader()
             reader.seek(start)
-            bridge.run(reader.readinto(view))
+            _bridge.run(reader.readinto(view))
         else:
-            bridge.run(self._store.get_into(self.meta, view, start=start))
+            _bridge.run(self._store.get_into(self.meta, view, start=start))
         self._position = end
         return end - start
 
@@ -102,9 +102,9 @@ class _RawFile(PositionedFile):
         elif self._whole is not None:
             data = self._whole[start:]
         elif start:
-            data = bridge.run(self._store.get_range(self.meta, start=start, end=size))
+            data = _bridge.run(self._store.get_range(self.meta, start=start, end=size))
         else:
-            data = bridge.run(self._store.get(self.meta))
+            data = _bridge.run(self._store.get(self.meta))
         self._position = size
         return data
 
@@ -113,11 +113,11 @@ class _RawFile(PositionedFile):
         end = min(end, self.meta.size)
         if end <= start:
             return b""
-        return bridge.run(self._store.get_range(self.meta, start=start, end=end))
+        return _bridge.run(self._store.get_range(self.meta, start=start, end=end))
 
     def _reader(self) -> ObjectReader:
         if self._held is None:
-            self._held = bridge.Held(self._store.open_reader(self.meta))
+            self._held = _bridge.Held(self._store.open_reader(self.meta))
         return self._held.value
 
     def close(self) -> None:

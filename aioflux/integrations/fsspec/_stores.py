@@ -12,7 +12,7 @@ from fsspec.asyn import AsyncFileSystem  # type: ignore[import-untyped]
 from fsspec.registry import registry  # type: ignore[import-untyped]
 from fsspec.utils import stringify_path  # type: ignore[import-untyped]
 
-from aioflux import bridge
+from aioflux import _bridge
 from aioflux.integrations.fsspec._names import place_of, strip
 from aioflux.integrations.fsspec._options import block_size_option, store_options
 from aioflux.integrations.fsspec._transaction import Transaction
@@ -90,7 +90,7 @@ class Stores(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop that blocking calls run on."""
-        return self.own_loop or bridge.background_loop()
+        return self.own_loop or _bridge.background_loop()
 
     @property
     def fsid(self) -> str:
@@ -160,7 +160,7 @@ class Stores(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
             if self.scheme == "file" and len(self._stores) >= _MAX_DIRECTORIES:
                 self._stores.clear()  # those in use are held by who uses them
             store = self._stores.setdefault(place.store, open_store(place.store, **self.options))
-            bridge.close_when_dropped(store)
+            _bridge.close_when_dropped(store)
         return store
 
     async def aclose(self) -> None:

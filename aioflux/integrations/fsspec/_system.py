@@ -10,8 +10,8 @@ from fsspec.compression import compr  # type: ignore[import-untyped]
 from fsspec.core import get_compression  # type: ignore[import-untyped]
 from fsspec.registry import register_implementation  # type: ignore[import-untyped]
 
-from aioflux import bridge
-from aioflux._errors import AlreadyExistsError, NotFoundError
+from aioflux import _bridge
+from aioflux.errors import AlreadyExistsError, NotFoundError
 from aioflux.integrations.fsspec._compressed import CompressedFile
 from aioflux.integrations.fsspec._mirror import blocking
 from aioflux.integrations.fsspec._moving import Moving
@@ -131,10 +131,10 @@ class AiofluxFileSystem(Moving):
         place = self.object_place(path)
         store = self.store(place)
         if mode == "rb":
-            meta = bridge.run(store.head(place.key))
+            meta = _bridge.run(store.head(place.key))
             size = block_size or self.default_block_size
             return ReadFile(self, place.base, store, meta, block_size=size)
-        held = bridge.Held(self._writing(store, place.key, mode, labels))
+        held = _bridge.Held(self._writing(store, place.key, mode, labels))
         uri = f"{place.store}{'' if place.store.endswith('/') else '/'}{place.key}"
         return WriteFile(self, place.path, uri, held, mode=mode, autocommit=autocommit)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, TracebackType
 
-    from aioflux import bridge
+    from aioflux import _bridge
     from aioflux.store import ObjectWriter
 
 __all__ = ["Deferred", "TextFile", "WriteFile"]
@@ -57,7 +57,7 @@ class WriteFile(WritableFile):
         system: Any,
         path: str,
         uri: str,
-        held: bridge.Held[ObjectWriter],
+        held: _bridge.Held[ObjectWriter],
         *,
         mode: str,
         autocommit: bool,

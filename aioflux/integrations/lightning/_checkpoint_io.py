@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 
-from aioflux import bridge
-from aioflux._access import carries_secret
-from aioflux._policy import StoreOptions
+from aioflux import _bridge
 from aioflux.checkpoint import load, save
 from aioflux.checkpoint._target import split_uri
 from aioflux.integrations.lightning._background import Background
@@ -20,6 +18,7 @@ from aioflux.integrations.lightning._objects import copy, exists, find, remove
 from aioflux.integrations.lightning._staged import Slabs, Staged
 from aioflux.integrations.lightning._together import has_company, load_together
 from aioflux.integrations.lightning._uris import to_uri
+from aioflux.options import StoreOptions, carries_secret
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
@@ -261,7 +260,7 @@ class AiofluxCheckpointIO(CheckpointIO):
 
 def _upload(uri: str, staged: Staged, options: dict[str, Any]) -> None:
     try:
-        bridge.run(_send(uri, staged, options))
+        _bridge.run(_send(uri, staged, options))
     finally:
         staged.release()
 

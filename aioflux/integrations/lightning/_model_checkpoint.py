@@ -14,8 +14,8 @@ from lightning.pytorch.utilities.rank_zero import (  # type: ignore[attr-defined
     rank_zero_warn,
 )
 
-from aioflux._errors import CheckpointError
-from aioflux._uri import parse_uri
+from aioflux._values.uri import parse_uri
+from aioflux.errors import CheckpointError
 from aioflux.integrations.fsspec import register
 from aioflux.integrations.lightning._checkpoint_io import AiofluxCheckpointIO
 from aioflux.integrations.lightning._uris import (

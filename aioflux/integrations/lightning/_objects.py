@@ -11,14 +11,14 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux import sync
-from aioflux._errors import NotFoundError
-from aioflux._uri import Location, parse_uri
+from aioflux._values.uri import Location, parse_uri
 from aioflux.checkpoint._commit import COMMIT_KEY, is_save_id
+from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.sync import Store
 
 __all__ = ["META_KEY", "copy", "exists", "find", "is_part", "is_sharded", "put_beside", "remove"]

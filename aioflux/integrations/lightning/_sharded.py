@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
-from aioflux._errors import CheckpointError
 from aioflux.checkpoint.dcp import StorageReader, StorageWriter
+from aioflux.errors import CheckpointError
 from aioflux.integrations.lightning._objects import META_KEY, put_beside
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.storage import WriteResult
 
-    from aioflux._policy import StoreOptions
+    from aioflux.options import StoreOptions
 
 __all__ = ["REST_NAME", "Rest", "has_rest", "load_sharded", "save_sharded"]
 

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
 
-from aioflux._errors import CheckpointError
+from aioflux.errors import CheckpointError
 from aioflux.integrations.lightning._checkpoint_io import AiofluxCheckpointIO
 from aioflux.integrations.lightning._objects import META_KEY, is_sharded
 from aioflux.integrations.lightning._sharded import (

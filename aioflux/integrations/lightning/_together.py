@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aioflux import bridge
+from aioflux import _bridge
 from aioflux.checkpoint._mapping import MemoryFile, fetch
 from aioflux.checkpoint._target import split_uri
 
@@ -34,7 +34,7 @@ if sys.platform != "win32":
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from aioflux._policy import StoreOptions
+    from aioflux.options import StoreOptions
 
 __all__ = ["has_company", "load_together", "opened_together"]
 
@@ -108,7 +108,7 @@ def opened_together(uri: str, options: StoreOptions) -> Iterator[str]:
 @contextmanager
 def _downloaded(uri: str, options: StoreOptions) -> Iterator[MemoryFile]:
     root, key = split_uri(uri)
-    _, file = bridge.run(fetch(root, key, options, MemoryFile))
+    _, file = _bridge.run(fetch(root, key, options, MemoryFile))
     try:
         yield file
     finally:

@@ -6,7 +6,7 @@ import os
 import re
 from typing import Final
 
-from aioflux._uri import SCHEMES, parse_uri, quote_path
+from aioflux._values.uri import SCHEMES, parse_uri, quote_path
 
 __all__ = ["ALIAS", "is_below", "is_same", "name_pattern", "to_uri"]
 

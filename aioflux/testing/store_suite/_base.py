@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import pytest
 import pytest_asyncio
 
-from aioflux._policy import MIB, TransferOptions
+from aioflux.options import MIB, TransferOptions
 from aioflux.testing.store_suite._face import BlockingFace
 
 if TYPE_CHECKING:

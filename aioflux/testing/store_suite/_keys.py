@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux._errors import StorageError
+from aioflux.errors import StorageError
 from aioflux.testing.store_suite._base import SuiteBase
 
 if TYPE_CHECKING:

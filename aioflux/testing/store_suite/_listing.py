@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux._listing import Listing
+from aioflux._values.listing import Listing
 from aioflux.testing.store_suite._base import SuiteBase
 
 if TYPE_CHECKING:

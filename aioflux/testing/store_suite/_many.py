@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux._errors import AlreadyExistsError, NotFoundError
+from aioflux.errors import AlreadyExistsError, NotFoundError
 from aioflux.testing.store_suite._base import KIB, OPTIONS, SuiteBase, drain, pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from aioflux._meta import ObjectMeta
+    from aioflux._values.meta import ObjectMeta
     from aioflux.store import Store
 
 __all__ = ["ManyContract"]

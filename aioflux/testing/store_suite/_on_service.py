@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux._errors import (
+from aioflux.errors import (
     AlreadyExistsError,
     NotFoundError,
     PreconditionFailedError,

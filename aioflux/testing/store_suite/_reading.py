@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux._errors import NotFoundError
+from aioflux.errors import NotFoundError
 from aioflux.testing.store_suite._base import KIB, SuiteBase, pattern
 
 if TYPE_CHECKING:

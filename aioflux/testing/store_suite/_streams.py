@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aioflux._errors import AlreadyExistsError, NotFoundError, PreconditionFailedError
+from aioflux.errors import AlreadyExistsError, NotFoundError, PreconditionFailedError
 from aioflux.testing.store_suite._base import KIB, OPTIONS, PART, SuiteBase, drain, pattern
 
 if TYPE_CHECKING:

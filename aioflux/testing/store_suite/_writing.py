@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aioflux._errors import AlreadyExistsError, PreconditionFailedError
+from aioflux.errors import AlreadyExistsError, PreconditionFailedError
 from aioflux.testing.store_suite._base import PART, SuiteBase, pattern
 
 if TYPE_CHECKING:

@@ -122,8 +122,8 @@ def test_a_sweep_leaves_what_a_commit_names_under_whatever_name():
 def unfinished(uri, save_id):
     store = aioflux.open_store(uri)
     each = Unfinished(store, [COMMIT_KEY], save_id, lambda: None)
-    aioflux.bridge.run(sweep(each))
-    aioflux.bridge.run(store.aclose())
+    aioflux._bridge.run(sweep(each))
+    aioflux._bridge.run(store.aclose())
 
 
 def test_a_sweep_leaves_all_beside_a_damaged_commit():

@@ -10,7 +10,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from aioflux._checksums import crc32c
+from aioflux._values.checksums import crc32c
 from aioflux.checkpoint._commit import decode_commit
 from aioflux.testing.gcs_server._app import Hook
 from tests.checkpoint.dcp.kill_task import state_of

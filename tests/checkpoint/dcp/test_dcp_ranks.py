@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from aioflux._checksums import crc32c
+from aioflux._values.checksums import crc32c
 from aioflux.checkpoint._commit import INDEX_KEY, Commit, decode_commit, decode_index
 from aioflux.testing import GCSServer
 from tests.checkpoint.dcp import ranks as ranks_of_a_job

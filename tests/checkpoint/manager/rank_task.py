@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from aioflux import bridge
+from aioflux import _bridge
 from aioflux.checkpoint import Checkpointer, SaveHandle, _uploader_work
 from tests.checkpoint.manager.desk import FAST, SLOW, STUBBORN
 from tests.checkpoint.manager.trainer import is_state_of, state_of
@@ -100,7 +100,7 @@ class Task:
         """Begin what `cancel` does, and return when the upload has heard of it."""
         upload: Any = self.handles[step]._upload
         upload.cancel()
-        bridge.run(asyncio.sleep(0))
+        _bridge.run(asyncio.sleep(0))
 
     def cancel(self, step: int) -> bool:
         return self.handles[step].cancel()

@@ -13,11 +13,11 @@ import torch
 
 import aioflux
 from aioflux import RetryPolicy
-from aioflux._errors import CheckpointError
 from aioflux.checkpoint import Checkpointer, SaveHandle, _checkpointer
 from aioflux.checkpoint._commit import data_key
 from aioflux.checkpoint._uploader_job import Job, UploadSettings
 from aioflux.checkpoint._uploader_work import Save
+from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,8 +22,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import aioflux
-from aioflux import PermissionDeniedError, bridge
-from aioflux._errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
+from aioflux import PermissionDeniedError, _bridge
 from aioflux.checkpoint import (
     Checkpointer,
     _checkpointer,
@@ -36,6 +35,7 @@ from aioflux.checkpoint import (
 )
 from aioflux.checkpoint._uploader_wire import encode, send
 from aioflux.checkpoint.compression import ZStandard
+from aioflux.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
 from tests.checkpoint.manager.desk import FAST, SLOW, STUBBORN, wait_until
 from tests.checkpoint.manager.trainer import is_state_of, state_of
 
@@ -383,12 +383,12 @@ class TestInterrupts:
     def test_while_the_upload_begins(
         self, server: GCSServer, monkeypatch: pytest.MonkeyPatch, is_begun: bool
     ) -> None:
-        begin = bridge.begin
+        begin = _bridge.begin
 
         def interrupted(coroutine: Any) -> Any:
             if coroutine.__name__ != "run":  # the end of another object
                 return begin(coroutine)
-            monkeypatch.setattr(bridge, "begin", begin)
+            monkeypatch.setattr(_bridge, "begin", begin)
             if is_begun:
                 begin(coroutine)
             else:
@@ -396,7 +396,7 @@ class TestInterrupts:
             raise KeyboardInterrupt
 
         with Checkpointer(URI, max_staged_bytes=1) as checkpointer:
-            monkeypatch.setattr(bridge, "begin", interrupted)
+            monkeypatch.setattr(_bridge, "begin", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 checkpointer.save_async(1, state_of(1))
             checkpointer.save(2, state_of(2))
@@ -499,7 +499,7 @@ class TestInterrupts:
 
 LOOKED_AT = tuple(
     str(Path(each.__file__))
-    for each in (_checkpointer, _handle, _staging, _uploader_client, bridge)
+    for each in (_checkpointer, _handle, _staging, _uploader_client, _bridge)
 )
 
 

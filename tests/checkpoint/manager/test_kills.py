@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from aioflux import bridge, open_store
+from aioflux import _bridge, open_store
 from aioflux.checkpoint import Checkpointer
 from aioflux.checkpoint._orphans import clean_saves
 from aioflux.checkpoint._steps import read_commit
@@ -157,4 +157,4 @@ def left_over(server: GCSServer, uri: str) -> set[str]:
                     named |= {key, *(prefix + each.key for each in found.commit.objects)}
             return keys - named
 
-    return bridge.run(find())
+    return _bridge.run(find())

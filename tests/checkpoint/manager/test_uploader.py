@@ -17,10 +17,10 @@ import pytest
 import torch
 
 import aioflux
-from aioflux._errors import CheckpointError, PermissionDeniedError
 from aioflux.checkpoint import Checkpointer
 from aioflux.checkpoint._uploader_job import portable
 from aioflux.checkpoint._uploader_wire import Inbox, encode, send
+from aioflux.errors import CheckpointError, PermissionDeniedError
 from tests.checkpoint.manager.desk import FAST, SLOW, Forked, Rank, is_alive, wait_until
 from tests.checkpoint.manager.trainer import is_state_of, state_of
 

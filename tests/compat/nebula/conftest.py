@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from aioflux._errors import AiofluxError
 from aioflux.compat import nebula as nm
+from aioflux.errors import AiofluxError
 from aioflux.testing import GCSServer
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import aioflux
-from aioflux._errors import CheckpointError
 from aioflux.checkpoint._pickled import Pickled
 from aioflux.checkpoint._uploader_wire import Inbox
 from aioflux.compat import nebula as nm
@@ -23,6 +22,7 @@ from aioflux.compat.nebula._persist import NebulaSave
 from aioflux.compat.nebula._settings import meeting_path, settings_of
 from aioflux.compat.nebula._shelf import GROWING
 from aioflux.compat.nebula._trainer import Trainer
+from aioflux.errors import CheckpointError
 from tests.compat.nebula.test_nebula import commit, is_state_of, state_of
 
 if TYPE_CHECKING:

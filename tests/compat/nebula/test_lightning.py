@@ -11,8 +11,8 @@ pytest.importorskip("lightning")
 
 from lightning.pytorch import LightningModule, Trainer
 
-from aioflux._errors import CheckpointError, CheckpointNotFoundError
 from aioflux.compat import nebula as nm
+from aioflux.errors import CheckpointError, CheckpointNotFoundError
 from tests.integrations.lightning.tiny import OF_LIGHTNING
 
 if TYPE_CHECKING:

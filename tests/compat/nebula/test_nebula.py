@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import aioflux
-from aioflux._errors import CheckpointError, CheckpointNotFoundError
 from aioflux.checkpoint import load, verify
 from aioflux.compat import nebula as nm
 from aioflux.compat.nebula import _run
+from aioflux.errors import CheckpointError, CheckpointNotFoundError
 
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux._errors import CheckpointError
 from aioflux.checkpoint import verify
 from aioflux.compat import nebula as nm
 from aioflux.compat.nebula import _run
+from aioflux.errors import CheckpointError
 from tests.compat.nebula import trainer
 from tests.compat.nebula.conftest import LINGER_SECONDS
 from tests.told import Told

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 import aioflux
-from aioflux._errors import TransientError
 from aioflux.compat import nebula as nm
 from aioflux.compat.nebula import _keeper
 from aioflux.compat.nebula._keeper import Keeper, _Place
 from aioflux.compat.nebula._persist import NebulaSave
 from aioflux.compat.nebula._shelf import GROWING, Version
+from aioflux.errors import TransientError
 from tests.compat.nebula.test_nebula import commit
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import aioflux
-from aioflux._errors import (
+from aioflux.checkpoint import load, verify
+from aioflux.errors import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointNotFoundError,
 )
-from aioflux.checkpoint import load, verify
 from aioflux.integrations.deepspeed import AiofluxCheckpointEngine, attach
 from tests.integrations.deepspeed import rank_task
 from tests.integrations.deepspeed.stand_in import CommitInfo, Engine

@@ -15,7 +15,7 @@ from fsspec.generic import GenericFileSystem
 from google.oauth2.credentials import Credentials
 
 import aioflux
-from aioflux import bridge
+from aioflux import _bridge
 from aioflux.integrations.fsspec import GSFileSystem, register
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def test_a_loop_of_the_caller(shared: GCSServer, bucket: str) -> None:
 
 def test_the_loop_is_that_of_the_bridge(fs: GSFileSystem, bucket: str) -> None:
     fs.pipe_file(f"{bucket}/a", b"data")
-    assert fs.loop is bridge.background_loop()
+    assert fs.loop is _bridge.background_loop()
     assert sync(fs.loop, fs._cat_file, f"{bucket}/a") == b"data"
 
 

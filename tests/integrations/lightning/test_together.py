@@ -18,7 +18,7 @@ from aioflux.integrations.lightning import AiofluxCheckpointIO
 from aioflux.integrations.lightning._together import load_together, opened_together
 
 if TYPE_CHECKING:
-    from aioflux._policy import StoreOptions
+    from aioflux.options import StoreOptions
     from aioflux.testing import GCSServer
 
 URI = "gs://bucket/run/last.ckpt"

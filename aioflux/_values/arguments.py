@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aioflux._meta import ObjectMeta
-from aioflux._policy import RetryPolicy, Timeouts, TransferOptions
+from aioflux._values.meta import ObjectMeta
+from aioflux.options import RetryPolicy, Timeouts, TransferOptions
 
 __all__ = [
     "check_listing",

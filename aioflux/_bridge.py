@@ -33,8 +33,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from aioflux import store as _store
-from aioflux.transfer._fanout import Supply
-from aioflux.transfer._nested import nested
+from aioflux._concurrency.async_iteration import nested
+from aioflux._concurrency.fan_out import Supply
 
 if TYPE_CHECKING:
     from collections.abc import (

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from aioflux._errors import StorageError
+    from aioflux.errors import StorageError
 
 __all__ = ["CleanResult", "DeleteResult", "ObjectMeta", "OpenUpload"]
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterable
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
-from aioflux.transfer._nested import nested
+from aioflux._concurrency.async_iteration import nested
 
 if TYPE_CHECKING:
     from collections.abc import (

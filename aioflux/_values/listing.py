@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, overload
 
 import google_crc32c
 
-from aioflux._columns import NONE, KeyColumn, TimeColumn
-from aioflux._meta import ObjectMeta
-from aioflux._uri import quote_path
+from aioflux._values.columns import NONE, KeyColumn, TimeColumn
+from aioflux._values.meta import ObjectMeta
+from aioflux._values.uri import quote_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

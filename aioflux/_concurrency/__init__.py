@@ -1,0 +1,1 @@
+"""Fan-out, shielded clean-up and iteration for asyncio."""

@@ -1,0 +1,1 @@
+"""Values without I/O: uris, metadata, listings, checksums, counters."""
