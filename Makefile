@@ -14,7 +14,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 comma := ,
 empty :=
 PURE := $(addprefix aioflux/,_values/arguments.py _values/checksums.py errors.py _values/meta.py options.py _values/stats.py _values/uri.py \
-	http/_codec.py http/_origin.py http/_request.py \
+	_http/codec.py _http/origin.py _http/request.py \
 	service/_gcs_read.py service/_gcs_wire.py service/_range.py service/_status.py service/_multipart.py \
 	transfer/_counters.py transfer/_limits.py transfer/_retry.py \
 	transfer/_staged.py cli/_copy_plan.py \

@@ -2,7 +2,7 @@
 
 From the floor, a loop of `recv_into` on one warm socket, up to `Store.get_many`. All variants run
 in one process on one loop, in turn, each on warm connections of its own; what is told is CPU time.
-Each goes through the seam of a room: the heads of `http`, `Pool`, `Service`, `Session`, `Store`.
+Each goes through the seam of a room: the heads of `_http`, `Pool`, `Service`, `Session`, `Store`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from urllib.parse import urlsplit
 
 import aioflux
 from aioflux import Timeouts
+from aioflux._http import FixedHeaders, Origin, Pool
+from aioflux._http.codec import encode_head, parse_head
 from aioflux._values.checksums import crc32c
-from aioflux.http import FixedHeaders, Origin, Pool
-from aioflux.http._codec import encode_head, parse_head
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from aioflux.http import Response
+    from aioflux._http import Response
     from aioflux.service._base import Service
     from aioflux.transfer._session import Session
 

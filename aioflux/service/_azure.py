@@ -21,10 +21,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from aioflux._http import Origin, open_pool
 from aioflux._values.meta import OpenUpload
 from aioflux.auth._azure import open_access
 from aioflux.errors import NotFoundError, PreconditionFailedError, StorageError, TransientError
-from aioflux.http import Origin, open_pool
 from aioflux.service import _azure_batch as batch
 from aioflux.service import _azure_read as reading
 from aioflux.service import _azure_wire as wire
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Mapping, Sequence
 
+    from aioflux._http import Response, Waiter
     from aioflux._values.meta import ObjectMeta
-    from aioflux.http import Response, Waiter
     from aioflux.options import Timeouts
     from aioflux.service._base import Exchange, Source, UploadedPart
 

@@ -9,7 +9,7 @@ from aioflux.errors import PreconditionFailedError, TransientError
 from aioflux.service import _azure_wire as wire
 
 if TYPE_CHECKING:
-    from aioflux.http import Response
+    from aioflux._http import Response
     from aioflux.service._azure_send import AzureSender
 
 __all__ = ["wait_for_copy"]

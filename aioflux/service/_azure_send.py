@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
+from aioflux._http import FixedHeaders
 from aioflux.auth._azure import is_sas
 from aioflux.errors import (
     CredentialsError,
@@ -13,15 +14,14 @@ from aioflux.errors import (
     StorageError,
     TransientError,
 )
-from aioflux.http import FixedHeaders
 from aioflux.service import _azure_wire as wire
 from aioflux.service._send import USER_AGENT, Answer, Terms, TokenSender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from aioflux._http import Connection, Origin, RequestPool, Waiter
     from aioflux.auth._azure import AzureAccess
-    from aioflux.http import Connection, Origin, RequestPool, Waiter
 
 __all__ = ["AzureSender"]
 

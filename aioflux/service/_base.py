@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from aioflux._http import Connection, Response, Waiter
     from aioflux._values.meta import ObjectMeta, OpenUpload
     from aioflux.errors import StorageError
-    from aioflux.http import Connection, Response, Waiter
 
 __all__ = [
     "MAX_EMPTY_PAGES",

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
+from aioflux._http import Origin, default_context, open_pool, proxy_for
 from aioflux.auth._google import open_token
 from aioflux.errors import TransientError
-from aioflux.http import Origin, default_context, open_pool, proxy_for
 from aioflux.service import _gcs_list as listing
 from aioflux.service import _gcs_read as reading
 from aioflux.service import _gcs_wire as wire
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping, Sequence
 
+    from aioflux._http import Response, Waiter
     from aioflux._values.listing import Kind
     from aioflux._values.meta import ObjectMeta
-    from aioflux.http import Response, Waiter
     from aioflux.options import Timeouts
     from aioflux.service._base import Exchange, Source, UploadedPart
 

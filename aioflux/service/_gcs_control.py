@@ -13,6 +13,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from gcloud.aio.auth import AioSession
 from gcloud.aio.storage import Storage
 
+from aioflux._http import Sockets, distrust
 from aioflux.auth._google import AnonymousToken
 from aioflux.errors import (
     NotFoundError,
@@ -21,7 +22,6 @@ from aioflux.errors import (
     StorageError,
     TransientError,
 )
-from aioflux.http import Sockets, distrust
 from aioflux.service import _gcs_wire as wire
 from aioflux.service._status import error_from_status
 

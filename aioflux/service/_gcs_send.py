@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from aioflux.http import FixedHeaders
+from aioflux._http import FixedHeaders
 from aioflux.service import _gcs_wire as wire
 from aioflux.service._gcs_control import token_of
 from aioflux.service._multipart import parse_error

@@ -12,16 +12,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from aioflux._http import ConnectionLostError, ProtocolError
 from aioflux.errors import StorageError, TransientError, UnsupportedError
-from aioflux.http import ConnectionLostError, ProtocolError
 from aioflux.service._base import Body, Page, Service, UploadedPart
 from aioflux.service._send import READ, Terms
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping, Sequence
 
+    from aioflux._http import Response
     from aioflux._values.meta import ObjectMeta
-    from aioflux.http import Response
     from aioflux.service._base import Exchange, Into, Precondition, Source
     from aioflux.service._lister import Lister
     from aioflux.service._send import Sender

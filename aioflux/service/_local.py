@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aioflux._http.memory import BytesBuffer
 from aioflux._values.checksums import combine_crc32c
 from aioflux._values.meta import ObjectMeta, OpenUpload
 from aioflux._values.uri import quote_path
@@ -34,7 +35,6 @@ from aioflux.errors import (
     TransientError,
     UnsupportedError,
 )
-from aioflux.http._memory import BytesBuffer
 from aioflux.service._base import Body, Capabilities, Page, Service, UploadedPart
 from aioflux.service._local_checksums import read_checksum
 from aioflux.service._local_errors import error_of

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from aioflux.http import Response, Waiter
+    from aioflux._http import Response, Waiter
     from aioflux.options import Timeouts
     from aioflux.service._base import Exchange, Source, UploadedPart
 

@@ -12,10 +12,10 @@ import hashlib
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from aioflux._http import FixedHeaders, TransportError, default_context, open_pool
 from aioflux.auth._aws import WAIT, AWSSource, Settings
 from aioflux.auth._sigv4 import EMPTY_HASH, UNSIGNED, Signer, canonical_query
 from aioflux.errors import CredentialsError, TransientError
-from aioflux.http import FixedHeaders, TransportError, default_context, open_pool
 from aioflux.service import _multipart as multipart
 from aioflux.service._open import checked_endpoint
 from aioflux.service._s3_errors import EXPIRED_CODES, SKEWED_CODE, refusal
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping, Sequence
 
+    from aioflux._http import Connection, Response, Waiter
     from aioflux.errors import StorageError
-    from aioflux.http import Connection, Response, Waiter
     from aioflux.options import S3Access, Timeouts
     from aioflux.service._s3_site import Site
     from aioflux.service._s3_wire import Pin

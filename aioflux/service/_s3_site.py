@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from aioflux.http import Origin
+from aioflux._http import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,8 +15,8 @@ from aioflux.service._status import EmptyPages
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from aioflux._http import Response
     from aioflux._values.meta import OpenUpload
-    from aioflux.http import Response
 
 __all__ = ["DEFAULT_TYPE", "XMLService"]
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from aioflux._concurrency.fan_out import pair
+from aioflux._http.memory import BytesBuffer
 from aioflux._values.checksums import combine_crc32c, crc32c
 from aioflux.errors import ChecksumError, NotFoundError, PreconditionFailedError
-from aioflux.http._memory import BytesBuffer
 from aioflux.transfer._ranges import (
     Pin,
     ReplacedError,

@@ -29,7 +29,7 @@ from aioflux.transfer._small import (
 
 if TYPE_CHECKING:
     from aioflux._concurrency.fan_out import Shared
-    from aioflux.http import Response
+    from aioflux._http import Response
     from aioflux.service._base import Exchange
     from aioflux.transfer._ahead import Ahead, Share
     from aioflux.transfer._session import Session

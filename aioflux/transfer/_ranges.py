@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from aioflux._concurrency.fan_out import gather, pair
+from aioflux._http.body import new_buffer
 from aioflux._values.checksums import combine_crc32c, crc32c
 from aioflux.errors import ChecksumError, NotFoundError, StorageError, TransientError
-from aioflux.http._body import new_buffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

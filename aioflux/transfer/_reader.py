@@ -15,9 +15,9 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Self
 
 from aioflux._concurrency.fan_out import gather
+from aioflux._http.memory import BytesBuffer
 from aioflux._values.checksums import combine_crc32c
 from aioflux.errors import ChecksumError, StorageError
-from aioflux.http._memory import BytesBuffer
 from aioflux.transfer._ranges import Pin, plan_ranges, read_checksum, read_sure, reads_twice
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
-from aioflux.http import Pool
-from aioflux.http._standin import AiohttpPool
+from aioflux._http import Pool
+from aioflux._http.proxy import AiohttpPool
 from tests.http.authority import Authority
 from tests.http.pools import PATIENT
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import h11
 from hypothesis import strategies as st
 
-from aioflux.http import TransportError
-from aioflux.http._connection import Connection
+from aioflux._http import TransportError
+from aioflux._http.connection import Connection
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Iterator
 
-    from aioflux.http import Response
+    from aioflux._http import Response
 
 ROOM = 4096
 """Bytes of memory that a body is received into; no response made here has a longer one."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aioflux.http import Headers, ProtocolError
-from aioflux.http._body import StreamedBody, as_destination, as_views, check_length, place
-from aioflux.http._codec import parse_head
+from aioflux._http import Headers, ProtocolError
+from aioflux._http.body import StreamedBody, as_destination, as_views, check_length, place
+from aioflux._http.codec import parse_head
 
 
 def test_a_body_is_sent_in_flat_pieces_without_the_empty_ones() -> None:

@@ -7,10 +7,10 @@ import ctypes
 
 import pytest
 
-from aioflux.http import _bounce
-from aioflux.http._bounce import Bounce, bounce_for
-from aioflux.http._connection import Connection
-from aioflux.http._transport_errors import ConnectionLostError
+from aioflux._http import bounce_buffer as _bounce
+from aioflux._http.bounce_buffer import Bounce, bounce_for
+from aioflux._http.connection import Connection
+from aioflux._http.errors import ConnectionLostError
 from tests.http.oracle import Transport
 
 SIZE = 5 * 1024 * 1024 + 7

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.http._codec import (
+from aioflux._http.codec import (
     MAX_HEAD_BYTES,
     ChunkedDecoder,
     Headers,
     encode_head,
     parse_head,
 )
-from aioflux.http._transport_errors import ConnectionLostError, ProtocolError
+from aioflux._http.errors import ConnectionLostError, ProtocolError
 from tests.http.oracle import FRAMING, names, without_spelling
 
 values = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=20).map(str.encode)
@@ -46,7 +46,7 @@ def our_framing(head: object) -> object:
     if head.chunked:
         return "chunked", ()
     if head.content_length is None:
-        return "http/1.0", ()
+        return "_http/1.0", ()
     return "content-length", (head.content_length,)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.http import _codec
+from aioflux._http import codec as _codec
 from tests.http.oracle import names
 
 if TYPE_CHECKING:

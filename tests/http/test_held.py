@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from aioflux.http._connection import Connection
-from aioflux.http._transport_errors import ConnectionLostError
+from aioflux._http.connection import Connection
+from aioflux._http.errors import ConnectionLostError
 from tests.http.oracle import Transport
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na"

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from aioflux.http import ConnectionLostError, ProtocolError
-from aioflux.http._lane import Lane
+from aioflux._http import ConnectionLostError, ProtocolError
+from aioflux._http.connection_slots import Lane
 from tests.http.pools import PATIENT, opening, until
 from tests.http.scripted import Peer, answering, echoing, serving
 

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from aioflux.http import ProtocolError, _codec
-from aioflux.http._codec import MAX_HEAD_BYTES, encode_head
+from aioflux._http import ProtocolError
+from aioflux._http import codec as _codec
+from aioflux._http.codec import MAX_HEAD_BYTES, encode_head
 from tests.http.oracle import (
     H11,
     ROOM,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aioflux.http import (
+from aioflux._http import (
     ConnectError,
     ConnectionLostError,
     Origin,

@@ -7,8 +7,8 @@ import traceback
 
 import pytest
 
-from aioflux.http import Origin, Pool, TransportError, open_pool, proxy_for
-from aioflux.http._standin import AiohttpPool
+from aioflux._http import Origin, Pool, TransportError, open_pool, proxy_for
+from aioflux._http.proxy import AiohttpPool
 from tests.http.pools import PATIENT
 from tests.http.scripted import Peer, answering, ok, serving
 

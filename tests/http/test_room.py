@@ -7,8 +7,8 @@ import ctypes
 
 import pytest
 
-from aioflux.http._connection import Connection
-from aioflux.http._memory import BytesBuffer
+from aioflux._http.connection import Connection
+from aioflux._http.memory import BytesBuffer
 from tests.http.oracle import Transport
 
 SIZE = 100_000

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aioflux.http import ConnectionLostError, FixedHeaders, ProtocolError, StalledError
-from aioflux.http._standin import AiohttpPool
+from aioflux._http import ConnectionLostError, FixedHeaders, ProtocolError, StalledError
+from aioflux._http.proxy import AiohttpPool
 from tests.http.pools import MIB, PATIENT, SHORT, opening, until
 from tests.http.scripted import Peer, answering, ok, serving
 
 if TYPE_CHECKING:
-    from aioflux.http import Connection, Origin, Pool, Response
+    from aioflux._http import Connection, Origin, Pool, Response
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
 

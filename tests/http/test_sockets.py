@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from aioflux.http import Sockets
+from aioflux._http import Sockets
 
 if TYPE_CHECKING:
     from tests.http.authority import Authority

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux.http import CertificateError, ConnectError, Origin
+from aioflux._http import CertificateError, ConnectError, Origin
 from tests.http.pools import MIB
 from tests.http.scripted import Peer, echoing, serving
 

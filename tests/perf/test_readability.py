@@ -46,7 +46,7 @@ def test_class_names_collide_within_a_package_whatever_their_underscores(root: P
 
 
 def test_lines_with_idioms_are_found_with_their_place(root: Path) -> None:
-    assert list(idiom_lines(root, read_modules(root))) == ["aioflux/http/_pool.py:3"]
+    assert list(idiom_lines(root, read_modules(root))) == ["aioflux/_http/pool.py:3"]
 
 
 def test_a_folder_without_the_package_is_refused(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.http._memory import BytesBuffer
+from aioflux._http.memory import BytesBuffer
 
 
 @given(st.binary(max_size=5000))

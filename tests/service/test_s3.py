@@ -24,7 +24,7 @@ from aioflux import (
     TransientError,
     open_store,
 )
-from aioflux.http import Origin
+from aioflux._http import Origin
 from aioflux.service._base import MAX_EMPTY_PAGES, Precondition, Source, UploadedPart
 from aioflux.service._http import DELETE_SECONDS
 from aioflux.service._s3 import S3Service

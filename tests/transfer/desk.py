@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import aioflux
+from aioflux._http import ConnectionLostError
 from aioflux.errors import StorageError, TransientError
-from aioflux.http import ConnectionLostError
 from aioflux.service._memory import MemoryService, memory_bucket
 from aioflux.transfer._limits import Limits
 from aioflux.transfer._many import fetch_many

@@ -207,7 +207,7 @@ def plant(tmp_path: Path) -> Plant:
     package = tmp_path / "aioflux"
 
     def write(name: str, source: str) -> list[str]:
-        for path in ("__init__.py", "errors.py", "store.py", "sync.py", "http/_pool.py", name):
+        for path in ("__init__.py", "errors.py", "store.py", "sync.py", "_http/pool.py", name):
             (package / path).parent.mkdir(parents=True, exist_ok=True)
             (package / path).touch()
         (package / name).write_text(source, encoding="utf-8")
@@ -220,14 +220,14 @@ def plant(tmp_path: Path) -> Plant:
     ("name", "source", "says"),
     [
         ("_values/uri.py", "import aioflux.store", "ground may not import store"),
-        ("http/_pool.py", "from aioflux.auth._google import x", "http may not import auth"),
-        ("auth/_google.py", "from aioflux.http import Pool", "auth may not import http"),
+        ("_http/pool.py", "from aioflux.auth._google import x", "http may not import auth"),
+        ("auth/_google.py", "from aioflux._http import Pool", "auth may not import http"),
         ("service/_gcs.py", "from aioflux.transfer import x", "service may not import transfer"),
         ("store.py", "from aioflux import sync", "store may not import sync"),
         ("store.py", "from aioflux import Store", "store may not import aioflux"),
         ("store.py", "from . import sync", "store may not import sync"),
-        ("http/_pool.py", "from ..store import Store", "http may not import store"),
-        ("http/__init__.py", "from ..store import Store", "http may not import store"),
+        ("_http/pool.py", "from ..store import Store", "http may not import store"),
+        ("_http/__init__.py", "from ..store import Store", "http may not import store"),
         ("store.py", "def f():\n    from aioflux.sync import g", "store may not import sync"),
         ("store.py", "import_module('aioflux.sync')", "store may not import sync"),
         ("store.py", "importlib.import_module('aioflux.sync')", "store may not import sync"),
@@ -253,7 +253,7 @@ def plant(tmp_path: Path) -> Plant:
         ("sync.py", "from os import register_at_fork", "may load os.register_at_fork"),
         ("store.py", "import torch.utils", "may load torch"),
         ("service/_s3.py", "import aiohttp", "may load aiohttp"),
-        ("http/_pool.py", "from gcloud.aio.storage import Storage", "may load gcloud"),
+        ("_http/pool.py", "from gcloud.aio.storage import Storage", "may load gcloud"),
         ("store.py", "from google import auth", "may load google.auth"),
         ("plumbing.py", "", "no room of the plan has this module"),
     ],
@@ -269,9 +269,9 @@ def test_the_reading_catches(plant: Plant, name: str, source: str, says: str) ->
     ("name", "source"),
     [
         ("__init__.py", "if TYPE_CHECKING:\n    from aioflux.store import Store"),
-        ("store.py", "from aioflux.errors import StorageError\nimport aioflux.http._pool"),
+        ("store.py", "from aioflux.errors import StorageError\nimport aioflux._http.pool"),
         ("store.py", "from aioflux import _errors"),
-        ("http/_pool.py", "from aioflux.http import _codec\nfrom . import _codec"),
+        ("_http/pool.py", "from aioflux._http import _codec\nfrom . import _codec"),
         ("store.py", "if TYPE_CHECKING:\n    import threading"),
         ("_bridge.py", "import os, threading\nos.register_at_fork()"),
         ("service/_gcs_control.py", "import aiohttp\nimport gcloud.aio.storage"),

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aioflux.http._codec import ResponseHead
+    from aioflux._http.codec import ResponseHead
 
 __all__ = [
     "CertificateError",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from aioflux.http._transport_errors import ProtocolError
+from aioflux._http.errors import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from aioflux.http._codec import encode_fields
+from aioflux._http.codec import encode_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -4,15 +4,10 @@ Every service sends its object bytes through `open_pool`. One request is one att
 checksums and status codes are the caller's.
 """
 
-from aioflux.http._codec import Headers, ResponseHead
-from aioflux.http._connection import Connection, Response, Waiter
-from aioflux.http._origin import Origin
-from aioflux.http._pool import Pool
-from aioflux.http._request import FixedHeaders
-from aioflux.http._select import RequestPool, open_pool, proxy_for
-from aioflux.http._sockets import Sockets
-from aioflux.http._tls import default_context, distrust
-from aioflux.http._transport_errors import (
+from aioflux._http.client import RequestPool, open_pool, proxy_for
+from aioflux._http.codec import Headers, ResponseHead
+from aioflux._http.connection import Connection, Response, Waiter
+from aioflux._http.errors import (
     CertificateError,
     ConnectError,
     ConnectionLostError,
@@ -20,6 +15,11 @@ from aioflux.http._transport_errors import (
     StalledError,
     TransportError,
 )
+from aioflux._http.origin import Origin
+from aioflux._http.pool import Pool
+from aioflux._http.proxy_sockets import Sockets
+from aioflux._http.request import FixedHeaders
+from aioflux._http.tls import default_context, distrust
 
 __all__ = [
     "CertificateError",

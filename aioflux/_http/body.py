@@ -6,8 +6,8 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias, cast
 
-from aioflux.http._codec import ChunkedDecoder
-from aioflux.http._transport_errors import ProtocolError
+from aioflux._http.codec import ChunkedDecoder
+from aioflux._http.errors import ProtocolError
 
 __all__ = [
     "MAX_ERROR_BODY_BYTES",

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aioflux.http._connection import Connection
+    from aioflux._http.connection import Connection
 
 __all__ = ["Lane"]
 

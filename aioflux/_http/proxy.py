@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 from yarl import URL
 
-from aioflux.http._body import (
+from aioflux._http.body import (
     Buffer,
     Destination,
     StreamedBody,
@@ -22,19 +22,9 @@ from aioflux.http._body import (
     new_buffer,
     place,
 )
-from aioflux.http._codec import MAX_HEAD_BYTES, Headers, ResponseHead, encode_head
-from aioflux.http._connection import Response
-from aioflux.http._memory import BytesBuffer
-from aioflux.http._request import (
-    BODY_METHODS,
-    RESENDABLE,
-    FixedHeaders,
-    check_headers,
-    head_seconds_of,
-)
-from aioflux.http._sockets import Sockets
-from aioflux.http._tls import default_context, distrust
-from aioflux.http._transport_errors import (
+from aioflux._http.codec import MAX_HEAD_BYTES, Headers, ResponseHead, encode_head
+from aioflux._http.connection import Response
+from aioflux._http.errors import (
     CertificateError,
     ConnectError,
     ConnectionLostError,
@@ -42,6 +32,16 @@ from aioflux.http._transport_errors import (
     StalledError,
     TransportError,
 )
+from aioflux._http.memory import BytesBuffer
+from aioflux._http.proxy_sockets import Sockets
+from aioflux._http.request import (
+    BODY_METHODS,
+    RESENDABLE,
+    FixedHeaders,
+    check_headers,
+    head_seconds_of,
+)
+from aioflux._http.tls import default_context, distrust
 
 if TYPE_CHECKING:
     import ssl
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
     from aiohttp.abc import AbstractStreamWriter
 
-    from aioflux.http._connection import Connection, Waiter
-    from aioflux.http._origin import Origin
+    from aioflux._http.connection import Connection, Waiter
+    from aioflux._http.origin import Origin
     from aioflux.options import Timeouts
 
 __all__ = ["AiohttpPool"]

@@ -7,16 +7,16 @@ import os
 from typing import TYPE_CHECKING, Protocol
 from urllib.request import getproxies, proxy_bypass
 
-from aioflux.http._pool import Pool
+from aioflux._http.pool import Pool
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
 
-    from aioflux.http._body import Buffer, Destination
-    from aioflux.http._connection import Connection, Response, Waiter
-    from aioflux.http._origin import Origin
-    from aioflux.http._request import FixedHeaders
+    from aioflux._http.body import Buffer, Destination
+    from aioflux._http.connection import Connection, Response, Waiter
+    from aioflux._http.origin import Origin
+    from aioflux._http.request import FixedHeaders
     from aioflux.options import Timeouts
 
 __all__ = ["RequestPool", "open_pool", "proxy_for"]
@@ -110,7 +110,7 @@ def open_pool(
     proxy = proxy_for(origin)
     if proxy is not None:
         # Imported late: aiohttp takes 230 ms, and few need it here.
-        from aioflux.http._standin import AiohttpPool
+        from aioflux._http.proxy import AiohttpPool
 
         return AiohttpPool(
             max_connections=max_connections,

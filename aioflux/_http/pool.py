@@ -10,25 +10,25 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING, Final
 
-from aioflux.http._body import Buffer, Destination, as_destination, as_views
-from aioflux.http._codec import encode_fields, encode_head
-from aioflux.http._connection import Connection, Response, Waiter
-from aioflux.http._lane import Lane
-from aioflux.http._opening import Openings
-from aioflux.http._request import (
+from aioflux._http.body import Buffer, Destination, as_destination, as_views
+from aioflux._http.codec import encode_fields, encode_head
+from aioflux._http.connect import Openings
+from aioflux._http.connection import Connection, Response, Waiter
+from aioflux._http.connection_slots import Lane
+from aioflux._http.errors import CertificateError, ConnectError, ConnectionLostError
+from aioflux._http.request import (
     BODY_METHODS,
     RESENDABLE,
     FixedHeaders,
     check_headers,
     head_seconds_of,
 )
-from aioflux.http._tls import default_context, distrust
-from aioflux.http._transport_errors import CertificateError, ConnectError, ConnectionLostError
+from aioflux._http.tls import default_context, distrust
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aioflux.http._origin import Origin
+    from aioflux._http.origin import Origin
     from aioflux.options import Timeouts
 
 __all__ = ["Pool"]

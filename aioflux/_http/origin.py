@@ -15,7 +15,7 @@ class Origin:
     """The server that a request goes to."""
 
     scheme: str
-    """`http` or `https`."""
+    """`_http` or `https`."""
     host: str
     """Host name or address; an IPv6 address without brackets."""
     port: int

@@ -24,7 +24,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from aioflux.http._body import (
+from aioflux._http.body import (
     MAX_ERROR_BODY_BYTES,
     Buffer,
     Destination,
@@ -33,8 +33,8 @@ from aioflux.http._body import (
     new_buffer,
     place,
 )
-from aioflux.http._bounce import Bounce, bounce_for
-from aioflux.http._codec import (
+from aioflux._http.bounce_buffer import Bounce, bounce_for
+from aioflux._http.codec import (
     MAX_HEAD_BYTES,
     Headers,
     ResponseHead,
@@ -42,13 +42,13 @@ from aioflux.http._codec import (
     match_head,
     parse_head,
 )
-from aioflux.http._memory import BytesBuffer
-from aioflux.http._transport_errors import (
+from aioflux._http.errors import (
     ConnectionLostError,
     ProtocolError,
     StalledError,
     TransportError,
 )
+from aioflux._http.memory import BytesBuffer
 
 if sys.platform == "linux":
     import fcntl
