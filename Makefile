@@ -18,7 +18,7 @@ PURE := $(addprefix aioflux/,_values/arguments.py _values/checksums.py errors.py
 	service/_gcs_read.py service/_gcs_wire.py service/_range.py service/_status.py service/_multipart.py \
 	transfer/_counters.py transfer/_limits.py transfer/_retry.py \
 	transfer/_staged.py cli/_copy_plan.py \
-	auth/_sigv4.py service/_s3_read.py service/_s3_site.py service/_s3_wire.py \
+	_auth/sigv4.py service/_s3_read.py service/_s3_site.py service/_s3_wire.py \
 	service/_azure_batch.py service/_azure_list.py service/_azure_read.py service/_azure_wire.py \
 	checkpoint/_tag_metadata.py checkpoint/_tag_names.py \
 	checkpoint/_commit.py checkpoint/_frames.py checkpoint/_methods.py checkpoint/_planes.py \

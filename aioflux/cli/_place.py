@@ -157,7 +157,7 @@ def open_place(root: str, access: Access, *, transfer: TransferOptions | None = 
     elif access.anonymous and scheme == "az":
         credentials = "anonymous"
     elif access.anonymous and scheme == "gs":
-        from aioflux.auth._google import anonymous_credentials
+        from aioflux._auth.google import anonymous_credentials
 
         credentials = anonymous_credentials()
     return open_store(

@@ -1,4 +1,4 @@
-"""Azure Blob Storage: everything on the data plane, authorized by `auth/_azure.py`.
+"""Azure Blob Storage: everything on the data plane, authorized by `_auth/azure.py`.
 
     put -> Put Blob                                  create -> If-None-Match: *
     parts -> Put Block (id: upload and number) -> Put Block List, which makes them a blob, whole
@@ -21,9 +21,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from aioflux._auth.azure import open_access
 from aioflux._http import Origin, open_pool
 from aioflux._values.meta import OpenUpload
-from aioflux.auth._azure import open_access
 from aioflux.errors import NotFoundError, PreconditionFailedError, StorageError, TransientError
 from aioflux.service import _azure_batch as batch
 from aioflux.service import _azure_read as reading

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
+from aioflux._auth.azure import is_sas
 from aioflux._http import FixedHeaders
-from aioflux.auth._azure import is_sas
 from aioflux.errors import (
     CredentialsError,
     NotFoundError,
@@ -20,8 +20,8 @@ from aioflux.service._send import USER_AGENT, Answer, Terms, TokenSender
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from aioflux._auth.azure import AzureAccess
     from aioflux._http import Connection, Origin, RequestPool, Waiter
-    from aioflux.auth._azure import AzureAccess
 
 __all__ = ["AzureSender"]
 

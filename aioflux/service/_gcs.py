@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
+from aioflux._auth.google import open_token
 from aioflux._http import Origin, default_context, open_pool, proxy_for
-from aioflux.auth._google import open_token
 from aioflux.errors import TransientError
 from aioflux.service import _gcs_list as listing
 from aioflux.service import _gcs_read as reading

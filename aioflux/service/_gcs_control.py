@@ -13,8 +13,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from gcloud.aio.auth import AioSession
 from gcloud.aio.storage import Storage
 
+from aioflux._auth.google import AnonymousToken
 from aioflux._http import Sockets, distrust
-from aioflux.auth._google import AnonymousToken
 from aioflux.errors import (
     NotFoundError,
     PermissionDeniedError,

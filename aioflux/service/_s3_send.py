@@ -12,9 +12,9 @@ import hashlib
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from aioflux._auth.aws import WAIT, AWSSource, Settings
+from aioflux._auth.sigv4 import EMPTY_HASH, UNSIGNED, Signer, canonical_query
 from aioflux._http import FixedHeaders, TransportError, default_context, open_pool
-from aioflux.auth._aws import WAIT, AWSSource, Settings
-from aioflux.auth._sigv4 import EMPTY_HASH, UNSIGNED, Signer, canonical_query
 from aioflux.errors import CredentialsError, TransientError
 from aioflux.service import _multipart as multipart
 from aioflux.service._open import checked_endpoint

@@ -11,16 +11,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
+from aioflux._auth.credentials_function import WAIT
 from aioflux._http import CertificateError, FixedHeaders, ProtocolError, TransportError
-from aioflux.auth._provided import WAIT
 from aioflux.errors import StorageError, TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from aioflux._auth.credentials_function import AnonymousToken, ProvidedToken
+    from aioflux._auth.token_renewal import RenewedToken
     from aioflux._http import Connection, Origin, RequestPool, Response, Waiter
-    from aioflux.auth._provided import AnonymousToken, ProvidedToken
-    from aioflux.auth._renewed import RenewedToken
 
     TokenSource = AnonymousToken | ProvidedToken | RenewedToken
 

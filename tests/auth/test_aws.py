@@ -17,8 +17,8 @@ from botocore.exceptions import (
 from botocore.session import Session
 
 from aioflux import CredentialsError, S3Access, TransientError
-from aioflux.auth._aws import WAIT, AWSSource
-from aioflux.auth._sigv4 import Keys
+from aioflux._auth.aws import WAIT, AWSSource
+from aioflux._auth.sigv4 import Keys
 
 if TYPE_CHECKING:
     from pathlib import Path

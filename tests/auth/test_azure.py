@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import CredentialsError, TransientError
-from aioflux.auth._azure import (
+from aioflux._auth.azure import (
     ANONYMOUS,
     AzureToken,
     SharedKey,
@@ -28,7 +28,7 @@ from aioflux.auth._azure import (
     open_access,
     parse_connection_string,
 )
-from aioflux.auth._provided import WAIT, AnonymousToken, ProvidedToken
+from aioflux._auth.credentials_function import WAIT, AnonymousToken, ProvidedToken
 
 KEY = "cGxhbnRlZC1rZXktb2YtdGhlLXRlc3Qtb25seQ=="
 SAS = "sv=2023-11-03&ss=b&srt=co&sp=rwdl&se=2030-01-01&sig=cGxhbnRlZA%3D%3D"
@@ -339,7 +339,7 @@ def test_nothing_of_azure_is_imported_before_a_token_is_needed() -> None:
     program = (
         "import sys, aioflux\n"
         "from aioflux.service import _azure\n"
-        "from aioflux.auth._azure import open_access\n"
+        "from aioflux._auth.azure import open_access\n"
         f"open_access('acct', {KEY!r}, is_http=False, environ={{}})\n"
         "open_access('acct', None, is_http=False, environ={})\n"
         "sys.exit(any(name.partition('.')[0] == 'azure' for name in sys.modules))\n"

@@ -11,7 +11,7 @@ import pytest
 from google.auth import exceptions
 
 from aioflux import CredentialsError, TransientError
-from aioflux.auth._google import (
+from aioflux._auth.google import (
     WAIT,
     AnonymousToken,
     GoogleToken,

@@ -20,7 +20,7 @@ from google.oauth2 import service_account as service_account_credentials
 from google.oauth2.credentials import Credentials
 
 from aioflux import CredentialsError, TransientError
-from aioflux.auth._google import SCOPES, GoogleToken, open_token
+from aioflux._auth.google import SCOPES, GoogleToken, open_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -220,7 +220,7 @@ def test_the_metadata_server_is_asked_where_nothing_else_is(
     # In a process of its own: google-auth reads the address when it is imported.
     code = (
         "import asyncio\n"
-        "from aioflux.auth._google import open_token\n"
+        "from aioflux._auth.google import open_token\n"
         "print(asyncio.run(open_token(None, emulator=False).get()))"
     )
     dropped = ("GOOGLE_APPLICATION_CREDENTIALS", "HTTP_PROXY", "http_proxy", "NO_GCE_CHECK")

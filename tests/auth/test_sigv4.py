@@ -16,7 +16,7 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.auth._sigv4 import EMPTY_HASH, UNSIGNED, Keys, Signer, canonical_query
+from aioflux._auth.sigv4 import EMPTY_HASH, UNSIGNED, Keys, Signer, canonical_query
 
 NOW = 1_790_000_000.0
 HOST = "bucket.s3.eu-central-1.amazonaws.com"

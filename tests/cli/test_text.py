@@ -93,7 +93,7 @@ def test_errors_of_the_system_name_the_path() -> None:
 
 def test_advice_is_given_in_options() -> None:
     """What the store advises is what the command has."""
-    from aioflux.auth import _google
+    from aioflux._auth import google as _google
 
     told = describe(CredentialsError(_google._HOW_TO_SIGN_IN))
     assert told.endswith("for a public bucket pass --anonymous")

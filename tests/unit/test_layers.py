@@ -220,8 +220,8 @@ def plant(tmp_path: Path) -> Plant:
     ("name", "source", "says"),
     [
         ("_values/uri.py", "import aioflux.store", "ground may not import store"),
-        ("_http/pool.py", "from aioflux.auth._google import x", "http may not import auth"),
-        ("auth/_google.py", "from aioflux._http import Pool", "auth may not import http"),
+        ("_http/pool.py", "from aioflux._auth.google import x", "http may not import auth"),
+        ("_auth/google.py", "from aioflux._http import Pool", "auth may not import http"),
         ("service/_gcs.py", "from aioflux.transfer import x", "service may not import transfer"),
         ("store.py", "from aioflux import sync", "store may not import sync"),
         ("store.py", "from aioflux import Store", "store may not import aioflux"),

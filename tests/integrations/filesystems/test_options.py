@@ -11,7 +11,7 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 
 import aioflux
-from aioflux.auth._google import AnonymousToken, GoogleToken, ProvidedToken, open_token
+from aioflux._auth.google import AnonymousToken, GoogleToken, ProvidedToken, open_token
 from aioflux.integrations.fsspec import (
     AzureFileSystem,
     GSFileSystem,

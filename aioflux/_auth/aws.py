@@ -16,8 +16,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux.auth._provided import ASK_SECONDS, SharedCall, call_provider
-from aioflux.auth._sigv4 import Keys
+from aioflux._auth.credentials_function import ASK_SECONDS, SharedCall, call_provider
+from aioflux._auth.sigv4 import Keys
 from aioflux.errors import CredentialsError, TransientError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from aioflux.auth._provided import WAIT, Wait
+from aioflux._auth.credentials_function import WAIT, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,8 +17,8 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
-from aioflux.auth._provided import AnonymousToken, ProvidedToken
-from aioflux.auth._renewed import RenewedToken
+from aioflux._auth.credentials_function import AnonymousToken, ProvidedToken
+from aioflux._auth.token_renewal import RenewedToken
 from aioflux.errors import CredentialsError, TransientError
 from aioflux.options import ANONYMOUS
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
-from aioflux.auth._provided import WAIT, AnonymousToken, ProvidedToken, Wait
-from aioflux.auth._renewed import RenewedToken
+from aioflux._auth.credentials_function import WAIT, AnonymousToken, ProvidedToken, Wait
+from aioflux._auth.token_renewal import RenewedToken
 from aioflux.errors import CredentialsError, TransientError
 from aioflux.options import ANONYMOUS
 
