@@ -15,11 +15,11 @@ comma := ,
 empty :=
 PURE := $(addprefix aioflux/,_values/arguments.py _values/checksums.py errors.py _values/meta.py options.py _values/stats.py _values/uri.py \
 	_http/codec.py _http/origin.py _http/request.py \
-	service/_gcs_read.py service/_gcs_wire.py service/_range.py service/_status.py service/_multipart.py \
+	_services/gcs/read.py _services/gcs/wire.py _services/ranges.py _services/status.py _services/xml_multipart.py \
 	transfer/_counters.py transfer/_limits.py transfer/_retry.py \
 	transfer/_staged.py cli/_copy_plan.py \
-	_auth/sigv4.py service/_s3_read.py service/_s3_site.py service/_s3_wire.py \
-	service/_azure_batch.py service/_azure_list.py service/_azure_read.py service/_azure_wire.py \
+	_auth/sigv4.py _services/s3/read.py _services/s3/endpoint.py _services/s3/wire.py \
+	_services/azure/batch.py _services/azure/list_page.py _services/azure/read.py _services/azure/wire.py \
 	checkpoint/_tag_metadata.py checkpoint/_tag_names.py \
 	checkpoint/_commit.py checkpoint/_frames.py checkpoint/_methods.py checkpoint/_planes.py \
 	checkpoint/_storage_data.py \

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, overload
 
 from aioflux._concurrency.async_iteration import nested
 from aioflux._concurrency.fan_out import Items, bounded_map
+from aioflux._services.base import Precondition, Source
+from aioflux._services.open import ServiceConfig, open_service
 from aioflux._values.arguments import (
     check_listing,
     check_metadata,
@@ -31,8 +33,6 @@ from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
 from aioflux._values.uri import Location, parse_uri
 from aioflux.errors import StorageError
 from aioflux.options import RetryPolicy, Timeouts, TransferOptions, carries_secret
-from aioflux.service._base import Precondition, Source
-from aioflux.service._open import ServiceConfig, open_service
 from aioflux.transfer import (
     _clean,
     _compose,

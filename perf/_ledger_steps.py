@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from aioflux._http import Response
-    from aioflux.service._base import Service
+    from aioflux._services.base import Service
     from aioflux.transfer._session import Session
 
 __all__ = ["STEPS", "Reads", "measure"]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from aioflux.service import _memory, _s3_conditions
+from aioflux._services import memory as _memory
+from aioflux._services.s3 import conditions as _s3_conditions
 from aioflux.transfer import _conditions
 
 if TYPE_CHECKING:

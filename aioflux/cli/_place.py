@@ -52,9 +52,9 @@ Anonymous = Annotated[
 
 
 _SERVICES = {
-    "az": "aioflux.service._azure",
-    "gs": "aioflux.service._gcs",
-    "s3": "aioflux.service._s3",
+    "az": "aioflux._services.azure.service",
+    "gs": "aioflux._services.gcs.service",
+    "s3": "aioflux._services.s3.service",
 }
 """What reaches the buckets of each scheme."""
 

@@ -10,17 +10,17 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
+from aioflux._services.base import Body, Service
 from aioflux._values.uri import parse_uri
 from aioflux.errors import StorageError, TransientError
-from aioflux.service._base import Body, Service
 from aioflux.store import Store
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from aioflux._services.base import Into, Page, Precondition, Source, UploadedPart
     from aioflux._values.meta import ObjectMeta, OpenUpload
-    from aioflux.service._base import Into, Page, Precondition, Source, UploadedPart
 
 __all__ = ["Fault", "FlakyService", "FlakyStore", "random_faults"]
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aioflux._concurrency.fan_out import bounded_map
+from aioflux._services.base import Source
 from aioflux._values.meta import CleanResult
 from aioflux.errors import StorageError
-from aioflux.service._base import Source
 from aioflux.transfer._delete import delete_many
 from aioflux.transfer._listing import list_pages
 from aioflux.transfer._staged import COMPOSITE_PREFIX, is_staged

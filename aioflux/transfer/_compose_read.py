@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias
 from aioflux._concurrency.async_iteration import nested
 from aioflux._concurrency.fan_out import bounded_batches, gather
 from aioflux._concurrency.shielded import keep, see_through
+from aioflux._services.base import Precondition, Source
 from aioflux._values.checksums import crc32c
 from aioflux._values.meta import ObjectMeta
 from aioflux.errors import (
@@ -35,7 +36,6 @@ from aioflux.errors import (
     StorageError,
     TransientError,
 )
-from aioflux.service._base import Precondition, Source
 from aioflux.transfer._ahead import Ahead
 from aioflux.transfer._compose import compose
 from aioflux.transfer._delete import delete
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator
 
     from aioflux._concurrency.fan_out import Items
-    from aioflux.service._base import Capabilities
+    from aioflux._services.base import Capabilities
     from aioflux.transfer._session import Session
 
 __all__ = ["Grouper", "can_compose", "cut", "fetch_composed", "is_composable", "plan_groups"]

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from aioflux._concurrency.shielded import keep, see_through
+from aioflux._services.base import Precondition
 from aioflux.errors import (
     AiofluxError,
     NotFoundError,
@@ -23,7 +24,6 @@ from aioflux.errors import (
     StorageError,
     TransientError,
 )
-from aioflux.service._base import Precondition
 from aioflux.transfer._lost import Fate
 from aioflux.transfer._retry import Backoff, with_retry
 from aioflux.transfer._session import THROTTLED
@@ -32,8 +32,8 @@ from aioflux.transfer._staged import new_staged_key
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from aioflux._services.base import Service
     from aioflux._values.meta import ObjectMeta
-    from aioflux.service._base import Service
     from aioflux.transfer._session import Session
 
 __all__ = ["check", "forget_servers", "require"]

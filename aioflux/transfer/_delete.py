@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from aioflux._concurrency.fan_out import bounded_map
+from aioflux._services.base import Source
 from aioflux._values.meta import DeleteResult
 from aioflux.errors import (
     NotFoundError,
@@ -13,7 +14,6 @@ from aioflux.errors import (
     StorageError,
     TransientError,
 )
-from aioflux.service._base import Source
 from aioflux.transfer._lost import Fate
 from aioflux.transfer._retry import Backoff
 

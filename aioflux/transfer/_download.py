@@ -38,8 +38,8 @@ from aioflux.transfer._small import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from aioflux._services.base import Body
     from aioflux._values.meta import ObjectMeta
-    from aioflux.service._base import Body
     from aioflux.transfer._ranges import First
     from aioflux.transfer._session import Session
 

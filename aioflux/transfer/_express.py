@@ -30,7 +30,7 @@ from aioflux.transfer._small import (
 if TYPE_CHECKING:
     from aioflux._concurrency.fan_out import Shared
     from aioflux._http import Response
-    from aioflux.service._base import Exchange
+    from aioflux._services.base import Exchange
     from aioflux.transfer._ahead import Ahead, Share
     from aioflux.transfer._session import Session
 

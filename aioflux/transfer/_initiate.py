@@ -23,8 +23,8 @@ from aioflux.transfer._lost import Fate
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from aioflux._services.base import Service
     from aioflux._values.meta import OpenUpload
-    from aioflux.service._base import Service
     from aioflux.transfer._session import Session
 
 __all__ = ["Initiation", "Window", "left_over"]

@@ -22,7 +22,7 @@ from aioflux.transfer._staged import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_stag
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from aioflux.service._base import Page
+    from aioflux._services.base import Page
     from aioflux.transfer._listing_plan import Request
     from aioflux.transfer._session import Session
 

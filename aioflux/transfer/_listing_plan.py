@@ -21,7 +21,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from aioflux.service._base import MAX_EMPTY_PAGES
+from aioflux._services.base import MAX_EMPTY_PAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

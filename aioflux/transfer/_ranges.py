@@ -22,7 +22,7 @@ from aioflux.errors import ChecksumError, NotFoundError, StorageError, Transient
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aioflux.service._base import Body
+    from aioflux._services.base import Body
     from aioflux.transfer._session import Session
 
 __all__ = [

@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from aioflux._concurrency.shielded import see_through
+from aioflux._services.base import Source
 from aioflux.errors import AiofluxError, NotFoundError, PreconditionFailedError
-from aioflux.service._base import Source
 from aioflux.transfer._delete import delete
 from aioflux.transfer._lost import Fate, call_or_find, find_written
 from aioflux.transfer._write import unmet

@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from aioflux._services.base import Body
 from aioflux._values.stats import Progress
 from aioflux.errors import TransientError
-from aioflux.service._base import Body
 from aioflux.transfer._counters import Counters
 from aioflux.transfer._deadlines import Deadlines
 from aioflux.transfer._populate import Populator
@@ -23,9 +23,9 @@ from aioflux.transfer._retry import RetryBudget, with_retry
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from aioflux._services.base import Service
     from aioflux._values.stats import ProgressHook
     from aioflux.options import RetryPolicy, TransferOptions
-    from aioflux.service._base import Service
     from aioflux.transfer._limits import Limits
 
 __all__ = ["THROTTLED", "Session"]

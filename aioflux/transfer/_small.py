@@ -10,10 +10,10 @@ from aioflux.transfer._ranges import First, reads_twice
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from aioflux._services.base import Body
     from aioflux._values.meta import ObjectMeta
     from aioflux.errors import TransientError
     from aioflux.options import TransferOptions
-    from aioflux.service._base import Body
     from aioflux.transfer._session import Session
 
 __all__ = [

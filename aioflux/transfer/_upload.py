@@ -16,6 +16,7 @@ import logging
 from typing import TYPE_CHECKING, Self
 
 from aioflux._concurrency.shielded import keep, see_through
+from aioflux._services.base import Precondition
 from aioflux._values.checksums import combine_crc32c, crc32c
 from aioflux.errors import (
     AiofluxError,
@@ -24,7 +25,6 @@ from aioflux.errors import (
     PreconditionFailedError,
     StorageError,
 )
-from aioflux.service._base import Precondition
 from aioflux.transfer._conditions import require
 from aioflux.transfer._initiate import Initiation
 from aioflux.transfer._limits import ByteBudget
@@ -37,8 +37,8 @@ from aioflux.transfer._write import Sends, WriteRequest, compare_stored, put_onc
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from aioflux._services.base import UploadedPart
     from aioflux._values.meta import ObjectMeta
-    from aioflux.service._base import UploadedPart
     from aioflux.transfer._session import Session
 
 __all__ = ["TEMPORARY_PREFIX", "ObjectWriter", "WriteRequest", "plan_part_size", "put"]

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from aioflux._services.base import Precondition
 from aioflux._values.arguments import lower_names
 from aioflux._values.checksums import crc32c
 from aioflux.errors import (
@@ -15,7 +16,6 @@ from aioflux.errors import (
     StorageError,
     TransientError,
 )
-from aioflux.service._base import Precondition
 from aioflux.transfer._conditions import require
 from aioflux.transfer._delete import delete
 from aioflux.transfer._lost import Fate, call_or_find, find_written

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from google.auth.credentials import AnonymousCredentials
 
 import aioflux
+from aioflux._services.gcs import list_page as gcs_list
 from aioflux._values.listing import Listing
-from aioflux.service import _gcs_list as gcs_list
 from perf.pages import pages
 from perf.peers._parts import part_size_bytes, ssl_context
 

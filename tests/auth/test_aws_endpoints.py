@@ -10,9 +10,9 @@ import pytest
 
 import aioflux
 from aioflux import S3Access, Timeouts
+from aioflux._services.open import ServiceConfig, open_service
+from aioflux._services.s3.service import S3Service
 from aioflux._values.uri import parse_uri
-from aioflux.service._open import ServiceConfig, open_service
-from aioflux.service._s3 import S3Service
 from aioflux.testing.gcs_server._tls import make_certificates
 from tests.http.scripted import answering, serving
 from tests.service.s3_rig import asking, hello

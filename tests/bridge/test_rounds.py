@@ -258,7 +258,7 @@ if __name__ == "__main__":
     processes = multiprocessing.get_context(method)
     if method == "forkserver":
         # Forked from a server that has imported all of it, and perhaps more than it should.
-        processes.set_forkserver_preload(["aioflux.sync", "aioflux.service._gcs"])
+        processes.set_forkserver_preload(["aioflux.sync", "aioflux._services.gcs.service"])
     check(store, random.Random(0))
     stop, failures = threading.Event(), []
     def hammer():

@@ -19,8 +19,8 @@ from aioflux import (
     TransferOptions,
     UnsupportedError,
 )
+from aioflux._services.s3 import conditions as _s3_conditions
 from aioflux.integrations.fsspec import S3FileSystem
-from aioflux.service import _s3_conditions
 from aioflux.testing.faults import Fault, FlakyStore
 from aioflux.transfer import _conditions
 

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from aioflux import Timeouts
-from aioflux.service._base import Precondition, Source
-from aioflux.service._gcs import GCSService
+from aioflux._services.base import Precondition, Source
+from aioflux._services.gcs.service import GCSService
 from aioflux.testing.gcs_server._app import Hook
 
 if TYPE_CHECKING:

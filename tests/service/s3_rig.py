@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from botocore.credentials import Credentials
 
 from aioflux import S3Access, Timeouts
-from aioflux.service._base import Precondition
-from aioflux.service._s3 import S3Service
+from aioflux._services.base import Precondition
+from aioflux._services.s3.service import S3Service
 from tests.http.scripted import serving
 
 if TYPE_CHECKING:

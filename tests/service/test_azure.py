@@ -30,9 +30,9 @@ from aioflux import (
     TransferOptions,
     TransientError,
 )
-from aioflux.service._azure import AzureService
-from aioflux.service._azure_wire import root_path
-from aioflux.service._base import Precondition, Source
+from aioflux._services.azure.service import AzureService
+from aioflux._services.azure.wire import root_path
+from aioflux._services.base import Precondition, Source
 from aioflux.testing.gcs_server._tls import make_certificates
 from tests.http.scripted import Peer, answering, ok, serving
 from tests.service.test_gcs_begin_get import Read, told

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import aioflux
 from aioflux import StorageError, TransientError
-from aioflux.service import _azure_list as listing
-from aioflux.service._azure_list import ListedBlob, ListedPage
+from aioflux._services.azure import list_page as listing
+from aioflux._services.azure.list_page import ListedBlob, ListedPage
 from tests.http.scripted import Peer, ok, serving
 
 if TYPE_CHECKING:

@@ -18,10 +18,9 @@ from aioflux import (
     StorageError,
     TransientError,
 )
-from aioflux.service import _azure_batch as batch
-from aioflux.service import _azure_read as reading
-from aioflux.service import _azure_wire as wire
-from aioflux.service._base import Precondition
+from aioflux._services.azure import batch, wire
+from aioflux._services.azure import read as reading
+from aioflux._services.base import Precondition
 
 WHEN = b"Sun, 22 Nov 2026 07:00:00 GMT"
 

@@ -17,7 +17,7 @@ from aioflux import (
     StorageError,
     TransientError,
 )
-from aioflux.service._base import Precondition, Source
+from aioflux._services.base import Precondition, Source
 from aioflux.testing import GCSServer
 from tests.http.scripted import Peer, serving
 from tests.service.gcs_rig import ANY, OPERATIONS, Answering, opened

@@ -19,7 +19,7 @@ from tests.service.gcs_rig import Answering, opened
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from aioflux.service._base import Body, Service
+    from aioflux._services.base import Body, Service
 
 
 @pytest.fixture

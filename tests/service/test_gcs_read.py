@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import aioflux
 from aioflux import NotFoundError, StorageError, TransientError
-from aioflux.service._gcs_read import object_size
-from aioflux.service._range import size_past_the_end
+from aioflux._services.gcs.read import object_size
+from aioflux._services.ranges import size_past_the_end
 from aioflux.testing import GCSServer
 from aioflux.testing.gcs_server._messages import Response
 from tests.http.scripted import answering, ok, serving

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.service import _gcs_list as listing
-from aioflux.service import _gcs_wire as wire
-from aioflux.service._base import Precondition
+from aioflux._services.base import Precondition
+from aioflux._services.gcs import list_page as listing
+from aioflux._services.gcs import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError, StorageError
-from aioflux.service._base import Precondition, Source
-from aioflux.service._local import LocalService, check_key
-from aioflux.service._local_walk import modified
+from aioflux._services.base import Precondition, Source
+from aioflux._services.local.service import LocalService, check_key
+from aioflux._services.local.walk import modified
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

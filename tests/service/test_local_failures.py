@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aioflux import NotFoundError, PermissionDeniedError, StorageError, TransientError
-from aioflux.service._base import Precondition, Source
-from aioflux.service._local import LocalService
-from aioflux.service._local_thread import BLOCK_BYTES
+from aioflux._services.base import Precondition, Source
+from aioflux._services.local.service import LocalService
+from aioflux._services.local.threads import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

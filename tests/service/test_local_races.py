@@ -15,11 +15,11 @@ import pytest
 
 from aioflux import AlreadyExistsError, NotFoundError, PreconditionFailedError, StorageError
 from aioflux import sync as blocking
-from aioflux.service._base import Precondition
-from aioflux.service._local import LocalService
-from aioflux.service._local_thread import Stop
-from aioflux.service._local_walk import TEMPORARY, temporaries
-from aioflux.service._local_write import link_new, locked, replace
+from aioflux._services.base import Precondition
+from aioflux._services.local.service import LocalService
+from aioflux._services.local.threads import Stop
+from aioflux._services.local.walk import TEMPORARY, temporaries
+from aioflux._services.local.write import link_new, locked, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -122,8 +122,8 @@ async def test_conditions_hold_between_tasks(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from aioflux.service._local_thread import Stop
-from aioflux.service._local_write import locked
+from aioflux._services.local.threads import Stop
+from aioflux._services.local.write import locked
 with locked(Path(sys.argv[1]), Stop()):
     print("held", flush=True)
     time.sleep(3600)

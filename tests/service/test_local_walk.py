@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux import NotFoundError, PermissionDeniedError, StorageError
-from aioflux.service._base import Precondition, Source
-from aioflux.service._local import LocalService
-from aioflux.service._local_walk import Walk, temporaries
+from aioflux._services.base import Precondition, Source
+from aioflux._services.local.service import LocalService
+from aioflux._services.local.walk import Walk, temporaries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aioflux import Timeouts, TransientError
+from aioflux._services.base import Precondition, Source
+from aioflux._services.gcs.service import GCSService
 from aioflux._values.checksums import crc32c
-from aioflux.service._base import Precondition, Source
-from aioflux.service._gcs import GCSService
 from aioflux.testing import GCSServer
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 
 import aioflux
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError
-from aioflux.service._base import Precondition
-from aioflux.service._memory import MemoryService
+from aioflux._services.base import Precondition
+from aioflux._services.memory import MemoryService
 from aioflux.testing import GCSServer
 
 ANY = Precondition()

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+from aioflux._services import xml_multipart as multipart
+from aioflux._services.base import UploadedPart
 from aioflux._values.meta import OpenUpload
-from aioflux.service import _multipart as multipart
-from aioflux.service._base import UploadedPart
 
 LISTING = b"""<?xml version='1.0' encoding='UTF-8'?>
 <ListMultipartUploadsResult xmlns='http://s3.amazonaws.com/doc/2006-03-01/'>

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import aioflux
+from aioflux._services.open import ServiceConfig, open_service, resolve_endpoint
 from aioflux._values.uri import parse_uri
-from aioflux.service._open import ServiceConfig, open_service, resolve_endpoint
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.credentials import Credentials
 
-import aioflux.service._s3_send
+import aioflux._services.s3.sender
 from aioflux import (
     ChecksumError,
     CredentialsError,
@@ -25,10 +25,10 @@ from aioflux import (
     open_store,
 )
 from aioflux._http import Origin
-from aioflux.service._base import MAX_EMPTY_PAGES, Precondition, Source, UploadedPart
-from aioflux.service._http import DELETE_SECONDS
-from aioflux.service._s3 import S3Service
-from aioflux.service._s3_site import Site
+from aioflux._services.base import MAX_EMPTY_PAGES, Precondition, Source, UploadedPart
+from aioflux._services.http import DELETE_SECONDS
+from aioflux._services.s3.endpoint import Site
+from aioflux._services.s3.service import S3Service
 from tests.service.s3_rig import (
     ANY,
     ETAG,
@@ -136,8 +136,8 @@ def take_for_aws(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def site(bucket: str, *, region: str = "us-east-1", **_: object) -> Site:
         return Site(origin, f"/{bucket}".encode(), region, is_aws=True)
 
-    monkeypatch.setattr(aioflux.service._s3_send, "discovery_site", site)
-    monkeypatch.setattr(aioflux.service._s3_send, "site_of", site)
+    monkeypatch.setattr(aioflux._services.s3.sender, "discovery_site", site)
+    monkeypatch.setattr(aioflux._services.s3.sender, "site_of", site)
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])

@@ -14,10 +14,10 @@ from aioflux import (
     TransientError,
     UnsupportedError,
 )
-from aioflux.service import _s3_conditions
-from aioflux.service._base import Precondition
-from aioflux.service._s3 import S3Service
-from aioflux.service._s3_site import is_amazon
+from aioflux._services.base import Precondition
+from aioflux._services.s3 import conditions as _s3_conditions
+from aioflux._services.s3.endpoint import is_amazon
+from aioflux._services.s3.service import S3Service
 from aioflux.transfer import _conditions
 from tests.service.s3_rig import PIN, Asked, Cut, Probed, answer, asking, hello, refusal
 

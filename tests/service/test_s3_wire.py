@@ -12,13 +12,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aioflux import NotFoundError, PermissionDeniedError, PreconditionFailedError
-from aioflux.service import _s3_list as listing
-from aioflux.service import _s3_read as reading
-from aioflux.service import _s3_site as sites
-from aioflux.service import _s3_wire as wire
-from aioflux.service._base import Precondition
-from aioflux.service._s3_copy import plan_copy
-from aioflux.service._s3_errors import deletion_error, error_in_success, refusal
+from aioflux._services.base import Precondition
+from aioflux._services.s3 import endpoint as sites
+from aioflux._services.s3 import list_page as listing
+from aioflux._services.s3 import read as reading
+from aioflux._services.s3 import wire
+from aioflux._services.s3.copy import plan_copy
+from aioflux._services.s3.errors import deletion_error, error_in_success, refusal
 
 ETAG = "5d41402abc4b2a76b9719d911017c592"
 TOLD = {b"etag": f'"{ETAG}"'.encode()}

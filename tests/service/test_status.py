@@ -14,7 +14,7 @@ from aioflux import (
     StorageError,
     TransientError,
 )
-from aioflux.service._status import error_from_status, parse_retry_after
+from aioflux._services.status import error_from_status, parse_retry_after
 
 TABLE = [
     (400, "", StorageError),

@@ -24,7 +24,7 @@ from botocore.credentials import Credentials
 from google.auth.credentials import AnonymousCredentials
 
 import aioflux
-from aioflux.service._memory import memory_bucket
+from aioflux._services.memory import memory_bucket
 from aioflux.testing.faults import FlakyStore, random_faults
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux.service._azure import AzureService
+from aioflux._services.azure.service import AzureService
 from aioflux.testing.store_suite import SuiteCapabilities
 from aioflux.testing.store_suite._on_service import ServiceSideContract
 from aioflux.testing.store_suite._reading import ReadContract

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import aioflux
 from aioflux._http import ConnectionLostError
+from aioflux._services.memory import MemoryService, memory_bucket
 from aioflux.errors import StorageError, TransientError
-from aioflux.service._memory import MemoryService, memory_bucket
 from aioflux.transfer._limits import Limits
 from aioflux.transfer._many import fetch_many
 from aioflux.transfer._session import Session
@@ -18,7 +18,7 @@ from tests.transfer.rig import MIB
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from aioflux.service._base import Body
+    from aioflux._services.base import Body
 
 OPTIONS = aioflux.TransferOptions(
     max_in_flight=4, max_in_flight_bytes=4 * MIB, range_size_bytes=MIB
@@ -130,7 +130,7 @@ class Desk(MemoryService):
         self.dropped.append(exchange.key)
 
     def _body(self, stored: Any, data: bytes) -> Body:
-        from aioflux.service._base import Body
+        from aioflux._services.base import Body
 
         meta = stored.meta
         return Body(data, len(stored.data), meta.generation, meta.crc32c, lambda: meta)

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import aioflux
+from aioflux._services.memory import MemoryService, memory_bucket
 from aioflux.errors import StorageError
-from aioflux.service._memory import MemoryService, memory_bucket
 from aioflux.testing.faults import Fault, FlakyService
 from aioflux.transfer._limits import Limits
 from aioflux.transfer._session import Session
 
 if TYPE_CHECKING:
-    from aioflux.service._base import Service
+    from aioflux._services.base import Service
 
 MIB = 1024 * 1024
 PART = 5 * MIB

@@ -15,7 +15,7 @@ import pytest
 
 import aioflux
 from aioflux._concurrency.shielded import see_through
-from aioflux.service._base import Precondition
+from aioflux._services.base import Precondition
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
 from aioflux.transfer._upload import ObjectWriter, WriteRequest

@@ -20,8 +20,8 @@ from aioflux import (
     StorageError,
     TransientError,
 )
-from aioflux.service._base import Body, Precondition
-from aioflux.service._memory import MemoryService, memory_bucket
+from aioflux._services.base import Body, Precondition
+from aioflux._services.memory import MemoryService, memory_bucket
 from aioflux.testing.faults import Fault
 from aioflux.transfer._download import fetch, fetch_into, fetch_range, plan_ranges
 from aioflux.transfer._many import fetch_many

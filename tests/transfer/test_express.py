@@ -35,7 +35,7 @@ from tests.transfer.rig import pattern
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from aioflux.service._base import Body
+    from aioflux._services.base import Body
 
 is_ordered = pytest.mark.parametrize("ordered", [True, False], ids=["in order", "as they come"])
 by = pytest.mark.parametrize("by_name", [True, False], ids=["by name", "by meta"])

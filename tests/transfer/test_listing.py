@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import StorageError
-from aioflux.service._base import MAX_EMPTY_PAGES, Page
+from aioflux._services.base import MAX_EMPTY_PAGES, Page
 from aioflux.transfer._glob import compile_glob, literal_prefix
 from aioflux.transfer._listing import list_all, list_pages
 from tests.transfer.rig import LOSE, REFUSE, refused_for_good

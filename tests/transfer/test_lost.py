@@ -24,11 +24,11 @@ from aioflux import (
     StorageError,
     TransientError,
 )
-from aioflux.service._base import Precondition, Source
-from aioflux.service._local import LocalService
-from aioflux.service._memory import MemoryService, memory_bucket
-from aioflux.service._s3_errors import deletion_error
-from aioflux.service._status import error_from_status
+from aioflux._services.base import Precondition, Source
+from aioflux._services.local.service import LocalService
+from aioflux._services.memory import MemoryService, memory_bucket
+from aioflux._services.s3.errors import deletion_error
+from aioflux._services.status import error_from_status
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
 from aioflux.transfer._compose import compose, copy

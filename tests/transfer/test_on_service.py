@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aioflux import AlreadyExistsError, NotFoundError, PreconditionFailedError, TransientError
+from aioflux._services.base import Precondition, Source
+from aioflux._services.memory import MemoryService
 from aioflux.errors import StorageError
-from aioflux.service._base import Precondition, Source
-from aioflux.service._memory import MemoryService
 from aioflux.transfer._compose import compose, copy
 from aioflux.transfer._delete import delete, delete_many
 from aioflux.transfer._listing import list_pages

@@ -11,8 +11,8 @@ import pytest
 
 import aioflux
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError, TransientError
+from aioflux._services.base import Body
 from aioflux.options import MIB
-from aioflux.service._base import Body
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
 from aioflux.transfer._download import (

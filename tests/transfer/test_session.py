@@ -9,7 +9,7 @@ import pytest
 
 import aioflux
 from aioflux import NotFoundError, Progress, StorageError, TransientError
-from aioflux.service._base import Body
+from aioflux._services.base import Body
 from aioflux.testing.faults import Fault
 from aioflux.transfer._counters import Tally
 from aioflux.transfer._limits import AdaptiveLimit, Limits

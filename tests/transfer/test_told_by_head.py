@@ -9,15 +9,15 @@ import pytest
 
 import aioflux
 from aioflux import ChecksumError, PermissionDeniedError, TransientError
-from aioflux.service._base import Body
+from aioflux._services.base import Body
 from aioflux.transfer._small import Fetched, judge_small
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from aioflux import StorageError
-    from aioflux.service._base import Source
-    from aioflux.service._memory import MemoryService
+    from aioflux._services.base import Source
+    from aioflux._services.memory import MemoryService
 
 KIB = 1024
 OPTIONS = aioflux.TransferOptions(range_size_bytes=64 * KIB)

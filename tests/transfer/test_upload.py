@@ -20,9 +20,9 @@ from aioflux import (
     TransferOptions,
     TransientError,
 )
+from aioflux._services.base import Precondition, UploadedPart
+from aioflux._services.memory import MemoryService
 from aioflux._values.checksums import crc32c
-from aioflux.service._base import Precondition, UploadedPart
-from aioflux.service._memory import MemoryService
 from aioflux.testing.faults import Fault
 from aioflux.transfer._listing import list_pages
 from aioflux.transfer._upload import (

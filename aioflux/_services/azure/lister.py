@@ -1,0 +1,130 @@
+"""Listings of one container: pages in the order of keys, whatever the order of the service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aioflux._services.azure import list_page as listing
+from aioflux._services.azure import wire
+from aioflux._services.base import Page
+from aioflux._services.lister import Lister
+from aioflux._services.status import EmptyPages, not_a_listing, wrong_page
+from aioflux.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aioflux._services.azure.sender import AzureSender
+
+__all__ = ["AzureLister"]
+
+
+class AzureLister(Lister["AzureSender"]):
+    """Reads pages below a prefix; what is in doubt is sorted here, as a whole."""
+
+    def __init__(
+        self, sender: AzureSender, path: bytes, prefix: str, *, uri: Callable[[str], str]
+    ) -> None:
+        """Take what is listed; `path` is that of the container."""
+        super().__init__(sender, prefix, uri=uri)
+        self._path = path
+        self._sorted: dict[str, listing.ListedPage] = {}
+
+    async def page(
+        self,
+        prefix: str,
+        *,
+        start_offset: str,
+        end_offset: str,
+        delimiter: str,
+        page_token: str,
+        size: int,
+    ) -> Page:
+        marker, _, offset = page_token.rpartition(":")
+        found = self._sorted.pop(page_token, None)
+        if found is None:
+            found = await self.read(prefix, delimiter=delimiter, marker=marker, size=size)
+            if offset or listing.is_in_doubt(found):
+                found = await self._listed_to_the_end(prefix, delimiter, found, size)
+        whole = self._prefix + prefix
+        try:
+            page = listing.in_range(
+                found,
+                prefix=whole,
+                start=start_offset and self._prefix + start_offset,
+                end=end_offset and self._prefix + end_offset,
+            )
+        except ValueError as exc:
+            raise wrong_page(self._uri(prefix), exc) from exc
+        return self._page(page, marker, int(offset or 0), size)
+
+    def _page(self, page: listing.ListedPage, marker: str, offset: int, size: int) -> Page:
+        """Cut what was sorted as a whole into pages; others are one page already.
+
+        The token of such a page is where the sorting began, and how far it was given away.
+        """
+        blobs = page.blobs
+        token = f"{page.next_marker}:" if page.next_marker else ""
+        if not token and (offset or len(blobs) > size) and not page.prefixes:
+            blobs = page.blobs[offset : offset + size]
+            if offset + size < len(page.blobs):
+                token = f"{marker}:{offset + size}"
+                self._sorted.clear()
+                self._sorted[token] = page
+        cut = len(self._prefix)
+        return Page(
+            objects=listing.listing_of(blobs, prefix=self._prefix, root=self._uri("")),
+            prefixes=[name[cut:] for name in page.prefixes],
+            next_token=token,
+        )
+
+    async def _listed_to_the_end(
+        self, prefix: str, delimiter: str, first: listing.ListedPage, size: int
+    ) -> listing.ListedPage:
+        """Read all pages that follow one, and return them as one: what follows may belong before.
+
+        This keeps the rest of the listing in memory, and is what sorted listings cost here.
+        """
+        whole = first
+        empty = EmptyPages(self._uri(prefix))
+        while whole.next_marker:
+            page = await self.read(prefix, delimiter=delimiter, marker=whole.next_marker, size=size)
+            empty.count(len(page.blobs) + len(page.prefixes))
+            whole = listing.ListedPage(
+                whole.blobs + page.blobs, whole.prefixes + page.prefixes, page.next_marker
+            )
+        return whole
+
+    async def read(
+        self,
+        prefix: str,
+        *,
+        delimiter: str = "",
+        marker: str = "",
+        size: int,
+        include: str = "metadata",
+    ) -> listing.ListedPage:
+        """Read one page as the service has it."""
+        query = {
+            "restype": "container",
+            "comp": "list",
+            "include": include,
+            "maxresults": str(size),
+            "prefix": self._prefix + prefix,
+            "delimiter": delimiter,
+            "marker": marker,
+        }
+        query = {name: value for name, value in query.items() if value}
+        target = wire.query_target(self._path, query)
+        response = await self._sender.send(b"GET", target, "list", prefix)
+        try:
+            page = listing.parse_page(response.body)
+        except ValueError as exc:
+            response.discard_connection()
+            raise not_a_listing(self._uri(prefix), exc) from exc
+        if page.next_marker and page.next_marker == marker:
+            uri = self._uri(prefix)
+            raise StorageError(
+                f"could not list {uri}: the next page is the same one again", uri=uri
+            )
+        return page

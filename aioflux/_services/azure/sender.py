@@ -1,0 +1,143 @@
+"""Requests to one container: signed by an account key, or with a SAS token or access token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+from aioflux._auth.azure import is_sas
+from aioflux._http import FixedHeaders
+from aioflux._services.azure import wire
+from aioflux._services.sender import USER_AGENT, Answer, Terms, TokenSender
+from aioflux.errors import (
+    CredentialsError,
+    NotFoundError,
+    PreconditionFailedError,
+    StorageError,
+    TransientError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from aioflux._auth.azure import AzureAccess
+    from aioflux._http import Connection, Origin, RequestPool, Waiter
+
+__all__ = ["AzureSender"]
+
+_VERSION = (b"x-ms-version", wire.VERSION)
+
+
+class AzureSender(TokenSender):
+    """Requests to one container."""
+
+    def __init__(
+        self,
+        access: AzureAccess,
+        pool: RequestPool,
+        origin: Origin,
+        uri: Callable[[str], str],
+    ) -> None:
+        """Take how requests are authorized and sent.
+
+        Args:
+            access: Key, SAS token or access token.
+            pool: Sends them.
+            origin: Where to.
+            uri: Returns the whole uri of a key, for errors.
+        """
+        self._access = access
+        self._sas = access.sas.encode()
+        super().__init__(access.token, pool, origin, uri)
+
+    def _fix(self, token: str | None) -> tuple[FixedHeaders, FixedHeaders]:
+        headers = [USER_AGENT, _VERSION]
+        if token is not None and is_sas(token):
+            self._sas = token.removeprefix("?").encode()
+        elif token is not None:
+            self._sas = b""
+            headers.append((b"Authorization", b"Bearer " + token.encode()))
+        fixed = FixedHeaders(headers)
+        return fixed, fixed
+
+    async def _await_token(self, action: str, key: str) -> str | None:
+        uri = self._uri(key)
+        try:
+            return await self._token.get()
+        except CredentialsError as exc:
+            raise CredentialsError(f"could not {action} {uri}: {exc}") from exc
+        except TransientError as exc:
+            raise TransientError(f"could not {action} {uri}: {exc}", uri=uri) from exc
+
+    def _sign(
+        self,
+        method: bytes,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: Any,
+    ) -> tuple[bytes, Sequence[tuple[bytes, bytes]]]:
+        if self._access.key is not None:
+            path, _, query = target.partition(b"?")
+            parameters = dict(parse_qsl(query.decode(), keep_blank_values=True)) if query else {}
+            pieces = () if body is None else body if isinstance(body, (list, tuple)) else (body,)
+            num_bytes = sum(memoryview(piece).nbytes for piece in pieces)
+            signed = (_VERSION, *headers)
+            headers = [
+                *headers,
+                *self._access.key.sign(method, path, parameters, signed, num_bytes=num_bytes),
+            ]
+        return (self.with_sas(target) if self._sas else target), headers
+
+    def begin_read(
+        self, path: bytes, headers: Sequence[tuple[bytes, bytes]], waiter: Waiter, *, end: int
+    ) -> Connection | None:
+        """Begin a GET of `end` bytes at most without a task; None where that cannot be done."""
+        if not self.is_ready():
+            return None
+        target, headers = self._sign(b"GET", path, headers, None)
+        lines = b"".join([b"%b: %b\r\n" % line for line in headers])
+        return self.begin(target, lines, waiter, end=end)
+
+    def _generation_of(self, headers: Mapping[bytes, bytes]) -> str:
+        return wire.etag_of(headers)
+
+    def _refusal(
+        self, response: Answer, terms: Terms, *, action: str, uri: str, retry_after: str | None
+    ) -> StorageError:
+        code, detail = wire.parse_error(response.headers, response.body)
+        error = wire.error_of(
+            response.status,
+            action=action,
+            uri=uri,
+            code=code,
+            detail=detail,
+            retry_after=retry_after,
+            is_conditional=terms.is_conditional,
+        )
+        if not (terms.generation and isinstance(error, PreconditionFailedError)):
+            return error
+        replaced = NotFoundError(
+            f"{uri} is no longer in generation {terms.generation}: it was replaced; list again",
+            uri=uri,
+            status=error.status,
+        )
+        replaced.__cause__ = error
+        return replaced
+
+    def with_sas(self, url: bytes) -> bytes:
+        """Return a url that the SAS token authorizes, where there is one."""
+        if not self._sas:
+            return url
+        return b"%b%b%b" % (url, b"&" if b"?" in url else b"?", self._sas)
+
+    def sign(
+        self, method: bytes, path: bytes, headers: Sequence[tuple[bytes, bytes]]
+    ) -> Sequence[tuple[bytes, bytes]]:
+        """Return the headers of a request that travels in the body of another one."""
+        if self._access.key is not None:
+            return [*headers, *self._access.key.sign(method, path, {}, headers)]
+        return [*headers, *(item for item in self._fixed.items if item[0] == b"Authorization")]
+
+    def url(self, path: bytes) -> bytes:
+        """Return the whole url of a path, as the service is told it."""
+        return b"%b://%b%b" % (self._origin.scheme.encode(), self._origin.authority, path)

@@ -1,0 +1,498 @@
+"""Azure Blob Storage: everything on the data plane, authorized by `_auth/azure.py`.
+
+    put -> Put Blob                                  create -> If-None-Match: *
+    parts -> Put Block (id: upload and number) -> Put Block List, which makes them a blob, whole
+
+The service knows no uploads: blocks that belong to no blob yet are in no listing of ours, and go
+after a week. Whoever writes the key meanwhile drops them, so that of two uploads of one key the
+first to end wins, and the other one fails. They cannot be dropped alone: see `abort_upload`.
+
+What is verified: bytes sent, by the MD5 of each request, which the service compares; bytes read in
+one answer, by the MD5 of the blob where it has one (those made of parts have none). Ranges have no
+checksum: over TLS they are trusted, else read twice, as `TransferOptions.verify_ranges` says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from aioflux._auth.azure import open_access
+from aioflux._http import Origin, open_pool
+from aioflux._services.azure import batch, wire
+from aioflux._services.azure import read as reading
+from aioflux._services.azure.copy import wait_for_copy
+from aioflux._services.azure.lister import AzureLister
+from aioflux._services.azure.md5 import md5, md5_header, md5_now
+from aioflux._services.azure.sender import AzureSender
+from aioflux._services.base import Body, Capabilities, Precondition
+from aioflux._services.http import COMPLETE_SECONDS, DELETE_SECONDS, HTTPService, ReadRequest
+from aioflux._services.sender import CONDITIONAL, PLAIN, Terms
+from aioflux._services.status import EmptyPages
+from aioflux._values.meta import OpenUpload
+from aioflux.errors import NotFoundError, PreconditionFailedError, StorageError, TransientError
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Awaitable, Mapping, Sequence
+
+    from aioflux._http import Response, Waiter
+    from aioflux._services.base import Exchange, Source, UploadedPart
+    from aioflux._values.meta import ObjectMeta
+    from aioflux.options import Timeouts
+
+__all__ = ["AzureService"]
+
+MIB = 1024 * 1024
+
+_PLAIN_NAME: Final = re.compile(
+    r"(?:[A-Za-z0-9_~-][A-Za-z0-9_~-]*/)*[A-Za-z0-9_~-][A-Za-z0-9_.~-]*[A-Za-z0-9_~-]"
+)
+"""Names that stand in a url as they are; `check_name` has nothing against any up to 1024 long."""
+_PLAIN_ETAG: Final = re.compile(r"[!#-~]*")
+
+
+class AzureService(HTTPService):
+    """One container and prefix of a storage account."""
+
+    capabilities = Capabilities(
+        compose=False,
+        conditional_complete=True,
+        checksums=False,
+        min_part_size_bytes=1,
+        max_part_size_bytes=4000 * MIB,
+        max_parts=50_000,
+        page_size=5000,
+        delete_page_size=batch.MAX_DELETES,
+        list_ranges=False,
+        part_checksums=False,
+    )
+    _service_name = "Azure Blob Storage"
+    _no_compose = (
+        "Azure has no such operation; write the object with open_writer, or keep its pieces"
+    )
+    _sender: AzureSender
+    _lister: AzureLister
+
+    def __init__(
+        self,
+        account: str,
+        container: str,
+        prefix: str,
+        *,
+        endpoint_url: str | None = None,
+        credentials: Any = None,
+        timeouts: Timeouts,
+        max_connections: int,
+        verify: bool = True,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        super().__init__(root_uri=f"az://{account}/{container}/", prefix=prefix)
+        is_http = (endpoint_url or "").startswith("http://")
+        access = open_access(account, credentials, is_http=is_http, environ=os.environ)
+        url = endpoint_url or access.endpoint_url
+        url = url or f"https://{account}.blob.core.windows.net"
+        origin = Origin.from_url(url)
+        self._container_path = (
+            f"{wire.root_path(url, account)}/{quote(container, safe='')}".encode()
+        )
+        self.capabilities = replace(
+            AzureService.capabilities,
+            guarded_transport=origin.scheme == "https",
+            # Emulators know no batch that is authorized by the SAS token of an account.
+            delete_page_size=0 if access.sas else batch.MAX_DELETES,
+        )
+        pool = open_pool(
+            origin, max_connections=max_connections, timeouts=timeouts, ssl_context=ssl_context
+        )
+        self._sender = AzureSender(access, pool, origin, self.uri)
+        self._lister = AzureLister(self._sender, self._container_path, prefix, uri=self.uri)
+        self._verify = verify
+
+    async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
+        headers = [wire.match_header(generation)] if generation else []
+        response = await self._sender.send(
+            b"HEAD",
+            self._path(key),
+            "read the metadata of",
+            key,
+            headers=headers,
+            terms=Terms(generation=generation) if generation else PLAIN,
+        )
+        self._refuse_directory(response, key)
+        told = response.headers.get(b"content-length", b"")
+        if not told.isdigit() or not wire.etag_of(response.headers):
+            raise self._foreign("read the metadata of", key, response)
+        return wire.meta_from_headers(response.headers, key=key, uri=self.uri(key), size=int(told))
+
+    def _read_request(self, key: str, generation: str, start: int, end: int | None) -> ReadRequest:
+        is_range = start > 0 or end is not None
+        headers = [reading.range_header(start, end)] if is_range else []
+        if generation:
+            headers.append(wire.match_header(generation))
+        return self._path(key), headers, is_range, False
+
+    def begin_get(self, key: str, *, generation: str, end: int, waiter: Waiter) -> Exchange | None:
+        # An ETag that is none could change the request; `get` says so.
+        if _PLAIN_ETAG.fullmatch(generation) is None:
+            return None
+        target, headers, _, _ = self._read_request(key, generation, 0, end)
+        return self._sender.begin_read(target, headers, waiter, end=end)
+
+    def end_get(
+        self, key: str, exchange: Exchange, answer: Response, *, generation: str, end: int
+    ) -> Body | None:
+        body = super().end_get(key, exchange, answer, generation=generation, end=end)
+        expected = None if body is None else self._expected_md5(key, answer, body, 0)
+        if expected is not None:
+            self._compare(key, md5_now([memoryview(answer.body)]), expected)
+        return body
+
+    def _read_answer(
+        self, key: str, response: Response, start: int, end: int | None, generation: str
+    ) -> Body | None:
+        self._refuse_directory(response, key)
+        status, headers = response.status, response.headers
+        if status == 416 or (status == 206 and not response.num_bytes):
+            past = reading.size_past_the_end(headers, start=start)
+            is_told = past is not None and wire.etag_of(headers)
+            return self._body(key, response, b"", past) if is_told and past is not None else None
+        size = reading.object_size(
+            status, headers, response.num_bytes, start=start, end=end, generation=generation
+        )
+        return self._body(key, response, response.body, size)
+
+    def _body(self, key: str, response: Response, data: Any, size: int) -> Body:
+        headers = response.headers
+        return Body(
+            data,
+            size,
+            wire.etag_of(headers),
+            None,
+            lambda: wire.meta_from_headers(headers, key=key, uri=self.uri(key), size=size),
+        )
+
+    def _check_whole(
+        self, key: str, response: Response, body: Body, start: int
+    ) -> Awaitable[None] | None:
+        expected = self._expected_md5(key, response, body, start)
+        return None if expected is None else self._check_md5(key, body, expected)
+
+    async def _check_md5(self, key: str, body: Body, expected: bytes) -> None:
+        self._compare(key, await md5([memoryview(body.data)]), expected)
+
+    def _expected_md5(self, key: str, response: Response, body: Body, start: int) -> bytes | None:
+        """Return the MD5 that a body must have: of one that is a whole blob, if it tells one."""
+        if not self._verify or start or not body.size or len(body.data) != body.size:
+            return None
+        try:
+            return wire.md5_of(response.headers, is_part=response.status == 206)
+        except ValueError as exc:
+            raise self._damaged(key, exc) from exc
+
+    def _compare(self, key: str, actual: bytes, expected: bytes) -> None:
+        if actual != expected:
+            uri = self.uri(key)
+            raise TransientError(
+                f"could not read {uri}: its bytes have the MD5 {actual.hex()}, but the service "
+                f"says {expected.hex()}; the object, or what tells its MD5, is damaged, or "
+                "something between here and the service changes bytes",
+                uri=uri,
+            )
+
+    async def put(
+        self,
+        key: str,
+        data: bytes | memoryview,
+        *,
+        crc32c: int | None,
+        precondition: Precondition,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectMeta:
+        headers = [(b"x-ms-blob-type", b"BlockBlob")]
+        headers += wire.object_headers(content_type, metadata)
+        headers += wire.precondition_headers(precondition)
+        if crc32c is not None:
+            headers.append(await md5_header([data]))
+        response = await self._sender.send(
+            b"PUT",
+            self._path(key),
+            "write",
+            key,
+            headers=headers,
+            body=data,
+            terms=CONDITIONAL if precondition else PLAIN,
+        )
+        size = memoryview(data).nbytes
+        return self._stored(response, key, size, content_type, metadata)
+
+    def _stored(
+        self,
+        response: Response,
+        key: str,
+        size: int,
+        content_type: str,
+        metadata: Mapping[str, str] | None,
+    ) -> ObjectMeta:
+        if not wire.etag_of(response.headers):
+            raise self._foreign("write", key, response)
+        return wire.meta_from_headers(
+            response.headers,
+            key=key,
+            uri=self.uri(key),
+            size=size,
+            # The answer's own headers are those of its own body, not the object's.
+            content_type=content_type or wire.DEFAULT_TYPE,
+            metadata=dict(metadata or {}),
+        )
+
+    async def delete(self, key: str, *, generation: str = "") -> None:
+        headers = [wire.match_header(generation)] if generation else []
+        response = await self._sender.send(
+            b"DELETE", self._path(key), "delete", key, headers=headers
+        )
+        if response.num_bytes or response.status != 202:
+            raise self._foreign("delete", key, response)
+
+    async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
+        told, signer = await self._delete_batch(sources)
+        refused = [source for source, answer in told.items() if answer.status == 401]
+        # Each request of a batch has a token of its own, which `send` does not renew.
+        if refused and self._sender.learn(told[refused[0]], signer):
+            try:
+                again, _ = await self._delete_batch(refused)
+            except TransientError as exc:
+                exc.maybe_done = True  # what was not refused is deleted
+                raise
+            told.update(again)
+        return {
+            source.key: self._sender.refused(answer, "delete", source.key)
+            for source, answer in told.items()
+            if answer.status != 202
+        }
+
+    async def _delete_batch(
+        self, sources: Sequence[Source]
+    ) -> tuple[dict[Source, batch.SubAnswer], str | None]:
+        """Return the answer to each delete, and the token by which they were asked."""
+        action = "delete objects of"
+        signer = await self._sender.make_ready(action, "")
+        requests: list[tuple[bytes, Sequence[tuple[bytes, bytes]]]] = []
+        for source in sources:
+            path = self._path(source.key)
+            headers = [wire.match_header(source.generation)] if source.generation else []
+            signed = self._sender.sign(b"DELETE", path, headers)
+            requests.append((self._sender.with_sas(path), signed))
+        response = await self._sender.send(
+            b"POST",
+            wire.query_target(self._container_path, {"restype": "container", "comp": "batch"}),
+            action,
+            "",
+            headers=[batch.batch_type()],
+            body=batch.batch_body(requests),
+            head_seconds=DELETE_SECONDS,
+        )
+        try:
+            told = response.headers.get(b"content-type", b"")
+            answers = batch.parse_batch(told, response.body)
+            return {source: answers[number] for number, source in enumerate(sources)}, signer
+        except (KeyError, ValueError) as exc:
+            uri = self.uri()
+            raise TransientError(
+                f"could not {action} {uri}: the answer is none ({exc})", uri=uri, maybe_done=True
+            ) from exc
+
+    async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
+        # Looked at first: the answer to a copy tells neither size nor type.
+        original = await self.head(source.key, generation=source.generation)
+        action, target = f"copy {original.uri} to", self._path(key)
+        url = self._sender.with_sas(self._sender.url(self._path(source.key)))
+        headers = wire.precondition_headers(precondition)
+        headers.append((b"x-ms-source-if-match", wire.match_header(original.generation)[1]))
+        headers.append((b"x-ms-copy-source", url))
+        try:
+            response = await self._sender.send(
+                b"PUT",
+                target,
+                action,
+                key,
+                headers=headers,
+                body=b"",
+                terms=CONDITIONAL if precondition else PLAIN,
+            )
+        except PreconditionFailedError as exc:
+            # Which of the two was it?
+            try:
+                await self.head(source.key, generation=original.generation)
+                is_replaced = not precondition  # and written back since
+            except NotFoundError:
+                if source.generation:
+                    raise
+                is_replaced = True
+            if not is_replaced:
+                raise
+            raise TransientError(
+                f"could not {action} {self.uri(key)}: it was replaced meanwhile", uri=original.uri
+            ) from exc
+        response = await wait_for_copy(
+            self._sender, target, response, action=action, key=key, uri=self.uri(key)
+        )
+        meta = wire.meta_from_headers(
+            response.headers, key=key, uri=self.uri(key), size=original.size
+        )
+        return replace(
+            original,
+            key=key,
+            uri=meta.uri,
+            etag=meta.etag,
+            generation=meta.generation,
+            updated=meta.updated,
+            storage_class="",
+        )
+
+    async def initiate_upload(
+        self, key: str, *, content_type: str = "", metadata: Mapping[str, str] | None = None
+    ) -> str:
+        """See base class. No request: an upload is what the ids of its blocks have in common."""
+        self._path(key)
+        wire.object_headers(content_type, metadata)  # what is refused is refused now
+        upload_id = wire.new_upload_id(time.time(), os.urandom(12))
+        self._begun[upload_id] = (content_type, dict(metadata or {}))
+        return upload_id
+
+    def _part_target(self, key: str, upload_id: str, number: int) -> bytes:
+        name = wire.block_id(upload_id, number)
+        return wire.query_target(self._path(key), {"comp": "block", "blockid": name})
+
+    async def _part_headers(
+        self, pieces: Sequence[bytes | memoryview], crc32c: int
+    ) -> Sequence[tuple[bytes, bytes]]:
+        return [await md5_header(pieces)]
+
+    def _part_etag(self, response: Response, upload_id: str, number: int) -> str:
+        is_written = response.status == 201 and b"x-ms-request-id" in response.headers
+        return wire.block_id(upload_id, number) if is_written else ""
+
+    async def complete_upload(
+        self,
+        key: str,
+        upload_id: str,
+        parts: Sequence[UploadedPart],
+        *,
+        precondition: Precondition,
+    ) -> ObjectMeta:
+        content_type, metadata = self._begun.get(upload_id, ("", {}))
+        response = await self._sender.send(
+            b"PUT",
+            wire.query_target(self._path(key), {"comp": "blocklist"}),
+            "complete the upload of",
+            key,
+            headers=[
+                (b"Content-Type", b"application/xml"),
+                *wire.object_headers(content_type, metadata),
+                *wire.precondition_headers(precondition),
+            ],
+            body=wire.block_list(part.etag for part in parts),
+            head_seconds=COMPLETE_SECONDS,
+            terms=CONDITIONAL if precondition else PLAIN,
+        )
+        meta = self._stored(response, key, sum(part.size for part in parts), content_type, metadata)
+        self._begun.pop(upload_id, None)
+        return meta
+
+    async def abort_upload(self, key: str, upload_id: str) -> None:
+        """See base class.
+
+        Blocks go with the next write of the key, or a week after the last one; no request drops
+        them alone. An upload of this process is only forgotten, so that nothing is ever visible at
+        its key. One that `Store.clean` found is dropped by making an empty blob of it, if there is
+        none, which is deleted at once; where others write the key it is left alone.
+        """
+        if self._begun.pop(upload_id, None) is not None:
+            return
+        held = await self._blocks(key)
+        if held is None or held.has_committed or not held.uncommitted:
+            return
+        owners = {wire.parse_block_id(each) for each in held.uncommitted}
+        if any(owner is None or owner[0] != upload_id for owner in owners):
+            return
+        action = "abort the upload of"
+        try:
+            response = await self._sender.send(
+                b"PUT",
+                wire.query_target(self._path(key), {"comp": "blocklist"}),
+                action,
+                key,
+                headers=[(b"Content-Type", b"application/xml"), (b"If-None-Match", b"*")],
+                body=wire.block_list(()),
+                terms=CONDITIONAL,
+            )
+            await self.delete(key, generation=wire.etag_of(response.headers))
+        except (NotFoundError, PreconditionFailedError):
+            return  # somebody else wrote it: their blob is there, and the blocks are gone
+
+    async def _blocks(self, key: str) -> wire.BlockList | None:
+        response = await self._sender.send(
+            b"GET",
+            wire.query_target(self._path(key), {"comp": "blocklist", "blocklisttype": "all"}),
+            "list the blocks of",
+            key,
+            accept=404,
+        )
+        if response.status == 404:
+            return None
+        try:
+            return wire.parse_block_list(response.body)
+        except ValueError as exc:
+            uri = self.uri(key)
+            raise TransientError(f"could not list the blocks of {uri}: {exc}", uri=uri) from exc
+
+    async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
+        """See base class. Uploads of other programs, and of keys that have a blob, are not found.
+
+        Each empty blob costs a request, since only its blocks tell whether it is an upload.
+        """
+        found: list[OpenUpload] = []
+        marker, cut = "", len(self._prefix)
+        empty = EmptyPages(self.uri(prefix))
+        while True:
+            page = await self._lister.read(
+                prefix,
+                marker=marker,
+                size=self.capabilities.page_size,
+                include="uncommittedblobs",
+            )
+            for blob in page.blobs:
+                key = blob.name[cut:]
+                held = None if blob.size else await self._blocks(key)
+                if held is None or held.has_committed:
+                    continue
+                known = {wire.parse_block_id(each) for each in held.uncommitted}
+                for upload_id in sorted({each[0] for each in known if each is not None}):
+                    begun = wire.upload_begun(upload_id)
+                    found.append(OpenUpload(key=key, upload_id=upload_id, initiated=begun))
+            marker = page.next_marker
+            if not marker:
+                return sorted(found, key=lambda upload: (upload.key, upload.upload_id))
+            empty.count(len(page.blobs))
+
+    def _path(self, key: str) -> bytes:
+        name = self._prefix + key
+        if len(name) > 1024 or _PLAIN_NAME.fullmatch(name) is None:
+            wire.check_name(name, key)
+            name = quote(name, safe="/")
+        return b"%b/%b" % (self._container_path, name.encode())
+
+    def _refuse_directory(self, response: Response, key: str) -> None:
+        if wire.is_directory(response.headers):
+            uri = self.uri(key)
+            raise NotFoundError(
+                f"there is no object {uri}: it is a directory; list what is below it",
+                uri=uri,
+                status=response.status,
+            )

@@ -1,0 +1,443 @@
+"""How Azure Blob Storage writes things: `x-ms-` headers, ETags, block ids, XML bodies. No I/O.
+
+An ETag is the identity of a blob's content and metadata, so that it serves as generation.
+Source: learn.microsoft.com/rest/api/storageservices/blob-service-rest-api.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+import xml.etree.ElementTree as ET
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
+
+from aioflux._services.gcs.wire import parse_http_date
+from aioflux._services.status import error_from_status, words_of
+from aioflux._values.meta import ObjectMeta
+from aioflux.errors import (
+    ChecksumError,
+    NotFoundError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+    StorageError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from aioflux._services.base import Precondition
+
+__all__ = [
+    "DEFAULT_TYPE",
+    "VERSION",
+    "BlockList",
+    "block_id",
+    "block_list",
+    "check_name",
+    "error_of",
+    "etag_of",
+    "is_directory",
+    "match_header",
+    "md5_of",
+    "meta_from_headers",
+    "new_upload_id",
+    "object_headers",
+    "parse_block_id",
+    "parse_block_list",
+    "parse_error",
+    "precondition_headers",
+    "query_target",
+    "root_path",
+    "upload_begun",
+]
+
+VERSION = b"2023-11-03"
+"""Version of the service's protocol that requests ask for."""
+DEFAULT_TYPE = "application/octet-stream"
+"""The type of objects that are told none."""
+_USER_PREFIX = b"x-ms-meta-"
+_META_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ETAG = re.compile(r"[!#-~]+")
+_MAX_NAME = 1024
+_MARK = b"aioflux-"
+_UPLOAD_ID = re.compile(r"[0-9a-f]{32}")
+_BLOCK = re.compile(rb"aioflux-([0-9a-f]{32})-([0-9]{7})")
+
+_IS_THERE = frozenset({"BlobAlreadyExists", "UnauthorizedBlobOverwrite"})
+_UNMET = frozenset(
+    {"ConditionNotMet", "SourceConditionNotMet", "TargetConditionNotMet", "InvalidBlockList"}
+)
+_WRONG_BYTES = frozenset({"Md5Mismatch", "Crc64Mismatch"})
+_ROLES = (
+    "signed in with an access token, it takes the role 'Storage Blob Data Contributor' (to read: "
+    "'Storage Blob Data Reader') on the container or the account; being its owner is not enough"
+)
+_WHAT_TO_DO = {
+    "AuthenticationFailed": (
+        "the service does not accept the account key, SAS token or access token: compare them with "
+        "the portal's, look whether the SAS token has ended, and set this machine's clock, which "
+        "may be off by 15 minutes at most"
+    ),
+    "AuthorizationFailure": (
+        "a firewall or network rule of the storage account keeps this machine out, or the SAS "
+        "token is for other addresses: see 'Networking' of the account"
+    ),
+    "AuthorizationPermissionMismatch": f"the credentials may not do this; {_ROLES}",
+    "InsufficientAccountPermissions": f"the credentials may not do this; {_ROLES}",
+    "AuthorizationProtocolMismatch": "the SAS token is for https alone",
+    "AuthorizationServiceMismatch": "the SAS token is not for blobs: it needs ss=b",
+    "AuthorizationResourceTypeMismatch": (
+        "the SAS token is not for this: it needs srt=co, containers and objects"
+    ),
+    "AuthorizationSourceIPMismatch": "the SAS token is for other addresses than this machine's",
+    "KeyBasedAuthenticationNotPermitted": (
+        "the storage account takes no account keys: sign in with 'az login' and pass no key"
+    ),
+    "PublicAccessNotPermitted": "the storage account allows no anonymous access: sign in",
+    "NoAuthenticationInformation": (
+        f"no credentials were sent, and the container is not public; {_ROLES}"
+    ),
+    "AccountIsDisabled": "the storage account is disabled",
+    "BlobArchived": "it is in the archive tier: set another tier and wait until it is back",
+    "BlobBeingRehydrated": "it is on its way back from the archive tier: wait",
+    "LeaseIdMissing": "somebody holds a lease on it: wait for its end, or break it",
+    "LeaseIdMismatchWithBlobOperation": "somebody holds a lease on it: wait for its end",
+    "SnapshotsPresent": "it has snapshots, which would be lost: delete them first",
+    "InvalidBlobType": "it is an append blob or page blob, and not written here: delete it first",
+    "InvalidBlobOrBlock": "another program has begun to upload it: its blocks go after a week",
+    "BlobImmutableDueToPolicy": "a policy keeps it from being changed",
+    "AccountBeingCreated": "the storage account is not ready yet",
+    "ContainerBeingDeleted": "the container is being deleted",
+}
+"""What each code of the service means to whoever meets it
+(learn.microsoft.com/rest/api/storageservices/blob-service-error-codes)."""
+
+
+class BlockList(NamedTuple):
+    """What a blob is made of."""
+
+    has_committed: bool
+    """It has committed blocks."""
+    uncommitted: list[str]
+    """Ids of blocks that belong to no blob yet."""
+
+
+def check_name(name: str, key: str) -> None:
+    """Refuse a name that no blob can have, or not for certain.
+
+    The service takes a backslash for a slash, and asks not to end what stands between slashes with
+    a dot: on the way there `.` and `..` may be taken for steps in a path, out of the container even
+    (learn.microsoft.com/rest/api/storageservices/naming-and-referencing-containers--blobs--and-
+    metadata).
+
+    Args:
+        name: The whole name, the store's prefix included.
+        key: The name below that.
+
+    Raises:
+        ValueError: It is one.
+    """
+    name.encode()  # refuses what is no valid Unicode
+    if not 1 <= len(name) <= _MAX_NAME:
+        why = f"it has {len(name)} characters, not 1 to {_MAX_NAME}"
+    elif "\r" in name or "\n" in name:
+        why = "it holds the end of a line"
+    elif "\\" in name:
+        why = "the service takes a backslash for a slash"
+    elif any(segment.endswith(".") for segment in name.split("/")):
+        why = "no name between slashes may be '.' or '..', or end with a dot"
+    else:
+        return
+    raise ValueError(f"{key!r} is no name for a blob: {why}")
+
+
+def root_path(url: str, account: str) -> str:
+    """Return what stands before the container in paths.
+
+    A url with a path tells it. Else the account is in the host's name, as Azure's own hosts have
+    it, or it stands in the path, as emulators take it.
+    """
+    parts = urlsplit(url)
+    path = parts.path.rstrip("/")
+    if path or (parts.hostname or "").split(".")[0] == account.lower():
+        return path
+    return f"/{account}"
+
+
+def query_target(path: bytes, query: Mapping[str, str]) -> bytes:
+    """Return a request target of a path, encoded, and parameters, which are not."""
+    return b"%b?%b" % (path, urlencode(query, quote_via=quote).encode())
+
+
+def etag_of(headers: Mapping[bytes, bytes]) -> str:
+    """Return the ETag that an answer tells, without quotes; empty where it tells none."""
+    return (headers.get(b"etag") or b"").decode("latin-1").strip('"')
+
+
+def is_directory(headers: Mapping[bytes, bytes]) -> bool:
+    """Tell whether an answer speaks of a directory of a hierarchical namespace, which is no object.
+
+    Programs of Hadoop leave markers for directories in flat namespaces, too.
+    """
+    return (
+        headers.get(b"x-ms-resource-type") == b"directory"
+        or headers.get(b"x-ms-meta-hdi_isfolder", b"").lower() == b"true"
+    )
+
+
+def match_header(generation: str) -> tuple[bytes, bytes]:
+    """Write that the object must have an ETag.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if _ETAG.fullmatch(generation) is None:
+        raise ValueError(f"{generation!r} is no ETag; pass ObjectMeta.generation")
+    return b"If-Match", b'"%b"' % generation.encode()
+
+
+def precondition_headers(precondition: Precondition) -> list[tuple[bytes, bytes]]:
+    """Write a precondition.
+
+    Raises:
+        ValueError: It is no ETag.
+    """
+    if precondition.if_absent:
+        return [(b"If-None-Match", b"*")]
+    if precondition.if_generation_match is None:
+        return []
+    return [match_header(precondition.if_generation_match)]
+
+
+def object_headers(
+    content_type: str, metadata: Mapping[str, str] | None
+) -> list[tuple[bytes, bytes]]:
+    """Write what a new object is told to be.
+
+    Raises:
+        ValueError: The service cannot keep it.
+    """
+    headers = [(b"x-ms-blob-content-type", (content_type or DEFAULT_TYPE).encode())]
+    for name, value in (metadata or {}).items():
+        if _META_NAME.fullmatch(name) is None:
+            raise ValueError(
+                f"metadata cannot have the name {name!r} on Azure: it is ASCII letters, digits and "
+                "_, and does not begin with a digit"
+            )
+        if value != value.strip() or not (value.isascii() and value.isprintable()):
+            raise ValueError(
+                f"metadata {name!r} cannot have the value {value!r} on Azure: it is printable "
+                "ASCII without space around it"
+            )
+        headers.append((_USER_PREFIX + name.encode(), value.encode()))
+    return headers
+
+
+def md5_of(headers: Mapping[bytes, bytes], *, is_part: bool) -> bytes | None:
+    """Return the MD5 of the whole blob that an answer tells, or None.
+
+    Args:
+        headers: Headers of the answer, names in lower case.
+        is_part: A range was asked for: `Content-MD5` would be of that.
+
+    Raises:
+        ValueError: It is none.
+    """
+    told = headers.get(b"x-ms-blob-content-md5" if is_part else b"content-md5")
+    if not told:
+        return None
+    value = binascii.a2b_base64(told, strict_mode=True)
+    if len(value) != 16:
+        raise ValueError(f"an MD5 has 16 bytes, not {len(value)}")
+    return value
+
+
+def meta_from_headers(
+    headers: Mapping[bytes, bytes],
+    *,
+    key: str,
+    uri: str,
+    size: int,
+    content_type: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> ObjectMeta:
+    """Build the metadata of an object from the headers of an answer.
+
+    Args:
+        headers: The headers, names in lower case.
+        key: Name of the object.
+        uri: Its whole uri.
+        size: Its stored size, in bytes.
+        content_type: Its media type, where the answer speaks of another body.
+        metadata: The user's own metadata, where the answer does not repeat it.
+    """
+    get = headers.get
+    changed = get(b"last-modified", b"").decode("latin-1")
+    if content_type is None:
+        content_type = get(b"content-type", b"").decode("latin-1")
+    if metadata is None:
+        metadata = {
+            name[len(_USER_PREFIX) :].decode("ascii"): value.decode("latin-1")
+            for name, value in headers.items()
+            if name.startswith(_USER_PREFIX)
+        }
+    etag = etag_of(headers)
+    return ObjectMeta(
+        key=key,
+        uri=uri,
+        size=size,
+        etag=etag,
+        generation=etag,
+        updated=parse_http_date(changed) if changed else None,
+        content_type=content_type,
+        content_encoding=get(b"content-encoding", b"").decode("latin-1"),
+        storage_class=get(b"x-ms-access-tier", b"").decode("latin-1"),
+        metadata=metadata,
+    )
+
+
+# --- uploads ---------------------------------------------------------------------------
+
+
+def new_upload_id(now: float, random: bytes) -> str:
+    """Return the id of a new upload: when it was begun, in Unix time, and 12 random bytes."""
+    return f"{int(now):08x}{random.hex()}"
+
+
+def upload_begun(upload_id: str) -> datetime:
+    """Return when an upload was begun."""
+    return datetime.fromtimestamp(int(upload_id[:8], 16), UTC)
+
+
+def block_id(upload_id: str, number: int) -> str:
+    """Return the id of one block: of one length for all, as the service wants it.
+
+    The id of the upload is in it, since the service itself knows no uploads.
+    """
+    text = b"%b%b-%07d" % (_MARK, upload_id.encode(), number)
+    return binascii.b2a_base64(text, newline=False).decode()
+
+
+def parse_block_id(text: str) -> tuple[str, int] | None:
+    """Return upload and number of a block; None where another program has written it."""
+    try:
+        found = _BLOCK.fullmatch(binascii.a2b_base64(text, strict_mode=True))
+    except ValueError:
+        return None
+    return (found[1].decode(), int(found[2])) if found else None
+
+
+def block_list(ids: Iterable[str]) -> bytes:
+    """Return the body that makes a blob of blocks."""
+    rows = "".join(f"<Latest>{each}</Latest>" for each in ids)
+    return f'<?xml version="1.0" encoding="utf-8"?><BlockList>{rows}</BlockList>'.encode()
+
+
+def parse_block_list(data: bytes | bytearray | memoryview) -> BlockList:
+    """Read the blocks of a blob.
+
+    Raises:
+        ValueError: The body is no such list.
+    """
+    root = parse_xml(data)
+    if root.tag != "BlockList":
+        raise ValueError(f"the service's answer is <{root.tag}>, not a list of blocks")
+    names = [each.text or "" for each in root.iterfind("UncommittedBlocks/Block/Name")]
+    return BlockList(root.find("CommittedBlocks/Block") is not None, names)
+
+
+def parse_xml(data: bytes | bytearray | memoryview) -> ET.Element:
+    """Parse an answer.
+
+    Raises:
+        ValueError: It is no XML.
+    """
+    # The service begins some answers with a byte order mark.
+    text = bytes(data).removeprefix(b"\xef\xbb\xbf")
+    try:
+        # Answers of the service that was asked; expat refuses entity bombs since 2.4.1.
+        return ET.fromstring(text)  # noqa: S314
+    except ET.ParseError as exc:
+        raise ValueError(f"the service's answer is not XML: {exc}") from exc
+
+
+# --- errors ----------------------------------------------------------------------------
+
+
+def parse_error(
+    headers: Mapping[bytes, bytes], data: bytes | bytearray | memoryview
+) -> tuple[str, str]:
+    """Return (code, message) of an error; empty strings where it tells none.
+
+    The code is a header, too, since answers to HEAD have no body. Of the body the message alone is
+    taken: other fields repeat the signature that was sent.
+    """
+    code = headers.get(b"x-ms-error-code", b"").decode("latin-1")
+    try:
+        root = parse_xml(data)
+    except ValueError:
+        return code, ""
+    message = (root.findtext("Message") or "").partition("\nRequestId:")[0]
+    return code or root.findtext("Code") or "", message
+
+
+def error_of(
+    status: int,
+    *,
+    action: str,
+    uri: str,
+    code: str,
+    detail: str,
+    retry_after: str | None,
+    is_conditional: bool = False,
+) -> StorageError:
+    """Return the error for an answer that is not a success.
+
+    Args:
+        status: HTTP status.
+        action: What was asked, as a verb.
+        uri: Of what.
+        code: The service's own code.
+        detail: The service's own words.
+        retry_after: Retry-After header.
+        is_conditional: The request was to change the object only in a generation.
+    """
+    said, tail = words_of(status, code, detail)
+    what = f"could not {action} {uri}"
+    if code in _WRONG_BYTES:
+        return ChecksumError(
+            f"{what}: the service received other bytes than were sent, {said}{tail}",
+            uri=uri,
+            status=status,
+        )
+    if code == "InvalidBlockList":
+        return PreconditionFailedError(
+            f"{what}: somebody else wrote it while its parts were sent, which drops them on Azure, "
+            f"{said}; write it again",
+            uri=uri,
+            status=status,
+        )
+    is_missing = is_conditional and status == 404 and code in {"", "BlobNotFound"}
+    if code in _IS_THERE | _UNMET or is_missing or (status == 412 and not code):
+        return PreconditionFailedError(
+            f"{what}: its generation is not the expected one, {said}{tail}", uri=uri, status=status
+        )
+    if code == "ContainerNotFound":
+        return NotFoundError(
+            f"{what}: there is no such container, {said}; make it first, with 'az storage "
+            "container create'",
+            uri=uri,
+            status=status,
+        )
+    advice = _WHAT_TO_DO.get(code, "")
+    if status in {401, 403} or code == "PublicAccessNotPermitted":
+        advice = advice or f"check that the credentials in use may {action} objects there; {_ROLES}"
+        return PermissionDeniedError(f"{what}: {said}{tail}; {advice}", uri=uri, status=status)
+    if advice or status == 412:
+        advice = f"; {advice}" if advice else ""
+        return StorageError(f"{what}: {said}{tail}{advice}", uri=uri, status=status)
+    return error_from_status(
+        status, action=action, uri=uri, code=code, detail=detail, retry_after=retry_after
+    )

@@ -1,0 +1,361 @@
+"""Google Cloud Storage: bytes, parts and listings on the data plane, the rest on the control plane.
+
+The XML API carries bytes: it takes preconditions and checksums as headers, answers with all of an
+object's checksums, and speaks the multipart protocol. Requests with `Accept-Encoding: gzip` get the
+stored bytes of a compressed object, whose checksum is known; without it the service would
+decompress them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlencode
+
+from aioflux._auth.google import open_token
+from aioflux._http import Origin, default_context, open_pool, proxy_for
+from aioflux._services import xml_multipart as multipart
+from aioflux._services.base import Body, Capabilities, Page, Precondition
+from aioflux._services.gcs import list_page as listing
+from aioflux._services.gcs import read as reading
+from aioflux._services.gcs import wire
+from aioflux._services.gcs.control import GCSControl
+from aioflux._services.gcs.sender import GCSSender
+from aioflux._services.http import COMPLETE_SECONDS, ReadRequest
+from aioflux._services.ranges import byte_range, size_past_the_end
+from aioflux._services.status import not_a_listing, wrong_page
+from aioflux._services.xml_uploads import XMLService
+from aioflux.errors import TransientError
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Mapping, Sequence
+
+    from aioflux._http import Response, Waiter
+    from aioflux._services.base import Exchange, Source, UploadedPart
+    from aioflux._values.listing import Kind
+    from aioflux._values.meta import ObjectMeta
+    from aioflux.options import Timeouts
+
+__all__ = ["GCSService"]
+
+DEFAULT_ENDPOINT: Final = "https://storage.googleapis.com"
+
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9_.~/-]{0,1023}")
+"""Names that stand in a url as they are; `check_name` has nothing against any of them."""
+
+
+class GCSService(XMLService):
+    """One bucket and prefix of Google Cloud Storage."""
+
+    capabilities = Capabilities(page_size=5000, match_glob=True)
+    _service_name = "Cloud Storage"
+    _sender: GCSSender
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        *,
+        endpoint_url: str = DEFAULT_ENDPOINT,
+        emulator: bool = False,
+        credentials: Any = None,
+        timeouts: Timeouts,
+        max_connections: int,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        super().__init__(root_uri=f"gs://{bucket}/", prefix=prefix)
+        origin = Origin.from_url(endpoint_url)
+        self.capabilities = replace(
+            GCSService.capabilities, guarded_transport=origin.scheme == "https"
+        )
+        self._token = open_token(credentials, emulator=emulator)
+        if ssl_context is None and origin.scheme == "https":
+            # One for both planes: a store trusts one set of authorities.
+            ssl_context = default_context()
+        self._pool = open_pool(
+            origin,
+            max_connections=max_connections,
+            timeouts=timeouts,
+            ssl_context=ssl_context,
+        )
+        self._sender = GCSSender(self._token, self._pool, origin, self.uri)
+        self._control = GCSControl(
+            bucket,
+            api_root=endpoint_url.rstrip("/"),
+            token=self._token,
+            timeouts=timeouts,
+            max_connections=max_connections,
+            ssl_context=ssl_context,
+            proxy=proxy_for(origin),
+        )
+        self._bucket_path = f"/{quote(bucket, safe='')}".encode()
+        self._list_path = f"/storage/v1/b/{quote(bucket, safe='')}/o"
+        self._listed_kind: Kind | None = None
+
+    async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
+        uri = self.uri(key)
+        resource = await self._control.head(self._name(key), generation=generation, uri=uri)
+        return self._meta(resource, key)
+
+    def begin_get(self, key: str, *, generation: str, end: int, waiter: Waiter) -> Exchange | None:
+        # A generation that is none could change the request; `get` says so, or the service does.
+        is_plain = not generation or (generation.isascii() and generation.isdigit())
+        if not (is_plain and self._sender.is_ready()):
+            return None
+        return self._sender.begin(
+            self._target(key, generation), b"Range: bytes=0-%d\r\n" % (end - 1), waiter, end=end
+        )
+
+    def _target(self, key: str, generation: str) -> bytes:
+        path = self._path(key)
+        return b"%b?generation=%b" % (path, generation.encode()) if generation else path
+
+    def _read_request(self, key: str, generation: str, start: int, end: int | None) -> ReadRequest:
+        is_range = start > 0 or end is not None
+        headers = ((b"Range", byte_range(start, end)),) if is_range else ()
+        return self._target(key, generation), headers, is_range, False
+
+    def _read_answer(
+        self, key: str, response: Response, start: int, end: int | None, generation: str
+    ) -> Body | None:
+        status, headers = response.status, response.headers
+        if status == 416:
+            past = size_past_the_end(headers, start=start)
+            return None if past is None else self._body(key, response, b"", past)
+        size = reading.object_size(
+            status, headers, response.num_bytes, start=start, end=end, generation=generation
+        )
+        return self._body(key, response, response.body, size)
+
+    def _body(self, key: str, response: Response, data: Any, size: int) -> Body:
+        headers = response.headers
+        try:
+            crc32c = wire.hash_crc32c(headers.get(b"x-goog-hash"))
+        except ValueError as exc:
+            raise self._damaged(key, exc) from exc
+        return Body(
+            data,
+            size,
+            wire.generation_of(headers),
+            # An empty object's checksum is known where the answer, as a 416, tells none.
+            0 if crc32c is None and not size else crc32c,
+            lambda: wire.meta_from_headers(headers, key=key, uri=self.uri(key), size=size),
+        )
+
+    def _meta(self, resource: wire.ObjectResource, key: str) -> ObjectMeta:
+        try:
+            return wire.meta_from_resource(resource, key=key, uri=self.uri(key))
+        except ValueError as exc:
+            raise self._damaged(key, exc) from exc
+
+    def _stored(
+        self,
+        response: Response,
+        key: str,
+        size: int,
+        content_type: str,
+        metadata: Mapping[str, str] | None,
+    ) -> ObjectMeta:
+        try:
+            meta = wire.meta_from_headers(
+                response.headers,
+                key=key,
+                uri=self.uri(key),
+                size=size,
+                # The answer's own Content-Type is that of its own body, not the object's.
+                content_type=content_type,
+                metadata=metadata or {},
+            )
+        except ValueError as exc:
+            raise self._damaged(key, exc) from exc
+        if not meta.generation:
+            raise self._foreign("write", key, response)
+        return meta
+
+    async def put(
+        self,
+        key: str,
+        data: bytes | memoryview,
+        *,
+        crc32c: int | None,
+        precondition: Precondition,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectMeta:
+        headers = wire.object_headers(content_type, metadata) + wire.precondition_headers(
+            precondition
+        )
+        headers += wire.hash_headers(crc32c)
+        response = await self._sender.send(
+            b"PUT", self._path(key), "write", key, headers=headers, body=data
+        )
+        return self._stored(
+            response, key, memoryview(data).nbytes, content_type or wire.DEFAULT_TYPE, metadata
+        )
+
+    async def delete(self, key: str, *, generation: str = "") -> None:
+        # On the data plane: aiohttp sends a DELETE again by itself where its connection was lost,
+        # and the second answer to a delete that was done is "not found".
+        headers = wire.precondition_headers(Precondition(if_generation_match=generation or None))
+        response = await self._sender.send(
+            b"DELETE", self._path(key), "delete", key, headers=headers
+        )
+        if response.num_bytes:
+            raise self._foreign("delete", key, response)
+
+    async def list_page(
+        self,
+        prefix: str,
+        *,
+        start_offset: str = "",
+        end_offset: str = "",
+        delimiter: str = "",
+        match_glob: str = "",
+        page_token: str = "",
+        page_size: int | None = None,
+    ) -> Page:
+        query = {
+            "fields": listing.LIST_FIELDS,
+            "prettyPrint": "false",  # by default a third of an answer is spaces
+            "maxResults": str(page_size or self.capabilities.page_size),
+            "prefix": self._prefix + prefix,
+            "startOffset": start_offset and self._prefix + start_offset,
+            "endOffset": end_offset and self._prefix + end_offset,
+            "delimiter": delimiter,
+            "matchGlob": match_glob and listing.escape_glob(self._prefix) + match_glob,
+            "pageToken": page_token,
+        }
+        query = {name: value for name, value in query.items() if value}
+        target = f"{self._list_path}?{urlencode(query)}".encode()
+        response = await self._sender.send(b"GET", target, "list", prefix)
+        uri = self.uri(prefix)
+        try:
+            page = listing.decode_page(response.body, expected=self._listed_kind)
+        except ValueError as exc:
+            response.discard_connection()
+            raise not_a_listing(uri, exc) from exc
+        try:
+            listing.check_page(
+                page,
+                prefix=self._prefix + prefix,
+                start_offset=query.get("startOffset", ""),
+                end_offset=query.get("endOffset", ""),
+                page_token=page_token,
+            )
+        except ValueError as exc:
+            raise wrong_page(uri, exc) from exc
+        self._listed_kind = listing.expected_kind(page)
+        try:
+            objects = listing.listing_of(page.items, prefix=self._prefix, root=self.uri())
+        except ValueError as exc:
+            raise self._damaged(prefix, exc) from exc
+        cut = len(self._prefix)
+        return Page(
+            objects=objects,
+            prefixes=[name[cut:] for name in page.prefixes],
+            next_token=page.next_page_token,
+        )
+
+    async def compose(
+        self,
+        key: str,
+        sources: Sequence[Source],
+        *,
+        precondition: Precondition,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectMeta:
+        uri = self.uri(key)
+        resource = await self._control.compose(
+            self._name(key),
+            [(self._name(source.key), source) for source in sources],
+            precondition=precondition,
+            content_type=content_type,
+            metadata=metadata,
+            uri=uri,
+        )
+        return self._meta(resource, key)
+
+    async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
+        resource = await self._control.copy(
+            source,
+            self._name(source.key),
+            self._name(key),
+            precondition=precondition,
+            uri=self.uri(source.key),
+            target_uri=self.uri(key),
+        )
+        return self._meta(resource, key)
+
+    def _upload_headers(
+        self, content_type: str, metadata: Mapping[str, str] | None
+    ) -> list[tuple[bytes, bytes]]:
+        return wire.object_headers(content_type, metadata)
+
+    async def _part_headers(
+        self, pieces: Sequence[bytes | memoryview], crc32c: int
+    ) -> Sequence[tuple[bytes, bytes]]:
+        return wire.hash_headers(crc32c)
+
+    def _part_crc32c(self, response: Response, crc32c: int | None) -> int | None:
+        return wire.hash_crc32c(response.headers.get(b"x-goog-hash"))
+
+    async def complete_upload(
+        self,
+        key: str,
+        upload_id: str,
+        parts: Sequence[UploadedPart],
+        *,
+        precondition: Precondition,
+    ) -> ObjectMeta:
+        assert not precondition  # the service would complete in silence whatever it says
+        action = "complete the upload of"
+        response = await self._sender.send(
+            b"POST",
+            multipart.abort_target(self._path(key), upload_id),
+            action,
+            key,
+            headers=[(b"Content-Type", b"application/xml")],
+            body=multipart.complete_body(parts),
+            head_seconds=COMPLETE_SECONDS,
+        )
+        etag = self._fields(response, "ETag", action, key)["ETag"].strip('"')
+        size = sum(part.size for part in parts)
+        # What the upload was begun with: the headers describe the answer's own XML.
+        content_type, metadata = self._begun.get(upload_id, ("", {}))
+        meta = self._stored(response, key, size, content_type, metadata)
+        self._begun.pop(upload_id, None)
+        return replace(meta, etag=etag)
+
+    async def granted_permissions(self, permissions: Sequence[str]) -> Sequence[str]:
+        return await self._control.granted_permissions(permissions, uri=self.uri())
+
+    async def aclose(self) -> None:
+        await self._control.aclose()
+        await super().aclose()
+
+    def _path(self, key: str) -> bytes:
+        name = self._prefix + key
+        if _PLAIN_NAME.fullmatch(name) is None:
+            name = quote(self._name(key), safe="/")
+        return b"%b/%b" % (self._bucket_path, name.encode())
+
+    def _fields(self, response: Response, name: str, action: str, key: str) -> Mapping[str, str]:
+        # A complete can answer 200 and carry an error in its body, as on S3.
+        try:
+            fields = multipart.parse_fields(response.body)
+            fields[name]
+        except (ValueError, KeyError) as exc:
+            response.discard_connection()
+            code, detail = multipart.parse_error(response.body)
+            uri = self.uri(key)
+            raise TransientError(
+                f"could not upload {uri}: the answer has no {name} ({code} {detail})",
+                uri=uri,
+                status=response.status,
+                maybe_done=True,
+                is_malformed=not code,
+            ) from exc
+        return fields

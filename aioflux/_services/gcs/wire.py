@@ -1,0 +1,321 @@
+"""How Google Cloud Storage writes things: JSON resources, `x-goog-` headers, base64 checksums.
+
+Sources: cloud.google.com/storage/docs/json_api/v1/objects and
+cloud.google.com/storage/docs/xml-api/reference-headers.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import msgspec
+
+from aioflux._values.listing import MAX_SIZE_BYTES
+from aioflux._values.meta import ObjectMeta
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aioflux._services.base import Precondition
+
+__all__ = [
+    "DEFAULT_TYPE",
+    "ErrorBody",
+    "ObjectResource",
+    "decode_crc32c",
+    "decode_error",
+    "decode_permissions",
+    "decode_resource",
+    "encode_crc32c",
+    "generation_of",
+    "hash_crc32c",
+    "hash_headers",
+    "meta_from_headers",
+    "meta_from_resource",
+    "object_headers",
+    "parse_http_date",
+    "precondition_headers",
+    "precondition_params",
+    "quote_key",
+]
+
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_PERMISSIONS = "storage#testIamPermissionsResponse"
+DEFAULT_TYPE = "application/octet-stream"
+"""The type of objects that are told none."""
+_USER_PREFIX = b"x-goog-meta-"
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+
+
+class ObjectResource(msgspec.Struct, rename="camel"):
+    """The fields of a JSON object resource that become an ObjectMeta."""
+
+    name: str
+    size: str = "0"
+    etag: str = ""
+    generation: str = ""
+    crc32c: str = ""
+    updated: datetime | None = None
+    content_type: str = ""
+    content_encoding: str = ""
+    storage_class: str = ""
+    metadata: dict[str, str] = {}
+
+
+class _Permissions(msgspec.Struct):
+    """The answer of `buckets.testIamPermissions`."""
+
+    kind: str = ""
+    permissions: list[str] = []
+
+
+class _ErrorDetail(msgspec.Struct):
+    message: str = ""
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of a JSON error."""
+
+    error: _ErrorDetail = msgspec.field(default_factory=_ErrorDetail)
+
+
+_resource_decoder = msgspec.json.Decoder(ObjectResource)
+_error_decoder = msgspec.json.Decoder(ErrorBody)
+_permissions_decoder = msgspec.json.Decoder(_Permissions)
+
+
+def decode_resource(data: bytes | bytearray | memoryview) -> ObjectResource:
+    """Parse an object resource.
+
+    Raises:
+        ValueError: It is none.
+    """
+    return _resource_decoder.decode(data)
+
+
+def decode_permissions(data: bytes | bytearray | memoryview) -> list[str]:
+    """Parse which permissions are granted.
+
+    Raises:
+        ValueError: It is no answer to that. One that says nothing means that none is granted.
+    """
+    answer = _permissions_decoder.decode(data)
+    if answer.kind != _PERMISSIONS:
+        raise ValueError(f"kind is {answer.kind!r}")
+    return answer.permissions
+
+
+def decode_error(data: bytes | bytearray | memoryview) -> str:
+    """Return the message of a JSON error body, or the empty string where it is none."""
+    try:
+        return _error_decoder.decode(data).error.message
+    except msgspec.DecodeError:
+        return ""
+
+
+def generation_of(headers: Mapping[bytes, bytes]) -> str:
+    """Return the generation that an answer belongs to; empty where it tells none."""
+    return (headers.get(b"x-goog-generation") or b"").decode("latin-1")
+
+
+def object_headers(
+    content_type: str, metadata: Mapping[str, str] | None
+) -> list[tuple[bytes, bytes]]:
+    """Write what a new object is told to be as headers of the XML API.
+
+    Raises:
+        ValueError: No header can carry it.
+    """
+    for name, value in (metadata or {}).items():
+        if _HEADER_NAME.fullmatch(name) is None:
+            raise ValueError(
+                f"metadata cannot have the name {name!r}: it travels as a header, whose name is "
+                "ASCII letters, digits and -_.!#$%&'*+^`|~"
+            )
+        if value != value.strip() or not value.replace("\t", " ").isprintable():
+            raise ValueError(
+                f"metadata {name!r} cannot have the value {value!r}: it travels as a header, which "
+                "has no line ends or control characters, and no space around it"
+            )
+    headers = [(b"Content-Type", (content_type or DEFAULT_TYPE).encode())]
+    headers += [
+        (_USER_PREFIX + name.encode(), value.encode()) for name, value in (metadata or {}).items()
+    ]
+    return headers
+
+
+def hash_headers(crc32c: int | None) -> list[tuple[bytes, bytes]]:
+    """Write the crc32c that the service compares with what it receives."""
+    if crc32c is None:
+        return []
+    return [(b"x-goog-hash", f"crc32c={encode_crc32c(crc32c)}".encode())]
+
+
+def quote_key(key: str) -> str:
+    """Percent-encode a key for one segment of a JSON path; slashes too."""
+    return quote(key, safe="")
+
+
+def encode_crc32c(value: int) -> str:
+    """Write a crc32c as base64 of 4 big-endian bytes."""
+    return binascii.b2a_base64(value.to_bytes(4, "big"), newline=False).decode()
+
+
+def decode_crc32c(text: str | bytes) -> int | None:
+    """Read a base64 crc32c; None for an empty text.
+
+    Raises:
+        ValueError: It is not base64 of 4 bytes.
+    """
+    if not text:
+        return None
+    value = binascii.a2b_base64(text, strict_mode=True)
+    if len(value) != 4:
+        raise ValueError(f"a crc32c has 4 bytes, not {len(value)}")
+    return int.from_bytes(value, "big")
+
+
+def hash_crc32c(header: bytes | None) -> int | None:
+    """Return the crc32c in an `x-goog-hash` header (`crc32c=...,md5=...`), or None.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    if not header:
+        return None
+    if header.startswith(b"crc32c=") and header[15:16] in b",":
+        return decode_crc32c(header[7:15])
+    at = header.find(b"crc32c=")
+    return None if at < 0 else decode_crc32c(header[at + 7 :].partition(b",")[0].strip())
+
+
+def meta_from_resource(resource: ObjectResource, *, key: str, uri: str) -> ObjectMeta:
+    """Build the metadata of an object from its JSON resource.
+
+    Raises:
+        ValueError: Its size or crc32c is none.
+    """
+    size = int(resource.size)
+    if not 0 <= size <= MAX_SIZE_BYTES:
+        raise ValueError(f"its size is {size}")
+    return ObjectMeta(
+        key=key,
+        uri=uri,
+        size=size,
+        etag=resource.etag,
+        generation=resource.generation,
+        crc32c=decode_crc32c(resource.crc32c),
+        updated=resource.updated,
+        content_type=resource.content_type,
+        content_encoding=resource.content_encoding,
+        storage_class=resource.storage_class,
+        metadata=resource.metadata,
+    )
+
+
+def meta_from_headers(
+    headers: Mapping[bytes, bytes],
+    *,
+    key: str,
+    uri: str,
+    size: int,
+    content_type: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> ObjectMeta:
+    """Build the metadata of an object from the headers of an XML API answer.
+
+    Names of the user's own metadata are in lower case here, as names of headers are. Its values are
+    read as UTF-8; the service's documentation keeps to ASCII
+    (cloud.google.com/storage/docs/metadata).
+
+    Args:
+        headers: The headers, names in lower case.
+        key: Name of the object.
+        uri: Its whole uri.
+        size: Its stored size, in bytes.
+        content_type: Its media type, where the answer speaks of another body.
+        metadata: The user's own metadata, where the answer does not repeat it.
+
+    Raises:
+        ValueError: The crc32c is none.
+    """
+    get = headers.get
+    changed = get(b"last-modified", b"").decode("latin-1")
+    if content_type is None:
+        content_type = get(b"content-type", b"").decode("latin-1")
+    if metadata is None:
+        metadata = {
+            name[len(_USER_PREFIX) :].decode("ascii"): _as_text(value)
+            for name, value in headers.items()
+            if name.startswith(_USER_PREFIX)
+        }
+    return ObjectMeta(
+        key=key,
+        uri=uri,
+        size=size,
+        etag=get(b"etag", b"").decode("latin-1").strip('"'),
+        generation=generation_of(headers),
+        crc32c=hash_crc32c(get(b"x-goog-hash")),
+        updated=parse_http_date(changed) if changed else None,
+        content_type=content_type,
+        content_encoding=get(b"x-goog-stored-content-encoding", b"")
+        .decode("latin-1")
+        .replace("identity", ""),
+        storage_class=get(b"x-goog-storage-class", b"").decode("latin-1"),
+        metadata=metadata,
+    )
+
+
+def _as_text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def parse_http_date(text: str) -> datetime | None:
+    """Read the fixed form of an HTTP date (RFC 9110, 5.6.7), or None where it is another.
+
+    A fraction of the cost of `email.utils.parsedate_to_datetime`, which takes every form of mail.
+    """
+    try:
+        month = _MONTHS.index(text[8:11]) + 1
+        day, year, clock = int(text[5:7]), int(text[12:16]), text[17:25]
+        hour, minute, second = int(clock[:2]), int(clock[3:5]), int(clock[6:8])
+        return datetime(year, month, day, hour, minute, second, tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def precondition_headers(precondition: Precondition) -> list[tuple[bytes, bytes]]:
+    """Write a precondition as headers of the XML API.
+
+    Raises:
+        ValueError: It is no generation of this service.
+    """
+    expected = _expected(precondition)
+    return [] if expected is None else [(b"x-goog-if-generation-match", expected.encode())]
+
+
+def precondition_params(precondition: Precondition) -> Mapping[str, str]:
+    """Write a precondition as query parameters of the JSON API.
+
+    Raises:
+        ValueError: It is no generation of this service.
+    """
+    expected = _expected(precondition)
+    return {} if expected is None else {"ifGenerationMatch": expected}
+
+
+def _expected(precondition: Precondition) -> str | None:
+    expected = "0" if precondition.if_absent else precondition.if_generation_match
+    if expected is not None and not (expected.isascii() and expected.isdigit()):
+        raise ValueError(
+            f"{expected!r} is no generation of Cloud Storage, which is a number; pass "
+            "ObjectMeta.generation"
+        )
+    return expected

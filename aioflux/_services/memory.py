@@ -1,0 +1,327 @@
+"""Objects in the memory of this process: `memory://name`. For tests and examples.
+
+Buckets are shared by name within one process, and live until it ends; another process (a spawned
+worker) has its own, empty ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left, insort
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import google_crc32c
+
+from aioflux._services.base import Body, Capabilities, Page, Service, UploadedPart
+from aioflux._values.meta import ObjectMeta, OpenUpload
+from aioflux._values.uri import check_name
+from aioflux.errors import ChecksumError, NotFoundError, PreconditionFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from aioflux._services.base import Into, Precondition, Source
+
+__all__ = ["MemoryBucket", "MemoryService", "memory_bucket"]
+
+_generations = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    data: bytes
+    meta: ObjectMeta
+
+
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    key: str
+    parts: dict[int, bytes]
+    content_type: str
+    metadata: dict[str, str]
+    initiated: datetime
+
+
+class MemoryBucket:
+    """Objects and open uploads of one name, sorted by key."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.objects: dict[str, _Stored] = {}
+        self.keys: list[str] = []
+        self.uploads: dict[str, _Upload] = {}
+
+    def store(
+        self,
+        key: str,
+        data: bytes,
+        *,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectMeta:
+        """Put an object, whole, with a generation that was never used before."""
+        generation = str(next(_generations))
+        meta = ObjectMeta(
+            key=key,
+            uri=f"memory://{self.name}/{key}",
+            size=len(data),
+            etag=generation,
+            generation=generation,
+            crc32c=google_crc32c.value(data),
+            updated=datetime.now(UTC),
+            content_type=content_type or "application/octet-stream",
+            metadata=dict(metadata or {}),
+        )
+        if key not in self.objects:
+            insort(self.keys, key)
+        self.objects[key] = _Stored(data, meta)
+        return meta
+
+    def remove(self, key: str) -> None:
+        """Drop an object."""
+        del self.objects[key]
+        del self.keys[bisect_left(self.keys, key)]
+
+
+_buckets: dict[str, MemoryBucket] = {}
+
+
+def memory_bucket(name: str) -> MemoryBucket:
+    """Return the bucket of this name in this process, made on first use."""
+    return _buckets.setdefault(name, MemoryBucket(name))
+
+
+class MemoryService(Service):
+    """One bucket and prefix in memory."""
+
+    capabilities = Capabilities(conditional_complete=False)
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        super().__init__(root_uri=f"memory://{bucket}/", prefix=prefix)
+        self._bucket = memory_bucket(bucket)
+
+    def _find(self, key: str, generation: str = "") -> _Stored:
+        stored = self._bucket.objects.get(self._name(key))
+        if stored is None or generation not in {"", stored.meta.generation}:
+            which = f" in generation {generation}" if generation else ""
+            uri = self.uri(key)
+            raise NotFoundError(
+                f"there is no object {uri}{which}; list the prefix to see what exists",
+                uri=uri,
+                status=404,
+            )
+        return stored
+
+    def _name(self, key: str) -> str:
+        """Return the object's whole name.
+
+        Raises:
+            ValueError: No object of Cloud Storage can have it.
+        """
+        check_name(self._prefix + key)
+        return self._prefix + key
+
+    def _check(self, key: str, precondition: Precondition) -> None:
+        stored = self._bucket.objects.get(self._name(key))
+        actual = stored.meta.generation if stored else None
+        expected = precondition.if_generation_match
+        if (precondition.if_absent and stored) or (expected is not None and expected != actual):
+            uri = self.uri(key)
+            raise PreconditionFailedError(
+                f"{uri} has generation {actual}, not the expected {expected or 'absence'}",
+                uri=uri,
+                status=412,
+            )
+
+    def _own(self, meta: ObjectMeta) -> ObjectMeta:
+        return replace(meta, key=meta.key[len(self._prefix) :])
+
+    async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
+        return self._own(self._find(key, generation).meta)
+
+    async def get(
+        self,
+        key: str,
+        *,
+        generation: str = "",
+        start: int = 0,
+        end: int | None = None,
+        into: Into | None = None,
+    ) -> Body:
+        stored = self._find(key, generation)
+        part: bytes | memoryview = stored.data
+        if start or end is not None:
+            part = stored.data[start:end]
+        if into is not None:
+            memory = into(len(part)) if callable(into) else into
+            memory[: len(part)] = part
+            part = memory[: len(part)]
+        return Body(
+            data=part,
+            size=len(stored.data),
+            generation=stored.meta.generation,
+            crc32c=stored.meta.crc32c,
+            meta=lambda: self._own(stored.meta),
+        )
+
+    async def put(
+        self,
+        key: str,
+        data: bytes | memoryview,
+        *,
+        crc32c: int | None,
+        precondition: Precondition,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectMeta:
+        content = bytes(data)
+        self._compare(key, content, crc32c)
+        self._check(key, precondition)
+        whole = self._name(key)
+        return self._own(
+            self._bucket.store(whole, content, content_type=content_type, metadata=metadata)
+        )
+
+    def _compare(self, key: str, content: bytes, crc32c: int | None) -> None:
+        if crc32c is not None and google_crc32c.value(content) != crc32c:
+            uri = self.uri(key)
+            raise ChecksumError(f"the bytes of {uri} do not match their crc32c", uri=uri)
+
+    async def delete(self, key: str, *, generation: str = "") -> None:
+        stored = self._find(key)
+        if generation not in {"", stored.meta.generation}:
+            uri = self.uri(key)
+            raise PreconditionFailedError(
+                f"{uri} has generation {stored.meta.generation}, not {generation}",
+                uri=uri,
+                status=412,
+            )
+        self._bucket.remove(self._prefix + key)
+
+    async def list_page(
+        self,
+        prefix: str,
+        *,
+        start_offset: str = "",
+        end_offset: str = "",
+        delimiter: str = "",
+        match_glob: str = "",
+        page_token: str = "",
+        page_size: int | None = None,
+    ) -> Page:
+        whole = self._prefix + prefix
+        keys = self._bucket.keys
+        low = max(whole, self._prefix + start_offset, page_token)
+        limit = page_size or self.capabilities.page_size
+        objects: list[ObjectMeta] = []
+        prefixes: list[str] = []
+        at = bisect_left(keys, low)
+        while at < len(keys) and keys[at].startswith(whole):
+            key = keys[at]
+            if end_offset and key >= self._prefix + end_offset:
+                break
+            if len(objects) + len(prefixes) >= limit:
+                return Page(objects, prefixes, key)
+            cut = key.find(delimiter, len(whole)) if delimiter else -1
+            if cut < 0:
+                objects.append(self._own(self._bucket.objects[key].meta))
+                at += 1
+                continue
+            common = key[: cut + len(delimiter)]
+            prefixes.append(common[len(self._prefix) :])
+            while at < len(keys) and keys[at].startswith(common):
+                at += 1
+        return Page(objects, prefixes, "")
+
+    async def compose(
+        self,
+        key: str,
+        sources: Sequence[Source],
+        *,
+        precondition: Precondition,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectMeta:
+        content = b"".join(self._find(source.key, source.generation).data for source in sources)
+        self._check(key, precondition)
+        whole = self._name(key)
+        return self._own(
+            self._bucket.store(whole, content, content_type=content_type, metadata=metadata)
+        )
+
+    async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
+        stored = self._find(source.key, source.generation)
+        self._check(key, precondition)
+        copied = self._bucket.store(
+            self._prefix + key,
+            stored.data,
+            content_type=stored.meta.content_type,
+            metadata=stored.meta.metadata,
+        )
+        return self._own(copied)
+
+    async def initiate_upload(
+        self, key: str, *, content_type: str = "", metadata: Mapping[str, str] | None = None
+    ) -> str:
+        upload_id = f"upload-{next(_generations)}"
+        self._bucket.uploads[upload_id] = _Upload(
+            self._name(key), {}, content_type, dict(metadata or {}), datetime.now(UTC)
+        )
+        return upload_id
+
+    def _upload(self, key: str, upload_id: str) -> _Upload:
+        upload = self._bucket.uploads.get(upload_id)
+        if upload is None or upload.key != self._prefix + key:
+            uri = self.uri(key)
+            raise NotFoundError(f"there is no upload {upload_id} of {uri}", uri=uri, status=404)
+        return upload
+
+    async def put_part(
+        self,
+        key: str,
+        upload_id: str,
+        number: int,
+        pieces: Sequence[bytes | memoryview],
+        *,
+        offset: int,
+        crc32c: int | None,
+    ) -> UploadedPart:
+        content = b"".join(pieces)
+        self._compare(key, content, crc32c)
+        self._upload(key, upload_id).parts[number] = content
+        return UploadedPart(number, f"part-{number}", len(content))
+
+    async def complete_upload(
+        self,
+        key: str,
+        upload_id: str,
+        parts: Sequence[UploadedPart],
+        *,
+        precondition: Precondition,
+    ) -> ObjectMeta:
+        upload = self._upload(key, upload_id)
+        self._check(key, precondition)
+        content = b"".join(upload.parts[part.number] for part in parts)
+        del self._bucket.uploads[upload_id]
+        return self._own(
+            self._bucket.store(
+                upload.key, content, content_type=upload.content_type, metadata=upload.metadata
+            )
+        )
+
+    async def abort_upload(self, key: str, upload_id: str) -> None:
+        self._bucket.uploads.pop(upload_id, None)
+
+    async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
+        cut = len(self._prefix)
+        found = [
+            OpenUpload(key=upload.key[cut:], upload_id=upload_id, initiated=upload.initiated)
+            for upload_id, upload in self._bucket.uploads.items()
+            if upload.key.startswith(self._prefix + prefix)
+        ]
+        return sorted(found, key=lambda upload: (upload.key, upload.upload_id))
+
+    async def aclose(self) -> None:
+        """Do nothing: the bucket outlives its stores."""

@@ -1,0 +1,164 @@
+"""Which service a uri means, opened on the running loop."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    import ssl
+
+    from aioflux._services.base import Service
+    from aioflux._values.uri import Location
+    from aioflux.options import Timeouts
+
+__all__ = ["ServiceConfig", "checked_endpoint", "open_service", "resolve_endpoint"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceConfig:
+    """What opens a service, before any socket."""
+
+    location: Location
+    """Bucket and prefix; the prefix is empty or ends with a slash."""
+    timeouts: Timeouts
+    """How long one attempt waits."""
+    max_connections: int
+    """Connections that the data plane keeps."""
+    credentials: Any = field(default=None, repr=False)
+    """As `open_store` takes them."""
+    endpoint_url: str | None = None
+    """Another endpoint than the service's own."""
+    ssl_context: ssl.SSLContext | None = None
+    """TLS settings; None for the system's trust store."""
+    verify: bool = True
+    """Bytes are compared with checksums, also those that only the service knows of."""
+
+
+def resolve_endpoint(endpoint_url: str | None) -> tuple[str | None, bool]:
+    """Return the endpoint for `gs://`, and whether it is asked without credentials.
+
+    The environment variable STORAGE_EMULATOR_HOST (a url, or host:port) stands in where no endpoint
+    is given, as it does for Google's own clients.
+    """
+    if endpoint_url is not None:
+        return endpoint_url, endpoint_url.strip().lower().startswith("http://")
+    host = os.environ.get("STORAGE_EMULATOR_HOST", "")
+    if not host:
+        return None, False
+    return (host if "://" in host else f"http://{host}"), True
+
+
+def checked_endpoint(url: str, *, may_have_path: bool = False) -> str:
+    """Return the url of a server with its scheme in lower case, as what depends on it expects it.
+
+    Args:
+        url: The url.
+        may_have_path: A path is taken, too.
+
+    Raises:
+        ValueError: It is none, or has more in it; what may be a secret is not told.
+    """
+    scheme, separator, rest = url.strip().partition("://")
+    url = f"{scheme.lower()}{separator}{rest}"
+    if "@" in url:
+        raise ValueError(
+            "endpoint_url has credentials in it, which is not accepted: give scheme, host and "
+            "port, and the credentials as credentials="
+        )
+    parts = urlsplit(url)
+    if parts.query or parts.fragment:
+        raise ValueError(
+            "endpoint_url has a query or a fragment: give scheme, host and port, and a token as "
+            "credentials="
+        )
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError(
+            f"endpoint_url {url!r} is no url of a server: write it as http://127.0.0.1:9000 or "
+            "https://storage.example"
+        )
+    if not may_have_path and parts.path not in {"", "/"}:
+        raise ValueError(f"endpoint_url {url!r} has a path; give scheme, host and port only")
+    return url
+
+
+def open_service(config: ServiceConfig) -> Service:
+    """Open the service that the location's scheme names.
+
+    Raises:
+        ValueError: The scheme has no service here, or a setting has no effect with it.
+    """
+    location = config.location
+    if location.scheme == "gs":
+        return _open_gcs(config)
+    if location.scheme == "az":
+        return _open_azure(config)
+    if location.scheme == "s3":
+        return _open_s3(config)
+    if config.credentials is not None or config.endpoint_url is not None:
+        raise ValueError(f"{location} takes neither credentials nor an endpoint_url")
+    if location.scheme == "memory":
+        from aioflux._services.memory import MemoryService
+
+        return MemoryService(location.bucket, location.key)
+    if location.scheme == "file":
+        from aioflux._services.local.service import LocalService
+
+        return LocalService(location.key)
+    raise ValueError(f"{location}: aioflux does not yet speak {location.scheme}://")
+
+
+def _open_gcs(config: ServiceConfig) -> Service:
+    from aioflux._services.gcs.service import DEFAULT_ENDPOINT, GCSService
+
+    endpoint, emulator = resolve_endpoint(config.endpoint_url)
+    endpoint = None if endpoint is None else checked_endpoint(endpoint)
+    return GCSService(
+        config.location.bucket,
+        config.location.key,
+        endpoint_url=endpoint or DEFAULT_ENDPOINT,
+        emulator=emulator,
+        credentials=config.credentials,
+        timeouts=config.timeouts,
+        max_connections=config.max_connections,
+        ssl_context=config.ssl_context,
+    )
+
+
+def _open_azure(config: ServiceConfig) -> Service:
+    from aioflux._services.azure.service import AzureService
+
+    account, _, container = config.location.bucket.partition("/")
+    endpoint = config.endpoint_url
+    return AzureService(
+        account,
+        container,
+        config.location.key,
+        endpoint_url=checked_endpoint(endpoint, may_have_path=True) if endpoint else None,
+        credentials=config.credentials,
+        timeouts=config.timeouts,
+        max_connections=config.max_connections,
+        verify=config.verify,
+        ssl_context=config.ssl_context,
+    )
+
+
+def _open_s3(config: ServiceConfig) -> Service:
+    from aioflux._services.s3.service import S3Service
+    from aioflux.options import S3Access
+
+    # What the environment and the profile name is read with the first request.
+    endpoint = checked_endpoint(config.endpoint_url) if config.endpoint_url else ""
+    access = config.credentials
+    return S3Service(
+        config.location.bucket,
+        config.location.key,
+        access=access if isinstance(access, S3Access) else S3Access(credentials=access),
+        endpoint_url=endpoint,
+        timeouts=config.timeouts,
+        max_connections=config.max_connections,
+        ssl_context=config.ssl_context,
+        verify=config.verify,
+    )

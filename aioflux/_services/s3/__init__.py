@@ -1,0 +1,1 @@
+"""Amazon S3 and the servers that speak its API."""

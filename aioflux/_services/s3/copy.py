@@ -1,0 +1,74 @@
+"""Copying an object that one request does not copy: part by part, on the service."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from aioflux._services.base import UploadedPart
+from aioflux.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aioflux._services.base import Precondition
+    from aioflux._services.s3.service import S3Service
+    from aioflux._values.meta import ObjectMeta
+
+__all__ = ["copy_by_parts", "plan_copy"]
+
+_PART_BYTES: Final = 512 * 1024**2
+_MAX_IN_FLIGHT: Final = 8
+"""Parts of one copy under way at once."""
+
+
+def plan_copy(size: int, part_bytes: int = _PART_BYTES) -> list[tuple[int, int]]:
+    """Cut `[0, size)` into the ranges of the parts."""
+    return [(at, min(at + part_bytes, size)) for at in range(0, size, part_bytes)]
+
+
+async def copy_by_parts(
+    service: S3Service,
+    original: ObjectMeta,
+    key: str,
+    source_headers: Sequence[tuple[bytes, bytes]],
+    *,
+    precondition: Precondition,
+) -> ObjectMeta:
+    """Copy an object by parts; nothing of it stays where that fails.
+
+    Args:
+        service: Where.
+        original: What is copied.
+        key: Where to.
+        source_headers: What names it in a request, pinned.
+        precondition: What must hold for the write.
+    """
+    upload_id = await service.initiate_upload(
+        key, content_type=original.content_type, metadata=original.metadata
+    )
+    places = asyncio.Semaphore(_MAX_IN_FLIGHT)
+
+    async def part(number: int, start: int, end: int) -> UploadedPart:
+        headers = [*source_headers, (b"x-amz-copy-source-range", b"bytes=%d-%d" % (start, end - 1))]
+        async with places:
+            etag = await service.put_part_copy(key, upload_id, number, headers)
+        return UploadedPart(number, etag, end - start)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(part(number, start, end))
+                for number, (start, end) in enumerate(plan_copy(original.size), 1)
+            ]
+        parts = [task.result() for task in tasks]
+        return await service.complete_upload(key, upload_id, parts, precondition=precondition)
+    except BaseException as exc:
+        failure = exc.exceptions[0] if isinstance(exc, BaseExceptionGroup) else exc
+        try:
+            await asyncio.shield(service.abort_upload(key, upload_id))
+        except StorageError as other:
+            failure.add_note(f"the upload is still open, `Store.clean` ends it: {other}")
+        if failure is exc:
+            raise
+        raise failure from None

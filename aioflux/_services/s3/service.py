@@ -1,0 +1,636 @@
+"""S3 and what speaks as it does: all of it on the data plane, signed here.
+
+operation -> `_s3_send`: site, keys, signature, data plane -> what the answer means
+
+Over 500 lines because it is one class with a method for each operation of the contract.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from aioflux._services import xml_multipart as multipart
+from aioflux._services.base import Body, Capabilities, Precondition
+from aioflux._services.http import COMPLETE_SECONDS, ReadRequest, is_too_long
+from aioflux._services.s3 import read as reading
+from aioflux._services.s3 import wire
+from aioflux._services.s3.conditions import refuse_ignored, unquoted_endpoints
+from aioflux._services.s3.copy import copy_by_parts
+from aioflux._services.s3.delete import delete_many
+from aioflux._services.s3.endpoint import is_amazon
+from aioflux._services.s3.errors import deletion_error, error_in_success
+from aioflux._services.s3.lister import S3Lister
+from aioflux._services.s3.sender import S3Sender
+from aioflux._services.s3.whole_reads import Guesses
+from aioflux._services.sender import CONDITIONAL, PLAIN, Terms
+from aioflux._services.xml_uploads import XMLService
+from aioflux._values.checksums import crc32c as crc32c_of
+from aioflux._values.meta import ObjectMeta
+from aioflux.errors import (
+    NotFoundError,
+    PreconditionFailedError,
+    StorageError,
+    TransientError,
+)
+from aioflux.options import S3Access
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from aioflux._http import Response, Waiter
+    from aioflux._services.base import Exchange, Source, UploadedPart
+    from aioflux.options import Timeouts
+
+__all__ = ["S3Service"]
+
+
+class S3Service(XMLService):
+    """One bucket and prefix of S3."""
+
+    capabilities = Capabilities(
+        compose=False,
+        conditional_complete=True,
+        delete_page_size=1000,
+        listed_checksums=False,
+        page_size=1000,
+    )
+    _service_name = "S3"
+    _no_compose = (
+        "S3 does not concatenate objects; read the sources and write their bytes with open_writer, "
+        "or keep them as they are"
+    )
+    _encodes_keys = True
+    _sender: S3Sender
+    _lister: S3Lister
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        *,
+        access: S3Access | None = None,
+        endpoint_url: str = "",
+        timeouts: Timeouts,
+        max_connections: int,
+        ssl_context: ssl.SSLContext | None = None,
+        verify: bool = True,
+    ) -> None:
+        super().__init__(root_uri=f"s3://{bucket}/", prefix=prefix)
+        access = access or S3Access()
+        self._bucket = bucket
+        self._has_checksums = access.checksums
+        self._requires_conditions = access.require_conditions
+        self.conditions_known = False
+        self._is_amazon = False
+        self._server = ""
+        self._verify = verify
+        self._sender = S3Sender(
+            bucket,
+            uri=self.uri,
+            access=access,
+            endpoint_url=endpoint_url,
+            timeouts=timeouts,
+            max_connections=max_connections,
+            ssl_context=ssl_context,
+            note_site=self._note_guard,
+        )
+        self._note_guard()
+        self._guesses = Guesses()
+        self._lister = S3Lister(
+            self._sender, prefix, uri=self.uri, note_unsorted=self._note_unsorted
+        )
+
+    def _note_guard(self) -> None:
+        """Tell whether ranges are to be trusted; before the endpoint is known they are not."""
+        self.capabilities = replace(self.capabilities, guarded_transport=self._sender.is_guarded)
+
+    def _note_unsorted(self) -> None:
+        if self.capabilities.list_ranges:
+            self.capabilities = replace(self.capabilities, list_ranges=False)
+
+    async def unprobed_server(self) -> str:
+        if self.conditions_known:
+            return ""
+        endpoint = await self._sender.endpoint()
+        if is_amazon(endpoint):
+            self.conditions_known = self._is_amazon = True
+            return ""
+        self._server = f"{endpoint.rstrip('/')}/{self._bucket}"
+        return self._server
+
+    def set_conditions(self, *, create: bool, replace: bool, delete: bool) -> None:
+        self.capabilities = dataclasses.replace(
+            self.capabilities,
+            conditional_create=create,
+            conditional_replace=replace,
+            conditional_delete=delete,
+        )
+        self.conditions_known = True
+
+    def refuse_condition(self, key: str, precondition: Precondition, *, warns: bool = True) -> None:
+        refuse_ignored(
+            precondition,
+            uri=self.uri(key),
+            server=self._server,
+            is_required=self._requires_conditions,
+            warns=warns,
+        )
+
+    async def compares_deletes(self, *, in_pages: bool = False) -> bool:
+        await self.unprobed_server()
+        # A probe tries single deletes alone.
+        is_tried = self.conditions_known and not in_pages
+        return self._is_amazon or (is_tried and self.capabilities.conditional_delete)
+
+    def _is_compared(self, precondition: Precondition) -> bool:
+        """Return whether the server compares a precondition, as far as it is known."""
+        can = self.capabilities
+        return can.conditional_create if precondition.if_absent else can.conditional_replace
+
+    async def _compared(self, key: str, precondition: Precondition) -> Precondition:
+        """Return what is sent of a precondition, after a look in place of what is ignored.
+
+        Raises:
+            PreconditionFailedError: It does not hold.
+        """
+        if not precondition or self._is_compared(precondition):
+            return precondition
+        await self._check(key, precondition)
+        return Precondition()
+
+    async def _send_matching(
+        self, key: str, generation: str, send: Callable[[bool], Awaitable[Response]]
+    ) -> Response:
+        """Send a request under `If-Match`, in the spelling of the ETag that the endpoint takes.
+
+        If the endpoint refuses an ETag that is the object's, the other spelling is tried, and
+        remembered if it is taken.
+
+        Args:
+            key: The object.
+            generation: The generation that it must have.
+            send: Sends the request, with the ETag in quotes or without.
+
+        Raises:
+            PreconditionFailedError: The object has another generation, or there is none.
+        """
+        endpoint = await self._sender.endpoint()
+        is_quoted = endpoint not in unquoted_endpoints
+        try:
+            return await send(is_quoted)
+        except PreconditionFailedError as exc:
+            if exc.status != 412 or is_amazon(endpoint):
+                raise
+            try:
+                found = (await self.head(key)).generation
+            except NotFoundError:
+                found = ""
+            except TransientError as failure:
+                failure.maybe_done = False  # the request itself was refused
+                raise
+            if not wire.is_same_generation(generation, found):
+                raise
+        response = await send(not is_quoted)
+        if is_quoted:
+            unquoted_endpoints.add(endpoint)
+        else:
+            unquoted_endpoints.discard(endpoint)
+        return response
+
+    async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
+        pin = wire.parse_pin(generation)
+        response = await self._sender.send(
+            b"HEAD",
+            self._target(key, pin),
+            "look at",
+            key,
+            headers=wire.read_headers(pin),
+            terms=Terms(generation=generation) if generation else PLAIN,
+        )
+        headers = response.headers
+        told = headers.get(b"content-length", b"")
+        if not wire.etag_of(headers) or not told.isdigit():
+            raise self._foreign("look at", key, response)
+        if pin.etag and wire.etag_of(headers) != pin.etag:
+            # A server that ignores `If-Match`.
+            uri = self.uri(key)
+            raise NotFoundError(
+                f"could not look at {uri}: it was replaced since it was seen; list it again",
+                uri=uri,
+                status=412,
+            )
+        size = int(told)
+        try:
+            wire.require_size(pin, size)
+            checksum = self._told_checksum(headers)
+        except ValueError as exc:
+            raise self._damaged(key, exc) from exc
+        return wire.meta_from_headers(
+            headers, key=key, uri=self.uri(key), size=size, crc32c=checksum
+        )
+
+    def _read_request(self, key: str, generation: str, start: int, end: int | None) -> ReadRequest:
+        pin = wire.parse_pin(generation)
+        is_guess = not generation and start == 0 and self._guesses.asks_for_all(end)
+        asked = b"" if is_guess else reading.byte_range(start, end, pin)
+        headers = wire.read_headers(pin, asked)
+        return self._target(key, pin), headers, bool(asked), is_guess
+
+    def begin_get(self, key: str, *, generation: str, end: int, waiter: Waiter) -> Exchange | None:
+        try:
+            pin = wire.parse_pin(generation)
+        except ValueError:
+            return None  # `get` says so
+        is_guess = not generation and self._guesses.asks_for_all(end)
+        asked = b"" if is_guess else reading.byte_range(0, end, pin)
+        exchange = self._sender.begin(self._target(key, pin), pin, asked, waiter, end=end)
+        if is_guess and exchange is not None:
+            self._guesses.under_way.add(exchange)
+        return exchange
+
+    def _guessed_wrong(self) -> None:
+        self._guesses.was_wrong()
+
+    def end_get(
+        self, key: str, exchange: Exchange, answer: Response, *, generation: str, end: int
+    ) -> Body | None:
+        self._guesses.under_way.discard(exchange)
+        return super().end_get(key, exchange, answer, generation=generation, end=end)
+
+    def fail_get(self, key: str, exchange: Exchange, error: Exception) -> StorageError | None:
+        is_guess = exchange in self._guesses.under_way
+        self._guesses.under_way.discard(exchange)
+        found = super().fail_get(key, exchange, error)
+        if is_guess and is_too_long(error):
+            # Maybe it is longer than was guessed: `get` looks again, and asks for a range.
+            self._guesses.was_wrong()
+            return None
+        return found
+
+    def drop_get(self, exchange: Exchange) -> None:
+        self._guesses.under_way.discard(exchange)
+        super().drop_get(exchange)
+
+    def _read_answer(
+        self, key: str, response: Response, start: int, end: int | None, generation: str
+    ) -> Body | None:
+        status, headers = response.status, response.headers
+        if status == 416:
+            past = reading.size_past_the_end(headers, response.body, start=start)
+            return None if past is None else self._body(key, response, b"", past, None)
+        pin = wire.parse_pin(generation)
+        size = reading.object_size(
+            status, headers, response.num_bytes, start=start, end=end, pin=pin
+        )
+        is_whole = response.num_bytes == size
+        checksum = self._checksum_of_whole(key, response) if is_whole else None
+        return self._body(key, response, response.body, size, checksum)
+
+    def _checksum_of_whole(self, key: str, response: Response) -> int | None:
+        """Return the crc32c of a whole object, which its answer told or vouches for in another way.
+
+        Raises:
+            TransientError: The bytes are others than those it vouches for.
+        """
+        headers = response.headers
+        try:
+            told = self._told_checksum(headers)
+        except ValueError as exc:
+            raise self._damaged(key, exc) from exc
+        if told is not None or not self._verify:
+            return told
+        # Over TLS nothing changes bytes unseen, and an MD5 may cost more than the read.
+        is_same = reading.is_same_content(
+            headers, response.body, takes_md5=not self._sender.is_guarded
+        )
+        if is_same is None:
+            return None
+        if is_same:
+            return crc32c_of(response.body)
+        uri = self.uri(key)
+        raise TransientError(
+            f"could not read {uri}: the bytes that came do not match the checksum that S3 tells of "
+            "them",
+            uri=uri,
+        )
+
+    def _body(
+        self, key: str, response: Response, data: Any, size: int, checksum: int | None
+    ) -> Body:
+        headers = response.headers
+        checksum = 0 if checksum is None and not size else checksum
+        return Body(
+            data,
+            size,
+            wire.generation_of(wire.etag_of(headers), size),
+            checksum,
+            lambda: wire.meta_from_headers(
+                headers, key=key, uri=self.uri(key), size=size, crc32c=checksum
+            ),
+        )
+
+    async def put(
+        self,
+        key: str,
+        data: bytes | memoryview,
+        *,
+        crc32c: int | None,
+        precondition: Precondition,
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectMeta:
+        headers = wire.object_headers(content_type, metadata)
+        if self._has_checksums:
+            headers += wire.hash_headers(crc32c)
+        condition = await self._compared(key, precondition)
+
+        async def send(is_quoted: bool) -> Response:
+            spelled = wire.precondition_headers(condition, is_quoted=is_quoted)
+            return await self._sender.send(
+                b"PUT",
+                self._path(key),
+                "write",
+                key,
+                headers=headers + spelled,
+                body=data,
+                terms=CONDITIONAL if condition else PLAIN,
+            )
+
+        expected = condition.if_generation_match
+        response = await (self._send_matching(key, expected, send) if expected else send(True))
+        etag = wire.etag_of(response.headers)
+        if not etag:
+            raise self._foreign("write", key, response)
+        try:
+            checksum = self._told_checksum(response.headers)
+        except ValueError as exc:
+            raise self._damaged(key, exc) from exc
+        size = memoryview(data).nbytes
+        return self._stored(key, etag, size, checksum, content_type, metadata)
+
+    async def delete(self, key: str, *, generation: str = "") -> None:
+        pin = wire.parse_pin(generation)
+        if not generation:
+            # S3 answers alike whether there was something or not.
+            await self.head(key)
+
+        async def send(is_quoted: bool) -> Response:
+            etag = pin.quoted if is_quoted else pin.etag.encode()
+            return await self._sender.send(
+                b"DELETE",
+                self._target(key, pin),
+                "delete",
+                key,
+                headers=[(b"If-Match", etag)] if pin.etag else (),
+                terms=CONDITIONAL if pin.etag else PLAIN,
+            )
+
+        try:
+            response = await (
+                self._send_matching(key, generation, send) if pin.etag else send(True)
+            )
+        except PreconditionFailedError:
+            # Also the answer where nothing is there.
+            await self.head(key)
+            raise
+        if response.num_bytes:
+            raise self._foreign("delete", key, response)
+
+    async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
+        failed: dict[str, StorageError] = {}
+        names: dict[str, str] = {}
+        rows: list[tuple[str, wire.Pin]] = []
+        for source in sources:
+            name = self._name(source.key)
+            if wire.can_be_xml(name):
+                names[name] = source.key
+                rows.append((name, wire.parse_pin(source.generation)))
+            else:
+                try:
+                    await self.delete(source.key, generation=source.generation)
+                except StorageError as exc:
+                    failed[source.key] = exc
+        if not rows:
+            return failed
+        told = await delete_many(self._sender, rows, uri=self.uri())
+        for name, (code, words) in told.items():
+            key = names.get(name)
+            if key is None:
+                # Told of another name, it is that of an object which would count as deleted.
+                uri = self.uri()
+                raise TransientError(
+                    f"could not delete objects of {uri}: the service answered {code} of {name!r}, "
+                    "which was not asked for",
+                    uri=uri,
+                    maybe_done=True,
+                )
+            failed[key] = deletion_error(code, words, uri=self.uri(key))
+        return failed
+
+    async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
+        original = await self.head(source.key, generation=source.generation)
+        await self._check(key, precondition)
+        pin = wire.parse_pin(source.generation or original.generation)
+        source_headers = wire.copy_headers(self._bucket, self._name(source.key), pin)
+        action = "copy to"
+        condition = precondition if self._is_compared(precondition) else Precondition()
+        try:
+            if original.size > wire.MAX_COPY_BYTES:
+                return await copy_by_parts(
+                    self, original, key, source_headers, precondition=precondition
+                )
+            response = await self._sender.send(
+                b"PUT",
+                self._path(key),
+                action,
+                key,
+                headers=source_headers + wire.precondition_headers(condition),
+                head_seconds=COMPLETE_SECONDS,
+                terms=CONDITIONAL if condition else PLAIN,
+            )
+        except PreconditionFailedError:
+            # Of the source, or of what is there.
+            await self._require_source(source, pin_text(pin, original))
+            raise
+        fields = self._fields(response, "ETag", action, key)
+        etag = fields["ETag"].strip('"')
+        checksum = self._told_crc32c(fields, key)
+        return replace(
+            original,
+            key=key,
+            uri=self.uri(key),
+            etag=etag,
+            generation=wire.generation_of(etag, original.size),
+            crc32c=original.crc32c if checksum is None else checksum,
+            updated=None,
+            storage_class="",
+        )
+
+    async def _require_source(self, source: Source, generation: str) -> None:
+        """Check that the source of a copy is still the one that was seen.
+
+        Raises:
+            NotFoundError: It was replaced, and the caller had pinned it.
+            TransientError: It was replaced, and the caller had named it: the next attempt copies
+                what has the name then.
+        """
+        try:
+            await self.head(source.key, generation=generation)
+        except NotFoundError as exc:
+            if source.generation:
+                raise
+            uri = self.uri(source.key)
+            raise TransientError(
+                f"could not copy {uri}: it was replaced meanwhile", uri=uri
+            ) from exc
+
+    async def _check(self, key: str, precondition: Precondition) -> None:
+        """Look whether a condition holds, for servers that do not know it where it is sent.
+
+        Raises:
+            PreconditionFailedError: It does not.
+        """
+        if not precondition:
+            return
+        found = ""
+        try:
+            found = (await self.head(key)).generation
+        except NotFoundError:
+            if precondition.if_absent:
+                return
+        expected = precondition.if_generation_match
+        if precondition.if_absent or not wire.is_same_generation(expected or "", found):
+            uri = self.uri(key)
+            raise PreconditionFailedError(
+                f"could not write {uri}: it is not what was expected there", uri=uri, status=412
+            )
+
+    def _upload_headers(
+        self, content_type: str, metadata: Mapping[str, str] | None
+    ) -> list[tuple[bytes, bytes]]:
+        return [
+            *wire.object_headers(content_type, metadata),
+            *wire.upload_headers(has_checksums=self._has_checksums),
+        ]
+
+    async def _part_headers(
+        self, pieces: Sequence[bytes | memoryview], crc32c: int
+    ) -> Sequence[tuple[bytes, bytes]]:
+        return wire.hash_headers(crc32c) if self._has_checksums else ()
+
+    def _part_crc32c(self, response: Response, crc32c: int | None) -> int | None:
+        told = self._told_checksum(response.headers)
+        # What was compared is what it holds, whether it says so or not.
+        return crc32c if told is None else told
+
+    async def put_part_copy(
+        self, key: str, upload_id: str, number: int, headers: Sequence[tuple[bytes, bytes]]
+    ) -> str:
+        """Have one part copied from an object, and return its entity tag."""
+        action = f"copy part {number} of"
+        response = await self._sender.send(
+            b"PUT",
+            self._part_target(key, upload_id, number),
+            action,
+            key,
+            headers=headers,
+            head_seconds=COMPLETE_SECONDS,
+        )
+        return self._fields(response, "ETag", action, key)["ETag"]
+
+    async def complete_upload(
+        self,
+        key: str,
+        upload_id: str,
+        parts: Sequence[UploadedPart],
+        *,
+        precondition: Precondition,
+    ) -> ObjectMeta:
+        await self._check(key, precondition)
+        size = sum(part.size for part in parts)
+        condition = precondition if self._is_compared(precondition) else Precondition()
+        headers = [(b"Content-Type", b"application/xml")]
+        headers += wire.precondition_headers(condition)
+        whole = multipart.combined_crc32c(parts) if self._has_checksums else None
+        if whole is not None:
+            headers += [*wire.hash_headers(whole), (b"x-amz-checksum-type", b"FULL_OBJECT")]
+        action = "complete the upload of"
+        response = await self._sender.send(
+            b"POST",
+            multipart.abort_target(self._path(key), upload_id),
+            action,
+            key,
+            headers=headers,
+            body=multipart.complete_body(parts),
+            head_seconds=COMPLETE_SECONDS,
+            terms=Terms(is_conditional=bool(condition), is_completion=True),
+        )
+        fields = self._fields(response, "ETag", action, key)
+        content_type, metadata = self._begun.pop(upload_id, ("", {}))
+        told = self._told_crc32c(fields, key)
+        etag = fields["ETag"].strip('"')
+        return self._stored(key, etag, size, told, content_type, metadata)
+
+    def _path(self, key: str) -> bytes:
+        return wire.quote_name(self._prefix + key)
+
+    def _name(self, key: str) -> str:
+        name = self._prefix + key
+        wire.check_name(name)
+        return name
+
+    def _target(self, key: str, pin: wire.Pin) -> bytes:
+        path = self._path(key)
+        return b"%b?%b" % (path, wire.version_query(pin)) if pin.version else path
+
+    def _fields(self, response: Response, name: str, action: str, key: str) -> Mapping[str, str]:
+        try:
+            fields = multipart.parse_fields(response.body)
+        except ValueError:
+            fields = {}
+        if fields.get(name):
+            return fields
+        response.discard_connection()
+        raise error_in_success(fields, action=action, uri=self.uri(key))
+
+    def _told_checksum(self, headers: Mapping[bytes, bytes]) -> int | None:
+        """Return the crc32c that an answer tells of a whole object, where the server is believed.
+
+        Raises:
+            ValueError: It is damaged.
+        """
+        return reading.told_crc32c(headers) if self._has_checksums else None
+
+    def _told_crc32c(self, fields: Mapping[str, str], key: str) -> int | None:
+        try:
+            return wire.full_crc32c(fields.get("ChecksumCRC32C"), fields.get("ChecksumType"))
+        except ValueError as exc:
+            raise self._damaged(key, exc) from exc
+
+    def _stored(
+        self,
+        key: str,
+        etag: str,
+        size: int,
+        checksum: int | None,
+        content_type: str,
+        metadata: Mapping[str, str] | None,
+    ) -> ObjectMeta:
+        return ObjectMeta(
+            key=key,
+            uri=self.uri(key),
+            size=size,
+            etag=etag,
+            generation=wire.generation_of(etag, size),
+            crc32c=checksum if self._has_checksums else None,
+            content_type=content_type or wire.DEFAULT_TYPE,
+            metadata=dict(metadata or {}),
+        )
+
+
+def pin_text(pin: wire.Pin, meta: ObjectMeta) -> str:
+    """Return the generation that a copy was pinned to."""
+    return f"version:{pin.version}" if pin.version else meta.generation
