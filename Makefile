@@ -16,8 +16,8 @@ empty :=
 PURE := $(addprefix aioflux/,_values/arguments.py _values/checksums.py errors.py _values/meta.py options.py _values/stats.py _values/uri.py \
 	_http/codec.py _http/origin.py _http/request.py \
 	_services/gcs/read.py _services/gcs/wire.py _services/ranges.py _services/status.py _services/xml_multipart.py \
-	transfer/_counters.py transfer/_limits.py transfer/_retry.py \
-	transfer/_staged.py cli/_copy_plan.py \
+	_transfer/counters.py _transfer/limits.py _transfer/retry.py \
+	_transfer/temp_keys.py cli/_copy_plan.py \
 	_auth/sigv4.py _services/s3/read.py _services/s3/endpoint.py _services/s3/wire.py \
 	_services/azure/batch.py _services/azure/list_page.py _services/azure/read.py _services/azure/wire.py \
 	checkpoint/_tag_metadata.py checkpoint/_tag_names.py \

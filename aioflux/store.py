@@ -1,4 +1,4 @@
-"""Store: objects below one uri. It guards arguments and owns the policies; `transfer/` works.
+"""Store: objects below one uri. It guards arguments and owns the policies; `_transfer/` works.
 
 Over 500 lines because it is the one place where every public operation is declared: more than half
 of it is signatures and docstrings, and a method does no more than check and hand on.
@@ -19,6 +19,23 @@ from aioflux._concurrency.async_iteration import nested
 from aioflux._concurrency.fan_out import Items, bounded_map
 from aioflux._services.base import Precondition, Source
 from aioflux._services.open import ServiceConfig, open_service
+from aioflux._transfer import clean as _clean
+from aioflux._transfer import compose as _compose
+from aioflux._transfer import composed_read as _compose_read
+from aioflux._transfer import conditions as _conditions
+from aioflux._transfer import delete as _delete
+from aioflux._transfer import get as _download
+from aioflux._transfer import list as _listing
+from aioflux._transfer import writer as _upload
+from aioflux._transfer.counters import Tally
+from aioflux._transfer.get_many import fetch_many, try_many
+from aioflux._transfer.get_ranges import MAX_GAP_BYTES, fetch_ranges
+from aioflux._transfer.limits import Limits
+from aioflux._transfer.reader import ObjectReader
+from aioflux._transfer.session import Session
+from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
+from aioflux._transfer.writer import ObjectWriter, WriteRequest
+from aioflux._transfer.zero_copy_writer import BorrowingWriter
 from aioflux._values.arguments import (
     check_listing,
     check_metadata,
@@ -33,25 +50,6 @@ from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
 from aioflux._values.uri import Location, parse_uri
 from aioflux.errors import StorageError
 from aioflux.options import RetryPolicy, Timeouts, TransferOptions, carries_secret
-from aioflux.transfer import (
-    _clean,
-    _compose,
-    _compose_read,
-    _conditions,
-    _delete,
-    _download,
-    _listing,
-    _upload,
-)
-from aioflux.transfer._borrowing import BorrowingWriter
-from aioflux.transfer._coalesce import MAX_GAP_BYTES, fetch_ranges
-from aioflux.transfer._counters import Tally
-from aioflux.transfer._limits import Limits
-from aioflux.transfer._many import fetch_many, try_many
-from aioflux.transfer._reader import ObjectReader
-from aioflux.transfer._session import Session
-from aioflux.transfer._staged import COMPOSITE_PREFIX
-from aioflux.transfer._upload import ObjectWriter, WriteRequest
 
 if TYPE_CHECKING:
     import ssl
@@ -65,9 +63,9 @@ if TYPE_CHECKING:
     )
     from types import TracebackType
 
+    from aioflux._transfer.get_many import FetchedBatch
     from aioflux._values.listing import Listing
     from aioflux._values.stats import ProgressHook, StoreStats
-    from aioflux.transfer._many import FetchedBatch
 
 __all__ = ["COMPOSITE_PREFIX", "ObjectReader", "ObjectWriter", "Store", "open_store"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from aioflux import _bridge
 from aioflux import store as _store
-from aioflux.transfer._coalesce import MAX_GAP_BYTES
+from aioflux._transfer.get_ranges import MAX_GAP_BYTES
 
 if TYPE_CHECKING:
     import ssl

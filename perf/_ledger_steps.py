@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from aioflux._http import Response
     from aioflux._services.base import Service
-    from aioflux.transfer._session import Session
+    from aioflux._transfer.session import Session
 
 __all__ = ["STEPS", "Reads", "measure"]
 

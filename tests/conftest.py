@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from aioflux._services import memory as _memory
 from aioflux._services.s3 import conditions as _s3_conditions
-from aioflux.transfer import _conditions
+from aioflux._transfer import conditions as _conditions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """The contract between transfers and one storage service: one method, one request, one attempt.
 
 A service is bound to one bucket and prefix. Keys are relative to that prefix in both directions.
-Nothing here retries, splits or limits: that is the work of `transfer/`. Every failure is one of
+Nothing here retries, splits or limits: that is the work of `_transfer/`. Every failure is one of
 `aioflux.errors`; a failure that another attempt may mend is a `TransientError`.
 """
 

@@ -123,7 +123,7 @@ class Checkpointer:
                 debugger. With `staging="process"` this is about the process that uploads.
             process_group: Whose ranks save together; all by default, and this process alone where
                 torch.distributed is not initialised. Every rank of it builds one at the same time.
-            options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
+            options: `_transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
                 `ssl_context`, as `aioflux.open_store`.
 
         Raises:

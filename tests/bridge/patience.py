@@ -23,7 +23,9 @@ def be_patient(put: Callable[[Any, str, Any], object] = setattr) -> None:
     import aioflux._bridge
     from aioflux import store
     from aioflux._concurrency import shielded as _persist
-    from aioflux.transfer import _compose_read, _reveal, _upload
+    from aioflux._transfer import composed_read as _compose_read
+    from aioflux._transfer import publish as _reveal
+    from aioflux._transfer import writer as _upload
 
     close_session = store.close_session
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aioflux import RetryPolicy, TransientError
+from aioflux._transfer.retry import with_retry
 from aioflux.cli._loop import Threads, in_daemon
 from aioflux.cli._loop import run as run_command
-from aioflux.transfer._retry import with_retry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

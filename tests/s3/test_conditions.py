@@ -20,9 +20,9 @@ from aioflux import (
     UnsupportedError,
 )
 from aioflux._services.s3 import conditions as _s3_conditions
+from aioflux._transfer import conditions as _conditions
 from aioflux.integrations.fsspec import S3FileSystem
 from aioflux.testing.faults import Fault, FlakyStore
-from aioflux.transfer import _conditions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ from aioflux._services.base import Precondition
 from aioflux._services.s3 import conditions as _s3_conditions
 from aioflux._services.s3.endpoint import is_amazon
 from aioflux._services.s3.service import S3Service
-from aioflux.transfer import _conditions
+from aioflux._transfer import conditions as _conditions
 from tests.service.s3_rig import PIN, Asked, Cut, Probed, answer, asking, hello, refusal
 
 MATCH = Precondition(if_generation_match=PIN)

@@ -12,8 +12,8 @@ import pickle
 import pytest
 
 import aioflux
+from aioflux._transfer import writer as _upload
 from aioflux.testing import GCSServer
-from aioflux.transfer import _upload
 
 NUM_OBJECTS = 300
 SECRET = "ya29.planted"

@@ -6,8 +6,10 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from aioflux.transfer import _deadlines, _express, _session
-from aioflux.transfer._retry import with_retry
+from aioflux._transfer import deadlines as _deadlines
+from aioflux._transfer import session as _session
+from aioflux._transfer import small_read_loop as _express
+from aioflux._transfer.retry import with_retry
 
 if TYPE_CHECKING:
     import pytest

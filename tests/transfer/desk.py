@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import aioflux
 from aioflux._http import ConnectionLostError
 from aioflux._services.memory import MemoryService, memory_bucket
+from aioflux._transfer.get_many import fetch_many
+from aioflux._transfer.limits import Limits
+from aioflux._transfer.session import Session
 from aioflux.errors import StorageError, TransientError
-from aioflux.transfer._limits import Limits
-from aioflux.transfer._many import fetch_many
-from aioflux.transfer._session import Session
 from tests.transfer.rig import MIB
 
 if TYPE_CHECKING:

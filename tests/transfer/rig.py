@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import aioflux
 from aioflux._services.memory import MemoryService, memory_bucket
+from aioflux._transfer.limits import Limits
+from aioflux._transfer.session import Session
 from aioflux.errors import StorageError
 from aioflux.testing.faults import Fault, FlakyService
-from aioflux.transfer._limits import Limits
-from aioflux.transfer._session import Session
 
 if TYPE_CHECKING:
     from aioflux._services.base import Service

@@ -16,9 +16,9 @@ import pytest
 import aioflux
 from aioflux._concurrency.shielded import see_through
 from aioflux._services.base import Precondition
+from aioflux._transfer.writer import ObjectWriter, WriteRequest
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
-from aioflux.transfer._upload import ObjectWriter, WriteRequest
 from tests.transfer.rig import PART, Rig, pattern
 
 if TYPE_CHECKING:

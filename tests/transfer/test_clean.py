@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import aioflux
 from aioflux import ObjectMeta, OpenUpload
 from aioflux._services.memory import memory_bucket
-from aioflux.transfer._clean import clean, stale_objects, stale_uploads
+from aioflux._transfer.clean import clean, stale_objects, stale_uploads
 from tests.transfer.rig import Rig, refused_for_good
 
 NOW = datetime(2026, 2, 1, tzinfo=UTC)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError
+from aioflux._transfer.get_ranges import coalesce_ranges, fetch_ranges
 from aioflux.testing.faults import Fault
-from aioflux.transfer._coalesce import coalesce_ranges, fetch_ranges
 from tests.transfer.rig import pattern
 
 if TYPE_CHECKING:

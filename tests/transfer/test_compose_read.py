@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import aioflux
 from aioflux import NotFoundError, ObjectMeta, PermissionDeniedError, StorageError
+from aioflux._transfer.composed_read import Grouper, cut, fetch_composed, plan_groups
+from aioflux._transfer.put import WriteRequest
+from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
 from aioflux.testing.faults import Fault
-from aioflux.transfer._compose_read import Grouper, cut, fetch_composed, plan_groups
-from aioflux.transfer._staged import COMPOSITE_PREFIX
-from aioflux.transfer._write import WriteRequest
 from tests.transfer.rig import LOSE, MIB, REFUSE, Rig, pattern, refused_for_good
 
 if TYPE_CHECKING:

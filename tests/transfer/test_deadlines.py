@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aioflux import RetryPolicy, TransientError
-from aioflux.transfer._deadlines import Deadlines
-from aioflux.transfer._limits import Limits
-from aioflux.transfer._session import Session
+from aioflux._transfer.deadlines import Deadlines
+from aioflux._transfer.limits import Limits
+from aioflux._transfer.session import Session
 from tests.transfer.rig import Rig
 
 if TYPE_CHECKING:

@@ -22,15 +22,15 @@ from aioflux import (
 )
 from aioflux._services.base import Body, Precondition
 from aioflux._services.memory import MemoryService, memory_bucket
+from aioflux._transfer.get import fetch, fetch_into, fetch_range, plan_ranges
+from aioflux._transfer.get_many import fetch_many
 from aioflux.testing.faults import Fault
-from aioflux.transfer._download import fetch, fetch_into, fetch_range, plan_ranges
-from aioflux.transfer._many import fetch_many
 from tests.transfer.rig import MIB, OPTIONS, REFUSE, Rig, pattern
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from aioflux.transfer._session import Session
+    from aioflux._transfer.session import Session
     from tests.transfer.clock import Clock
 
 DATA = pattern(3500)  # four ranges

@@ -749,7 +749,7 @@ async def test_answers_in_the_turn_of_a_cancellation_begin_nothing(desk: Desk) -
 
 
 async def test_leaving_the_loop_early_drops_what_is_under_way(desk: Desk) -> None:
-    from aioflux.transfer._many import fetch_many
+    from aioflux._transfer.get_many import fetch_many
 
     stored = filled(desk, (f"k{at:03}" for at in range(20)))
     session = desk.open()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.transfer._limits import AdaptiveLimit, ByteBudget, Limits, SizeEstimate
+from aioflux._transfer.limits import AdaptiveLimit, ByteBudget, Limits, SizeEstimate
 
 
 async def settle() -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from aioflux import StorageError
 from aioflux._services.base import MAX_EMPTY_PAGES, Page
-from aioflux.transfer._glob import compile_glob, literal_prefix
-from aioflux.transfer._listing import list_all, list_pages
+from aioflux._transfer.glob import compile_glob, literal_prefix
+from aioflux._transfer.list import list_all, list_pages
 from tests.transfer.rig import LOSE, REFUSE, refused_for_good
 
 if TYPE_CHECKING:
-    from aioflux.transfer._session import Session
+    from aioflux._transfer.session import Session
     from tests.transfer.rig import Rig
 
 

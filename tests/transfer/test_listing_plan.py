@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioflux.transfer._listing_plan import Alphabets, ListingPlan, Request, gallop, middle
+from aioflux._transfer.list_plan import Alphabets, ListingPlan, Request, gallop, middle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -29,13 +29,13 @@ from aioflux._services.local.service import LocalService
 from aioflux._services.memory import MemoryService, memory_bucket
 from aioflux._services.s3.errors import deletion_error
 from aioflux._services.status import error_from_status
+from aioflux._transfer.compose import compose, copy
+from aioflux._transfer.delete import delete, delete_many
+from aioflux._transfer.initiate import Window, left_over
+from aioflux._transfer.session import Session
+from aioflux._transfer.writer import ObjectWriter, WriteRequest, put
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
-from aioflux.transfer._compose import compose, copy
-from aioflux.transfer._delete import delete, delete_many
-from aioflux.transfer._initiate import Window, left_over
-from aioflux.transfer._session import Session
-from aioflux.transfer._upload import ObjectWriter, WriteRequest, put
 from tests.transfer.rig import LOSE, OPTIONS, PART, REFUSE, Rig, pattern
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux import NotFoundError, PreconditionFailedError, RetryPolicy
+from aioflux._transfer.get_many import fetch_many
+from aioflux._transfer.prefetch_budget import Ahead
 from aioflux.testing.faults import Fault
-from aioflux.transfer._ahead import Ahead
-from aioflux.transfer._many import fetch_many
 from tests.transfer.rig import Rig, pattern
 
 if TYPE_CHECKING:
-    from aioflux.transfer._session import Session
+    from aioflux._transfer.session import Session
     from tests.transfer.clock import Clock
 
 BUDGET = 16_000

@@ -11,11 +11,11 @@ import pytest
 from aioflux import AlreadyExistsError, NotFoundError, PreconditionFailedError, TransientError
 from aioflux._services.base import Precondition, Source
 from aioflux._services.memory import MemoryService
+from aioflux._transfer.compose import compose, copy
+from aioflux._transfer.delete import delete, delete_many
+from aioflux._transfer.list import list_pages
+from aioflux._transfer.writer import WriteRequest
 from aioflux.errors import StorageError
-from aioflux.transfer._compose import compose, copy
-from aioflux.transfer._delete import delete, delete_many
-from aioflux.transfer._listing import list_pages
-from aioflux.transfer._upload import WriteRequest
 from tests.transfer.rig import LOSE, REFUSE, Rig, refused_for_good
 
 if TYPE_CHECKING:

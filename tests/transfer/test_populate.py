@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux.transfer import _populate
-from aioflux.transfer._download import fetch_into
-from aioflux.transfer._populate import Populator, populate
-from aioflux.transfer._upload import WriteRequest, put
+from aioflux._transfer import prefault as _populate
+from aioflux._transfer.get import fetch_into
+from aioflux._transfer.prefault import Populator, populate
+from aioflux._transfer.writer import WriteRequest, put
 from tests.transfer.rig import MIB, PART, pattern
 
 if TYPE_CHECKING:

@@ -12,24 +12,24 @@ import pytest
 import aioflux
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError, TransientError
 from aioflux._services.base import Body
-from aioflux.options import MIB
-from aioflux.testing import GCSServer
-from aioflux.testing.faults import Fault
-from aioflux.transfer._download import (
+from aioflux._transfer.get import (
     fetch,
     fetch_into,
     fetch_range,
     first_range_bytes,
 )
-from aioflux.transfer._ranges import reads_twice
-from aioflux.transfer._reader import ObjectReader
-from aioflux.transfer._retry import with_retry
+from aioflux._transfer.get_range import reads_twice
+from aioflux._transfer.reader import ObjectReader
+from aioflux._transfer.retry import with_retry
+from aioflux.options import MIB
+from aioflux.testing import GCSServer
+from aioflux.testing.faults import Fault
 from tests.transfer.rig import OPTIONS, PART, Rig, pattern
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from aioflux.transfer._session import Session
+    from aioflux._transfer.session import Session
 
 DATA = pattern(3500)  # four ranges
 FLIP = Fault(kind="flip", num_bytes=2)

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import ChecksumError, TransientError
+from aioflux._transfer.reader import ObjectReader
 from aioflux.testing.faults import Fault
-from aioflux.transfer._reader import ObjectReader
 from tests.transfer.rig import PART, REFUSE, Rig, pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aioflux.transfer._session import Session
+    from aioflux._transfer.session import Session
 
 DATA = pattern(10_000)
 LONG = pattern(2 * PART + 1000)

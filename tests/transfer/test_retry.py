@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import NotFoundError, RetryPolicy, TransientError
-from aioflux.transfer._retry import RetryBudget, backoff_bound, next_delay, with_retry
+from aioflux._transfer.retry import RetryBudget, backoff_bound, next_delay, with_retry
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

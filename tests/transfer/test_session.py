@@ -10,11 +10,11 @@ import pytest
 import aioflux
 from aioflux import NotFoundError, Progress, StorageError, TransientError
 from aioflux._services.base import Body
+from aioflux._transfer.counters import Tally
+from aioflux._transfer.limits import AdaptiveLimit, Limits
+from aioflux._transfer.session import Session
+from aioflux._transfer.writer import ObjectWriter, WriteRequest
 from aioflux.testing.faults import Fault
-from aioflux.transfer._counters import Tally
-from aioflux.transfer._limits import AdaptiveLimit, Limits
-from aioflux.transfer._session import Session
-from aioflux.transfer._upload import ObjectWriter, WriteRequest
 from tests.transfer.rig import PART, Rig, pattern, refused_for_good
 
 

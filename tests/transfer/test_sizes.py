@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aioflux import ChecksumError, NotFoundError, TransientError
-from aioflux.transfer._download import fetch, fetch_into, fetch_range
-from aioflux.transfer._reader import ObjectReader
+from aioflux._transfer.get import fetch, fetch_into, fetch_range
+from aioflux._transfer.reader import ObjectReader
 from tests.transfer.rig import Rig, pattern
 
 if TYPE_CHECKING:
     import aioflux
-    from aioflux.transfer._session import Session
+    from aioflux._transfer.session import Session
 
 DATA = pattern(3500)
 

@@ -10,7 +10,7 @@ import pytest
 import aioflux
 from aioflux import ChecksumError, PermissionDeniedError, TransientError
 from aioflux._services.base import Body
-from aioflux.transfer._small import Fetched, judge_small
+from aioflux._transfer.get_small import Fetched, judge_small
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

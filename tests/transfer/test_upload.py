@@ -22,16 +22,16 @@ from aioflux import (
 )
 from aioflux._services.base import Precondition, UploadedPart
 from aioflux._services.memory import MemoryService
-from aioflux._values.checksums import crc32c
-from aioflux.testing.faults import Fault
-from aioflux.transfer._listing import list_pages
-from aioflux.transfer._upload import (
+from aioflux._transfer.list import list_pages
+from aioflux._transfer.writer import (
     TEMPORARY_PREFIX,
     ObjectWriter,
     WriteRequest,
     plan_part_size,
     put,
 )
+from aioflux._values.checksums import crc32c
+from aioflux.testing.faults import Fault
 from tests.transfer.rig import LOSE, MIB, PART, REFUSE, Rig, pattern, refused_for_good
 
 if TYPE_CHECKING:

@@ -224,7 +224,7 @@ def plant(tmp_path: Path) -> Plant:
         ("_auth/google.py", "from aioflux._http import Pool", "auth may not import http"),
         (
             "_services/gcs/service.py",
-            "from aioflux.transfer import x",
+            "from aioflux._transfer import x",
             "service may not import transfer",
         ),
         ("store.py", "from aioflux import sync", "store may not import sync"),
@@ -241,7 +241,7 @@ def plant(tmp_path: Path) -> Plant:
             "store may not import sync",
         ),
         ("data/_map.py", "import aioflux.checkpoint", "data may not import checkpoint"),
-        ("checkpoint/_dcp.py", "import aioflux.transfer", "checkpoint may not import transfer"),
+        ("checkpoint/_dcp.py", "import aioflux._transfer", "checkpoint may not import transfer"),
         ("store.py", "import aioflux.testing", "store may not import testing"),
         ("testing/faults.py", "import aioflux.data", "testing may not import data"),
         (

@@ -94,7 +94,7 @@ class StorageReader(dcp_storage.StorageReader):
                 not widened to whole blocks.
             extension_registry: Transforms that items of stock DCP may have; its own and ours by
                 default.
-            options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
+            options: `_transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
                 `ssl_context`, as `aioflux.open_store`.
 
         Raises:

@@ -54,7 +54,7 @@ def load_state(
         verify: Compare what is read with the checksums of the commit, where there is one.
         extension_registry: Transforms that items of stock DCP may have; its own and ours by
             default.
-        options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
+        options: `_transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
             as `aioflux.open_store`.
 
     Raises:

@@ -117,7 +117,7 @@ class StorageWriter(dcp_storage.StorageWriter):
                 "create" fails where there is one.
             step: Training step, for the commit object.
             metrics: Numbers that retention may choose by, for the commit object.
-            options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
+            options: `_transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
                 `ssl_context`, as `aioflux.open_store`.
 
         Raises:

@@ -96,7 +96,7 @@ class AiofluxCheckpointEngine:
             decoupled: Return from a save when the parts are copied, and commit when all ranks have
                 stored theirs, at the end of a step.
             commit_seconds: How long ranks wait for each other; 600 by default.
-            options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
+            options: `_transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
                 `ssl_context`, as `aioflux.open_store`.
         """
         if not commit_seconds > 0:

@@ -15,9 +15,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 import aioflux
 from aioflux import RetryPolicy, S3Access, UnsupportedError
 from aioflux._services.s3 import conditions as _s3_conditions
+from aioflux._transfer import conditions as _conditions
 from aioflux.checkpoint import Checkpointer
 from aioflux.checkpoint.dcp import StorageReader, StorageWriter
-from aioflux.transfer import _conditions
 from tests.checkpoint.dcp.states import no_warnings, save
 from tests.checkpoint.manager.desk import Ranks
 from tests.checkpoint.manager.trainer import is_state_of, state_of

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aioflux._services.base import Body
-    from aioflux.transfer._session import Session
+    from aioflux._transfer.session import Session
 
 __all__ = [
     "First",

@@ -16,9 +16,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from aioflux._values.meta import ObjectMeta
-from aioflux.errors import StorageError, TransientError
-from aioflux.transfer._small import (
+from aioflux._transfer.get_small import (
     NOTHING,
     Begun,
     Fetched,
@@ -26,13 +24,15 @@ from aioflux.transfer._small import (
     judge_small,
     small_bytes,
 )
+from aioflux._values.meta import ObjectMeta
+from aioflux.errors import StorageError, TransientError
 
 if TYPE_CHECKING:
     from aioflux._concurrency.fan_out import Shared
     from aioflux._http import Response
     from aioflux._services.base import Exchange
-    from aioflux.transfer._ahead import Ahead, Share
-    from aioflux.transfer._session import Session
+    from aioflux._transfer.prefetch_budget import Ahead, Share
+    from aioflux._transfer.session import Session
 
 __all__ = ["Express", "Left"]
 

@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aioflux._services.base import Body
+from aioflux._transfer.counters import Counters
+from aioflux._transfer.deadlines import Deadlines
+from aioflux._transfer.prefault import Populator
+from aioflux._transfer.retry import RetryBudget, with_retry
 from aioflux._values.stats import Progress
 from aioflux.errors import TransientError
-from aioflux.transfer._counters import Counters
-from aioflux.transfer._deadlines import Deadlines
-from aioflux.transfer._populate import Populator
-from aioflux.transfer._retry import RetryBudget, with_retry
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from aioflux._services.base import Service
+    from aioflux._transfer.limits import Limits
     from aioflux._values.stats import ProgressHook
     from aioflux.options import RetryPolicy, TransferOptions
-    from aioflux.transfer._limits import Limits
 
 __all__ = ["THROTTLED", "Session"]
 

@@ -11,7 +11,7 @@ from aioflux._values.stats import LATENCY_BOUNDS_SECONDS, LatencyHistogram, Stor
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-    from aioflux.transfer._limits import AdaptiveLimit
+    from aioflux._transfer.limits import AdaptiveLimit
 
 __all__ = ["Counters", "Tally"]
 

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 
 from aioflux._concurrency.fan_out import gather
 from aioflux._services.base import Source
+from aioflux._transfer.ambiguous_writes import Fate, call_or_find, checksum_of, is_as_asked
+from aioflux._transfer.conditions import require
+from aioflux._transfer.put import WriteRequest, unmet
+from aioflux._transfer.retry import Backoff
 from aioflux._values.checksums import combine_crc32c
 from aioflux.errors import NotFoundError, PreconditionFailedError
-from aioflux.transfer._conditions import require
-from aioflux.transfer._lost import Fate, call_or_find, checksum_of, is_as_asked
-from aioflux.transfer._retry import Backoff
-from aioflux.transfer._write import WriteRequest, unmet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aioflux._services.base import Precondition
+    from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
-    from aioflux.transfer._session import Session
 
 __all__ = ["compose", "copy"]
 

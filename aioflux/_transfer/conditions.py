@@ -16,6 +16,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from aioflux._concurrency.shielded import keep, see_through
 from aioflux._services.base import Precondition
+from aioflux._transfer.ambiguous_writes import Fate
+from aioflux._transfer.retry import Backoff, with_retry
+from aioflux._transfer.session import THROTTLED
+from aioflux._transfer.temp_keys import new_staged_key
 from aioflux.errors import (
     AiofluxError,
     NotFoundError,
@@ -24,17 +28,13 @@ from aioflux.errors import (
     StorageError,
     TransientError,
 )
-from aioflux.transfer._lost import Fate
-from aioflux.transfer._retry import Backoff, with_retry
-from aioflux.transfer._session import THROTTLED
-from aioflux.transfer._staged import new_staged_key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from aioflux._services.base import Service
+    from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
-    from aioflux.transfer._session import Session
 
 __all__ = ["check", "forget_servers", "require"]
 

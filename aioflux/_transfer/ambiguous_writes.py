@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from aioflux._transfer.retry import with_retry
+from aioflux._transfer.session import THROTTLED
 from aioflux._values.checksums import crc32c
 from aioflux.errors import NotFoundError, StorageError, TransientError
-from aioflux.transfer._retry import with_retry
-from aioflux.transfer._session import THROTTLED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
-    from aioflux.transfer._session import Session
 
 __all__ = ["Fate", "call_or_find", "checksum_of", "find_written", "is_as_asked"]
 

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Self
 
 from aioflux._concurrency.fan_out import gather
 from aioflux._http.memory import BytesBuffer
+from aioflux._transfer.get_range import Pin, plan_ranges, read_checksum, read_sure, reads_twice
 from aioflux._values.checksums import combine_crc32c
 from aioflux.errors import ChecksumError, StorageError
-from aioflux.transfer._ranges import Pin, plan_ranges, read_checksum, read_sure, reads_twice
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
-    from aioflux.transfer._session import Session
 
 __all__ = ["ObjectReader"]
 

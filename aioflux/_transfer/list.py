@@ -13,18 +13,18 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any
 
 from aioflux._concurrency.async_iteration import nested
+from aioflux._transfer.glob import compile_glob, literal_prefix
+from aioflux._transfer.list_plan import ListingPlan
+from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_staged
 from aioflux._values.listing import Listing
 from aioflux.errors import StorageError
-from aioflux.transfer._glob import compile_glob, literal_prefix
-from aioflux.transfer._listing_plan import ListingPlan
-from aioflux.transfer._staged import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_staged
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from aioflux._services.base import Page
-    from aioflux.transfer._listing_plan import Request
-    from aioflux.transfer._session import Session
+    from aioflux._transfer.list_plan import Request
+    from aioflux._transfer.session import Session
 
 __all__ = ["list_all", "list_pages", "visible"]
 

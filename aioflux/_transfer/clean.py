@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 from aioflux._concurrency.fan_out import bounded_map
 from aioflux._services.base import Source
+from aioflux._transfer.delete import delete_many
+from aioflux._transfer.list import list_pages
+from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, is_staged
 from aioflux._values.meta import CleanResult
 from aioflux.errors import StorageError
-from aioflux.transfer._delete import delete_many
-from aioflux.transfer._listing import list_pages
-from aioflux.transfer._staged import COMPOSITE_PREFIX, is_staged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
+    from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta, OpenUpload
-    from aioflux.transfer._session import Session
 
 __all__ = ["clean", "stale_objects", "stale_uploads"]
 

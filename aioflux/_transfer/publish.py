@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from aioflux._concurrency.shielded import see_through
 from aioflux._services.base import Source
+from aioflux._transfer.ambiguous_writes import Fate, call_or_find, find_written
+from aioflux._transfer.delete import delete
+from aioflux._transfer.put import unmet
 from aioflux.errors import AiofluxError, NotFoundError, PreconditionFailedError
-from aioflux.transfer._delete import delete
-from aioflux.transfer._lost import Fate, call_or_find, find_written
-from aioflux.transfer._write import unmet
 
 if TYPE_CHECKING:
+    from aioflux._transfer.put import WriteRequest
+    from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
-    from aioflux.transfer._session import Session
-    from aioflux.transfer._write import WriteRequest
 
 __all__ = ["remove_staged", "reveal"]
 

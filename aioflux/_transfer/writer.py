@@ -17,6 +17,14 @@ from typing import TYPE_CHECKING, Self
 
 from aioflux._concurrency.shielded import keep, see_through
 from aioflux._services.base import Precondition
+from aioflux._transfer.ambiguous_writes import Fate, call_or_find, find_written
+from aioflux._transfer.conditions import require
+from aioflux._transfer.initiate import Initiation
+from aioflux._transfer.limits import ByteBudget
+from aioflux._transfer.prefault import populate
+from aioflux._transfer.publish import delete_staged, remove_staged, reveal
+from aioflux._transfer.put import Sends, WriteRequest, compare_stored, put_once, unmet
+from aioflux._transfer.temp_keys import TEMPORARY_PREFIX, new_staged_key
 from aioflux._values.checksums import combine_crc32c, crc32c
 from aioflux.errors import (
     AiofluxError,
@@ -25,21 +33,13 @@ from aioflux.errors import (
     PreconditionFailedError,
     StorageError,
 )
-from aioflux.transfer._conditions import require
-from aioflux.transfer._initiate import Initiation
-from aioflux.transfer._limits import ByteBudget
-from aioflux.transfer._lost import Fate, call_or_find, find_written
-from aioflux.transfer._populate import populate
-from aioflux.transfer._reveal import delete_staged, remove_staged, reveal
-from aioflux.transfer._staged import TEMPORARY_PREFIX, new_staged_key
-from aioflux.transfer._write import Sends, WriteRequest, compare_stored, put_once, unmet
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from aioflux._services.base import UploadedPart
+    from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
-    from aioflux.transfer._session import Session
 
 __all__ = ["TEMPORARY_PREFIX", "ObjectWriter", "WriteRequest", "plan_part_size", "put"]
 

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from aioflux._concurrency.fan_out import pair
 from aioflux._http.memory import BytesBuffer
-from aioflux._values.checksums import combine_crc32c, crc32c
-from aioflux.errors import ChecksumError, NotFoundError, PreconditionFailedError
-from aioflux.transfer._ranges import (
+from aioflux._transfer.get_range import (
     Pin,
     ReplacedError,
     confirm,
@@ -25,8 +23,7 @@ from aioflux.transfer._ranges import (
     reads_twice,
     size_error,
 )
-from aioflux.transfer._retry import Backoff
-from aioflux.transfer._small import (
+from aioflux._transfer.get_small import (
     NOTHING,
     Begun,
     Fetched,
@@ -34,14 +31,17 @@ from aioflux.transfer._small import (
     first_range_bytes,
     small_bytes,
 )
+from aioflux._transfer.retry import Backoff
+from aioflux._values.checksums import combine_crc32c, crc32c
+from aioflux.errors import ChecksumError, NotFoundError, PreconditionFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from aioflux._services.base import Body
+    from aioflux._transfer.get_range import First
+    from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
-    from aioflux.transfer._ranges import First
-    from aioflux.transfer._session import Session
 
 __all__ = [
     "NoRoomError",

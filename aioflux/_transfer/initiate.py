@@ -17,15 +17,15 @@ import weakref
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
+from aioflux._transfer.ambiguous_writes import Fate
 from aioflux.errors import StorageError, TransientError
-from aioflux.transfer._lost import Fate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from aioflux._services.base import Service
+    from aioflux._transfer.session import Session
     from aioflux._values.meta import OpenUpload
-    from aioflux.transfer._session import Session
 
 __all__ = ["Initiation", "Window", "left_over"]
 

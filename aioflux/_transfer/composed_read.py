@@ -25,6 +25,13 @@ from aioflux._concurrency.async_iteration import nested
 from aioflux._concurrency.fan_out import bounded_batches, gather
 from aioflux._concurrency.shielded import keep, see_through
 from aioflux._services.base import Precondition, Source
+from aioflux._transfer.compose import compose
+from aioflux._transfer.delete import delete
+from aioflux._transfer.get import fetch
+from aioflux._transfer.get_many import MIN_BATCHES
+from aioflux._transfer.prefetch_budget import Ahead
+from aioflux._transfer.put import WriteRequest
+from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
 from aioflux._values.checksums import crc32c
 from aioflux._values.meta import ObjectMeta
 from aioflux.errors import (
@@ -36,20 +43,13 @@ from aioflux.errors import (
     StorageError,
     TransientError,
 )
-from aioflux.transfer._ahead import Ahead
-from aioflux.transfer._compose import compose
-from aioflux.transfer._delete import delete
-from aioflux.transfer._download import fetch
-from aioflux.transfer._many import MIN_BATCHES
-from aioflux.transfer._staged import COMPOSITE_PREFIX
-from aioflux.transfer._write import WriteRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator
 
     from aioflux._concurrency.fan_out import Items
     from aioflux._services.base import Capabilities
-    from aioflux.transfer._session import Session
+    from aioflux._transfer.session import Session
 
 __all__ = ["Grouper", "can_compose", "cut", "fetch_composed", "is_composable", "plan_groups"]
 

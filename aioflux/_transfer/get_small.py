@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from aioflux._transfer.get_range import First, reads_twice
 from aioflux._values.checksums import crc32c
-from aioflux.transfer._ranges import First, reads_twice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aioflux._services.base import Body
+    from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
     from aioflux.errors import TransientError
     from aioflux.options import TransferOptions
-    from aioflux.transfer._session import Session
 
 __all__ = [
     "NOTHING",

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from aioflux._concurrency.fan_out import bounded_map
-from aioflux.transfer._download import fetch_pinned, fetch_range
+from aioflux._transfer.get import fetch_pinned, fetch_range
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
-    from aioflux.transfer._session import Session
 
 __all__ = ["MAX_GAP_BYTES", "MergedRange", "coalesce_ranges", "fetch_ranges"]
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aioflux.transfer._limits import ByteBudget
-from aioflux.transfer._upload import ObjectWriter
+from aioflux._transfer.limits import ByteBudget
+from aioflux._transfer.writer import ObjectWriter
 
 if TYPE_CHECKING:
-    from aioflux.transfer._session import Session
-    from aioflux.transfer._write import WriteRequest
+    from aioflux._transfer.put import WriteRequest
+    from aioflux._transfer.session import Session
 
 __all__ = ["BorrowingWriter"]
 

@@ -6,28 +6,28 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from aioflux._concurrency.async_iteration import nested
 from aioflux._concurrency.fan_out import bounded_batches
-from aioflux._values.arguments import parse_key
-from aioflux.errors import NotFoundError, StorageError
-from aioflux.transfer._ahead import Ahead
-from aioflux.transfer._download import (
+from aioflux._transfer.get import (
     NoRoomError,
     fetch,
     head,
     replaced_error,
 )
-from aioflux.transfer._express import Express
-from aioflux.transfer._retry import Backoff
-from aioflux.transfer._small import NOTHING, Fetched, first_range_bytes
+from aioflux._transfer.get_small import NOTHING, Fetched, first_range_bytes
+from aioflux._transfer.prefetch_budget import Ahead
+from aioflux._transfer.retry import Backoff
+from aioflux._transfer.small_read_loop import Express
+from aioflux._values.arguments import parse_key
+from aioflux.errors import NotFoundError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from aioflux._concurrency.fan_out import Items
+    from aioflux._transfer.get_small import Begun
+    from aioflux._transfer.prefetch_budget import Share
+    from aioflux._transfer.session import Session
+    from aioflux._transfer.small_read_loop import Left
     from aioflux._values.meta import ObjectMeta
-    from aioflux.transfer._ahead import Share
-    from aioflux.transfer._express import Left
-    from aioflux.transfer._session import Session
-    from aioflux.transfer._small import Begun
 
 __all__ = ["MIN_BATCHES", "fetch_many", "try_many"]
 

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aioflux._services.base import Precondition
+from aioflux._transfer.ambiguous_writes import Fate, call_or_find, find_written
+from aioflux._transfer.conditions import require
+from aioflux._transfer.delete import delete
+from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_staged
 from aioflux._values.arguments import lower_names
 from aioflux._values.checksums import crc32c
 from aioflux.errors import (
@@ -16,16 +20,12 @@ from aioflux.errors import (
     StorageError,
     TransientError,
 )
-from aioflux.transfer._conditions import require
-from aioflux.transfer._delete import delete
-from aioflux.transfer._lost import Fate, call_or_find, find_written
-from aioflux.transfer._staged import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_staged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
-    from aioflux.transfer._session import Session
 
 __all__ = ["Sends", "WriteRequest", "compare_stored", "put_once", "unmet"]
 

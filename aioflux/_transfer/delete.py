@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from aioflux._concurrency.fan_out import bounded_map
 from aioflux._services.base import Source
+from aioflux._transfer.ambiguous_writes import Fate
+from aioflux._transfer.retry import Backoff
 from aioflux._values.meta import DeleteResult
 from aioflux.errors import (
     NotFoundError,
@@ -14,13 +16,11 @@ from aioflux.errors import (
     StorageError,
     TransientError,
 )
-from aioflux.transfer._lost import Fate
-from aioflux.transfer._retry import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from aioflux.transfer._session import Session
+    from aioflux._transfer.session import Session
 
 __all__ = ["delete", "delete_many"]
 
