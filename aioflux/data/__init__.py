@@ -20,16 +20,16 @@ except ModuleNotFoundError as exc:
         "aioflux.data needs PyTorch: pip install 'aioflux[torch]'", name=exc.name
     ) from exc
 
-from aioflux.data import _workers as _workers  # ends them with the process
-from aioflux.data._batches import store_batches
-from aioflux.data._iterable import IterableDataset
+from aioflux.data import _worker_exit as _workers  # ends them with the process
+from aioflux.data._counters import LoadStats
+from aioflux.data._iterable_dataset import IterableDataset
 from aioflux.data._loader import loader
-from aioflux.data._map import MapDataset
-from aioflux.data._meter import LoadStats
-from aioflux.data._records import Records, StreamRecords, jsonl, parquet, tar
+from aioflux.data._map_dataset import MapDataset
+from aioflux.data._records.formats import Records, StreamRecords, jsonl, parquet, tar
 from aioflux.data._resume import merge_states
 from aioflux.data._sample import Sample
 from aioflux.data._sampler import ObjectSampler
+from aioflux.data._store_batches import store_batches
 
 __all__ = [
     "IterableDataset",

@@ -10,9 +10,9 @@ from aioflux.errors import StorageError
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from aioflux.data._objects import Objects
     from aioflux.data._on_error import Failures
     from aioflux.data._sample import Sample
+    from aioflux.data._source import Objects
 
 __all__ = ["fetch"]
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 
-from aioflux.data._map import MapDataset
+from aioflux.data._map_dataset import MapDataset
 from aioflux.data._sampler import ObjectSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aioflux.data._iterable import IterableDataset
+    from aioflux.data._iterable_dataset import IterableDataset
     from aioflux.data._sharding import Tail
 
 __all__ = ["loader"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from aioflux.data._meter import Meter
+    from aioflux.data._counters import Meter
 
 __all__ = ["Failures", "OnError"]
 

@@ -6,15 +6,15 @@ import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self, TypedDict, cast, get_args
 
-from aioflux.data._cache import Cache
-from aioflux.data._section import Access
+from aioflux.data._cache.cache import Cache
 from aioflux.data._sharding import ShardBy, Tail, check_rank
+from aioflux.data._store_objects import Access
 from aioflux.options import MIB, StoreOptions, TransferOptions
 
 if TYPE_CHECKING:
     import ssl
 
-    from aioflux.data._composing import Compose
+    from aioflux.data._composites import Compose
     from aioflux.data._on_error import OnError
     from aioflux.options import RetryPolicy, Timeouts
 

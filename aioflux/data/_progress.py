@@ -8,13 +8,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, Self, TextIO, TypeVar
 
-from aioflux.data._meter import LoadStats
+from aioflux.data._counters import LoadStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
-    from aioflux.data._meter import Meter
+    from aioflux.data._counters import Meter
 
 __all__ = ["ProgressBar", "shown"]
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Sampler
 
-from aioflux.data._course import Begun, Course
+from aioflux.data._epoch import Begun, Course
 from aioflux.data._options import Sharing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from aioflux.data._map import MapDataset
+    from aioflux.data._map_dataset import MapDataset
     from aioflux.data._resume import Progress
     from aioflux.data._sharding import ShardBy, Tail
 

@@ -25,7 +25,7 @@ from aioflux.compat.dataflux import dataflux_iterable_dataset, dataflux_mapstyle
 from aioflux.compat.dataflux._retry import DEFAULT_POLICY, policy_of
 from aioflux.compat.dataflux.dataflux_iterable_dataset import DataFluxIterableDataset, run_of
 from aioflux.compat.dataflux.dataflux_mapstyle_dataset import DataFluxMapStyleDataset
-from aioflux.data import _composing
+from aioflux.data import _composites as _composing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

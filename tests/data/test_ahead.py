@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import aioflux
-from aioflux.data import MapDataset, ObjectSampler, Sample, _map, loader
-from aioflux.data._ahead import ReadAhead, continued
+from aioflux.data import MapDataset, ObjectSampler, Sample, loader
+from aioflux.data import _map_dataset as _map
+from aioflux.data._read_ahead import ReadAhead, continued
 from aioflux.store import COMPOSITE_PREFIX
 from aioflux.testing.gcs_server import Network
 from tests.data.transforms import key_of, key_of_patient

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 import aioflux
-from aioflux.data._batches import cut, store_batches
-from aioflux.data._records import jsonl
+from aioflux.data._records.formats import jsonl
+from aioflux.data._store_batches import cut, store_batches
 from tests.data.transforms import key_of, refuse, text_of
 
 if TYPE_CHECKING:

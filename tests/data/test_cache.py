@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import aioflux
-from aioflux.data._cache import Cache
+from aioflux.data._cache.cache import Cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import PermissionDeniedError, sync
-from aioflux.data import IterableDataset, _composing
-from aioflux.data._composing import Choice, prepare, read_batches
+from aioflux.data import IterableDataset
+from aioflux.data import _composites as _composing
+from aioflux.data._composites import Choice, prepare, read_batches
 from aioflux.store import COMPOSITE_PREFIX
 from aioflux.testing.gcs_server._network import Network
 from tests.bridge.scripts import finish, line, running

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from aioflux.data._meter import LoadStats, Meter
+from aioflux.data._counters import LoadStats, Meter
 from aioflux.data._progress import ProgressBar, render, shown
 
 if TYPE_CHECKING:

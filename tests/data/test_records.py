@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import aioflux
 from aioflux.data import Sample
-from aioflux.data._records import (
+from aioflux.data._records.formats import (
     jsonl,
     open_stream,
     parquet,
@@ -26,7 +26,7 @@ from aioflux.data._records import (
     records_of_stream,
     tar,
 )
-from aioflux.data._records_tar import parse_pax, split_name
+from aioflux.data._records.tar import parse_pax, split_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ import pytest
 
 import aioflux
 from aioflux.data import Sample
-from aioflux.data._records import parquet, records_of_sample, records_of_stream
+from aioflux.data._records.formats import parquet, records_of_sample, records_of_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -57,6 +57,6 @@ def test_the_loop_ends_last_and_workers_end_before_torch_forgets_them(modules: l
     for before, after in (
         ("aioflux._bridge", "aioflux.checkpoint._checkpointer"),
         ("aioflux._bridge", "aioflux.integrations.fsspec._stores"),
-        ("torch.utils.data._utils", "aioflux.data._workers"),
+        ("torch.utils.data._utils", "aioflux.data._worker_exit"),
     ):
         assert at_exit.index(before) < at_exit.index(after)

@@ -240,7 +240,7 @@ def plant(tmp_path: Path) -> Plant:
             "if TYPE_CHECKING:\n    from aioflux.sync import SyncStore",
             "store may not import sync",
         ),
-        ("data/_map.py", "import aioflux.checkpoint", "data may not import checkpoint"),
+        ("data/_map_dataset.py", "import aioflux.checkpoint", "data may not import checkpoint"),
         ("checkpoint/_dcp.py", "import aioflux._transfer", "checkpoint may not import transfer"),
         ("store.py", "import aioflux.testing", "store may not import testing"),
         ("testing/faults.py", "import aioflux.data", "testing may not import data"),

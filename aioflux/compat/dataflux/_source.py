@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from aioflux import sync
 from aioflux.compat.dataflux._account import Account
 from aioflux.compat.dataflux._retry import policy_of
-from aioflux.data._composing import prepare, read_batches
+from aioflux.data._composites import prepare, read_batches
 from aioflux.errors import StorageError, TransientError
 from aioflux.options import TransferOptions
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from aioflux._values.listing import Listing
     from aioflux._values.meta import ObjectMeta
-    from aioflux.data._composing import Compose
+    from aioflux.data._composites import Compose
     from aioflux.options import StoreOptions
     from aioflux.store import TriedBatch
 

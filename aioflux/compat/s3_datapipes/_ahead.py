@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from aioflux._values.listing import Listing
 from aioflux.compat.s3_datapipes._urls import ListedUrl
-from aioflux.data._section import Access, Section
-from aioflux.data._stream import open_stream
+from aioflux.data._object_stream import open_stream
+from aioflux.data._store_objects import Access, Section
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from aioflux import sync
     from aioflux._values.meta import ObjectMeta
     from aioflux.compat.s3_datapipes._options import Stores
-    from aioflux.data._cache import Cache
-    from aioflux.data._section import Samples
-    from aioflux.data._stream import ObjectStream
+    from aioflux.data._cache.cache import Cache
+    from aioflux.data._object_stream import ObjectStream
+    from aioflux.data._store_objects import Samples
 
 __all__ = ["Ahead"]
 

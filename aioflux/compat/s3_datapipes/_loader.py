@@ -17,7 +17,7 @@ from aioflux.compat.s3_datapipes._options import (
     one_request_at_a_time,
     with_timeout,
 )
-from aioflux.data._cache import Cache
+from aioflux.data._cache.cache import Cache
 from aioflux.errors import StorageError
 from aioflux.options import MIB
 

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
-from aioflux.data._records import records_of_sample
+from aioflux.data._records.formats import records_of_sample
 from aioflux.data._sample import Sample
 from aioflux.data._transform import transformed
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from aioflux._values.meta import ObjectMeta
-    from aioflux.data._records import Records
+    from aioflux.data._records.formats import Records
     from aioflux.store import Store
 
     Keys: TypeAlias = Iterable[str | ObjectMeta] | AsyncIterable[str | ObjectMeta]

@@ -11,15 +11,15 @@ from torch.utils.data import get_worker_info
 
 from aioflux.data._resume import MARK, VERSION, Phase, check_state, take_share
 from aioflux.data._sharding import Reader, rank_from_environment
-from aioflux.data._shared import Shared
 from aioflux.data._shuffle import permutation
+from aioflux.data._worker_state import Shared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from aioflux.data._objects import Objects
     from aioflux.data._options import Sharing
     from aioflux.data._resume import Progress, Share
+    from aioflux.data._source import Objects
 
 __all__ = ["Begun", "Course"]
 

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from aioflux._values.meta import ObjectMeta
 from aioflux._values.uri import quote_path
-from aioflux.data._composing import read_batches
-from aioflux.data._meter import Meter
+from aioflux.data._composites import read_batches
+from aioflux.data._counters import Meter
 from aioflux.data._sample import Sample
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
     from aioflux import sync
     from aioflux._values.listing import KeyColumn, Listing
-    from aioflux.data._cache import Cache
-    from aioflux.data._composing import Compose
+    from aioflux.data._cache.cache import Cache
+    from aioflux.data._composites import Compose
 
 __all__ = ["Access", "Section"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.utils.data import get_worker_info
 
 from aioflux.data._fetch import fetch
-from aioflux.data._records import records_of_sample, records_of_stream, takes_stream
+from aioflux.data._records.formats import records_of_sample, records_of_stream, takes_stream
 from aioflux.data._resume import WHOLE, Left, Progress
 from aioflux.data._shuffle import ShuffleBuffer
 from aioflux.data._transform import transformed
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from aioflux._values.meta import ObjectMeta
-    from aioflux.data._meter import Meter
-    from aioflux.data._objects import Objects
+    from aioflux.data._counters import Meter
     from aioflux.data._on_error import Failures
-    from aioflux.data._records import Records
+    from aioflux.data._records.formats import Records
     from aioflux.data._resume import Share
     from aioflux.data._sample import Sample
+    from aioflux.data._source import Objects
     from aioflux.sync import Store
 
 __all__ = ["How", "Reading"]

@@ -12,15 +12,15 @@ from aioflux import sync
 from aioflux._values.listing import KeyColumn, Listing
 from aioflux._values.meta import ObjectMeta
 from aioflux._values.uri import Location, parse_uri, quote_path
-from aioflux.data._composing import prepare
-from aioflux.data._section import Section
+from aioflux.data._composites import prepare
+from aioflux.data._store_objects import Section
 from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from typing import Self
 
-    from aioflux.data._section import Access, Samples
+    from aioflux.data._store_objects import Access, Samples
     from aioflux.options import StoreOptions
 
 __all__ = ["Objects"]

@@ -17,7 +17,7 @@ import os
 # that the processes are gone.
 import torch.utils.data  # noqa: F401
 
-from aioflux.data._section import Access
+from aioflux.data._store_objects import Access
 
 __all__: list[str] = []
 

@@ -11,13 +11,13 @@ import tarfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
-from aioflux.data._records_source import TORN, decompressed, record_error, torn_error
+from aioflux.data._records.source import TORN, decompressed, record_error, torn_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from aioflux._values.meta import ObjectMeta
-    from aioflux.data._records import StreamRecords
+    from aioflux.data._records.formats import StreamRecords
     from aioflux.errors import RecordError
 
 __all__ = ["tar"]

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, cast, overload
 
-from aioflux.data._records_source import record_error
+from aioflux.data._records.source import record_error
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from aioflux._values.meta import ObjectMeta
-    from aioflux.data._records import StreamRecords
+    from aioflux.data._records.formats import StreamRecords
 
 __all__ = ["parquet"]
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from torch.utils.data import IterableDataset as TorchIterableDataset
 from torch.utils.data import get_worker_info
 
-from aioflux.data._course import Course
-from aioflux.data._objects import Objects
+from aioflux.data._epoch import Course
+from aioflux.data._epoch_reader import How, Reading
 from aioflux.data._on_error import Failures
 from aioflux.data._options import IterableSettings, take_store_options
 from aioflux.data._progress import shown
-from aioflux.data._reading import How, Reading
+from aioflux.data._source import Objects
 from aioflux.data._transform import check_pickles
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from aioflux._values.meta import ObjectMeta
-    from aioflux.data._course import Begun
-    from aioflux.data._meter import LoadStats
+    from aioflux.data._counters import LoadStats
+    from aioflux.data._epoch import Begun
     from aioflux.data._options import IterableOptions
-    from aioflux.data._records import Records
+    from aioflux.data._records.formats import Records
     from aioflux.data._sample import Sample
 
 __all__ = ["IterableDataset"]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 from aioflux._bridge import OwnLock
-from aioflux.data._cache_entries import (
+from aioflux.data._cache.entries import (
     FOOTER_BYTES,
     DamagedError,
     entries_below,
@@ -33,7 +33,7 @@ from aioflux.data._cache_entries import (
     read_entry,
     write_entry,
 )
-from aioflux.data._cache_ledger import Ledger
+from aioflux.data._cache.ledger import Ledger
 from aioflux.errors import ChecksumError
 
 if TYPE_CHECKING:

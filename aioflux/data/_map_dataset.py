@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from torch.utils.data import Dataset, get_worker_info
 
-from aioflux.data._ahead import ReadAhead
 from aioflux.data._fetch import fetch
-from aioflux.data._objects import Objects
 from aioflux.data._on_error import Failures
 from aioflux.data._options import MapSettings, take_store_options
+from aioflux.data._read_ahead import ReadAhead
+from aioflux.data._source import Objects
 from aioflux.data._transform import check_pickles, transformed
 from aioflux.errors import StorageError
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from typing import SupportsIndex, Unpack
 
     from aioflux._values.meta import ObjectMeta
-    from aioflux.data._course import Course
-    from aioflux.data._meter import LoadStats
+    from aioflux.data._counters import LoadStats
+    from aioflux.data._epoch import Course
     from aioflux.data._options import MapOptions
     from aioflux.data._sample import Sample
 

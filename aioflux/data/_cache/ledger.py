@@ -7,7 +7,7 @@ import struct
 from array import array
 from pathlib import Path
 
-from aioflux.data._cache_entries import new_name
+from aioflux.data._cache.entries import new_name
 
 __all__ = ["Ledger"]
 

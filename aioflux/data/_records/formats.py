@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol, TypeAlias, 
 
 import msgspec
 
-from aioflux.data._records_parquet import parquet
-from aioflux.data._records_source import TORN, decompressed, record_error, torn_error
-from aioflux.data._records_tar import tar
+from aioflux.data._object_stream import open_stream
+from aioflux.data._records.parquet import parquet
+from aioflux.data._records.source import TORN, decompressed, record_error, torn_error
+from aioflux.data._records.tar import tar
 from aioflux.data._sample import Sample
-from aioflux.data._stream import open_stream
 
 if TYPE_CHECKING:
     from aioflux import sync

@@ -1,0 +1,1 @@
+"""A cache of objects on a local disk."""

@@ -1,0 +1,1 @@
+"""Records: many samples in one object."""
