@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from aioflux import _bridge
 from aioflux._values.uri import Location, parse_uri
-from aioflux.checkpoint import _orphans, _transfer, _verify
-from aioflux.checkpoint._objects import open_checkpoint
-from aioflux.checkpoint._steps import as_prefix, read_commits
-from aioflux.checkpoint._transfer import Spot
+from aioflux.checkpoint._maintain import copy as _transfer
+from aioflux.checkpoint._maintain import orphans as _orphans
+from aioflux.checkpoint._maintain import verify as _verify
+from aioflux.checkpoint._maintain.copy import Spot
+from aioflux.checkpoint._store.commits import as_prefix, read_commits
+from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.errors import CheckpointNotFoundError
 from aioflux.store import open_store
 
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from aioflux._values.meta import CleanResult
-    from aioflux.checkpoint._transfer import Copied
-    from aioflux.checkpoint._verify import Verification
+    from aioflux.checkpoint._maintain.copy import Copied
+    from aioflux.checkpoint._maintain.verify import Verification
     from aioflux.options import StoreOptions
     from aioflux.store import Store
 

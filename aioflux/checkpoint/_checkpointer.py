@@ -28,19 +28,20 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from aioflux import _bridge
-from aioflux.checkpoint import _loading, _verify
-from aioflux.checkpoint._commit import new_save_id, step_prefix
-from aioflux.checkpoint._handle import SaveHandle
-from aioflux.checkpoint._history import SaveRecord, read_history
-from aioflux.checkpoint._planning import Planner, Resolved, Survey, survey
-from aioflux.checkpoint._ranks import open_ranks
-from aioflux.checkpoint._retention import Pruned, Retention, prune
+from aioflux.checkpoint._format.commit import new_save_id, step_prefix
+from aioflux.checkpoint._load import step as _loading
+from aioflux.checkpoint._maintain import verify as _verify
+from aioflux.checkpoint._maintain.history import SaveRecord, read_history
+from aioflux.checkpoint._maintain.retention import Pruned, Retention, prune
+from aioflux.checkpoint._save.handle import SaveHandle
+from aioflux.checkpoint._save.job import Compression, Job, SaveResult, UploadSettings
+from aioflux.checkpoint._save.process_uploader import ProcessUploader
+from aioflux.checkpoint._save.ranks import open_ranks
+from aioflux.checkpoint._save.staging import Staged, Stager
+from aioflux.checkpoint._save.state_spec import Planner, Resolved, Survey, survey
+from aioflux.checkpoint._save.uploaders import LoopUploader, Uploader
 from aioflux.checkpoint._signals import Schedule, Signals
-from aioflux.checkpoint._staging import Staged, Stager
-from aioflux.checkpoint._steps import list_steps, uri_below
-from aioflux.checkpoint._uploader_client import LoopUploader, Uploader
-from aioflux.checkpoint._uploader_job import Compression, Job, SaveResult, UploadSettings
-from aioflux.checkpoint._uploader_process import ProcessUploader
+from aioflux.checkpoint._store.commits import list_steps, uri_below
 from aioflux.errors import (
     AiofluxError,
     CheckpointCorruptError,
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Unpack
 
-    from aioflux.checkpoint._verify import Verification
+    from aioflux.checkpoint._maintain.verify import Verification
     from aioflux.checkpoint.compression import ZStandard
     from aioflux.options import StoreOptions
     from aioflux.store import Store

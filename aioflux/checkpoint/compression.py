@@ -15,9 +15,9 @@ from typing import IO, Final, cast
 
 from torch.distributed.checkpoint._extension import StreamTransformExtension
 
-from aioflux.checkpoint._codec import Codec
-from aioflux.checkpoint._methods import require_zstandard
-from aioflux.checkpoint._streams import StreamReader, StreamWriter
+from aioflux.checkpoint._format.codec import Codec
+from aioflux.checkpoint._format.methods import require_zstandard
+from aioflux.checkpoint._format.streams import StreamReader, StreamWriter
 
 __all__ = ["ZStandard"]
 

@@ -23,7 +23,7 @@ from aioflux.cli._report import Report
 from aioflux.cli._text import describe, format_count, format_size, one_line
 
 if TYPE_CHECKING:
-    from aioflux.checkpoint._transfer import Copied, Spot
+    from aioflux.checkpoint._maintain.copy import Copied, Spot
     from aioflux.cli._place import Place
     from aioflux.store import Store
 
@@ -52,8 +52,8 @@ def copy_command(
     "aioflux cp -r" copies the bytes, too. It makes a checkpoint visible before it is whole where
     it is interrupted, and verifies nothing by the commit.
     """
-    from aioflux.checkpoint._steps import read_commits
-    from aioflux.checkpoint._transfer import copy_checkpoint, copy_root
+    from aioflux.checkpoint._maintain.copy import copy_checkpoint, copy_root
+    from aioflux.checkpoint._store.commits import read_commits
 
     places = parse_place(source), parse_place(target)
     access = Access(endpoint_url, anonymous)
@@ -91,7 +91,7 @@ async def _spot(
     place: Place, access: Access, stores: dict[str, Store], stack: AsyncExitStack
 ) -> Spot:
     """Return where a place is; places in one bucket are in one store, which copies by itself."""
-    from aioflux.checkpoint._transfer import Spot
+    from aioflux.checkpoint._maintain.copy import Spot
 
     root, prefix = place.split()
     if root not in stores:

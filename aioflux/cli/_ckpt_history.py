@@ -18,7 +18,7 @@ from aioflux.errors import CheckpointNotFoundError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aioflux.checkpoint._history import SaveRecord
+    from aioflux.checkpoint._maintain.history import SaveRecord
 
 __all__ = ["bars", "history"]
 
@@ -55,7 +55,7 @@ def history(
     """
     if as_json + as_csv + as_plot > 1:
         raise typer.BadParameter("--json, --csv and --plot exclude each other")
-    from aioflux.checkpoint._history import plot, read_history, to_csv, to_json
+    from aioflux.checkpoint._maintain.history import plot, read_history, to_csv, to_json
 
     place, access = prepare(uri, endpoint_url, anonymous=anonymous)
 

@@ -17,8 +17,8 @@ from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from aioflux.checkpoint._commit import Commit
-    from aioflux.checkpoint._steps import StepSummary
+    from aioflux.checkpoint._format.commit import Commit
+    from aioflux.checkpoint._store.commits import StepSummary
     from aioflux.cli._ckpt_place import Anonymous, Endpoint, Opened
 
 __all__ = ["list_command", "show", "table"]
@@ -68,7 +68,7 @@ def list_command(
     world_size, layout ("dcp" or "safetensors"), save_id, metrics and problem; what is not known is
     null or empty.
     """
-    from aioflux.checkpoint._steps import summarize
+    from aioflux.checkpoint._store.commits import summarize
 
     place, access = prepare(uri, endpoint_url, anonymous=anonymous)
     report = Report()
@@ -145,7 +145,7 @@ def show(
     layout, save_id and metrics, then one for each object with type ("object"), uri, size, crc32c
     (8 hexadecimal digits), generation, rank and num_items.
     """
-    from aioflux.checkpoint._steps import read_commit
+    from aioflux.checkpoint._store.commits import read_commit
 
     place, access = prepare(uri, endpoint_url, anonymous=anonymous)
 
@@ -170,7 +170,7 @@ async def _chosen(root: Opened, step: int | None) -> str:
     Raises:
         CheckpointNotFoundError: No step verifies.
     """
-    from aioflux.checkpoint._verify import newest_first
+    from aioflux.checkpoint._maintain.verify import newest_first
 
     if step is not None or not root.is_root:
         return (await root.prefixes(None if step is None else [step]))[0]

@@ -70,8 +70,8 @@ class Opened:
             CheckpointNotFoundError: There is none.
             ValueError: It is one checkpoint, and steps of it are asked for.
         """
-        from aioflux.checkpoint._commit import step_prefix
-        from aioflux.checkpoint._steps import list_steps
+        from aioflux.checkpoint._format.commit import step_prefix
+        from aioflux.checkpoint._store.commits import list_steps
 
         if not self.is_root:
             if steps:
@@ -86,7 +86,7 @@ class Opened:
 
     def uri(self, prefix: str) -> str:
         """Return the uri of a checkpoint."""
-        from aioflux.checkpoint._steps import uri_below
+        from aioflux.checkpoint._store.commits import uri_below
 
         return uri_below(self.store, prefix)
 
@@ -109,7 +109,7 @@ def prepare(uri: str, endpoint_url: str | None, *, anonymous: bool) -> tuple[Pla
 @asynccontextmanager
 async def opened(place: Place, access: Access) -> AsyncIterator[Opened]:
     """Open a root or a checkpoint; a look at its commit object tells which it is."""
-    from aioflux.checkpoint._steps import read_commits
+    from aioflux.checkpoint._store.commits import read_commits
 
     root = str(place.location)
     async with open_place(root, access, transfer=VERIFIED_BY_BLOCKS) as store:

@@ -54,8 +54,8 @@ def prune_command(
 
     --json: type ("checkpoint"), uri and step of each step that was removed.
     """
-    from aioflux.checkpoint._commit import step_prefix
-    from aioflux.checkpoint._retention import Retention, prune
+    from aioflux.checkpoint._format.commit import step_prefix
+    from aioflux.checkpoint._maintain.retention import Retention, prune
 
     try:
         retention = Retention(

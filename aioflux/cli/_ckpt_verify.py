@@ -14,7 +14,7 @@ from aioflux.cli._report import Report
 from aioflux.cli._text import format_count, format_size, json_line, one_line
 
 if TYPE_CHECKING:
-    from aioflux.checkpoint._verify import Verification
+    from aioflux.checkpoint._maintain.verify import Verification
 
 __all__ = ["verify_command"]
 
@@ -40,7 +40,7 @@ def verify_command(
     of kind ("no_commit", "commit", "foreign", "missing", "size", "generation", "crc32c" or
     "bytes"), uri and message.
     """
-    from aioflux.checkpoint._verify import verify
+    from aioflux.checkpoint._maintain.verify import verify
 
     place, access = prepare(uri, endpoint_url, anonymous=anonymous)
     report = Report()

@@ -77,7 +77,7 @@ def clean(
     if place.is_local and not os.path.isdir(place.path):
         raise NotFoundError(f"there is no directory {place.text}", uri=str(place.location))
 
-    from aioflux.checkpoint._orphans import clean_store
+    from aioflux.checkpoint._maintain.orphans import clean_store
 
     async def work() -> int:
         root, key = place.split()

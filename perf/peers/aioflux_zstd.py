@@ -10,15 +10,15 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import aioflux
-from aioflux.checkpoint._frames import plan_slices
-from aioflux.checkpoint._items import encode_tensor
+from aioflux.checkpoint._format.frames import plan_slices
+from aioflux.checkpoint._save.items import encode_tensor
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.checkpoint.dcp import StorageReader, StorageWriter
 from perf.weights import num_bytes_of, weights_of
 from perf.work import Told
 
 if TYPE_CHECKING:
-    from aioflux.checkpoint._commit import StoredItem
+    from aioflux.checkpoint._format.commit import StoredItem
     from perf.work import Work
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from aioflux.checkpoint._commit import (
+from aioflux.checkpoint._format.commit import (
     COMMIT_KEY,
     INDEX_KEY,
     Commit,
@@ -18,8 +18,8 @@ from aioflux.checkpoint._commit import (
     new_save_id,
     step_prefix,
 )
-from aioflux.checkpoint._objects import publish, write_object
-from aioflux.checkpoint._steps import uri_below
+from aioflux.checkpoint._store.commits import uri_below
+from aioflux.checkpoint._store.objects import publish, write_object
 
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta

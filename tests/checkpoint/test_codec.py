@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from aioflux.checkpoint._codec import Codec, EncodedFrames
-from aioflux.checkpoint._frames import decode_frame, plan_slices
-from aioflux.checkpoint._items import encode_tensor
-from aioflux.checkpoint._streams import StreamReader
+from aioflux.checkpoint._format.codec import Codec, EncodedFrames
+from aioflux.checkpoint._format.frames import decode_frame, plan_slices
+from aioflux.checkpoint._format.streams import StreamReader
+from aioflux.checkpoint._save.items import encode_tensor
 from aioflux.errors import CheckpointCorruptError
 from tests.checkpoint.test_streams import frame_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from aioflux.checkpoint._commit import StoredItem
+    from aioflux.checkpoint._format.commit import StoredItem
 
 FRAME_SIZE = 4096
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import CheckpointCorruptError
-from aioflux.checkpoint import _commit
-from aioflux.checkpoint._commit import (
+from aioflux.checkpoint._format import commit as _commit
+from aioflux.checkpoint._format.commit import (
     Commit,
     StoredItem,
     StoredObject,

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux._values.checksums import crc32c
-from aioflux.checkpoint import _frames as frames
-from aioflux.checkpoint._frames import (
+from aioflux.checkpoint._format import frames
+from aioflux.checkpoint._format.frames import (
     HEAD_SIZE_BYTES,
     decode_frame,
     decode_slice,
@@ -27,8 +27,8 @@ from aioflux.checkpoint._frames import (
     parse_head,
     plan_slices,
 )
-from aioflux.checkpoint._methods import Compressor, Method, plan_methods, plan_planes
-from aioflux.checkpoint._planes import PLANE_SIZES
+from aioflux.checkpoint._format.methods import Compressor, Method, plan_methods, plan_planes
+from aioflux.checkpoint._format.planes import PLANE_SIZES
 from aioflux.errors import CheckpointCorruptError
 
 KINDS = ("bf16", "fp32", "fp64", "int64", "random", "zeros", "text")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import open_store
-from aioflux.checkpoint._history import (
+from aioflux.checkpoint._maintain.history import (
     COLUMNS,
     HISTORY_PREFIX,
     SaveRecord,
@@ -25,7 +25,7 @@ from aioflux.checkpoint._history import (
     to_csv,
     to_json,
 )
-from aioflux.checkpoint._steps import list_steps
+from aioflux.checkpoint._store.commits import list_steps
 from aioflux.errors import CheckpointCorruptError, TransientError
 from aioflux.options import RetryPolicy, Timeouts, TransferOptions
 from aioflux.testing.faults import Fault, FlakyStore

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.checkpoint._items import (
+from aioflux.checkpoint._save.items import (
     ALIGNMENT_BYTES,
     EncodedItem,
     _envelope,

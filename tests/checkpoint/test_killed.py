@@ -10,10 +10,10 @@ import sys
 import pytest
 
 from aioflux import checkpoint, open_store
-from aioflux.checkpoint._commit import find_save_id
-from aioflux.checkpoint._orphans import clean_store
-from aioflux.checkpoint._steps import list_steps
-from aioflux.checkpoint._verify import latest, verify_steps
+from aioflux.checkpoint._format.commit import find_save_id
+from aioflux.checkpoint._maintain.orphans import clean_store
+from aioflux.checkpoint._maintain.verify import latest, verify_steps
+from aioflux.checkpoint._store.commits import list_steps
 from tests.checkpoint.patience import wait_until_idle
 
 CHILD = """

@@ -19,7 +19,8 @@ import torch
 
 import aioflux
 from aioflux import NotFoundError, PreconditionFailedError, TransferOptions
-from aioflux.checkpoint import _load, load, open_reader, open_writer, save
+from aioflux.checkpoint import load, open_reader, open_writer, save
+from aioflux.checkpoint._load import load as _load
 from aioflux.testing.gcs_server._app import Hook
 from tests.checkpoint.patience import PATIENT, wait_until
 from tests.checkpoint.test_torch import assert_equal, state

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import aioflux
 from aioflux import CheckpointCorruptError, CheckpointError
 from aioflux._values.checksums import crc32c
-from aioflux.checkpoint._commit import COMMIT_KEY
-from aioflux.checkpoint._objects import (
+from aioflux.checkpoint._format.commit import COMMIT_KEY
+from aioflux.checkpoint._store.objects import (
     BlockDigest,
     open_checkpoint,
     publish,

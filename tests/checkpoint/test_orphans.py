@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import ObjectMeta, open_store
-from aioflux.checkpoint._orphans import Leaving, clean_saves, clean_store, save_of, stale
-from aioflux.checkpoint._verify import latest, verify
+from aioflux.checkpoint._maintain.orphans import Leaving, clean_saves, clean_store, save_of, stale
+from aioflux.checkpoint._maintain.verify import latest, verify
 from tests.checkpoint.saves import METADATA, encode, save, save_id, save_step
 
 pytestmark = pytest.mark.clouds("gs", "s3", "az")

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.checkpoint._planes import PLANE_SIZES, join_planes, plan_plane_size, split_planes
+from aioflux.checkpoint._format.planes import (
+    PLANE_SIZES,
+    join_planes,
+    plan_plane_size,
+    split_planes,
+)
 
 
 @given(st.binary(max_size=4096), st.sampled_from(PLANE_SIZES))

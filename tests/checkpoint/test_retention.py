@@ -9,10 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import open_store
-from aioflux.checkpoint._commit import step_prefix
-from aioflux.checkpoint._orphans import clean_store
-from aioflux.checkpoint._retention import Retention, StepRecord, plan_prune, prune, remove_step
-from aioflux.checkpoint._verify import latest, verify_steps
+from aioflux.checkpoint._format.commit import step_prefix
+from aioflux.checkpoint._maintain.orphans import clean_store
+from aioflux.checkpoint._maintain.retention import (
+    Retention,
+    StepRecord,
+    plan_prune,
+    prune,
+    remove_step,
+)
+from aioflux.checkpoint._maintain.verify import latest, verify_steps
 from aioflux.errors import (
     CheckpointCorruptError,
     CheckpointNotFoundError,

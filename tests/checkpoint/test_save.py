@@ -17,8 +17,8 @@ from torch.utils.serialization import config
 import aioflux
 from aioflux import TransferOptions, _bridge
 from aioflux.checkpoint import load, save
-from aioflux.checkpoint._save import _borrowing, _Opening, _StateFile, plan_part_size
-from aioflux.checkpoint._tensor_memory import TensorMemory
+from aioflux.checkpoint._save.save import _borrowing, _Opening, _StateFile, plan_part_size
+from aioflux.checkpoint._save.tensor_memory import TensorMemory
 from tests.checkpoint.patience import PATIENCE_SECONDS, PATIENT
 from tests.checkpoint.test_torch import assert_equal, state
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.checkpoint import _streams as streams
-from aioflux.checkpoint._codec import Codec
-from aioflux.checkpoint._frames import END_OF_STREAM
-from aioflux.checkpoint._streams import StreamReader, StreamWriter
+from aioflux.checkpoint._format import streams
+from aioflux.checkpoint._format.codec import Codec
+from aioflux.checkpoint._format.frames import END_OF_STREAM
+from aioflux.checkpoint._format.streams import StreamReader, StreamWriter
 from aioflux.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:

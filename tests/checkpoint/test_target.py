@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aioflux.checkpoint import open_reader, open_writer
-from aioflux.checkpoint._target import split_uri
+from aioflux.checkpoint._store.target import split_uri
 
 
 @pytest.mark.parametrize(

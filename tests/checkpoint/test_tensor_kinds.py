@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from aioflux import CheckpointError
 from aioflux.checkpoint import Checkpointer
-from aioflux.checkpoint._items import find_ties
+from aioflux.checkpoint._save.items import find_ties
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.checkpoint.dcp import StorageReader, StorageWriter, load_state
 from tests.checkpoint.dcp.states import DTYPES, assert_equal, no_warnings, save, state_of_all_kinds

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from aioflux import open_store
-from aioflux.checkpoint._commit import step_prefix
-from aioflux.checkpoint._orphans import clean_store
-from aioflux.checkpoint._steps import list_steps, read_commit
-from aioflux.checkpoint._transfer import Spot, copy_checkpoint, copy_root
-from aioflux.checkpoint._verify import latest, verify
+from aioflux.checkpoint._format.commit import step_prefix
+from aioflux.checkpoint._maintain.copy import Spot, copy_checkpoint, copy_root
+from aioflux.checkpoint._maintain.orphans import clean_store
+from aioflux.checkpoint._maintain.verify import latest, verify
+from aioflux.checkpoint._store.commits import list_steps, read_commit
 from aioflux.errors import (
     CheckpointCorruptError,
     CheckpointError,

@@ -6,9 +6,15 @@ import msgspec
 import pytest
 
 from aioflux import open_store
-from aioflux.checkpoint import _verify
-from aioflux.checkpoint._commit import COMMIT_KEY, StoredItem, step_prefix
-from aioflux.checkpoint._verify import latest, newest_first, plan_pieces, verify, verify_steps
+from aioflux.checkpoint._format.commit import COMMIT_KEY, StoredItem, step_prefix
+from aioflux.checkpoint._maintain import verify as _verify
+from aioflux.checkpoint._maintain.verify import (
+    latest,
+    newest_first,
+    plan_pieces,
+    verify,
+    verify_steps,
+)
 from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError, StorageError
 from tests.checkpoint.patience import PATIENT
 from tests.checkpoint.saves import METADATA, encode, save, save_step

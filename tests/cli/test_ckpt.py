@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 import pytest
 
 from aioflux import open_store
-from aioflux.checkpoint._commit import step_prefix
-from aioflux.checkpoint._history import SaveRecord, append
-from aioflux.checkpoint._verify import latest
+from aioflux.checkpoint._format.commit import step_prefix
+from aioflux.checkpoint._maintain.history import SaveRecord, append
+from aioflux.checkpoint._maintain.verify import latest
 from tests.checkpoint.saves import METADATA, save_id, save_step
 from tests.cli.conftest import FAR_SECONDS
 from tests.cli.test_process import Terminal

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from aioflux.checkpoint._require_torch import require_torch
 
 if TYPE_CHECKING:
+    from aioflux.checkpoint._load.state import load_state
     from aioflux.checkpoint.dcp._reader import StorageReader
-    from aioflux.checkpoint.dcp._state import load_state
     from aioflux.checkpoint.dcp._writer import StorageWriter
 
 __all__ = ["StorageReader", "StorageWriter", "load_state"]

@@ -10,8 +10,8 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from aioflux.checkpoint._objects import publish
-from aioflux.checkpoint._steps import decode, is_home
+from aioflux.checkpoint._store.commits import decode, is_home
+from aioflux.checkpoint._store.objects import publish
 from aioflux.errors import AiofluxError, CheckpointCorruptError, NotFoundError
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from aioflux._values.meta import ObjectMeta
-    from aioflux.checkpoint._commit import Commit
-    from aioflux.checkpoint.dcp._turn import Turn
+    from aioflux.checkpoint._format.commit import Commit
+    from aioflux.checkpoint.dcp._save_context import Turn
     from aioflux.store import Store
 
 __all__ = ["Seen", "Unfinished", "begin", "finish", "sweep"]

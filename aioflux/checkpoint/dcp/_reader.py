@@ -16,15 +16,15 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.futures import Future
 
 from aioflux import _bridge
-from aioflux.checkpoint._objects import open_checkpoint
-from aioflux.checkpoint._steps import uri_below
-from aioflux.checkpoint.dcp._decode import as_bytes, default_registry, load_value
-from aioflux.checkpoint.dcp._fetch import WantedValue, fetch
+from aioflux.checkpoint._load.decode import as_bytes, default_registry, load_value
+from aioflux.checkpoint._load.fetch import WantedValue, fetch
+from aioflux.checkpoint._load.nesting import CONTAINERS
+from aioflux.checkpoint._load.source import CommitBytes, Source, decode_source, read_commit_object
+from aioflux.checkpoint._load.units import Wanted
+from aioflux.checkpoint._store.commits import uri_below
+from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.checkpoint.dcp._ids import is_checkpoint_uri
-from aioflux.checkpoint.dcp._nesting import CONTAINERS
-from aioflux.checkpoint.dcp._shared import Loader, find_loader
-from aioflux.checkpoint.dcp._source import CommitBytes, Source, decode_source, read_commit_object
-from aioflux.checkpoint.dcp._units import Wanted
+from aioflux.checkpoint.dcp._shared_reads import Loader, find_loader
 from aioflux.errors import AiofluxError, CheckpointError, CheckpointNotFoundError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 from torch.distributed.checkpoint.planner import WriteItemType
 
-from aioflux.checkpoint._commit import plan_block_size
+from aioflux.checkpoint._format.commit import plan_block_size
 from aioflux.checkpoint.dcp._plan_writes import item_bytes, plan_objects
 from aioflux.errors import CheckpointCorruptError
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import MetadataIndex
     from torch.distributed.checkpoint.planner import WriteItem
 
-    from aioflux.checkpoint._commit import Commit
+    from aioflux.checkpoint._format.commit import Commit
 
 __all__ = [
     "DTYPES",

@@ -19,9 +19,9 @@ import torch
 
 from aioflux._values.checksums import combine_crc32c, crc32c
 from aioflux._values.meta import ObjectMeta
-from aioflux.checkpoint._commit import StoredItem, StoredObject, plan_block_size
-from aioflux.checkpoint._items import tensor_memory
-from aioflux.checkpoint._objects import read_range, write_object
+from aioflux.checkpoint._format.commit import StoredItem, StoredObject, plan_block_size
+from aioflux.checkpoint._save.items import tensor_memory
+from aioflux.checkpoint._store.objects import read_range, write_object
 from aioflux.checkpoint.dcp._safetensors import Kind, lay_out, model_key
 from aioflux.errors import CheckpointError, ChecksumError
 

@@ -17,9 +17,9 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from aioflux.checkpoint._commit import StoredItem, data_key
-from aioflux.checkpoint._items import has_plain_memory, tensor_memory
-from aioflux.checkpoint._objects import write_object
+from aioflux.checkpoint._format.commit import StoredItem, data_key
+from aioflux.checkpoint._save.items import has_plain_memory, tensor_memory
+from aioflux.checkpoint._store.objects import write_object
 from aioflux.checkpoint.dcp._plan_writes import item_bytes, plan_objects
 from aioflux.checkpoint.dcp._safetensors import Kind, RankLayout, lay_out, model_key, tensor_of
 from aioflux.checkpoint.dcp._safetensors_parts import Part, Place, Run, runs_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import WriteItem
 
-    from aioflux.checkpoint._commit import StoredObject
+    from aioflux.checkpoint._format.commit import StoredObject
     from aioflux.checkpoint.dcp._safetensors import Role
     from aioflux.checkpoint.dcp._upload import Upload
 

@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from aioflux.checkpoint._commit import StoredItem, StoredObject
-from aioflux.checkpoint._items import (
+from aioflux.checkpoint._format.commit import StoredItem, StoredObject
+from aioflux.checkpoint._save.items import (
     ALIGNMENT_BYTES,
     EncodedItem,
     check_storable,
@@ -31,7 +31,7 @@ from aioflux.checkpoint._items import (
     find_ties,
     has_plain_memory,
 )
-from aioflux.checkpoint._objects import write_object
+from aioflux.checkpoint._store.objects import write_object
 from aioflux.checkpoint.dcp._plan_writes import item_bytes
 from aioflux.errors import AiofluxError, CheckpointError
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
-    from aioflux.checkpoint._codec import Codec, EncodedFrames
+    from aioflux.checkpoint._format.codec import Codec, EncodedFrames
     from aioflux.store import Store
 
 __all__ = [

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.futures import Future
 
 from aioflux import _bridge
-from aioflux.checkpoint._commit import (
+from aioflux.checkpoint._format.commit import (
     COMMIT_KEY,
     INDEX_KEY,
     Commit,
@@ -33,14 +33,14 @@ from aioflux.checkpoint._commit import (
     encode_index,
     new_save_id,
 )
-from aioflux.checkpoint._objects import open_checkpoint
+from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.checkpoint.dcp._ids import is_checkpoint_uri
 from aioflux.checkpoint.dcp._plan_writes import Placement, plan_objects
 from aioflux.checkpoint.dcp._publish import Unfinished, begin, finish, sweep
 from aioflux.checkpoint.dcp._safetensors import dump_metadata, plan_ranks
 from aioflux.checkpoint.dcp._safetensors_parts import Part, finish_objects
 from aioflux.checkpoint.dcp._safetensors_upload import contents_of, index_of, plan_uploads
-from aioflux.checkpoint.dcp._turn import Turn, begin_turn, run, turn_of
+from aioflux.checkpoint.dcp._save_context import Turn, begin_turn, run, turn_of
 from aioflux.checkpoint.dcp._upload import (
     Upload,
     describe,

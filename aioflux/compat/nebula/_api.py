@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from aioflux.checkpoint._commit import part_key
-from aioflux.checkpoint._steps import uri_below
-from aioflux.checkpoint._tag_names import quote_name
+from aioflux.checkpoint._format.commit import part_key
+from aioflux.checkpoint._store.commits import uri_below
+from aioflux.checkpoint._store.tag_names import quote_name
 from aioflux.compat.nebula import _run
 from aioflux.compat.nebula._checkpoint import Checkpoint
 from aioflux.compat.nebula._names import name_of, place_of, to_uri

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux import _bridge
-from aioflux.checkpoint._uploader_wire import MAX_FDS, MAX_READ_BYTES, Inbox, send
+from aioflux.checkpoint._save.uploader_messages import MAX_FDS, MAX_READ_BYTES, Inbox, send
 from aioflux.compat.nebula._keeper import Keeper
 from aioflux.compat.nebula._keeper_process import lock_path
 from aioflux.compat.nebula._settings import meeting_path, signing_variables

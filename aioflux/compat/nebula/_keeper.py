@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux.checkpoint._commit import new_save_id
-from aioflux.checkpoint._tag_save import PartData, tag_job
-from aioflux.checkpoint._tags import remove_tag, trim
-from aioflux.checkpoint._uploader_job import UploadSettings, portable
+from aioflux.checkpoint._format.commit import new_save_id
+from aioflux.checkpoint._save.job import UploadSettings, portable
+from aioflux.checkpoint._save.tag_save import PartData, tag_job
+from aioflux.checkpoint._store.tags import remove_tag, trim
 from aioflux.compat.nebula._persist import NebulaSave
 from aioflux.compat.nebula._settings import signing_variables
 from aioflux.compat.nebula._shelf import COMMITTED, Shelf, Version

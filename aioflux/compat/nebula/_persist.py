@@ -6,17 +6,17 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from aioflux.checkpoint._tag_save import TagSave
+from aioflux.checkpoint._save.tag_save import TagSave
 from aioflux.compat.nebula._histories import Line, append
 from aioflux.errors import AiofluxError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aioflux.checkpoint._commit import StoredObject
-    from aioflux.checkpoint._history import Outcome
-    from aioflux.checkpoint._tag_save import PartData
-    from aioflux.checkpoint._uploader_job import Job, UploadSettings
+    from aioflux.checkpoint._format.commit import StoredObject
+    from aioflux.checkpoint._maintain.history import Outcome
+    from aioflux.checkpoint._save.job import Job, UploadSettings
+    from aioflux.checkpoint._save.tag_save import PartData
     from aioflux.store import Store
 
 __all__ = ["NebulaSave"]

@@ -6,13 +6,13 @@ import os
 from typing import TYPE_CHECKING, Any, cast
 
 from aioflux import _bridge
-from aioflux.checkpoint._objects import open_checkpoint
+from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.compat.nebula._client import Client
 from aioflux.compat.nebula._names import scheme_of, to_uri
 from aioflux.compat.nebula._settings import settings_of
 
 if TYPE_CHECKING:
-    from aioflux.checkpoint._ranks import Ranks
+    from aioflux.checkpoint._save.ranks import Ranks
     from aioflux.compat.nebula._settings import Settings
     from aioflux.compat.nebula._snapshot import Snapshots
     from aioflux.options import StoreOptions
@@ -49,7 +49,7 @@ class Run:
     def ranks(self) -> Ranks:
         """The ranks of the training; every rank asks for it at the same time."""
         if self._ranks is None:
-            from aioflux.checkpoint._ranks import open_ranks
+            from aioflux.checkpoint._save.ranks import open_ranks
 
             self._ranks = open_ranks(None, self.settings.commit_seconds)
         return self._ranks

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import torch
 
 from aioflux._values.checksums import crc32c
-from aioflux.checkpoint._pickled import pickled
-from aioflux.checkpoint._staging import Arena
+from aioflux.checkpoint._save.pickled import pickled
+from aioflux.checkpoint._save.staging import Arena
 from aioflux.errors import CheckpointCorruptError, CheckpointError
 
 if TYPE_CHECKING:

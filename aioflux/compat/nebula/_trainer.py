@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from aioflux.checkpoint._uploader_wire import MAX_FDS, MAX_READ_BYTES, Inbox, encode
+from aioflux.checkpoint._save.uploader_messages import MAX_FDS, MAX_READ_BYTES, Inbox, encode
 
 if TYPE_CHECKING:
     from aioflux.compat.nebula._shelf import Piece

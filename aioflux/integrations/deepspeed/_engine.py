@@ -21,22 +21,22 @@ import torch
 
 from aioflux import _bridge
 from aioflux.checkpoint import save as save_object
-from aioflux.checkpoint._commit import new_save_id
-from aioflux.checkpoint._objects import open_checkpoint
-from aioflux.checkpoint._pickled import pickled
-from aioflux.checkpoint._ranks import Ranks, open_ranks
-from aioflux.checkpoint._staging import Arena
-from aioflux.checkpoint._tag_save import PartData, TagSave, tag_job, write_part
-from aioflux.checkpoint._tags import read_part, read_tag
-from aioflux.checkpoint._uploader_job import UploadSettings
+from aioflux.checkpoint._format.commit import new_save_id
+from aioflux.checkpoint._save.job import UploadSettings
+from aioflux.checkpoint._save.pickled import pickled
+from aioflux.checkpoint._save.ranks import Ranks, open_ranks
+from aioflux.checkpoint._save.staging import Arena
+from aioflux.checkpoint._save.tag_save import PartData, TagSave, tag_job, write_part
+from aioflux.checkpoint._store.objects import open_checkpoint
+from aioflux.checkpoint._store.tags import read_part, read_tag
 from aioflux.errors import AiofluxError, CheckpointError, CheckpointNotFoundError
 from aioflux.integrations.deepspeed._roots import LATEST, Roots, put_placeholders
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from aioflux.checkpoint._commit import StoredObject
-    from aioflux.checkpoint._uploader_job import Job
+    from aioflux.checkpoint._format.commit import StoredObject
+    from aioflux.checkpoint._save.job import Job
     from aioflux.options import StoreOptions
     from aioflux.store import Store
 

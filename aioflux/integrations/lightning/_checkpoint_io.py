@@ -12,7 +12,7 @@ from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 
 from aioflux import _bridge
 from aioflux.checkpoint import load, save
-from aioflux.checkpoint._target import split_uri
+from aioflux.checkpoint._store.target import split_uri
 from aioflux.integrations.lightning._background import Background
 from aioflux.integrations.lightning._objects import copy, exists, find, remove
 from aioflux.integrations.lightning._staged import Slabs, Staged

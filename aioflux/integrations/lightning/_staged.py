@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import torch
 
-from aioflux.checkpoint._save import leave_out_crc32
+from aioflux.checkpoint._save.save import leave_out_crc32
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aioflux import _bridge
-from aioflux.checkpoint._mapping import MemoryFile, fetch
-from aioflux.checkpoint._target import split_uri
+from aioflux.checkpoint._store.mapping import MemoryFile, fetch
+from aioflux.checkpoint._store.target import split_uri
 
 if sys.platform != "win32":
     import fcntl

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 import aioflux
 from aioflux import CheckpointCorruptError
-from aioflux.checkpoint._commit import (
+from aioflux.checkpoint._format.commit import (
     COMMIT_KEY,
     Commit,
     StoredObject,
@@ -29,13 +29,13 @@ from aioflux.checkpoint._commit import (
     decode_index,
     encode_commit,
 )
+from aioflux.checkpoint._format.safe_pickle import PickleError
+from aioflux.checkpoint._load.dcp_metadata import _check_tensor as check_tensor
+from aioflux.checkpoint._load.dcp_metadata import decode_metadata
+from aioflux.checkpoint._load.decode import load_value
 from aioflux.checkpoint.dcp import StorageWriter, load_state
-from aioflux.checkpoint.dcp._decode import load_value
-from aioflux.checkpoint.dcp._machine import PickleError
 from aioflux.checkpoint.dcp._publish import Unfinished, sweep
 from aioflux.checkpoint.dcp._safetensors import Kind, plan_ranks
-from aioflux.checkpoint.dcp._unpickle import _check_tensor as check_tensor
-from aioflux.checkpoint.dcp._unpickle import decode_metadata
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

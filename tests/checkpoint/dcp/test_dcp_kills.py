@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from aioflux._values.checksums import crc32c
-from aioflux.checkpoint._commit import decode_commit
+from aioflux.checkpoint._format.commit import decode_commit
 from aioflux.testing.gcs_server._app import Hook
 from tests.checkpoint.dcp.kill_task import state_of
 from tests.checkpoint.dcp.states import assert_equal, copy_down, stock_load

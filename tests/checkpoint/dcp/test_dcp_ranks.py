@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 
 from aioflux._values.checksums import crc32c
-from aioflux.checkpoint._commit import INDEX_KEY, Commit, decode_commit, decode_index
+from aioflux.checkpoint._format.commit import INDEX_KEY, Commit, decode_commit, decode_index
 from aioflux.testing import GCSServer
 from tests.checkpoint.dcp import ranks as ranks_of_a_job
 from tests.checkpoint.dcp.rank_task import full_state

@@ -30,10 +30,10 @@ from aioflux import (
     TransferOptions,
     sync,
 )
-from aioflux.checkpoint._commit import Commit, decode_commit, encode_commit
+from aioflux.checkpoint._format.commit import Commit, decode_commit, encode_commit
+from aioflux.checkpoint._load.nesting import CONTAINERS, nest, tell_containers
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.checkpoint.dcp import StorageReader, StorageWriter, load_state
-from aioflux.checkpoint.dcp._nesting import CONTAINERS, nest, tell_containers
 from aioflux.testing import GCSServer
 from tests.checkpoint.dcp.states import (
     assert_equal,

@@ -31,8 +31,8 @@ from torch.distributed.checkpoint.planner import (
 
 from aioflux import CheckpointCorruptError, CheckpointError, open_store
 from aioflux._values.checksums import crc32c
-from aioflux.checkpoint._commit import Commit, decode_commit, decode_index
-from aioflux.checkpoint._objects import verify_blocks
+from aioflux.checkpoint._format.commit import Commit, decode_commit, decode_index
+from aioflux.checkpoint._store.objects import verify_blocks
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.checkpoint.dcp import StorageWriter
 from aioflux.checkpoint.dcp._safetensors import (

@@ -28,7 +28,7 @@ from aioflux import (
     TransferOptions,
     open_store,
 )
-from aioflux.checkpoint._commit import Commit, decode_commit, find_save_id
+from aioflux.checkpoint._format.commit import Commit, decode_commit, find_save_id
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.checkpoint.dcp import StorageWriter
 from aioflux.checkpoint.dcp._upload import Upload, upload_items, upload_objects
@@ -237,7 +237,7 @@ def test_an_overwrite_deletes_what_the_old_commit_names_and_nothing_else(
 
 
 def test_a_commit_that_names_foreign_objects_does_not_get_them_deleted(server: GCSServer) -> None:
-    from aioflux.checkpoint._commit import encode_commit
+    from aioflux.checkpoint._format.commit import encode_commit
 
     writer = StorageWriter(URI)
     save(small_state(1), writer)

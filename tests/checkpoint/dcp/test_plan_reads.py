@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioflux.checkpoint.dcp._plan_reads import (
+from aioflux.checkpoint._load.plan import (
     Box,
     Piece,
     Read,

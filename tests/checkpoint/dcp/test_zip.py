@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioflux.checkpoint._items import encode_tensor
-from aioflux.checkpoint.dcp._zip import HEAD_SIZE_BYTES, RawTensor, find_tensor
+from aioflux.checkpoint._format.tensor_zip import HEAD_SIZE_BYTES, RawTensor, find_tensor
+from aioflux.checkpoint._save.items import encode_tensor
 
 if TYPE_CHECKING:
     from pathlib import Path

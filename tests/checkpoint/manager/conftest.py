@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from aioflux.checkpoint import _uploader_work
+from aioflux.checkpoint._save import commit_protocol as _uploader_work
 from tests.checkpoint.manager.desk import Forks
 
 if TYPE_CHECKING:

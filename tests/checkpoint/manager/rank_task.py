@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from aioflux import _bridge
-from aioflux.checkpoint import Checkpointer, SaveHandle, _uploader_work
+from aioflux.checkpoint import Checkpointer, SaveHandle
+from aioflux.checkpoint._save import commit_protocol as _uploader_work
 from tests.checkpoint.manager.desk import FAST, SLOW, STUBBORN
 from tests.checkpoint.manager.trainer import is_state_of, state_of
 

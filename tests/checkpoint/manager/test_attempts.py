@@ -14,9 +14,9 @@ import torch
 import aioflux
 from aioflux import RetryPolicy
 from aioflux.checkpoint import Checkpointer, SaveHandle, _checkpointer
-from aioflux.checkpoint._commit import data_key
-from aioflux.checkpoint._uploader_job import Job, UploadSettings
-from aioflux.checkpoint._uploader_work import Save
+from aioflux.checkpoint._format.commit import data_key
+from aioflux.checkpoint._save.commit_protocol import Save
+from aioflux.checkpoint._save.job import Job, UploadSettings
 from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -23,17 +23,14 @@ import torch.distributed.checkpoint as dcp
 
 import aioflux
 from aioflux import PermissionDeniedError, _bridge
-from aioflux.checkpoint import (
-    Checkpointer,
-    _checkpointer,
-    _handle,
-    _staging,
-    _uploader_client,
-    _uploader_process,
-    _uploader_work,
-    _verify,
-)
-from aioflux.checkpoint._uploader_wire import encode, send
+from aioflux.checkpoint import Checkpointer, _checkpointer
+from aioflux.checkpoint._maintain import verify as _verify
+from aioflux.checkpoint._save import commit_protocol as _uploader_work
+from aioflux.checkpoint._save import handle as _handle
+from aioflux.checkpoint._save import process_uploader as _uploader_process
+from aioflux.checkpoint._save import staging as _staging
+from aioflux.checkpoint._save import uploaders as _uploader_client
+from aioflux.checkpoint._save.uploader_messages import encode, send
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
 from tests.checkpoint.manager.desk import FAST, SLOW, STUBBORN, wait_until

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import PermissionDeniedError, TransferOptions, TransientError, open_store
-from aioflux.checkpoint._heartbeat import Heartbeat, Watch, heartbeat_key
-from aioflux.checkpoint._orphans import save_of
-from aioflux.checkpoint._uploader_job import UploadSettings
-from aioflux.checkpoint._uploader_work import Uploads
+from aioflux.checkpoint._maintain.orphans import save_of
+from aioflux.checkpoint._save.commit_protocol import Uploads
+from aioflux.checkpoint._save.heartbeat import Heartbeat, Watch, heartbeat_key
+from aioflux.checkpoint._save.job import UploadSettings
 from aioflux.testing import GCSServer
 from tests.checkpoint.manager.desk import wait_until
 

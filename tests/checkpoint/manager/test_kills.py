@@ -18,8 +18,8 @@ import pytest
 
 from aioflux import _bridge, open_store
 from aioflux.checkpoint import Checkpointer
-from aioflux.checkpoint._orphans import clean_saves
-from aioflux.checkpoint._steps import read_commit
+from aioflux.checkpoint._maintain.orphans import clean_saves
+from aioflux.checkpoint._store.commits import read_commit
 from aioflux.testing import GCSServer
 from tests.checkpoint.manager.desk import is_alive, wait_until
 from tests.checkpoint.manager.trainer import is_state_of

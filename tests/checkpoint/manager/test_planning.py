@@ -14,11 +14,11 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-from aioflux.checkpoint._planning import Planner, survey
-from aioflux.checkpoint._ranks import Ranks
-from aioflux.checkpoint._staging import Stager
-from aioflux.checkpoint._staging_copy import Copy, address_of, copy_all
-from aioflux.checkpoint._storage_data import Place, complete, pickle_index, pickle_metadata
+from aioflux.checkpoint._format.storage_data import Place, complete, pickle_index, pickle_metadata
+from aioflux.checkpoint._save.ranks import Ranks
+from aioflux.checkpoint._save.staging import Stager
+from aioflux.checkpoint._save.staging_copy import Copy, address_of, copy_all
+from aioflux.checkpoint._save.state_spec import Planner, survey
 
 leaves = st.one_of(
     st.integers(),

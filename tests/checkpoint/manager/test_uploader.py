@@ -18,8 +18,8 @@ import torch
 
 import aioflux
 from aioflux.checkpoint import Checkpointer
-from aioflux.checkpoint._uploader_job import portable
-from aioflux.checkpoint._uploader_wire import Inbox, encode, send
+from aioflux.checkpoint._save.job import portable
+from aioflux.checkpoint._save.uploader_messages import Inbox, encode, send
 from aioflux.errors import CheckpointError, PermissionDeniedError
 from tests.checkpoint.manager.desk import FAST, SLOW, Forked, Rank, is_alive, wait_until
 from tests.checkpoint.manager.trainer import is_state_of, state_of
@@ -255,7 +255,7 @@ def test_arenas_are_shared_once_and_given_back(checkpointer: Checkpointer) -> No
 
 def test_the_process_does_without_torch() -> None:
     """Which would take it seconds and 200 MB."""
-    code = "import sys, aioflux.checkpoint._uploader; sys.exit('torch' in sys.modules)"
+    code = "import sys, aioflux.checkpoint._save.uploader_main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import aioflux
-from aioflux.checkpoint._pickled import Pickled
-from aioflux.checkpoint._uploader_wire import Inbox
+from aioflux.checkpoint._save.pickled import Pickled
+from aioflux.checkpoint._save.uploader_messages import Inbox
 from aioflux.compat import nebula as nm
 from aioflux.compat.nebula import _keeper, _keeper_process, _run, _snapshot
 from aioflux.compat.nebula._keeper import Keeper, _Place

@@ -1,0 +1,163 @@
+"""How each plane of some memory is best stored: decided from samples of it. Pure."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from aioflux.checkpoint._format.planes import PLANE_SIZES, Bytes, split_planes
+
+__all__ = [
+    "MIN_GAIN",
+    "MIN_PLANE_BYTES",
+    "Compressor",
+    "Method",
+    "plan_methods",
+    "plan_planes",
+    "require_zstandard",
+]
+
+MIN_GAIN: Final = 0.03
+"""Share of a plane that compression must save: less is not worth the time of reading it."""
+
+MIN_PLANE_BYTES: Final = 256
+"""Shorter planes are stored as they are: the head of a zstd frame is what they would gain."""
+
+_SAMPLE_SPOTS: Final = 8
+_PLANE_SAMPLE_BYTES: Final = 8 * 1024
+_GUESS_PLANE_BYTES: Final = 2 * 1024
+
+_WINDOW_LOG: Final = 20
+"""Contents of 1 MiB are seen at once; a run is found anyway."""
+
+_Buffer: TypeAlias = "bytes | bytearray | memoryview"
+
+
+class Method(Enum):
+    """How one plane is stored."""
+
+    RAW = "raw"
+    """As it is."""
+    ENTROPY = "entropy"
+    """zstd that looks for nothing but long runs: what is left is its Huffman coding. For exponents
+    that is faster and smaller than any low level, which find short matches that cost more than they
+    save: 34.0 % at 520 MB/s on those of bf16 weights, level 1 36.8 % at 220, level 3 42.0 % at
+    80."""
+    LEVEL = "level"
+    """zstd at the level that was asked for: for text, and for what repeats itself."""
+
+
+def require_zstandard() -> None:
+    """Raise ModuleNotFoundError, with what to install, where zstandard is missing."""
+    try:
+        import zstandard  # noqa: F401  only whether it is there
+    except ModuleNotFoundError as exc:
+        raise ModuleNotFoundError(
+            "compressed checkpoints need zstandard: pip install 'aioflux[compression]'",
+            name=exc.name,
+        ) from exc
+
+
+class Compressor:
+    """zstd at one level, with memory that is used again; one thread uses it at a time."""
+
+    def __init__(self, level: int) -> None:
+        import zstandard
+
+        entropy = zstandard.ZstdCompressionParameters(
+            strategy=zstandard.STRATEGY_FAST,
+            window_log=_WINDOW_LOG,
+            hash_log=6,
+            chain_log=6,
+            search_log=1,
+            min_match=7,
+        )
+        self._by_method = {
+            Method.ENTROPY: zstandard.ZstdCompressor(compression_params=entropy),
+            Method.LEVEL: zstandard.ZstdCompressor(level=level),
+        }
+        self._memory: Bytes = np.empty(0, np.uint8)
+
+    def compress(self, plane: Bytes, method: Method) -> bytes:
+        """Return one zstd frame, which tells the size of the plane."""
+        return self._by_method[method].compress(plane.data)
+
+    def planes(self, plane_size: int, num_elements: int) -> Bytes:
+        """Return memory of shape (plane_size, num_elements), good until the next call."""
+        size = plane_size * num_elements
+        if len(self._memory) < size:
+            self._memory = np.empty(size, np.uint8)
+        return self._memory[:size].reshape(plane_size, num_elements)
+
+
+def plan_methods(raw: _Buffer, plane_size: int, compressor: Compressor) -> tuple[Method, ...]:
+    """Return how each plane of some memory is best stored, from samples that are spread over it."""
+    planes = _sample_planes(raw, plane_size, plane_size * _PLANE_SAMPLE_BYTES)
+    return tuple(_plan_method(plane, compressor) for plane in planes)
+
+
+def plan_planes(raw: _Buffer, compressor: Compressor) -> int:
+    """Return the plane size that suits memory best whose elements are unknown.
+
+    What repeats itself is left as it stands, so that the repetitions are found.
+    """
+    most = PLANE_SIZES[-1]
+    planes = _sample_planes(raw, most, most * _GUESS_PLANE_BYTES)
+    if planes.shape[1] < MIN_PLANE_BYTES:
+        return 1
+    positions = (np.arange(most) * 256)[:, None]
+    counts = np.bincount((planes + positions).ravel(), minlength=most * 256)
+    shares = {
+        # Bytes of n planes are those of eight whose numbers are alike modulo n. A doubling of
+        # planes must save 1 %: random bytes come out alike.
+        size: _entropy_share(counts.reshape(most // size, size, 256).sum(axis=0)) * 1.01**doublings
+        for doublings, size in enumerate(PLANE_SIZES)
+    }
+    best = min(shares, key=shares.__getitem__)
+    (plain,) = _sample_planes(raw, 1, planes.size)
+    is_repeating = len(compressor.compress(plain, Method.LEVEL)) < shares[best] * len(plain)
+    return 1 if is_repeating else best
+
+
+def _entropy_share(counts: npt.NDArray[np.int64]) -> float:
+    """Return the share that planes come to by their entropy, from how often each has each byte.
+
+    Of few bytes it looks smaller than it is, which is made up for (Miller 1955).
+    """
+    total = counts.sum(axis=1)
+    share = np.where(counts, counts, 1) / total[:, None]
+    bits = -(counts / total[:, None] * np.log2(share)).sum(axis=1)
+    bits += (np.count_nonzero(counts, axis=1) - 1) / (2 * math.log(2) * total)
+    return float(np.where(bits > 8 * (1 - MIN_GAIN), 8, bits).mean() / 8)
+
+
+def _sample_planes(raw: _Buffer, plane_size: int, size: int) -> Bytes:
+    """Return the planes of about `size` bytes of `raw`, from several places, or of all of it."""
+    whole = np.frombuffer(raw, np.uint8)
+    sample = _sample(whole[: len(whole) - len(whole) % plane_size], plane_size, size)
+    planes = np.empty((plane_size, len(sample) // plane_size), np.uint8)
+    split_planes(sample, planes)
+    return planes
+
+
+def _sample(raw: Bytes, plane_size: int, size: int) -> Bytes:
+    if len(raw) <= size:
+        return raw
+    spot = size // _SAMPLE_SPOTS
+    room = (len(raw) - spot) // plane_size
+    starts = (room * index // (_SAMPLE_SPOTS - 1) * plane_size for index in range(_SAMPLE_SPOTS))
+    return np.concatenate([raw[start : start + spot] for start in starts])
+
+
+def _plan_method(plane: Bytes, compressor: Compressor) -> Method:
+    if len(plane) < MIN_PLANE_BYTES:
+        return Method.RAW
+    entropy = len(compressor.compress(plane, Method.ENTROPY))
+    level = len(compressor.compress(plane, Method.LEVEL))
+    if min(entropy, level) > (1 - MIN_GAIN) * len(plane):
+        return Method.RAW
+    return Method.LEVEL if level < (1 - MIN_GAIN) * entropy else Method.ENTROPY

@@ -1,0 +1,189 @@
+"""Find the memory of a tensor in the zip that torch.save made of it, from its first bytes. Pure.
+
+    local header | data.pkl | ... | local header of data/0 | the tensor's bytes | ...
+                   ^ dtype, shape and strides                ^ `RawTensor.start`
+
+torch.save writes without knowing sizes beforehand, so that a local header tells none, and a
+descriptor follows the bytes (PKWARE's APPNOTE 4.4.4, bit 3). data.pkl ends where its pickle does,
+and what else stands before the tensor is short. The pickle is read by a machine that runs no code.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from aioflux.checkpoint._format.safe_pickle import PickleError, run_pickle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["HEAD_SIZE_BYTES", "RawTensor", "find_tensor"]
+
+HEAD_SIZE_BYTES: Final = 1024
+"""What is read to find the tensor: it begins at byte 640 or 704 of what torch 2.0 to 2.13 wrote."""
+
+_LOCAL = struct.Struct("<4sHHHHHIIIHH")
+_DESCRIPTOR = struct.Struct("<4sIII")
+_IS_STREAMED: Final = 0x0008
+_KNOWN_FLAGS: Final = _IS_STREAMED | 0x0800
+
+_DTYPES: Final = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexDoubleStorage": "complex128",
+    "ComplexFloatStorage": "complex64",
+}
+_UNTYPED: Final = ("torch.storage", "UntypedStorage")
+
+
+class RawTensor(NamedTuple):
+    """Where the memory of a contiguous tensor lies in its item."""
+
+    dtype: str
+    """Name of its dtype, such as "float32"."""
+    shape: tuple[int, ...]
+    """Its sizes."""
+    start: int
+    """First byte of its memory in the item."""
+
+
+class _Storage(NamedTuple):
+    dtype: str
+    key: str
+
+
+class _Tensor(NamedTuple):
+    storage: _Storage
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class _Table:
+    """What the pickle of a plain tensor names; whatever else it names is unusual."""
+
+    def find(self, module: str, name: str) -> Any:
+        return module, name
+
+    def call(self, what: Any, arguments: tuple[Any, ...]) -> Any:
+        if what == ("collections", "OrderedDict") and not arguments:
+            return ()  # hooks, of which a plain tensor has none
+        if what == ("torch._utils", "_rebuild_tensor_v2") and len(arguments) == 6:
+            return _tensor(*arguments[:4], arguments[5])
+        if what == ("torch._utils", "_rebuild_tensor_v3") and len(arguments) == 7:
+            return _tensor(*arguments[:4], arguments[5], arguments[6])
+        raise PickleError("it is not a plain tensor")
+
+    def make(self, what: Any, arguments: tuple[Any, ...]) -> Any:
+        raise PickleError("it is not a plain tensor")
+
+    def fill(self, instance: Any, state: Any) -> None:
+        raise PickleError("it is not a plain tensor")
+
+    def load(self, name: Any) -> Any:
+        if type(name) is not tuple or len(name) != 5:
+            raise PickleError("it refers to no storage")
+        kind, storage, key, location, _ = name
+        if kind != "storage" or type(key) is not str or location == "meta":
+            raise PickleError("it refers to no storage")
+        if storage == _UNTYPED:
+            return _Storage("", key)
+        if type(storage) is tuple and storage[0] == "torch" and storage[1] in _DTYPES:
+            return _Storage(_DTYPES[storage[1]], key)
+        raise PickleError("its storage is unusual")
+
+    def is_key(self, value: Any) -> bool:
+        return False
+
+
+def _tensor(
+    storage: Any, offset: Any, shape: Any, stride: Any, hooks: Any, dtype: Any = None
+) -> Any:
+    if type(storage) is not _Storage or offset != 0 or hooks != ():
+        raise PickleError("it is a view")
+    if not _is_shape(shape) or not _is_shape(stride) or len(shape) != len(stride):
+        raise PickleError("its shape is none")
+    if not _is_contiguous(shape, stride):
+        raise PickleError("it is not contiguous")
+    if dtype is None and storage.dtype:
+        return _Tensor(storage, storage.dtype, shape)
+    if type(dtype) is tuple and dtype[0] == "torch" and not storage.dtype:
+        return _Tensor(storage, dtype[1], shape)
+    raise PickleError("its dtype is unusual")
+
+
+def _is_shape(value: Any) -> bool:
+    return type(value) is tuple and all(type(each) is int and each >= 0 for each in value)
+
+
+def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    if 0 in shape:
+        return True
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1 and step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def find_tensor(head: bytes) -> RawTensor | None:
+    """Return where the tensor lies in an item that begins with `head`.
+
+    Returns:
+        None where that cannot be told: `head` is too short, or the item holds something else than
+        one plain contiguous tensor that is stored as it is. `torch.load` of the whole item tells.
+    """
+    tensor: Any = None
+    if sys.byteorder != "little":
+        return None
+    for name, start in _entries(head):
+        root, _, entry = name.partition("/")
+        if entry == "data.pkl":
+            try:
+                tensor, _ = run_pickle(head[start:], _Table())
+            except PickleError:
+                return None
+        elif entry == "byteorder" and head[start : start + 6] != b"little":
+            return None
+        elif type(tensor) is _Tensor and name == f"{root}/data/{tensor.storage.key}":
+            return RawTensor(tensor.dtype, tensor.shape, start)
+    return None
+
+
+def _entries(head: bytes) -> Iterator[tuple[str, int]]:
+    """Yield the name of each entry and where its bytes begin, while these can be followed."""
+    at = 0
+    while at + _LOCAL.size <= len(head):
+        fields = _LOCAL.unpack_from(head, at)
+        mark, _, flags, method, _, _, _, size, _, name_size, extra_size = fields
+        begin = at + _LOCAL.size
+        start = begin + name_size + extra_size
+        if mark != b"PK\x03\x04" or method or flags & ~_KNOWN_FLAGS or start > len(head):
+            return
+        yield head[begin : begin + name_size].decode("utf-8", "replace"), start
+        after = _descriptor_end(head, start) if flags & _IS_STREAMED else start + size
+        if after is None:
+            return
+        at = after
+
+
+def _descriptor_end(head: bytes, start: int) -> int | None:
+    """Return where the descriptor of the entry ends whose bytes begin at `start`."""
+    at = head.find(b"PK\x07\x08", start)
+    while at >= 0 and at + _DESCRIPTOR.size <= len(head):
+        if _DESCRIPTOR.unpack_from(head, at)[2] == at - start:
+            end = at + _DESCRIPTOR.size
+            # The sizes of an entry in the form for large files have 8 bytes each.
+            return end if head[end : end + 2] == b"PK" else end + 8
+        at = head.find(b"PK\x07\x08", at + 1)
+    return None

@@ -1,0 +1,1 @@
+"""Loading: plans of reads, fetches and decoding."""

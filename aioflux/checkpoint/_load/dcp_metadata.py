@@ -1,0 +1,334 @@
+"""Read the metadata of a distributed checkpoint without running what its pickle says.
+
+What `torch.distributed.checkpoint` writes from torch 2.0 to 2.13 holds nine classes, torch.Size,
+dtypes, layouts and plain values. They are made here from fields that are checked one by one; a
+pickle that names anything else is refused, and nothing it names is ever imported or called.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import OrderedDict
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from aioflux.checkpoint._format.safe_pickle import PickleError, run_pickle
+from aioflux.errors import CheckpointCorruptError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["decode_metadata"]
+
+T = TypeVar("T")
+
+_METADATA: Final = "torch.distributed.checkpoint.metadata"
+_OLD: Final = "torch.distributed._shard.sharded_tensor.metadata"
+"""Where torch before 2.3 had the properties of tensors."""
+
+_MAX_DIMENSIONS: Final = 64
+_MAX_SIZE: Final = 2**62
+
+
+class _Path:
+    """Stands for the classes of pathlib, of which one cannot be made on every system."""
+
+
+_CLASSES: Final[dict[tuple[str, str], Any]] = {
+    **{
+        (_METADATA, each.__name__): each
+        for each in (
+            Metadata,
+            MetadataIndex,
+            StorageMeta,
+            BytesStorageMetadata,
+            ChunkStorageMetadata,
+            TensorProperties,
+            TensorStorageMetadata,
+            _MEM_FORMAT_ENCODING,
+        )
+    },
+    (_OLD, "TensorProperties"): TensorProperties,
+    (_OLD, "MEM_FORMAT_ENCODING"): _MEM_FORMAT_ENCODING,
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _StorageInfo,
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): torch.layout,
+    ("collections", "OrderedDict"): OrderedDict,
+    **{
+        (module, name): _Path
+        for module in ("pathlib", "pathlib._local")
+        for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
+    },
+}
+
+_DTYPES: Final = {name: each for name, each in vars(torch).items() if type(each) is torch.dtype}
+_LAYOUTS: Final = {str(each): each for each in vars(torch).values() if type(each) is torch.layout}
+
+_MADE: Final = frozenset(
+    {
+        Metadata,
+        MetadataIndex,
+        StorageMeta,
+        BytesStorageMetadata,
+        ChunkStorageMetadata,
+        TensorProperties,
+        TensorStorageMetadata,
+        _StorageInfo,
+    }
+)
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is torch.Size
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MAX_SIZE
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str
+
+
+def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or check(value)
+
+
+def _is_list_of(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: type(value) is list and all(map(check, value))
+
+
+def _is_a(kind: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) is kind
+
+
+def _anything(_: Any) -> bool:
+    return True
+
+
+_FIELDS: Final[dict[type, dict[str, Callable[[Any], bool]]]] = {
+    Metadata: {
+        "state_dict_metadata": lambda value: isinstance(value, dict),
+        "planner_data": _anything,
+        "storage_data": _or_none(lambda value: isinstance(value, dict)),
+        "storage_meta": _or_none(_is_a(StorageMeta)),
+        "version": _or_none(_is_text),
+    },
+    MetadataIndex: {"fqn": _is_text, "offset": _or_none(_is_size), "index": _or_none(_is_count)},
+    StorageMeta: {
+        "checkpoint_id": _or_none(_is_text),
+        "save_id": _or_none(_is_text),
+        "load_id": _or_none(_is_text),
+        "modules": _is_list_of(_is_text),
+    },
+    BytesStorageMetadata: {},
+    ChunkStorageMetadata: {"offsets": _is_size, "sizes": _is_size},
+    TensorStorageMetadata: {
+        "properties": _is_a(TensorProperties),
+        "size": _is_size,
+        "chunks": lambda value: type(value) is list,
+    },
+    _StorageInfo: {
+        "relative_path": _is_text,
+        "offset": _is_count,
+        "length": _is_count,
+        "transform_descriptors": _or_none(_is_list_of(_is_text)),
+    },
+}
+_REQUIRED: Final = {
+    MetadataIndex: {"fqn"},
+    Metadata: {"state_dict_metadata"},
+    ChunkStorageMetadata: {"offsets", "sizes"},
+    TensorStorageMetadata: {"properties", "size", "chunks"},
+    _StorageInfo: {"relative_path", "offset", "length"},
+}
+
+
+class _Metadata:
+    """The table of a pickle of `Metadata`."""
+
+    def find(self, module: str, name: str) -> Any:
+        found = _CLASSES.get((module, name))
+        if found is None and module == "torch":
+            found = _DTYPES.get(name)
+        if found is None:
+            raise PickleError(f"it names {module[:80]}.{name[:80]}, which metadata does not hold")
+        return found
+
+    def call(self, what: Any, arguments: tuple[Any, ...]) -> Any:
+        if what is torch.Size:
+            return _size(*_only(arguments))
+        if what is torch.layout:
+            return _lookup(_LAYOUTS, _only(arguments), "layout")
+        if what is _MEM_FORMAT_ENCODING:
+            return _lookup(_ENCODINGS, _only(arguments), "memory format")
+        if what is OrderedDict and not arguments:
+            return OrderedDict()
+        if what is _Path and all(map(_is_text, arguments)):
+            return _path(arguments)
+        raise PickleError("it calls what may not be called")
+
+    def make(self, what: Any, arguments: tuple[Any, ...]) -> Any:
+        if arguments or type(what) is not type or what not in _MADE:
+            raise PickleError("it makes an instance of what has none")
+        return object.__new__(what)
+
+    def fill(self, instance: Any, state: Any) -> None:
+        kind = type(instance)
+        if kind not in _MADE or instance.__dict__:
+            raise PickleError("it gives fields to what takes none")
+        if kind is TensorProperties:
+            _fill_properties(instance, state)
+            return
+        checks = _FIELDS[kind]
+        if type(state) is not dict or not _REQUIRED.get(kind, set()) <= state.keys():
+            raise PickleError(f"a {kind.__name__} is incomplete")
+        for name, value in state.items():
+            check = checks.get(name)
+            if check is None or not check(value):
+                raise PickleError(f"a {kind.__name__} has a field that does not fit")
+        instance.__dict__.update(state)
+
+    def load(self, name: Any) -> Any:
+        raise PickleError("it refers to something outside")
+
+    def is_key(self, value: Any) -> bool:
+        return type(value) is MetadataIndex and "fqn" in value.__dict__
+
+
+_ENCODINGS: Final = {each.value: each for each in _MEM_FORMAT_ENCODING}
+
+
+def _only(arguments: tuple[Any, ...]) -> tuple[Any]:
+    if len(arguments) != 1:
+        raise PickleError(f"it calls with {len(arguments)} arguments where one is taken")
+    return (arguments[0],)
+
+
+def _size(value: Any) -> torch.Size:
+    if type(value) is not tuple or len(value) > _MAX_DIMENSIONS or not all(map(_is_count, value)):
+        raise PickleError("a size is no tuple of counts")
+    return torch.Size(value)
+
+
+def _lookup(table: dict[Any, T], argument: tuple[Any], what: str) -> T:
+    if type(argument[0]) not in {str, int} or argument[0] not in table:
+        raise PickleError(f"it names a {what} that there is not")
+    return table[argument[0]]
+
+
+def _path(parts: tuple[Any, ...]) -> str:
+    kind = PureWindowsPath if parts and "\\" in parts[0] else PurePosixPath
+    return str(kind(*parts))
+
+
+def _fill_properties(instance: TensorProperties, state: Any) -> None:
+    kinds = (torch.dtype, torch.layout, bool, _MEM_FORMAT_ENCODING, bool)
+    if type(state) is not tuple or tuple(map(type, state)) != kinds:
+        raise PickleError("the properties of a tensor do not fit")
+    instance.__setstate__(state)  # type: ignore[no-untyped-call]
+
+
+def decode_metadata(data: bytes, *, uri: str, is_partial: bool = False) -> Metadata:
+    """Return the metadata whose pickle `data` begins with.
+
+    Args:
+        data: The pickle; what stands behind it is not looked at.
+        uri: The object that it came from, for errors.
+        is_partial: It is of one rank, and may tell of a part of each tensor only.
+
+    Raises:
+        CheckpointCorruptError: It is damaged, contradicts itself, or holds what metadata does not:
+            nothing of that was executed.
+    """
+    try:
+        metadata, _ = run_pickle(data, _Metadata())
+        _check(metadata, is_partial=is_partial)
+    except PickleError as exc:
+        raise CheckpointCorruptError(
+            f"{uri} is no metadata that can be trusted: {exc}; nothing was executed. Load an "
+            "earlier checkpoint"
+        ) from exc
+    return metadata  # type: ignore[no-any-return]
+
+
+def _check(metadata: Any, *, is_partial: bool) -> None:
+    """Raise PickleError where metadata contradicts itself."""
+    if type(metadata) is not Metadata or "state_dict_metadata" not in metadata.__dict__:
+        raise PickleError("it holds something else")
+    for name, each in metadata.state_dict_metadata.items():
+        if type(name) is not str or type(each) not in {TensorStorageMetadata, BytesStorageMetadata}:
+            raise PickleError("what it says of a value does not fit")
+        if type(each) is TensorStorageMetadata:
+            _check_tensor(name, each, is_partial=is_partial)
+    for index, info in (metadata.storage_data or {}).items():
+        if type(index) is not MetadataIndex or type(info) is not _StorageInfo or not info.__dict__:
+            raise PickleError("what it says of an object does not fit")
+        if not _is_below(info.relative_path):
+            raise PickleError("it names an object outside of the checkpoint")
+
+
+def _check_tensor(name: str, tensor: TensorStorageMetadata, *, is_partial: bool) -> None:
+    if "chunks" not in tensor.__dict__ or not tensor.properties.__dict__:
+        raise PickleError("a tensor is incomplete")
+    if math.prod(tensor.size) > _MAX_SIZE:
+        raise PickleError(f"{name[:200]!r} is larger than anything")
+    for each in tensor.chunks:
+        if type(each) is not ChunkStorageMetadata or not each.__dict__:
+            raise PickleError("a tensor consists of something else")
+        if not len(each.offsets) == len(each.sizes) == len(tensor.size) or any(
+            offset + size > whole
+            for offset, size, whole in zip(each.offsets, each.sizes, tensor.size, strict=True)
+        ):
+            raise PickleError(f"a part of {name[:200]!r} lies outside of it")
+    parts = {(tuple(each.offsets), tuple(each.sizes)) for each in tensor.chunks}
+    parts = {part for part in parts if math.prod(part[1])}
+    if not _are_disjoint(sorted(parts)):
+        raise PickleError(f"parts of {name[:200]!r} overlap")
+    if not is_partial and sum(math.prod(sizes) for _, sizes in parts) < math.prod(tensor.size):
+        raise PickleError(f"parts of {name[:200]!r} are missing")
+
+
+def _are_disjoint(parts: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
+    """Tell whether no two parts, sorted by their offsets, share an element.
+
+    Compares each with those before it that reach its first row: few, where a tensor was cut by
+    rows, and those of one row of a grid otherwise.
+    """
+    if parts and not parts[0][0]:
+        return len(parts) == 1  # a number
+    reaching: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    for offsets, sizes in parts:
+        reaching = [each for each in reaching if each[0][0] + each[1][0] > offsets[0]]
+        for other_offsets, other_sizes in reaching:
+            if all(
+                start < other + length and other < start + size
+                for start, size, other, length in zip(
+                    offsets, sizes, other_offsets, other_sizes, strict=True
+                )
+            ):
+                return False
+        reaching.append((offsets, sizes))
+    return True
+
+
+_OUTSIDE = re.compile(r"(?:^|[/\\])\.\.?(?:[/\\]|$)|^[/\\]|//|^$|\0")
+
+
+def _is_below(key: str) -> bool:
+    """Tell whether a key stays below its prefix, in a directory, too."""
+    return _OUTSIDE.search(key) is None

@@ -1,0 +1,126 @@
+"""Loads of one step, into a state or without one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.stateful import Stateful
+
+from aioflux.checkpoint._load.into_planner import IntoPlanner
+from aioflux.checkpoint.dcp import StorageReader, load_state
+from aioflux.errors import AiofluxError, CheckpointCorruptError, CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aioflux.checkpoint._save.ranks import Ranks
+    from aioflux.options import StoreOptions
+
+__all__ = ["Adapting", "load_into", "load_whole"]
+
+
+@runtime_checkable
+class Adapting(Protocol):
+    """What asks for other things when the checkpoint holds other things."""
+
+    def template_for(self, contents: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state to load into.
+
+        Args:
+            contents: What the checkpoint holds as DCP's metadata tells it, by names flattened with
+                dots.
+        """
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take what was loaded."""
+
+
+def load_whole(
+    uri: str, *, map_location: Any, weights_only: bool, options: StoreOptions
+) -> dict[str, Any]:
+    """Return the state of a checkpoint, nested as it was saved."""
+    return load_state(uri, map_location=map_location, weights_only=weights_only, **options)
+
+
+def load_into(
+    uri: str, into: Any, ranks: Ranks, *, weights_only: bool, options: StoreOptions
+) -> None:
+    """Load a checkpoint into a state, each rank its part.
+
+    Raises:
+        CheckpointCorruptError: On some rank what is stored is not what was saved.
+        CheckpointError: Something else went wrong on some rank.
+    """
+    reader = StorageReader(uri, weights_only=weights_only, **options)
+    if isinstance(into, Adapting):
+        template = into.template_for(_contents(reader, ranks))
+        _load(template, reader, ranks)
+        into.load_state_dict(template)
+    elif isinstance(into, Stateful):
+        template = into.state_dict()
+        _load(template, reader, ranks)
+        into.load_state_dict(template)
+    else:
+        template = {
+            key: value.state_dict() if isinstance(value, Stateful) else value
+            for key, value in into.items()
+        }
+        _load(template, reader, ranks)
+        for key in [key for key in into if key not in template]:
+            del into[key]
+        for key, value in template.items():
+            if isinstance(there := into.get(key), Stateful):
+                there.load_state_dict(value)
+            else:
+                into[key] = value
+
+
+def _contents(reader: StorageReader, ranks: Ranks) -> Mapping[str, Any]:
+    """Return what a checkpoint holds; one rank looks."""
+    contents: Mapping[str, Any] = {}
+    failure: AiofluxError | None = None
+    if ranks.is_coordinator:
+        try:
+            contents = reader.read_metadata().state_dict_metadata
+        except AiofluxError as exc:
+            failure = exc
+    contents, failure = ranks.broadcast((contents, failure))
+    if failure is not None:
+        raise failure
+    return contents
+
+
+def _load(template: dict[str, Any], reader: StorageReader, ranks: Ranks) -> None:
+    planner = IntoPlanner(template, reader, ranks.world_size)
+    if ranks.world_size == 1:
+        _load_alone(planner, reader)
+    else:
+        try:
+            # The planner has the state; of this copy only the names at its top are looked at.
+            names = dict.fromkeys(map(str, template))
+            load(names, storage_reader=reader, planner=planner, process_group=ranks.group)
+        except CheckpointException as exc:
+            raise _as_ours(exc) from exc
+    planner.fill()
+
+
+def _load_alone(planner: IntoPlanner, reader: StorageReader) -> None:
+    """Do what `dcp.load` does in one process, which warns there, and wraps errors."""
+    metadata = reader.read_metadata()
+    planner.set_up_planner({}, metadata, is_coordinator=True)
+    reader.set_up_storage_reader(metadata, True)
+    plan = reader.prepare_local_plan(planner.create_local_plan())
+    (plan,) = reader.prepare_global_plan(planner.create_global_plan([plan]))
+    reader.read_data(planner.finish_plan(plan), planner).wait()
+
+
+def _as_ours(error: CheckpointException) -> CheckpointError:
+    """Return the errors of all ranks as one, corrupt where one of them is."""
+    failures = {rank: failure for rank, (failure, _) in error.failures.items()}
+    text = "; ".join(
+        f"rank {rank}: {type(each).__name__}: {each}" for rank, each in sorted(failures.items())
+    )
+    is_corrupt = any(isinstance(each, CheckpointCorruptError) for each in failures.values())
+    return CheckpointCorruptError(text) if is_corrupt else CheckpointError(text)

@@ -1,0 +1,1 @@
+"""Retention, verification, clean-up, history and copies of checkpoints."""

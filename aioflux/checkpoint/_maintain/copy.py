@@ -1,0 +1,369 @@
+"""Copies of checkpoints, within a store and from one to another: objects first, the commit last.
+
+    source: commit, one listing -> whole? -> each object: there already | on the service | through
+    here, every block verified -> commit with the new generations -> the copy is looked at
+
+Objects are created and never replaced: whoever copies the same checkpoint to the same place at the
+same time finds those of the other, and a copy that was interrupted goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from aioflux.checkpoint._format.commit import (
+    INDEX_KEY,
+    decode_commit,
+    decode_index,
+    encode_commit,
+    encode_index,
+    parse_step,
+    step_prefix,
+)
+from aioflux.checkpoint._maintain.orphans import save_of
+from aioflux.checkpoint._maintain.verify import check_listed, plan_pieces, verify
+from aioflux.checkpoint._store.commits import (
+    as_prefix,
+    decode,
+    each_bounded,
+    is_home,
+    list_prefixes,
+    read_commits,
+    uri_below,
+)
+from aioflux.checkpoint._store.objects import publish, read_range
+from aioflux.errors import (
+    AlreadyExistsError,
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    NotFoundError,
+    PreconditionFailedError,
+    StorageError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from aioflux._values.meta import ObjectMeta
+    from aioflux.checkpoint._format.commit import Commit, StoredObject
+    from aioflux.checkpoint._store.commits import CommitObject
+    from aioflux.errors import AiofluxError
+    from aioflux.store import Store
+
+__all__ = ["Copied", "Spot", "copy_checkpoint", "copy_root"]
+
+_MAX_OBJECTS = 4
+"""Objects that are copied at once through here; each holds what is read ahead."""
+_MAX_AHEAD = 3
+"""Pieces of 8 MiB of one object that are read ahead."""
+_MAX_ON_SERVICE = 32
+"""Objects that the service copies at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where a checkpoint lies."""
+
+    store: Store
+    """A store that holds it."""
+    prefix: str = ""
+    """Its prefix there; empty for the store's own."""
+
+    @property
+    def uri(self) -> str:
+        """Uri of the checkpoint."""
+        return uri_below(self.store, as_prefix(self.prefix))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copied:
+    """What a copy did."""
+
+    uri: str
+    """Uri of the copy."""
+    step: int | None
+    """Its training step."""
+    num_objects: int
+    """Data objects of the checkpoint."""
+    num_bytes: int
+    """Bytes of them all."""
+    is_new: bool
+    """False where the same checkpoint was there already, whole."""
+
+
+async def copy_checkpoint(
+    source: Spot,
+    target: Spot,
+    *,
+    overwrite: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Copied:
+    """Copy a checkpoint; it appears whole or not at all.
+
+    Where both are in one store that tells checksums, the service copies. Otherwise all bytes come
+    through here, in a bounded part at a time; what is read is compared with the blocks of the
+    commit, and what was written with its checksums. What was put back with the same bytes, such as
+    from a backup, is mended by this: the commit of the copy has its generations.
+
+    Args:
+        source: The checkpoint.
+        target: Where the copy goes.
+        overwrite: Replace another checkpoint that is there, when the copy is whole.
+        progress: Called with the number of bytes of each piece that was copied, or was there.
+
+    Raises:
+        CheckpointNotFoundError: There is no such checkpoint.
+        CheckpointCorruptError: It does not verify; nothing becomes visible.
+        CheckpointError: Another checkpoint is there, or was committed meanwhile.
+        ValueError: Source and target are the same, or two different steps.
+    """
+    if source.uri == target.uri:
+        raise ValueError(f"cannot copy {source.uri} to itself")
+    step = parse_step(target.uri.rstrip("/").rpartition("/")[2])
+    look = await verify(source.store, source.prefix)
+    # An object that was put back with the same bytes is copied: they are verified on the way.
+    damage = tuple(problem for problem in look.problems if problem.kind != "generation")
+    replace(look, problems=damage).check()
+    found = look.found
+    assert found is not None
+    assert found.commit is not None
+    commit = found.commit
+    if None not in {step, commit.step} and step != commit.step:
+        raise ValueError(f"{source.uri} is step {commit.step}: {target.uri} would be another")
+    done = Copied(
+        uri=target.uri,
+        step=look.step,
+        num_objects=look.num_objects,
+        num_bytes=look.num_bytes,
+        is_new=True,
+    )
+    old = await _occupied(target, commit, overwrite=overwrite)
+    if old is None:
+        _tell(progress, done.num_bytes)
+        return replace(done, is_new=False)
+    gone = {save_id for _, save_id in old.values()}
+    is_pinned = look.is_valid and is_home(source.store, as_prefix(source.prefix), commit)
+    stored = await _copy_objects(source, target, commit, progress, is_pinned=is_pinned)
+    changed = msgspec.structs.replace(commit, uri=target.uri.rstrip("/"), objects=tuple(stored))
+    name = found.meta.key.rpartition("/")[2]
+    replaced, _ = old.pop(name, (None, ""))
+    try:
+        await publish(
+            target.store,
+            as_prefix(target.prefix) + name,
+            _encode(found, changed),
+            replaces=replaced,
+        )
+    except CheckpointError:
+        # Another copy of the same at the same time?
+        if await _occupied(target, commit, overwrite=False) is not None:
+            raise
+        return replace(done, is_new=False)
+    for meta, _ in old.values():
+        await target.store.delete(meta)
+    await _tidy(target, gone - {commit.save_id})
+    (await verify(target.store, target.prefix)).check()
+    return done
+
+
+async def _occupied(
+    target: Spot, commit: Commit, *, overwrite: bool
+) -> dict[str, tuple[ObjectMeta, str]] | None:
+    """Return the commit objects at the target, and their saves; None where the same is there.
+
+    Raises:
+        CheckpointError: Another one is there, and is to stay.
+    """
+    old = {}
+    for meta, data in await read_commits(target.store, target.prefix):
+        try:
+            theirs = decode(meta, data)
+        except CheckpointCorruptError:
+            theirs = None
+        old[meta.key.rpartition("/")[2]] = meta, theirs.save_id if theirs is not None else ""
+    is_same = {save_id for _, save_id in old.values()} == {commit.save_id}
+    if is_same and (await verify(target.store, target.prefix)).is_valid:
+        return None
+    if old and not is_same and not overwrite:
+        raise CheckpointError(
+            f"another checkpoint is at {target.uri}, and stays; choose another place, or ask for "
+            "it to be replaced"
+        )
+    return old
+
+
+async def _copy_objects(
+    source: Spot,
+    target: Spot,
+    commit: Commit,
+    progress: Callable[[int], None] | None,
+    *,
+    is_pinned: bool,
+) -> list[StoredObject]:
+    """Copy what a commit names, and return it as the target's service confirmed it."""
+    within, into = as_prefix(source.prefix), as_prefix(target.prefix)
+    listed = {meta.key: meta for meta in await source.store.list_all(within)}
+    there = {meta.key: meta for meta in await target.store.list_all(into)}
+    # Where the service tells no checksum, the bytes have to come through here to be verified.
+    on_service = source.store is target.store and all(
+        listed[within + stored.key].crc32c is not None for stored in commit.objects
+    )
+
+    async def one(stored: StoredObject) -> StoredObject:
+        key = into + stored.key
+        meta = await _reusable(target.store, stored, there.get(key))
+        if meta is None:
+            try:
+                if on_service:
+                    meta = await target.store.copy(listed[within + stored.key], key, mode="create")
+                    _tell(progress, stored.size)
+                else:
+                    pieces = _pieces(source.store, stored, within, progress, is_pinned=is_pinned)
+                    meta = await _write(target.store, key, pieces)
+            except AlreadyExistsError:
+                meta = await target.store.head(key)  # of another copy at the same time
+        else:
+            _tell(progress, stored.size)
+        wrong = check_listed(stored, meta, meta.uri, is_pinned=False)
+        if wrong:
+            raise CheckpointError(f"could not copy to {target.uri}: {wrong[0].message}; try again")
+        return msgspec.structs.replace(stored, generation=meta.generation)
+
+    most = _MAX_ON_SERVICE if on_service else _MAX_OBJECTS
+    return await each_bounded(one, commit.objects, max_in_flight=most)
+
+
+async def _reusable(
+    store: Store, stored: StoredObject, meta: ObjectMeta | None
+) -> ObjectMeta | None:
+    """Return what is at the target already if it is the same, by checksum or bytes; else delete."""
+    if meta is None:
+        return None
+    if not check_listed(stored, meta, meta.uri, is_pinned=False) and (
+        meta.crc32c is not None or await _holds(store, stored, meta)
+    ):
+        return meta
+    # Another copy at the same time may have been quicker.
+    with suppress(NotFoundError, PreconditionFailedError):
+        await store.delete(meta)
+    return None
+
+
+async def _holds(store: Store, stored: StoredObject, meta: ObjectMeta) -> bool:
+    """Read whether an object has the bytes of another, for services whose listings say nothing."""
+    pinned = msgspec.structs.replace(stored, generation=meta.generation)
+    try:
+        for start, end in plan_pieces(stored):
+            view = memoryview(bytearray(end - start))
+            await read_range(store, pinned, start=start, into=view, key=meta.key)
+    except CheckpointCorruptError:
+        return False
+    return True
+
+
+async def _write(store: Store, key: str, pieces: AsyncGenerator[memoryview, None]) -> ObjectMeta:
+    async with aclosing(pieces), store.open_writer(key, mode="create") as writer:
+        async for piece in pieces:
+            await writer.write(piece)
+    return writer.meta
+
+
+async def _pieces(
+    store: Store,
+    stored: StoredObject,
+    within: str,
+    progress: Callable[[int], None] | None,
+    *,
+    is_pinned: bool,
+) -> AsyncGenerator[memoryview, None]:
+    """Yield the bytes of an object, every block verified, some pieces ahead."""
+
+    async def read(start: int, end: int) -> memoryview:
+        view = memoryview(bytearray(end - start))
+        await read_range(
+            store, stored, start=start, into=view, key=within + stored.key, is_pinned=is_pinned
+        )
+        return view
+
+    ahead: list[asyncio.Task[memoryview]] = []
+    try:
+        for piece in plan_pieces(stored):
+            ahead.append(asyncio.create_task(read(*piece)))
+            if len(ahead) > _MAX_AHEAD:
+                view = await ahead.pop(0)
+                yield view
+                _tell(progress, view.nbytes)
+        while ahead:
+            view = await ahead.pop(0)
+            yield view
+            _tell(progress, view.nbytes)
+    finally:
+        for task in ahead:
+            task.cancel()
+        await asyncio.gather(*ahead, return_exceptions=True)
+
+
+def _tell(progress: Callable[[int], None] | None, num_bytes: int) -> None:
+    if progress is not None:
+        progress(num_bytes)
+
+
+def _encode(found: CommitObject, commit: Commit) -> bytes:
+    """Return the bytes of a commit object with another commit in it."""
+    if found.meta.key.endswith(INDEX_KEY):
+        return encode_index(decode_index(found.data, uri=found.meta.uri)[0], commit)
+    return encode_commit(decode_commit(found.data, uri=found.meta.uri)[0], commit)
+
+
+async def _tidy(target: Spot, save_ids: set[str]) -> None:
+    """Delete the objects of saves that were replaced; what cannot be deleted `clean` finds."""
+    if save_ids:
+        prefix = as_prefix(target.prefix)
+        gone = [(prefix, save_id) for save_id in save_ids]
+        listing = await target.store.list_all(prefix)
+        await target.store.delete_many([meta for meta in listing if save_of(meta.key) in gone])
+
+
+async def copy_root(
+    source: Spot,
+    target: Spot,
+    *,
+    steps: Sequence[int] | None = None,
+    overwrite: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[list[Copied], dict[str, AiofluxError]]:
+    """Copy the steps below a root, oldest first, one after the other.
+
+    Args:
+        source: The root.
+        target: The root of the copies.
+        steps: Only these; all by default.
+        overwrite: As `copy_checkpoint`.
+        progress: As `copy_checkpoint`.
+
+    Returns:
+        What was copied, and the steps (by uri) that could not be, with the reason; one does not
+        keep the others.
+    """
+    copied: list[Copied] = []
+    errors: dict[str, AiofluxError] = {}
+    asked = steps if steps is not None else await list_prefixes(source.store, source.prefix)
+    for step in sorted(set(asked)):
+        each, goal = (
+            Spot(spot.store, as_prefix(spot.prefix) + step_prefix(step))
+            for spot in (source, target)
+        )
+        try:
+            copied.append(await copy_checkpoint(each, goal, overwrite=overwrite, progress=progress))
+        except CheckpointNotFoundError as exc:
+            if steps is not None:
+                errors[each.uri] = exc  # not one that is under way: it was asked for
+        except (CheckpointError, StorageError) as exc:
+            errors[each.uri] = exc
+    return copied, errors

@@ -1,0 +1,1 @@
+"""Saving: staging, packing, upload and commit."""

@@ -1,0 +1,137 @@
+"""Checkpoints of named parts: what is saved under a tag becomes one checkpoint, or stays unseen.
+
+    root/<tag>/.metadata                        the commit object makes the tag exist
+    root/<tag>/<save_id>/part-<name>            each part as torch.save wrote it
+
+What the ranks tell each other, and what is taken back when a save fails, is that of all saves.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from aioflux.checkpoint._format.commit import StoredItem, StoredObject, part_key
+from aioflux.checkpoint._format.tag_metadata import describe
+from aioflux.checkpoint._save.commit_protocol import Save
+from aioflux.checkpoint._save.job import Job, UploadSettings, Whole
+from aioflux.checkpoint._store.commits import each_bounded
+from aioflux.checkpoint._store.objects import write_object
+from aioflux.checkpoint._store.tag_names import part_name, quote_name, step_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aioflux.store import Store
+
+__all__ = ["PartData", "TagSave", "tag_job", "write_part"]
+
+_MAX_PARTS: Final = 4
+"""Parts that are written at once; each is in many pieces by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartData:
+    """One part, in memory."""
+
+    name: str
+    """Its name."""
+    pieces: Sequence[memoryview]
+    """Its bytes, in order."""
+
+    @property
+    def num_bytes(self) -> int:
+        """How many they are."""
+        return sum(piece.nbytes for piece in self.pieces)
+
+
+def tag_job(
+    tag: str, save_id: str, *, rank: int, world_size: int, begun: float, staged_seconds: float
+) -> Job:
+    """Return a save under a tag.
+
+    Args:
+        tag: The tag.
+        save_id: Names the save; the same on all ranks.
+        rank: Who saves.
+        world_size: How many save together.
+        begun: When, in seconds since 1970.
+        staged_seconds: How long the training was held up.
+    """
+    return Job(
+        step=step_of(tag),
+        save_id=save_id,
+        rank=rank,
+        world_size=world_size,
+        arena=0,
+        size=0,
+        tail=(),
+        items=(),
+        element_sizes=(),
+        whole=Whole(b"", (), {"tag": tag}) if rank == 0 else None,
+        metrics={},
+        begun=begun,
+        staged_seconds=staged_seconds,
+        prefix=f"{quote_name(tag)}/",
+    )
+
+
+async def write_part(store: Store, job: Job, part: PartData) -> StoredObject:
+    """Write one part, which nobody sees before the commit.
+
+    Raises:
+        StorageError: It could not be written.
+    """
+    key = part_key(job.save_id, quote_name(part.name))
+    stored = await write_object(
+        store, job.prefix + key, part.pieces, rank=job.rank, size_hint=part.num_bytes
+    )
+    return replace(stored, key=key, items=(StoredItem(0, stored.size),))
+
+
+class TagSave(Save):
+    """One save of one rank under a tag: its parts are written, or were already."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: UploadSettings,
+        job: Job,
+        parts: Sequence[PartData | StoredObject],
+    ) -> None:
+        super().__init__(store, settings, job, memoryview(b""), lambda _: None)
+        self._parts = parts
+        self.num_files = len(parts)
+        """Parts of all ranks, once they are known."""
+        self.checksums: dict[str, int] = {}
+        """CRC32C of each part of this rank, once it is written."""
+
+    async def _upload(self) -> tuple[StoredObject, ...]:
+        begun = time.monotonic()
+        stored = await each_bounded(self._write_part, self._parts, max_in_flight=_MAX_PARTS)
+        self._num_bytes = sum(each.size for each in stored)
+        self._upload_seconds = time.monotonic() - begun
+        self.checksums = {part_name(each.key): each.crc32c for each in stored}
+        return tuple(stored)
+
+    async def _write_part(self, part: PartData | StoredObject) -> StoredObject:
+        if isinstance(part, StoredObject):
+            return part
+        return await write_part(self._store, self._job, part)
+
+    def _own_keys(self) -> list[str]:
+        keys = [
+            part.key
+            if isinstance(part, StoredObject)
+            else part_key(self._job.save_id, quote_name(part.name))
+            for part in self._parts
+        ]
+        return [self._prefix + key for key in keys]
+
+    def _describe(self, told: Sequence[tuple[StoredObject, ...]]) -> bytes:
+        parts = [stored for objects in told for stored in objects]
+        self.num_files = len(parts)
+        return describe((part_name(each.key), each.key, each.size) for each in parts)

@@ -1,0 +1,157 @@
+"""CheckpointWriter: a binary file whose bytes become one object when it is closed, not before."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from aioflux import _bridge
+from aioflux._files import Holder, WritableFile
+from aioflux.checkpoint._store.target import split_uri
+from aioflux.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+    from types import TracebackType
+    from typing import Unpack
+
+    from aioflux._values.meta import ObjectMeta
+    from aioflux.options import StoreOptions
+    from aioflux.store import ObjectWriter, WriteMode
+
+    class _BinaryFile(WritableFile, BinaryIO):
+        """What `torch.save` asks for by its annotations: a file of io is one to no type checker."""
+
+else:
+    _BinaryFile = WritableFile
+
+__all__ = ["CheckpointWriter", "open_writer"]
+
+
+class CheckpointWriter(_BinaryFile):
+    """A file that `open_writer` opened: writable, not seekable.
+
+    Parts leave while more is written; memory is bounded by `TransferOptions.max_buffered_bytes` and
+    1 MiB. The object becomes visible, whole, when `close` returns, as it is at the end of a `with`
+    block. An exception in the block, an error of a write, `abort`, or a file that is dropped or
+    left open at the end of the process publish nothing and abort the upload.
+    """
+
+    def __init__(self, held: Holder, uri: str) -> None:
+        super().__init__(held, uri)
+        self.uri = uri
+        """Whole uri of the object."""
+
+    @property
+    def meta(self) -> ObjectMeta:
+        """Metadata of the object that was stored.
+
+        Raises:
+            AttributeError: Nothing was, or not yet.
+        """
+        return self._held.value.meta
+
+    def __repr__(self) -> str:
+        return f"<CheckpointWriter {self.uri}>"
+
+    def flush(self) -> None:
+        """Do nothing: what was written becomes visible on `close`, and not in pieces before."""
+        self._require_open()
+
+    def close(self) -> None:
+        """Store what was written and make it visible. Closing twice does nothing.
+
+        Raises:
+            StorageError: It could not be stored: nothing is visible and nothing stays.
+        """
+        if self.closed:
+            return
+        try:
+            self._raise_failure()
+            self._send_pending()
+            self._held.leave()
+        except BaseException as exc:
+            self.abort(exc)
+            raise
+        super().close()
+
+    def abort(self, reason: BaseException | None = None) -> None:
+        """Close the file and drop what was written: nothing becomes visible.
+
+        Args:
+            reason: Takes a note where the upload cannot be aborted.
+        """
+        if self.closed:
+            return
+        super().close()
+        self._pending.clear()
+        self._held.leave(reason or RuntimeError(f"{self.uri} was aborted"))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        self.abort(error)
+        # torch.save turns the error of a write, and Ctrl-C too, into a RuntimeError about positions
+        # in a zip file.
+        if self._failure is not None and error is not self._failure:
+            raise self._failure from error
+
+    def __del__(self) -> None:
+        # A file closes itself here, which would publish. `Held` aborts instead.
+        if not self.closed:
+            warnings.warn(
+                f"{self.uri} was never closed: nothing of it is stored; open it with `with`",
+                RuntimeWarning,
+                source=self,
+                stacklevel=2,
+            )
+
+
+def open_writer(
+    uri: str,
+    *,
+    mode: WriteMode = "overwrite",
+    if_generation_match: str | None = None,
+    content_type: str = "",
+    metadata: Mapping[str, str] | None = None,
+    **options: Unpack[StoreOptions],
+) -> CheckpointWriter:
+    """Open one object for writing, for `torch.save(state_dict, file)`.
+
+    Sends nothing yet. Use it as a context manager, so that an exception publishes nothing.
+
+    Args:
+        uri: Whole uri of the object, such as `gs://bucket/run-7/model.pt`.
+        mode: "overwrite" replaces an object of this name, "create" fails where there is one.
+        if_generation_match: Replace only this generation.
+        content_type: Media type; `application/octet-stream` by default.
+        metadata: The user's own metadata.
+        options: `_transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
+            as `aioflux.open_store`.
+
+    Raises:
+        ValueError: The uri names no object, or a setting has no effect with it.
+    """
+    root, key = split_uri(uri)
+    settings = {
+        "mode": mode,
+        "if_generation_match": if_generation_match,
+        "content_type": content_type,
+        "metadata": metadata,
+    }
+    return CheckpointWriter(_bridge.Held(_writing(root, key, settings, options)), uri)
+
+
+@asynccontextmanager
+async def _writing(
+    root: str, key: str, settings: dict[str, Any], options: StoreOptions
+) -> AsyncIterator[ObjectWriter]:
+    async with open_store(root, **options) as store, store.open_writer(key, **settings) as writer:
+        yield writer

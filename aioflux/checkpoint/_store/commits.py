@@ -1,0 +1,291 @@
+"""Which steps a root holds, and what the commit object of each says.
+
+    root/step-00000100/.metadata                       a commit object makes the step exist
+    root/step-00000100/<save_id>/__0_0.distcp          what it names
+
+Nothing is unpickled here: our commit is JSON behind the pickle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from aioflux._values.uri import parse_uri, quote_path
+from aioflux.checkpoint._format.commit import (
+    COMMIT_KEY,
+    INDEX_KEY,
+    decode_commit,
+    decode_index,
+    parse_step,
+    step_prefix,
+)
+from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError, NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from aioflux._values.meta import ObjectMeta
+    from aioflux.checkpoint._format.commit import Commit
+    from aioflux.store import Store
+
+__all__ = [
+    "COMMIT_KEYS",
+    "CommitObject",
+    "StepSummary",
+    "as_prefix",
+    "decode",
+    "each_bounded",
+    "is_home",
+    "list_prefixes",
+    "list_steps",
+    "read_commit",
+    "read_commits",
+    "read_step",
+    "summarize",
+    "uri_below",
+]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+COMMIT_KEYS = (COMMIT_KEY, INDEX_KEY)
+"""Keys that a commit object can have below its checkpoint's prefix, one for each layout."""
+
+_MAX_IN_FLIGHT = 64
+
+
+class CommitObject(NamedTuple):
+    """A commit object, read."""
+
+    meta: ObjectMeta
+    """Its metadata; the generation pins a removal."""
+    data: bytes
+    """All of its bytes."""
+    commit: Commit | None
+    """What it says; None where something else than aioflux wrote it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSummary:
+    """What a step's commit object says, without the list of its objects."""
+
+    step: int
+    """The training step."""
+    uri: str
+    """Uri of the checkpoint."""
+    created: float = 0.0
+    """Time of the commit, in seconds since 1970, UTC."""
+    num_bytes: int = 0
+    """Bytes of all data objects."""
+    num_objects: int = 0
+    """Data objects."""
+    world_size: int = 0
+    """Ranks that wrote it."""
+    layout: str = ""
+    """`dcp` or `safetensors`."""
+    save_id: str = ""
+    """Names the save."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What retention may choose by."""
+    generation: str = ""
+    """Generation of the commit object."""
+    problem: str = ""
+    """Why the commit object cannot be read; then all but step and uri is unknown."""
+    is_ours: bool = True
+    """False where something else than aioflux wrote it, which is a problem, too."""
+
+
+def as_prefix(prefix: str) -> str:
+    """Return a prefix with the slash that ends it; none for the root of the store."""
+    return prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
+
+
+def uri_below(store: Store, key: str) -> str:
+    """Return the whole uri of a key or prefix of a store."""
+    root = store.uri if store.uri.endswith("/") else f"{store.uri}/"
+    return root + (quote_path(key) if root.startswith("file:") else key)
+
+
+def is_home(store: Store, prefix: str, commit: Commit) -> bool:
+    """Tell whether a checkpoint lies where it was saved: generations are those of the commit."""
+    try:
+        home, here = parse_uri(commit.uri), parse_uri(uri_below(store, prefix))
+    except ValueError:
+        return False
+    if home.scheme == "file" == here.scheme:
+        # Links on the way and `..` have several names for one place.
+        return os.path.realpath(home.key) == os.path.realpath(here.key)
+    return str(home).rstrip("/") == str(here).rstrip("/")
+
+
+async def each_bounded(
+    act: Callable[[T], Awaitable[R]], items: Sequence[T], *, max_in_flight: int = _MAX_IN_FLIGHT
+) -> list[R]:
+    """Return what `act` gives for each item, in order; so many are under way at once.
+
+    The first failure cancels the others and is raised.
+    """
+    results: dict[int, R] = {}
+    waiting = iter(enumerate(items))
+
+    async def work() -> None:
+        for at, item in waiting:
+            results[at] = await act(item)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(len(items), max_in_flight)):
+                group.create_task(work())
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [results[at] for at in range(len(items))]
+
+
+async def list_prefixes(store: Store, root: str = "") -> list[int]:
+    """Return the steps that something lies below, committed or not, ascending; one listing.
+
+    Args:
+        store: Where.
+        root: Prefix of the root of the checkpoints there; empty for the store's own.
+    """
+    within = as_prefix(root)
+    listing = await store.list_all(within, delimiter="/")
+    steps = (parse_step(prefix[len(within) :]) for prefix in listing.prefixes)
+    return sorted(step for step in steps if step is not None)
+
+
+async def list_steps(store: Store) -> list[int]:
+    """Return the committed steps, ascending; they are not verified.
+
+    Costs a listing of one level and a request for each step, 64 at once: what lies below the steps
+    is not listed.
+
+    Args:
+        store: The root of the checkpoints.
+    """
+
+    async def is_committed(step: int) -> bool:
+        for key in COMMIT_KEYS:
+            try:
+                await store.head(step_prefix(step) + key)
+            except NotFoundError:
+                continue
+            return True
+        return False
+
+    steps = await list_prefixes(store)
+    found = await each_bounded(is_committed, steps)
+    return [step for step, is_there in zip(steps, found, strict=True) if is_there]
+
+
+def decode(meta: ObjectMeta, data: bytes) -> Commit | None:
+    """Return what the bytes of a commit object say, by the layout that its key stands for.
+
+    Raises:
+        CheckpointCorruptError: It is damaged.
+    """
+    if meta.key.endswith(INDEX_KEY):
+        return decode_index(data, uri=meta.uri)[1]
+    return decode_commit(data, uri=meta.uri)[1]
+
+
+async def read_commits(store: Store, prefix: str) -> list[tuple[ObjectMeta, bytes]]:
+    """Return the commit objects of a checkpoint: none, one, or one for each layout."""
+    keys = [as_prefix(prefix) + key for key in COMMIT_KEYS]
+    found: list[tuple[ObjectMeta, bytes]] = []
+    async for batch in store.fetch_batches(keys, return_exceptions=True):
+        for each in batch:
+            if each[0] is not None:
+                found.append((each[0], each[1]))
+            elif not isinstance(each[1], NotFoundError):
+                raise each[1]
+    return found
+
+
+async def read_commit(store: Store, prefix: str) -> CommitObject:
+    """Read the commit object of a checkpoint; the newest where two layouts were saved.
+
+    Args:
+        store: A store that holds the checkpoint.
+        prefix: The checkpoint's prefix there; empty for the store's own.
+
+    Raises:
+        CheckpointNotFoundError: There is none: nothing was saved, or the save did not end.
+        CheckpointCorruptError: It is damaged.
+    """
+    found = [
+        CommitObject(meta, data, decode(meta, data))
+        for meta, data in await read_commits(store, prefix)
+    ]
+    if not found:
+        uri = uri_below(store, as_prefix(prefix))
+        raise CheckpointNotFoundError(
+            f"there is no checkpoint {uri}: it has no commit object; look at what there is with "
+            "`aioflux ckpt list`"
+        )
+    return max(found, key=lambda each: each.commit.save_id if each.commit else "")
+
+
+async def read_step(store: Store, step: int) -> tuple[ObjectMeta, bytes, Commit]:
+    """Return metadata and bytes of a step's commit object, and what it says.
+
+    Args:
+        store: The root of the checkpoints.
+        step: The step.
+
+    Raises:
+        CheckpointNotFoundError: The step is not committed.
+        CheckpointCorruptError: Its commit object is damaged, or aioflux did not write it.
+    """
+    meta, data, commit = await read_commit(store, step_prefix(step))
+    if commit is None:
+        raise _foreign(meta.uri)
+    return meta, data, commit
+
+
+def _foreign(uri: str) -> CheckpointCorruptError:
+    return CheckpointCorruptError(
+        f"{uri} holds no commit of aioflux: something else wrote this checkpoint"
+    )
+
+
+async def summarize(store: Store, steps: Sequence[int] | None = None) -> list[StepSummary]:
+    """Return what the commit objects of many steps say, ascending; they are not verified.
+
+    Costs a request or two for each step, 64 at once.
+
+    Args:
+        store: The root of the checkpoints.
+        steps: Only these; all by default. One that is not committed is left out.
+    """
+
+    async def one(step: int) -> StepSummary | None:
+        uri = uri_below(store, step_prefix(step))
+        try:
+            meta, _, commit = await read_commit(store, step_prefix(step))
+        except CheckpointNotFoundError:
+            return None
+        except CheckpointCorruptError as exc:
+            return StepSummary(step=step, uri=uri, problem=str(exc))
+        if commit is None:
+            problem = _foreign(meta.uri).message
+            return StepSummary(step=step, uri=uri, problem=problem, is_ours=False)
+        return StepSummary(
+            step=step,
+            uri=uri,
+            created=commit.created,
+            num_bytes=commit.num_bytes,
+            num_objects=len(commit.objects),
+            world_size=commit.world_size,
+            layout=commit.layout,
+            save_id=commit.save_id,
+            metrics=commit.metrics,
+            generation=meta.generation,
+        )
+
+    asked = sorted(set(steps)) if steps is not None else await list_prefixes(store)
+    found = await each_bounded(one, asked)
+    return [each for each in found if each is not None]

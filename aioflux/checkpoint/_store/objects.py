@@ -1,0 +1,306 @@
+"""The data objects of a checkpoint: written from where memory lies, read in verified ranges.
+
+    segments -> borrowing writer -> service -> its crc32c against that of our blocks, combined
+    commit   -> ranges, widened to blocks -> crc32c of each -> caller's memory
+
+A service tells a checksum of whole objects only, so that a range can be verified by nobody but by
+who wrote it: the commit holds the crc32c of each block of 64 KiB or more.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from aioflux._values.checksums import crc32c, crc32c_blocks, join_crc32c
+from aioflux._values.meta import ObjectMeta
+from aioflux.checkpoint._format.commit import StoredObject, plan_block_size
+from aioflux.checkpoint._store.commits import uri_below
+from aioflux.errors import (
+    AlreadyExistsError,
+    CheckpointCorruptError,
+    CheckpointError,
+    ChecksumError,
+    NotFoundError,
+    PreconditionFailedError,
+)
+from aioflux.options import TransferOptions
+from aioflux.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+    from typing import Unpack
+
+    from aioflux.options import StoreOptions
+    from aioflux.store import Store
+
+__all__ = [
+    "BlockDigest",
+    "open_checkpoint",
+    "publish",
+    "read_range",
+    "verify_blocks",
+    "write_object",
+]
+
+_SLICE_BYTES: Final = 16 * 1024 * 1024
+"""Bytes between two looks of a writer at the event loop: 1-2 ms of checksums."""
+
+_MAX_READS: Final = 3
+"""Times that a block is read whose checksum does not match: what is damaged on the way is not
+damaged there."""
+
+
+def open_checkpoint(uri: str, **options: Unpack[StoreOptions]) -> Store:
+    """Open the objects below a uri for reads that are verified by blocks, and by nothing else."""
+    transfer = options.get("transfer") or TransferOptions()
+    options["transfer"] = replace(transfer, verify_ranges="never")
+    return open_store(uri, **options)
+
+
+class BlockDigest:
+    """CRC32C of each block of a stream of bytes, and of all of it."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.size = 0
+        self._crcs: list[int] = []
+        self._current = 0
+
+    def update(self, view: memoryview) -> None:
+        """Go on with the bytes of `view`."""
+        if begun := self.size % self.block_size:
+            head = view[: self.block_size - begun]
+            self._current = crc32c(head, self._current)
+            self.size += head.nbytes
+            view = view[head.nbytes :]
+            if self.size % self.block_size == 0:
+                self._crcs.append(self._current)
+                self._current = 0
+        if not view.nbytes:
+            return
+        self._crcs += crc32c_blocks(view, self.block_size)
+        self.size += view.nbytes
+        if view.nbytes % self.block_size:
+            self._current = self._crcs.pop()
+
+    def finish(self) -> tuple[int, bytes]:
+        """Return the crc32c of all bytes, and those of the blocks as `StoredObject` holds them."""
+        crcs = list(self._crcs)
+        if self.size % self.block_size:
+            crcs.append(self._current)
+        whole = join_crc32c(crcs, self.block_size, self.size)
+        return whole, struct.pack(f">{len(crcs)}I", *crcs)
+
+
+async def write_object(
+    store: Store,
+    key: str,
+    segments: Iterable[bytes | memoryview] | AsyncIterable[bytes | memoryview],
+    *,
+    rank: int = 0,
+    size_hint: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> StoredObject:
+    """Write one data object, and return it as the service confirmed it, without its items.
+
+    Args:
+        store: Where.
+        key: Name of the object in the store, which nothing else has.
+        segments: Its bytes, in order. They stay as they are until this returns: nothing is copied.
+        rank: Rank that writes it.
+        size_hint: Its size in bytes, about; the size of its blocks follows from it.
+        progress: Called with the number of bytes of each piece that went to the upload.
+
+    Raises:
+        StorageError: It could not be written; nothing of it is visible.
+        ChecksumError: The service holds other bytes than were sent.
+    """
+    digest = BlockDigest(plan_block_size(size_hint))
+    async with store.open_writer(key, borrow=True) as writer:
+        async for view in _slices(segments):
+            digest.update(view)
+            await writer.write(view)
+            if progress is not None:
+                progress(view.nbytes)
+    whole, blocks = digest.finish()
+    meta = writer.meta
+    if meta.size != digest.size or meta.crc32c not in {None, whole}:
+        raise ChecksumError(
+            f"could not write {meta.uri}: it has {meta.size} bytes and crc32c {meta.crc32c}, "
+            f"{digest.size} bytes with crc32c {whole} were sent; save again",
+            uri=meta.uri,
+        )
+    return StoredObject(
+        key=key,
+        size=digest.size,
+        crc32c=whole,
+        generation=meta.generation,
+        rank=rank,
+        block_size=digest.block_size,
+        block_crcs=blocks,
+    )
+
+
+async def _slices(
+    segments: Iterable[bytes | memoryview] | AsyncIterable[bytes | memoryview],
+) -> AsyncIterator[memoryview]:
+    if hasattr(segments, "__aiter__"):
+        async for segment in segments:
+            for piece in _cut(segment):
+                yield piece
+    else:
+        for segment in segments:
+            for piece in _cut(segment):
+                yield piece
+
+
+def _cut(segment: bytes | memoryview) -> Iterable[memoryview]:
+    view = memoryview(segment).cast("B")
+    return (view[at : at + _SLICE_BYTES] for at in range(0, view.nbytes, _SLICE_BYTES))
+
+
+def verify_blocks(stored: StoredObject, start: int, view: memoryview) -> int | None:
+    """Return the number of the first block whose bytes are not those that were saved, or None.
+
+    Args:
+        stored: The object.
+        start: First byte of `view` in the object; the first one of a block.
+        view: Whole blocks, but for the last of the object.
+    """
+    first = start // stored.block_size
+    found = crc32c_blocks(view, stored.block_size)
+    told = struct.unpack_from(f">{len(found)}I", stored.block_crcs, 4 * first)
+    for number, (one, other) in enumerate(zip(found, told, strict=True), first):
+        if one != other:
+            return number
+    return None
+
+
+async def read_range(
+    store: Store,
+    stored: StoredObject,
+    *,
+    start: int,
+    into: memoryview,
+    key: str = "",
+    is_pinned: bool = True,
+) -> int:
+    """Read bytes of a data object straight into memory, verified.
+
+    What does not begin or end at a block is read with the rest of that block: up to two blocks
+    more.
+
+    Args:
+        store: As `open_checkpoint` opens it: its own verification of ranges would read them twice.
+        stored: What the commit says of the object.
+        start: First byte.
+        into: Memory to fill; not beyond the end of the object.
+        key: Name of the object in the store; `stored.key` by default.
+        is_pinned: Read the generation of the commit only.
+
+    Returns:
+        Bytes that were read from the service.
+
+    Raises:
+        CheckpointCorruptError: The object is gone, was replaced or cut off, or its bytes are not
+            those that were saved.
+    """
+    end = start + into.nbytes
+    name = key or stored.key
+    if not 0 <= start <= end <= stored.size:
+        raise CheckpointCorruptError(
+            f"{uri_below(store, name)} has {stored.size} bytes, and [{start}, {end}) of it is "
+            "asked for: the commit contradicts itself; load an earlier checkpoint"
+        )
+    if start == end:
+        return 0
+    block = stored.block_size
+    meta = ObjectMeta(
+        key=name,
+        uri=uri_below(store, name),
+        size=stored.size,
+        generation=stored.generation if is_pinned else "",
+    )
+    first, last = start - start % block, min(stored.size, -(-end // block) * block)
+    inner, outer = -(-start // block) * block, end if end == stored.size else end - end % block
+    if (first, last) == (start, end):
+        return await _read_blocks(store, stored, meta, start, into)
+    if outer - inner < 4 * block:
+        scratch = memoryview(bytearray(last - first))
+        num_read = await _read_blocks(store, stored, meta, first, scratch)
+        into[:] = scratch[start - first : end - first]
+        return num_read
+    num_read = await _read_blocks(store, stored, meta, inner, into[inner - start : outer - start])
+    if first < start:
+        head = memoryview(bytearray(block))
+        num_read += await _read_blocks(store, stored, meta, first, head)
+        into[: inner - start] = head[start - first :]
+    if outer < end:
+        tail = memoryview(bytearray(last - outer))
+        num_read += await _read_blocks(store, stored, meta, outer, tail)
+        into[outer - start :] = tail[: end - outer]
+    return num_read
+
+
+async def _read_blocks(
+    store: Store, stored: StoredObject, meta: ObjectMeta, start: int, into: memoryview
+) -> int:
+    wrong = 0
+    for _ in range(_MAX_READS):
+        try:
+            num_read = await store.get_into(
+                meta if meta.generation else meta.key, into, start=start
+            )
+        except ChecksumError as exc:
+            raise CheckpointCorruptError(
+                f"{meta.uri} is damaged: {exc}; load an earlier checkpoint"
+            ) from exc
+        except (NotFoundError, PreconditionFailedError) as exc:
+            raise CheckpointCorruptError(
+                f"{meta.uri} is not there any more as it was saved (generation "
+                f"{meta.generation or 'unknown'}); load an earlier checkpoint"
+            ) from exc
+        if num_read < into.nbytes:
+            raise CheckpointCorruptError(
+                f"{meta.uri} ends at byte {start + num_read}, and {stored.size} bytes of it were "
+                "saved; load an earlier checkpoint"
+            )
+        found = verify_blocks(stored, start, into)
+        if found is None:
+            return into.nbytes
+        wrong = found
+    at = wrong * stored.block_size
+    raise CheckpointCorruptError(
+        f"{meta.uri} is damaged: bytes [{at}, {min(at + stored.block_size, stored.size)}) are not "
+        f"those that were saved, {_MAX_READS} reads agree; load an earlier checkpoint"
+    )
+
+
+async def publish(
+    store: Store, key: str, data: bytes, *, replaces: ObjectMeta | None, content_type: str = ""
+) -> ObjectMeta:
+    """Write a commit object: the checkpoint becomes visible, or stays as it was.
+
+    Args:
+        store: Where.
+        key: Name of the commit object in the store.
+        data: Its bytes.
+        replaces: The commit object that was there when the save began; None where there was none.
+        content_type: Media type.
+
+    Raises:
+        CheckpointError: Somebody else saved the same checkpoint meanwhile, and theirs stays.
+    """
+    try:
+        if replaces is None:
+            return await store.put(key, data, mode="create", content_type=content_type)
+        return await store.put(
+            key, data, if_generation_match=replaces.generation, content_type=content_type
+        )
+    except (AlreadyExistsError, PreconditionFailedError) as exc:
+        raise CheckpointError(
+            f"could not commit {uri_below(store, key)}: another save of this checkpoint was "
+            "committed meanwhile, and stays; save under another name, or again to replace it"
+        ) from exc

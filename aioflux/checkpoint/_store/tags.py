@@ -1,0 +1,139 @@
+"""The tags that a store holds: found, looked at, read and removed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aioflux.checkpoint._format.commit import COMMIT_KEY, part_key
+from aioflux.checkpoint._maintain.verify import plan_pieces, verify
+from aioflux.checkpoint._store.commits import each_bounded, is_home, read_commit, uri_below
+from aioflux.checkpoint._store.mapping import MemoryFile
+from aioflux.checkpoint._store.objects import read_range
+from aioflux.checkpoint._store.tag_names import is_tag, part_name, quote_name, tag_of
+from aioflux.errors import CheckpointCorruptError, CheckpointError, NotFoundError
+
+if TYPE_CHECKING:
+    from aioflux._values.meta import ObjectMeta
+    from aioflux.checkpoint._format.commit import Commit
+    from aioflux.store import Store
+
+__all__ = ["StoredTag", "is_valid", "list_tags", "read_part", "read_tag", "remove_tag", "trim"]
+
+_MAX_PIECES = 16
+"""Pieces of a part that are read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTag:
+    """A tag that is committed in a store."""
+
+    tag: str
+    """The tag."""
+    commit: Commit
+    """What it consists of."""
+    meta: ObjectMeta
+    """The commit object."""
+
+    @property
+    def prefix(self) -> str:
+        """Where its objects are."""
+        return f"{quote_name(self.tag)}/"
+
+    @property
+    def names(self) -> list[str]:
+        """Names of its parts."""
+        return [part_name(each.key) for each in self.commit.objects]
+
+
+async def read_tag(store: Store, tag: str) -> StoredTag | None:
+    """Return a tag as it is committed, None where it is not, or not by us."""
+    try:
+        found = await read_commit(store, f"{quote_name(tag)}/")
+    except CheckpointError:
+        return None
+    if found.commit is None or found.commit.extra.get("tag") != tag:
+        return None
+    return StoredTag(tag, found.commit, found.meta)
+
+
+async def list_tags(store: Store) -> list[StoredTag]:
+    """Return all committed tags, the newest first: a listing, and a request or two for each."""
+    listing = await store.list_all(delimiter="/")
+
+    async def one(prefix: str) -> StoredTag | None:
+        return await read_tag(store, tag_of(prefix.removesuffix("/")))
+
+    prefixes = [each for each in listing.prefixes if is_tag(each.removesuffix("/"))]
+    found = [each for each in await each_bounded(one, prefixes) if each is not None]
+    return sorted(found, key=lambda each: each.commit.save_id, reverse=True)
+
+
+async def is_valid(store: Store, tag: StoredTag) -> bool:
+    """Tell whether all of a tag is there, by its commit and one listing."""
+    return (await verify(store, tag.prefix)).is_valid
+
+
+async def read_part(store: Store, tag: StoredTag, name: str) -> MemoryFile:
+    """Read one part into memory, each block verified, and return it as a file that has a path.
+
+    Args:
+        store: The root of the checkpoints, as `open_checkpoint` opens it.
+        tag: What to read of.
+        name: The part.
+
+    Raises:
+        KeyError: The tag has no such part.
+        CheckpointCorruptError: It is gone, or not what was saved.
+    """
+    key = part_key(tag.commit.save_id, quote_name(name))
+    stored = next((each for each in tag.commit.objects if each.key == key), None)
+    if stored is None:
+        raise KeyError(name)
+    is_pinned = is_home(store, tag.prefix, tag.commit)
+    file = MemoryFile(stored.size)
+    try:
+        with file.mapped() as view:
+
+            async def read(piece: tuple[int, int]) -> None:
+                start, end = piece
+                await read_range(
+                    store,
+                    stored,
+                    start=start,
+                    into=view[start:end],
+                    key=tag.prefix + key,
+                    is_pinned=is_pinned,
+                )
+
+            await each_bounded(read, plan_pieces(stored), max_in_flight=_MAX_PIECES)
+    except NotFoundError as exc:
+        file.close()
+        raise CheckpointCorruptError(
+            f"{uri_below(store, tag.prefix + key)} is not there any more; load another tag"
+        ) from exc
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+async def trim(store: Store, keep: int) -> None:
+    """Remove all tags but the newest."""
+    for each in (await list_tags(store))[keep:]:
+        await _remove(store, each)
+
+
+async def remove_tag(store: Store, tag: str) -> None:
+    """Remove a tag; one that is not there is no error."""
+    found = await read_tag(store, tag)
+    if found is not None:
+        await _remove(store, found)
+
+
+async def _remove(store: Store, tag: StoredTag) -> None:
+    """Remove a tag, the commit object first, so that it is never seen torn."""
+    with suppress(NotFoundError):  # somebody else was faster
+        await store.delete(f"{tag.prefix}{COMMIT_KEY}")
+    await store.delete_many([tag.prefix + stored.key for stored in tag.commit.objects])
