@@ -23,7 +23,7 @@ PURE := $(addprefix aioflux/,_values/arguments.py _values/checksums.py errors.py
 	checkpoint/_format/tag_metadata.py checkpoint/_store/tag_names.py \
 	checkpoint/_format/commit.py checkpoint/_format/frames.py checkpoint/_format/methods.py checkpoint/_format/planes.py \
 	checkpoint/_format/storage_data.py \
-	compat/dataflux/lightning/_uris.py integrations/fsspec/_names.py)
+	compat/dataflux/lightning/_uris.py integrations/fsspec/_paths.py)
 
 PYTEST_ARGS ?= -n 2 --dist loadfile
 COVERAGE := --cov --cov-report= --cov-fail-under=0

@@ -24,7 +24,7 @@ except ModuleNotFoundError as exc:
         "aioflux.integrations.fsspec needs fsspec: pip install 'aioflux[fsspec]'", name=exc.name
     ) from exc
 
-from aioflux.integrations.fsspec._system import (
+from aioflux.integrations.fsspec._filesystem import (
     AiofluxFileSystem,
     AzureFileSystem,
     GSFileSystem,

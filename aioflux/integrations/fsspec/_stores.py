@@ -13,8 +13,8 @@ from fsspec.registry import registry  # type: ignore[import-untyped]
 from fsspec.utils import stringify_path  # type: ignore[import-untyped]
 
 from aioflux import _bridge
-from aioflux.integrations.fsspec._names import place_of, strip
 from aioflux.integrations.fsspec._options import block_size_option, store_options
+from aioflux.integrations.fsspec._paths import place_of, strip
 from aioflux.integrations.fsspec._transaction import Transaction
 from aioflux.store import close_session, open_store
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from aioflux.integrations.fsspec._disk import Gates
-    from aioflux.integrations.fsspec._names import Place
+    from aioflux.integrations.fsspec._local_files import Gates
+    from aioflux.integrations.fsspec._paths import Place
     from aioflux.store import Store
 
 __all__ = ["Stores"]

@@ -13,10 +13,10 @@ from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from aioflux import _bridge
 from aioflux.checkpoint import load, save
 from aioflux.checkpoint._store.target import split_uri
-from aioflux.integrations.lightning._background import Background
+from aioflux.integrations.lightning._background_writer import Background
 from aioflux.integrations.lightning._objects import copy, exists, find, remove
-from aioflux.integrations.lightning._staged import Slabs, Staged
-from aioflux.integrations.lightning._together import has_company, load_together
+from aioflux.integrations.lightning._shared_download import has_company, load_together
+from aioflux.integrations.lightning._staged_checkpoint import Slabs, Staged
 from aioflux.integrations.lightning._uris import to_uri
 from aioflux.options import StoreOptions, carries_secret
 from aioflux.store import open_store

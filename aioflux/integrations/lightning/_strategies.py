@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
 from aioflux.errors import CheckpointError
 from aioflux.integrations.lightning._checkpoint_io import AiofluxCheckpointIO
 from aioflux.integrations.lightning._objects import META_KEY, is_sharded
-from aioflux.integrations.lightning._sharded import (
+from aioflux.integrations.lightning._sharded_checkpoint import (
     REST_NAME,
     Rest,
     has_rest,

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import aioflux
 from aioflux.integrations.fsspec import GSFileSystem, MemoryFileSystem
-from aioflux.integrations.fsspec._reading import Run
+from aioflux.integrations.fsspec._read_file import Run
 
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer

@@ -13,7 +13,7 @@ from fsspec.registry import _registry as registry
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
 from aioflux.integrations.fsspec import AzureFileSystem, S3FileSystem, register
-from aioflux.integrations.fsspec._names import place_of
+from aioflux.integrations.fsspec._paths import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

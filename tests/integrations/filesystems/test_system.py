@@ -20,7 +20,7 @@ from fsspec.registry import _registry as registry
 
 import aioflux
 from aioflux.integrations.fsspec import GSFileSystem, LocalFileSystem, MemoryFileSystem, register
-from aioflux.integrations.fsspec._system import SCHEMES
+from aioflux.integrations.fsspec._filesystem import SCHEMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,8 @@ import torch
 import aioflux
 from aioflux import RetryPolicy
 from aioflux.integrations.lightning import AiofluxCheckpointIO
-from aioflux.integrations.lightning._background import Background
-from aioflux.integrations.lightning._staged import Slabs, Staged
+from aioflux.integrations.lightning._background_writer import Background
+from aioflux.integrations.lightning._staged_checkpoint import Slabs, Staged
 
 if TYPE_CHECKING:
     from collections.abc import Callable

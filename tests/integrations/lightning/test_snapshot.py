@@ -15,7 +15,12 @@ from aioflux.integrations.lightning import (
     ModelParallelStrategy,
 )
 from aioflux.integrations.lightning._objects import is_sharded, put_beside
-from aioflux.integrations.lightning._sharded import Rest, has_rest, load_sharded, save_sharded
+from aioflux.integrations.lightning._sharded_checkpoint import (
+    Rest,
+    has_rest,
+    load_sharded,
+    save_sharded,
+)
 from aioflux.integrations.lightning._snapshot import live_memory, snapshot
 
 if TYPE_CHECKING:

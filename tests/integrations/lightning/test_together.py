@@ -15,7 +15,7 @@ import torch
 import aioflux
 from aioflux import RetryPolicy
 from aioflux.integrations.lightning import AiofluxCheckpointIO
-from aioflux.integrations.lightning._together import load_together, opened_together
+from aioflux.integrations.lightning._shared_download import load_together, opened_together
 
 if TYPE_CHECKING:
     from aioflux.options import StoreOptions

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from aioflux.errors import NotFoundError, PermissionDeniedError
-from aioflux.integrations.fsspec._names import (
+from aioflux.integrations.fsspec._paths import (
     Tree,
     directory,
     entry,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from datetime import datetime
 
-    from aioflux.integrations.fsspec._names import Entry, Place
+    from aioflux.integrations.fsspec._paths import Entry, Place
 
 __all__ = ["Looking"]
 

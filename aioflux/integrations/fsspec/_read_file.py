@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from aioflux import _bridge
 from aioflux._files import PositionedFile
-from aioflux.integrations.fsspec._names import Entry, entry
+from aioflux.integrations.fsspec._paths import Entry, entry
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -12,13 +12,13 @@ from fsspec.registry import register_implementation  # type: ignore[import-untyp
 
 from aioflux import _bridge
 from aioflux.errors import AlreadyExistsError, NotFoundError
-from aioflux.integrations.fsspec._compressed import CompressedFile
-from aioflux.integrations.fsspec._mirror import blocking
-from aioflux.integrations.fsspec._moving import Moving
+from aioflux.integrations.fsspec._async_file import AsyncFile
+from aioflux.integrations.fsspec._blocking import blocking
+from aioflux.integrations.fsspec._compressed_file import CompressedFile
 from aioflux.integrations.fsspec._options import FILE_CACHE_KEYWORDS
-from aioflux.integrations.fsspec._reading import ReadFile
-from aioflux.integrations.fsspec._streams import AsyncFile
-from aioflux.integrations.fsspec._writing import TextFile, WriteFile
+from aioflux.integrations.fsspec._read_file import ReadFile
+from aioflux.integrations.fsspec._transfers import Moving
+from aioflux.integrations.fsspec._write_file import TextFile, WriteFile
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence

@@ -14,18 +14,18 @@ from fsspec.callbacks import DEFAULT_CALLBACK  # type: ignore[import-untyped]
 from fsspec.utils import isfilelike  # type: ignore[import-untyped]
 
 from aioflux.errors import AiofluxError, NotFoundError, PreconditionFailedError
-from aioflux.integrations.fsspec import _disk
-from aioflux.integrations.fsspec._looking import Looking
-from aioflux.integrations.fsspec._mirror import wait_for
-from aioflux.integrations.fsspec._names import plan_slice
-from aioflux.integrations.fsspec._writing import Deferred
+from aioflux.integrations.fsspec import _local_files as _disk
+from aioflux.integrations.fsspec._blocking import wait_for
+from aioflux.integrations.fsspec._info import Looking
+from aioflux.integrations.fsspec._paths import plan_slice
+from aioflux.integrations.fsspec._write_file import Deferred
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from aioflux._values.meta import ObjectMeta
-    from aioflux.integrations.fsspec._disk import Callback
-    from aioflux.integrations.fsspec._names import Place
+    from aioflux.integrations.fsspec._local_files import Callback
+    from aioflux.integrations.fsspec._paths import Place
     from aioflux.store import Store, WriteMode
 
     Wanted = dict[Place, str | ObjectMeta]
