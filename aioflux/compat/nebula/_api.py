@@ -10,8 +10,8 @@ from aioflux.checkpoint._store.commits import uri_below
 from aioflux.checkpoint._store.tag_names import quote_name
 from aioflux.compat.nebula import _run
 from aioflux.compat.nebula._checkpoint import Checkpoint
-from aioflux.compat.nebula._names import name_of, place_of, to_uri
 from aioflux.compat.nebula._sources import find_all, find_tag, newest_valid
+from aioflux.compat.nebula._uris import name_of, place_of, to_uri
 from aioflux.errors import AiofluxError
 
 if TYPE_CHECKING:

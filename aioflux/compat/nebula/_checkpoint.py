@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from aioflux.checkpoint._store.tag_names import quote_name
+from aioflux.compat.nebula._memory_tier import COMMITTED, GROWING
 from aioflux.compat.nebula._run import current
-from aioflux.compat.nebula._shelf import COMMITTED, GROWING
 from aioflux.compat.nebula._sources import find_tag, newest_valid
 from aioflux.errors import (
     AiofluxError,

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aioflux import _bridge
 from aioflux.checkpoint._save.uploader_messages import MAX_FDS, MAX_READ_BYTES, Inbox, send
-from aioflux.compat.nebula._keeper import Keeper
-from aioflux.compat.nebula._keeper_process import lock_path
+from aioflux.compat.nebula._node_daemon import Keeper
+from aioflux.compat.nebula._node_daemon_process import lock_path
 from aioflux.compat.nebula._settings import meeting_path, signing_variables
 from aioflux.errors import CheckpointError
 
@@ -207,7 +207,7 @@ def _start(path: str) -> socket.socket:
             [
                 sys.executable,
                 "-m",
-                "aioflux.compat.nebula._keeper_process",
+                "aioflux.compat.nebula._node_daemon_process",
                 str(listening.fileno()),
             ],
             # A function that returns tokens is found where this process finds it.

@@ -30,8 +30,8 @@ from aioflux.compat.nebula._api import (
     init,
     list_checkpoints,
 )
-from aioflux.compat.nebula._names import place_of, to_uri
-from aioflux.compat.nebula._shelf import COMMITTED
+from aioflux.compat.nebula._memory_tier import COMMITTED
+from aioflux.compat.nebula._uris import place_of, to_uri
 from aioflux.errors import CheckpointNotFoundError
 
 if TYPE_CHECKING:

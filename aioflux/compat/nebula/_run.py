@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 from aioflux import _bridge
 from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.compat.nebula._client import Client
-from aioflux.compat.nebula._names import scheme_of, to_uri
 from aioflux.compat.nebula._settings import settings_of
+from aioflux.compat.nebula._uris import scheme_of, to_uri
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._save.ranks import Ranks

@@ -18,7 +18,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux.compat.nebula._names import place_of, to_uri
+from aioflux.compat.nebula._uris import place_of, to_uri
 from aioflux.store import open_store
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aioflux.checkpoint._save.uploader_messages import MAX_FDS, MAX_READ_BYTES, Inbox, encode
 
 if TYPE_CHECKING:
-    from aioflux.compat.nebula._shelf import Piece
+    from aioflux.compat.nebula._memory_tier import Piece
 
 __all__ = ["Trainer"]
 

@@ -10,13 +10,13 @@ from torch.utils.data.datapipes._decorator import functional_datapipe
 from torch.utils.data.datapipes.datapipe import IterDataPipe
 from torch.utils.data.datapipes.utils.common import StreamWrapper
 
-from aioflux.compat.s3_datapipes._ahead import Ahead
 from aioflux.compat.s3_datapipes._options import (
     Stores,
     buffer_bytes,
     one_request_at_a_time,
     with_timeout,
 )
+from aioflux.compat.s3_datapipes._prefetch import Ahead
 from aioflux.data._cache.cache import Cache
 from aioflux.errors import StorageError
 from aioflux.options import MIB

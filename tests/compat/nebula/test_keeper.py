@@ -16,11 +16,13 @@ import aioflux
 from aioflux.checkpoint._save.pickled import Pickled
 from aioflux.checkpoint._save.uploader_messages import Inbox
 from aioflux.compat import nebula as nm
-from aioflux.compat.nebula import _keeper, _keeper_process, _run, _snapshot
-from aioflux.compat.nebula._keeper import Keeper, _Place
+from aioflux.compat.nebula import _node_daemon as _keeper
+from aioflux.compat.nebula import _node_daemon_process as _keeper_process
+from aioflux.compat.nebula import _run, _snapshot
+from aioflux.compat.nebula._memory_tier import GROWING
+from aioflux.compat.nebula._node_daemon import Keeper, _Place
 from aioflux.compat.nebula._persist import NebulaSave
 from aioflux.compat.nebula._settings import meeting_path, settings_of
-from aioflux.compat.nebula._shelf import GROWING
 from aioflux.compat.nebula._trainer import Trainer
 from aioflux.errors import CheckpointError
 from tests.compat.nebula.test_nebula import commit, is_state_of, state_of

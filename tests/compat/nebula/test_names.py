@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import (
 from aioflux.checkpoint._format.commit import part_key
 from aioflux.checkpoint._format.tag_metadata import describe
 from aioflux.checkpoint._store.tag_names import part_name, quote_name, step_of, tag_of
-from aioflux.compat.nebula._names import name_of, place_of, to_uri
+from aioflux.compat.nebula._uris import name_of, place_of, to_uri
 
 ID = "20261122T071145.918Z-f55e2f04"
 

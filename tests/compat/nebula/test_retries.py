@@ -10,10 +10,10 @@ import pytest
 
 import aioflux
 from aioflux.compat import nebula as nm
-from aioflux.compat.nebula import _keeper
-from aioflux.compat.nebula._keeper import Keeper, _Place
+from aioflux.compat.nebula import _node_daemon as _keeper
+from aioflux.compat.nebula._memory_tier import GROWING, Version
+from aioflux.compat.nebula._node_daemon import Keeper, _Place
 from aioflux.compat.nebula._persist import NebulaSave
-from aioflux.compat.nebula._shelf import GROWING, Version
 from aioflux.errors import TransientError
 from tests.compat.nebula.test_nebula import commit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.compat.nebula._shelf import COMMITTED, GROWING, Piece, Shelf, Version
+from aioflux.compat.nebula._memory_tier import COMMITTED, GROWING, Piece, Shelf, Version
 
 MIB = 1024 * 1024
 

@@ -156,7 +156,7 @@ def test_objects_of_several_stores_come_in_the_order_of_their_urls(
 def test_more_urls_of_another_bucket_than_are_looked_at_ahead(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aioflux.compat.s3_datapipes._ahead._MAX_LOOKED_AHEAD", 4)
+    monkeypatch.setattr("aioflux.compat.s3_datapipes._prefetch._MAX_LOOKED_AHEAD", 4)
     names = ["gs://bucket/1", *(f"gs://other/{n}" for n in range(10)), "gs://bucket/2"]
     list(IterableWrapper([(name, name.encode()) for name in names]).save_files_by_s3())
     pipe = IterableWrapper(names).load_files_by_s3()

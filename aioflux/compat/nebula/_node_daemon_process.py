@@ -1,4 +1,4 @@
-"""The process of a keeper: `python -m aioflux.compat.nebula._keeper_process <descriptor>`.
+"""The process of a keeper: `python -m aioflux.compat.nebula._node_daemon_process <descriptor>`.
 
 It is started by the first trainer of a run, with the socket that it listens on, and outlives it:
 what was handed to it is saved, and kept in memory a while for the trainer that is started next.
@@ -18,7 +18,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from aioflux.compat.nebula._keeper import Keeper
+from aioflux.compat.nebula._node_daemon import Keeper
 
 __all__ = ["lock_path", "main"]
 
