@@ -14,12 +14,12 @@ from aioflux.cli._cat import cat
 from aioflux.cli._ckpt import ckpt
 from aioflux.cli._clean import clean
 from aioflux.cli._cp import cp
-from aioflux.cli._loop import Stopped
+from aioflux.cli._event_loop import Stopped
 from aioflux.cli._ls import ls
-from aioflux.cli._output import UNENCODABLE
 from aioflux.cli._rm import rm
 from aioflux.cli._serve import serve
 from aioflux.cli._stat import stat
+from aioflux.cli._stdout import UNENCODABLE
 from aioflux.cli._text import DEBUG, complain_of
 
 __all__ = ["app", "run_app"]

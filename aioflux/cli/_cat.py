@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aioflux.cli._loop import in_daemon, run
-from aioflux.cli._output import write_stdout
-from aioflux.cli._place import (
+from aioflux.cli._event_loop import in_daemon, run
+from aioflux.cli._location import (
     Access,
     Anonymous,
     Endpoint,
@@ -18,9 +17,10 @@ from aioflux.cli._place import (
     open_place,
     parse_place,
 )
+from aioflux.cli._stdout import write_stdout
 
 if TYPE_CHECKING:
-    from aioflux.cli._place import Place
+    from aioflux.cli._location import Place
     from aioflux.store import Store
 
 __all__ = ["cat", "write_stdout"]

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aioflux.cli._ckpt_place import VERIFIED_BY_BLOCKS, Steps
-from aioflux.cli._ckpt_progress import shown
-from aioflux.cli._loop import run
-from aioflux.cli._output import tell
-from aioflux.cli._place import (
+from aioflux.cli._ckpt_location import VERIFIED_BY_BLOCKS, Steps
+from aioflux.cli._ckpt_meter import shown
+from aioflux.cli._event_loop import run
+from aioflux.cli._location import (
     Access,
     Anonymous,
     Endpoint,
@@ -20,11 +19,12 @@ from aioflux.cli._place import (
     parse_place,
 )
 from aioflux.cli._report import Report
+from aioflux.cli._stdout import tell
 from aioflux.cli._text import describe, format_count, format_size, one_line
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._maintain.copy import Copied, Spot
-    from aioflux.cli._place import Place
+    from aioflux.cli._location import Place
     from aioflux.store import Store
 
 __all__ = ["copy_command"]

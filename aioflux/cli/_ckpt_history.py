@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aioflux.cli._ckpt_list import table
-from aioflux.cli._ckpt_place import Anonymous, Endpoint, Root, opened, prepare
-from aioflux.cli._loop import run
-from aioflux.cli._output import tell
+from aioflux.cli._ckpt_location import Anonymous, Endpoint, Root, opened, prepare
+from aioflux.cli._event_loop import run
+from aioflux.cli._stdout import tell
 from aioflux.cli._text import format_count, format_seconds, format_size, format_time, one_line
 from aioflux.errors import CheckpointNotFoundError
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aioflux.cli._ckpt_place import Anonymous, Endpoint, Json, Root, opened, prepare
-from aioflux.cli._loop import run
-from aioflux.cli._output import tell
+from aioflux.cli._ckpt_location import Anonymous, Endpoint, Json, Root, opened, prepare
+from aioflux.cli._event_loop import run
 from aioflux.cli._report import Report
+from aioflux.cli._stdout import tell
 from aioflux.cli._text import format_count, format_size, format_time, json_line, one_line
 from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from aioflux.checkpoint._format.commit import Commit
     from aioflux.checkpoint._store.commits import StepSummary
-    from aioflux.cli._ckpt_place import Anonymous, Endpoint, Opened
+    from aioflux.cli._ckpt_location import Anonymous, Endpoint, Opened
 
 __all__ = ["list_command", "show", "table"]
 

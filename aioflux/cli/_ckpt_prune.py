@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from aioflux.cli._ckpt_place import Anonymous, Endpoint, Json, Root, opened, prepare
-from aioflux.cli._loop import run
-from aioflux.cli._output import tell
+from aioflux.cli._ckpt_location import Anonymous, Endpoint, Json, Root, opened, prepare
+from aioflux.cli._event_loop import run
 from aioflux.cli._report import Report
+from aioflux.cli._stdout import tell
 from aioflux.cli._text import describe, format_count, json_line, one_line, parse_age
 
 __all__ = ["parse_best", "prune_command"]

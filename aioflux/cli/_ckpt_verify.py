@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aioflux.cli._ckpt_place import Anonymous, Endpoint, Json, Root, Steps, opened, prepare
-from aioflux.cli._ckpt_progress import shown
-from aioflux.cli._loop import run
-from aioflux.cli._output import tell
+from aioflux.cli._ckpt_location import Anonymous, Endpoint, Json, Root, Steps, opened, prepare
+from aioflux.cli._ckpt_meter import shown
+from aioflux.cli._event_loop import run
 from aioflux.cli._report import Report
+from aioflux.cli._stdout import tell
 from aioflux.cli._text import format_count, format_size, json_line, one_line
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aioflux.cli._loop import run
-from aioflux.cli._output import tell
-from aioflux.cli._place import (
+from aioflux.cli._event_loop import run
+from aioflux.cli._location import (
     Access,
     Anonymous,
     Endpoint,
@@ -19,6 +18,7 @@ from aioflux.cli._place import (
     uri_of,
 )
 from aioflux.cli._report import Report
+from aioflux.cli._stdout import tell
 from aioflux.cli._text import (
     describe,
     format_count,

@@ -12,17 +12,17 @@ from aioflux._concurrency.fan_out import bounded_batches
 from aioflux.cli._copy_disk import Disk
 from aioflux.cli._copy_plan import Job, Problem
 from aioflux.cli._copy_run import Copier, Tally
-from aioflux.cli._copy_store import Standard, Stored
-from aioflux.cli._copy_works import (
+from aioflux.cli._copy_sources import (
     below_directory,
     below_prefix,
     each_file,
     each_object,
     refuse_inside,
 )
-from aioflux.cli._loop import Threads
-from aioflux.cli._output import tell
-from aioflux.cli._place import open_place
+from aioflux.cli._copy_store import Standard, Stored
+from aioflux.cli._event_loop import Threads
+from aioflux.cli._location import open_place
+from aioflux.cli._stdout import tell
 from aioflux.cli._text import complain, one_line
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from aioflux.cli._copy_plan import Work
+    from aioflux.cli._copy_sources import Target
     from aioflux.cli._copy_store import Goal, Origin
-    from aioflux.cli._copy_works import Target
-    from aioflux.cli._place import Access, Place
+    from aioflux.cli._location import Access, Place
     from aioflux.store import Store
 
 __all__ = ["Copy"]

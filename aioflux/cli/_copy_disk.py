@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 
-    from aioflux.cli._loop import Threads
+    from aioflux.cli._event_loop import Threads
 
 __all__ = ["SKIPPED", "Disk", "DiskSink", "Outcome", "walk"]
 

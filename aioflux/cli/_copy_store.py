@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflux._values.meta import ObjectMeta
 from aioflux.cli._copy_disk import SKIPPED
-from aioflux.cli._loop import in_daemon
+from aioflux.cli._event_loop import in_daemon
 from aioflux.cli._ls import find
-from aioflux.cli._output import write_stdout
+from aioflux.cli._stdout import write_stdout
 from aioflux.errors import AlreadyExistsError, StorageError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from aioflux.cli._loop import run
-from aioflux.cli._place import Access, Anonymous, Endpoint, check_places, parse_place
+from aioflux.cli._event_loop import run
+from aioflux.cli._location import Access, Anonymous, Endpoint, check_places, parse_place
 
 __all__ = ["cp"]
 
@@ -59,7 +59,7 @@ def cp(
     if sources.count("-") > 1:
         raise typer.BadParameter("standard input can be read once")
     from aioflux.cli._copy import Copy
-    from aioflux.cli._copy_works import Target
+    from aioflux.cli._copy_sources import Target
 
     origins = [None if text == "-" else parse_place(text) for text in sources]
     places = [place for place in origins if place is not None]

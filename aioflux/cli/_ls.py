@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aioflux.cli._loop import run
-from aioflux.cli._output import tell
-from aioflux.cli._place import (
+from aioflux.cli._event_loop import run
+from aioflux.cli._location import (
     Access,
     Anonymous,
     Endpoint,
@@ -21,6 +20,7 @@ from aioflux.cli._place import (
     parse_place,
     uri_of,
 )
+from aioflux.cli._stdout import tell
 from aioflux.cli._text import (
     format_count,
     format_size,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from aioflux._values.listing import Listing
     from aioflux._values.meta import ObjectMeta
-    from aioflux.cli._place import Place
+    from aioflux.cli._location import Place
     from aioflux.store import Store
 
 __all__ = ["ls"]

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aioflux.cli._loop import run
-from aioflux.cli._ls import find
-from aioflux.cli._output import tell
-from aioflux.cli._place import (
+from aioflux.cli._event_loop import run
+from aioflux.cli._location import (
     Access,
     Anonymous,
     Endpoint,
@@ -20,7 +18,9 @@ from aioflux.cli._place import (
     parse_place,
     uri_of,
 )
+from aioflux.cli._ls import find
 from aioflux.cli._report import Report
+from aioflux.cli._stdout import tell
 from aioflux.cli._text import describe, format_count, one_line
 from aioflux.errors import AiofluxError, StorageError
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aioflux._values.meta import ObjectMeta
-    from aioflux.cli._place import Place
+    from aioflux.cli._location import Place
     from aioflux.store import Store
 
 __all__ = ["rm"]

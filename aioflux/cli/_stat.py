@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aioflux.cli._loop import run
-from aioflux.cli._output import tell
-from aioflux.cli._place import (
+from aioflux.cli._event_loop import run
+from aioflux.cli._location import (
     Access,
     Anonymous,
     Endpoint,
@@ -17,10 +16,11 @@ from aioflux.cli._place import (
     open_place,
     parse_place,
 )
+from aioflux.cli._stdout import tell
 from aioflux.cli._text import format_size, json_line, meta_row, one_line
 
 if TYPE_CHECKING:
-    from aioflux.cli._place import Place
+    from aioflux.cli._location import Place
 
 __all__ = ["stat"]
 

@@ -14,7 +14,7 @@ from aioflux.cli._copy_disk import Disk
 from aioflux.cli._copy_plan import LARGE_BYTES, Job
 from aioflux.cli._copy_run import Copier, Tally
 from aioflux.cli._copy_store import Standard, Stored
-from aioflux.cli._loop import Threads
+from aioflux.cli._event_loop import Threads
 from aioflux.cli._progress import describe_amount
 from aioflux.errors import ChecksumError
 from tests.cli.conftest import FAR_SECONDS, PROGRAM, read_files, write_files

@@ -10,8 +10,8 @@ import pytest
 
 from aioflux import RetryPolicy, TransientError
 from aioflux._transfer.retry import with_retry
-from aioflux.cli._loop import Threads, in_daemon
-from aioflux.cli._loop import run as run_command
+from aioflux.cli._event_loop import Threads, in_daemon
+from aioflux.cli._event_loop import run as run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

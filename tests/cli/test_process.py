@@ -215,7 +215,7 @@ def test_help_loads_no_torch_and_no_cloud_sdk(environment) -> None:
 
 def test_what_is_not_foreseen_is_one_line_too(environment) -> None:
     code = (
-        "import os, sys, aioflux.cli._place as place\n"
+        "import os, sys, aioflux.cli._location as place\n"
         "from aioflux.cli._app import app, run_app\n"
         "@app.command()\n"
         "def broken() -> int:\n"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from aioflux._concurrency.fan_out import bounded_map
 from aioflux.cli._copy_disk import walk
 from aioflux.cli._copy_plan import Clashes, Job, Problem, base_name, clash_message, local_problem
+from aioflux.cli._location import uri_of
 from aioflux.cli._ls import find
-from aioflux.cli._place import uri_of
 from aioflux.cli._text import describe, one_line
 from aioflux.errors import NotFoundError, StorageError
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from aioflux._values.meta import ObjectMeta
     from aioflux.cli._copy_plan import Work
-    from aioflux.cli._loop import Threads
-    from aioflux.cli._place import Place
+    from aioflux.cli._event_loop import Threads
+    from aioflux.cli._location import Place
     from aioflux.store import Store
 
 __all__ = ["Target", "below_directory", "below_prefix", "each_file", "each_object", "refuse_inside"]

@@ -9,7 +9,7 @@ import codecs
 import os
 import sys
 
-from aioflux.cli._loop import in_daemon
+from aioflux.cli._event_loop import in_daemon
 
 __all__ = ["UNENCODABLE", "tell", "write_stdout"]
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aioflux.cli._place import Access, Anonymous, Endpoint, check_places, open_place, parse_place
+from aioflux.cli._location import Access, Anonymous, Endpoint, check_places, open_place, parse_place
 from aioflux.errors import CheckpointNotFoundError, NotFoundError
 from aioflux.options import TransferOptions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from aioflux.cli._place import Place
+    from aioflux.cli._location import Place
     from aioflux.store import Store
 
 __all__ = [
