@@ -21,12 +21,12 @@ from aioflux._services.base import Precondition, Source
 from aioflux._services.open import ServiceConfig, open_service
 from aioflux._transfer import clean as _clean
 from aioflux._transfer import compose as _compose
-from aioflux._transfer import composed_read as _compose_read
+from aioflux._transfer import composed_read as _composed_read
 from aioflux._transfer import conditions as _conditions
 from aioflux._transfer import delete as _delete
-from aioflux._transfer import get as _download
-from aioflux._transfer import list as _listing
-from aioflux._transfer import writer as _upload
+from aioflux._transfer import get as _get
+from aioflux._transfer import list as _list
+from aioflux._transfer import writer as _writer
 from aioflux._transfer.counters import Tally
 from aioflux._transfer.get_many import fetch_many, try_many
 from aioflux._transfer.get_ranges import MAX_GAP_BYTES, fetch_ranges
@@ -298,7 +298,7 @@ class Store:
             PreconditionFailedError: A read by name met a replaced object at every try.
         """
         name, meta = parse_key(key)
-        fetched = await _download.fetch(self._session(), name, meta)
+        fetched = await _get.fetch(self._session(), name, meta)
         return fetched.data
 
     async def get_into(
@@ -329,7 +329,7 @@ class Store:
         if start < 0:
             raise ValueError(f"start must be 0 or more, not {start}")
         name, meta = parse_key(key)
-        return await _download.fetch_into(self._session(), name, view, start=start, meta=meta)
+        return await _get.fetch_into(self._session(), name, view, start=start, meta=meta)
 
     async def get_range(self, key: str | ObjectMeta, *, start: int, end: int) -> bytes:
         """Read the bytes `[start, end)` of an object.
@@ -356,7 +356,7 @@ class Store:
         if start < 0 or end <= start:
             raise ValueError(f"a range needs 0 <= start < end, not [{start}, {end})")
         name, meta = parse_key(key)
-        return await _download.fetch_range(self._session(), name, start=start, end=end, meta=meta)
+        return await _get.fetch_range(self._session(), name, start=start, end=end, meta=meta)
 
     async def get_ranges(
         self,
@@ -549,8 +549,8 @@ class Store:
         if max_composite_bytes < 1:
             raise ValueError(f"max_composite_bytes must be above 0, not {max_composite_bytes!r}")
         batches: AsyncGenerator[Any, None]
-        if _compose_read.can_compose(session.service.capabilities):
-            batches = _compose_read.fetch_composed(
+        if _composed_read.can_compose(session.service.capabilities):
+            batches = _composed_read.fetch_composed(
                 session,
                 metas,
                 max_composite_bytes=max_composite_bytes,
@@ -624,7 +624,7 @@ class Store:
         check_listing(delimiter, match_glob)
         if page_size is not None and page_size < 1:
             raise ValueError(f"page_size must be 1 or more, not {page_size!r}")
-        pages = _listing.list_pages(
+        pages = _list.list_pages(
             self._session(),
             parse_prefix(prefix),
             delimiter=delimiter,
@@ -640,7 +640,7 @@ class Store:
     ) -> Listing:
         """Return what `list` yields as one sequence, at some 120 bytes an object."""
         check_listing(delimiter, match_glob)
-        return await _listing.list_all(
+        return await _list.list_all(
             self._session(), parse_prefix(prefix), delimiter=delimiter, match_glob=match_glob
         )
 
@@ -693,7 +693,7 @@ class Store:
                 names of metadata differ in case only.
         """
         request = self._request(key, mode, if_generation_match, content_type, metadata)
-        return await _upload.put(self._session(), request, memoryview(data).cast("B"))
+        return await _writer.put(self._session(), request, memoryview(data).cast("B"))
 
     def put_many(
         self, pairs: Items[tuple[str, Buffer]], *, mode: WriteMode = "overwrite"
@@ -723,7 +723,7 @@ class Store:
 
         async def one(pair: tuple[str, Buffer]) -> ObjectMeta:
             request = WriteRequest(parse_key(pair[0])[0], condition)
-            return await _upload.put(session, request, memoryview(pair[1]).cast("B"))
+            return await _writer.put(session, request, memoryview(pair[1]).cast("B"))
 
         stored = bounded_map(one, pairs, max_in_flight=self.transfer.max_in_flight, ordered=False)
         async with nested(stored) as inner:

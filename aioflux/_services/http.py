@@ -4,7 +4,7 @@
     begin_get -> (the service) -> Sender.begin ~> end_get -> read_answer -> Body
 
 A service says how its requests are built and what its answers tell. Which answers are errors, and
-what is sent again, is in `_send`.
+what is sent again, is in `sender`.
 """
 
 from __future__ import annotations

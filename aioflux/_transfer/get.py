@@ -3,7 +3,7 @@
 key, or meta of a listing
     -> first range (tells size and generation where they are not known)
     -> plan_ranges(rest) -> each range straight into its slice of the buffer, pinned
-    -> crc32c of the ranges, combined, against the object's; a part of an object as `_ranges` says
+    -> crc32c of the ranges, combined, against the object's; a part of an object as `get_range` says
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from aioflux import _bridge
 from aioflux._values.uri import Location, parse_uri
-from aioflux.checkpoint._maintain import copy as _transfer
+from aioflux.checkpoint._maintain import copy as _copy
 from aioflux.checkpoint._maintain import orphans as _orphans
 from aioflux.checkpoint._maintain import verify as _verify
 from aioflux.checkpoint._maintain.copy import Spot
@@ -91,8 +91,8 @@ def copy(
             if await read_commits(spots[0].store, spots[0].prefix):
                 if steps is not None:
                     raise ValueError(f"{source} is one checkpoint; steps are of what it is in")
-                return [await _transfer.copy_checkpoint(*spots, overwrite=overwrite)]
-            copied, errors = await _transfer.copy_root(*spots, steps=steps, overwrite=overwrite)
+                return [await _copy.copy_checkpoint(*spots, overwrite=overwrite)]
+            copied, errors = await _copy.copy_root(*spots, steps=steps, overwrite=overwrite)
         if errors:
             first, *others = errors.values()
             for other in others:

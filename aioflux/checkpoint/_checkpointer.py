@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from aioflux import _bridge
 from aioflux.checkpoint._format.commit import new_save_id, step_prefix
-from aioflux.checkpoint._load import step as _loading
+from aioflux.checkpoint._load import step as _step
 from aioflux.checkpoint._maintain import verify as _verify
 from aioflux.checkpoint._maintain.history import SaveRecord, read_history
 from aioflux.checkpoint._maintain.retention import Pruned, Retention, prune
@@ -529,10 +529,10 @@ class Checkpointer:
 
     def _load_from(self, uri: str, into: Any, map_location: Any, weights_only: bool) -> Any:
         if into is None:
-            return _loading.load_whole(
+            return _step.load_whole(
                 uri, map_location=map_location, weights_only=weights_only, options=self._options
             )
-        _loading.load_into(uri, into, self._ranks, weights_only=weights_only, options=self._options)
+        _step.load_into(uri, into, self._ranks, weights_only=weights_only, options=self._options)
         return into
 
     def _candidates(self, step: int | None) -> Iterator[int]:

@@ -22,10 +22,10 @@ def be_patient(put: Callable[[Any, str, Any], object] = setattr) -> None:
     """Set these limits, in this process; a test passes `monkeypatch.setattr`."""
     import aioflux._bridge
     from aioflux import store
-    from aioflux._concurrency import shielded as _persist
-    from aioflux._transfer import composed_read as _compose_read
-    from aioflux._transfer import publish as _reveal
-    from aioflux._transfer import writer as _upload
+    from aioflux._concurrency import shielded as _shielded
+    from aioflux._transfer import composed_read as _composed_read
+    from aioflux._transfer import publish as _publish
+    from aioflux._transfer import writer as _writer
 
     close_session = store.close_session
 
@@ -35,10 +35,10 @@ def be_patient(put: Callable[[Any, str, Any], object] = setattr) -> None:
     put(store, "close_session", close)
     for module, names in (
         (aioflux._bridge, ("_CLEANUP_SECONDS", "_ENDING_SECONDS")),
-        (_compose_read, ("_LEAVE_SECONDS", "_REMOVE_SECONDS")),
-        (_persist, ("_LAST_SECONDS",)),
-        (_reveal, ("_REMOVE_SECONDS",)),
-        (_upload, ("_ABORT_SECONDS", "_LEAVE_SECONDS")),
+        (_composed_read, ("_LEAVE_SECONDS", "_REMOVE_SECONDS")),
+        (_shielded, ("_LAST_SECONDS",)),
+        (_publish, ("_REMOVE_SECONDS",)),
+        (_writer, ("_ABORT_SECONDS", "_LEAVE_SECONDS")),
     ):
         for name in names:
             assert hasattr(module, name)

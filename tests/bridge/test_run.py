@@ -124,7 +124,7 @@ async def soon() -> int:
 
 
 def interrupted(call: Callable[[], object], at: int) -> bool:
-    """Make a call that Ctrl-C hits at the event number `at` of `_bridge.run`: whether it had one."""
+    """Make a call that Ctrl-C hits at event `at` of `_bridge.run`; return whether it had one."""
     watched = {"run", "_result", "serve"}
     seen = 0
 

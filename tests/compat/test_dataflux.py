@@ -25,7 +25,7 @@ from aioflux.compat.dataflux import dataflux_iterable_dataset, dataflux_mapstyle
 from aioflux.compat.dataflux._retry import DEFAULT_POLICY, policy_of
 from aioflux.compat.dataflux.dataflux_iterable_dataset import DataFluxIterableDataset, run_of
 from aioflux.compat.dataflux.dataflux_mapstyle_dataset import DataFluxMapStyleDataset
-from aioflux.data import _composites as _composing
+from aioflux.data import _composites
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -506,7 +506,7 @@ def test_a_name_may_join_objects_that_are_composed(
     with monkeypatch.context() as patched:
         # Of the four readings that compare, the first and the third are direct.
         moments = iter([0.0, 1.0, 1.0, 1.1, 2.0, 3.0, 3.0, 3.1])
-        patched.setattr(_composing, "time", SimpleNamespace(perf_counter=moments.__next__))
+        patched.setattr(_composites, "time", SimpleNamespace(perf_counter=moments.__next__))
         for _ in range(4):
             at_once(dataset)
     num_direct = bucket.server.stats.operation("objects.get").requests

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import aioflux
-from aioflux.data import MapDataset, ObjectSampler, Sample, loader
-from aioflux.data import _map_dataset as _map
+from aioflux.data import MapDataset, ObjectSampler, Sample, _map_dataset, loader
 from aioflux.data._read_ahead import ReadAhead, continued
 from aioflux.store import COMPOSITE_PREFIX
 from aioflux.testing.gcs_server import Network
@@ -120,7 +119,7 @@ def test_a_batch_that_is_left_ends_the_stream() -> None:
 
 @pytest.fixture
 def as_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_map, "get_worker_info", lambda: "a worker")
+    monkeypatch.setattr(_map_dataset, "get_worker_info", lambda: "a worker")
 
 
 def end(dataset: MapDataset[Any]) -> None:

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import PermissionDeniedError, sync
-from aioflux.data import IterableDataset
-from aioflux.data import _composites as _composing
+from aioflux.data import IterableDataset, _composites
 from aioflux.data._composites import Choice, prepare, read_batches
 from aioflux.store import COMPOSITE_PREFIX
 from aioflux.testing.gcs_server._network import Network
@@ -155,7 +154,7 @@ def test_auto_keeps_the_faster(
     def seconds() -> float:
         return bucket.server.stats.operation(is_slow).requests
 
-    monkeypatch.setattr(_composing, "time", SimpleNamespace(perf_counter=seconds))
+    monkeypatch.setattr(_composites, "time", SimpleNamespace(perf_counter=seconds))
     with sync.open_store(bucket.uri) as store:
         metas = list(store.list_all())
         for at in range(0, 200, 50):
@@ -186,7 +185,7 @@ import time
 warnings.simplefilter("default")
 from torch.utils.data import DataLoader, _utils
 _utils.MP_STATUS_CHECK_INTERVAL = 600  # workers that end are not killed before they have
-from aioflux.data import IterableDataset, _composing
+from aioflux.data import IterableDataset, _composites
 transfer = aioflux.TransferOptions(max_in_flight=2)
 dataset = IterableDataset("gs://bucket/train", compose="on", transfer=transfer, **settings)
 loader = DataLoader(dataset, batch_size=50, num_workers=2, collate_fn=list)

@@ -7,7 +7,7 @@ import ctypes
 
 import pytest
 
-from aioflux._http import bounce_buffer as _bounce
+from aioflux._http import bounce_buffer as _bounce_buffer
 from aioflux._http.bounce_buffer import Bounce, bounce_for
 from aioflux._http.connection import Connection
 from aioflux._http.errors import ConnectionLostError
@@ -30,7 +30,7 @@ def placed(offset: int, size: int = SIZE) -> memoryview:
 
 @pytest.fixture
 def affected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bounce, "_is_affected", lambda: True)
+    monkeypatch.setattr(_bounce_buffer, "_is_affected", lambda: True)
 
 
 @pytest.mark.usefixtures("affected")
@@ -45,7 +45,7 @@ def test_only_large_memory_right_behind_a_page_is_bounced(
 
 
 def test_other_processors_need_no_bounce(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bounce, "_is_affected", lambda: False)
+    monkeypatch.setattr(_bounce_buffer, "_is_affected", lambda: False)
     assert bounce_for(placed(16)) is None
 
 
@@ -67,8 +67,8 @@ def test_a_bounce_lies_64_bytes_behind_the_source(done: int) -> None:
 )
 def test_the_processor_is_told_by_its_features(vendor: str, features: str, expected: bool) -> None:
     told = f"vendor_id\t: {vendor}\nflags\t\t: {features}\n"
-    assert _bounce._is_told_slow(told) is expected
-    assert isinstance(_bounce._is_affected.__wrapped__(), bool)
+    assert _bounce_buffer._is_told_slow(told) is expected
+    assert isinstance(_bounce_buffer._is_affected.__wrapped__(), bool)
 
 
 @pytest.mark.usefixtures("affected")

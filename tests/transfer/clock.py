@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflux._transfer import deadlines as _deadlines
 from aioflux._transfer import session as _session
-from aioflux._transfer import small_read_loop as _express
+from aioflux._transfer import small_read_loop as _small_read_loop
 from aioflux._transfer.retry import with_retry
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class ShiftedClock:
 
 def _measure_by(clock: Clock | ShiftedClock, loop: Any, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(loop, "time", clock.monotonic)
-    for module in (_deadlines, _express, _session):
+    for module in (_deadlines, _small_read_loop, _session):
         patch.setattr(module, "time", clock)
     assert with_retry.__kwdefaults__ is not None
     patch.setitem(with_retry.__kwdefaults__, "clock", clock.monotonic)

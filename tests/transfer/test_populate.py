@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux._transfer import prefault as _populate
+from aioflux._transfer import prefault as _prefault
 from aioflux._transfer.get import fetch_into
 from aioflux._transfer.prefault import Populator, populate
 from aioflux._transfer.writer import WriteRequest, put
@@ -35,7 +35,7 @@ def untouched(size: int) -> memoryview:
 def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     """Every call of madvise, which is made as well."""
     calls: list[tuple[int, int, int]] = []
-    inner: Callable[..., int] = _populate._madvise
+    inner: Callable[..., int] = _prefault._madvise
 
     def madvise(*args: int) -> int:
         calls.append(args)
@@ -44,7 +44,7 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
         assert is_loop == (args[2] == READ)
         return inner(*args)
 
-    monkeypatch.setattr(_populate, "_madvise", madvise)
+    monkeypatch.setattr(_prefault, "_madvise", madvise)
     return calls
 
 
@@ -128,8 +128,8 @@ async def test_memory_is_let_go_of_before_the_read_ends(monkeypatch: pytest.Monk
         may_end.wait(100)
         return 0
 
-    monkeypatch.setattr(_populate, "_madvise", madvise)
-    monkeypatch.setattr(_populate, "_is_resident", lambda *_: False)
+    monkeypatch.setattr(_prefault, "_madvise", madvise)
+    monkeypatch.setattr(_prefault, "_is_resident", lambda *_: False)
     populator = Populator()
     taken, waiting = bytearray(64 * MIB), bytearray(64 * MIB)
 
@@ -162,8 +162,8 @@ def slow_thread(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threa
         may_end.wait(100)
         return 0
 
-    monkeypatch.setattr(_populate, "_madvise", madvise)
-    monkeypatch.setattr(_populate, "_is_resident", lambda *_: False)
+    monkeypatch.setattr(_prefault, "_madvise", madvise)
+    monkeypatch.setattr(_prefault, "_is_resident", lambda *_: False)
     return begun, may_end
 
 
@@ -219,7 +219,7 @@ async def test_a_process_that_may_have_no_more_threads_reads(
 
     monkeypatch.setattr(threading.Thread, "start", start)
     populator, memory = Populator(), bytearray(SIZE)
-    monkeypatch.setattr(_populate, "_is_resident", lambda *_: False)
+    monkeypatch.setattr(_prefault, "_is_resident", lambda *_: False)
 
     async def read() -> None:
         async with populator.ahead_of(memoryview(memory)):
@@ -265,7 +265,7 @@ def test_little_is_left_alone(advised: list[tuple[int, int, int]]) -> None:
 
 
 def test_a_kernel_that_refuses_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_populate, "_madvise", lambda *_: -1)
+    monkeypatch.setattr(_prefault, "_madvise", lambda *_: -1)
     view = untouched(SIZE)
     populate(view)
     assert view == bytes(SIZE)
@@ -274,6 +274,6 @@ def test_a_kernel_that_refuses_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
 def test_elsewhere_nothing_is_done(
     advised: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_populate, "_libc", None)
+    monkeypatch.setattr(_prefault, "_libc", None)
     populate(untouched(SIZE))
     assert advised == []

@@ -6,11 +6,11 @@ object take turns for that moment, in whatever process they are, so that its pre
 User metadata and content types are not kept.
 
 A key whose parent is an object cannot be written: `a` and `a/b` are not both files. What else is in
-the directory, and what becomes of symbolic links, is told in `_local_walk`.
+the directory, and what becomes of symbolic links, is told in `walk`.
 
 Generations are made of modification time, inode and size. What is written here has its crc32c in an
-extended attribute (`_local_checksums`), which is compared by reads of the whole object; reads of
-other files are not verified. What holds on NFS is told in `_local_write`.
+extended attribute (`checksums`), which is compared by reads of the whole object; reads of
+other files are not verified. What holds on NFS is told in `write`.
 
 Over 500 lines because it is one class with a method for each request of the contract.
 """

@@ -1,4 +1,4 @@
-"""What a refusal of S3 means, beside what `_status` knows of all services. Pure."""
+"""What a refusal of S3 means, beside what `status` knows of all services. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """S3 and what speaks as it does: all of it on the data plane, signed here.
 
-operation -> `_s3_send`: site, keys, signature, data plane -> what the answer means
+operation -> `sender`: site, keys, signature, data plane -> what the answer means
 
 Over 500 lines because it is one class with a method for each operation of the contract.
 """

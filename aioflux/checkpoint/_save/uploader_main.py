@@ -1,4 +1,4 @@
-"""The uploader process: `python -m aioflux.checkpoint._save.uploader_main`, started by a Checkpointer.
+"""The uploader process, started by a Checkpointer as `python -m <this module>`.
 
     trainer --(jobs, arenas)--> uploader --(bytes sent, outcomes)--> trainer
 

@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["StorageReader", "StorageWriter", "load_state"]
 
-_WHERE = {"StorageReader": "_reader", "StorageWriter": "_writer", "load_state": "_state"}
+_WHERE = {
+    "StorageReader": "dcp._reader",
+    "StorageWriter": "dcp._writer",
+    "load_state": "_load.state",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require_torch(__name__)
-    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+    return getattr(import_module(f"aioflux.checkpoint.{_WHERE[name]}"), name)

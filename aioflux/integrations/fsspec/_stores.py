@@ -51,7 +51,7 @@ class Stores(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
     scheme: ClassVar[str]
     """Scheme of the uris that `aioflux.open_store` is given."""
 
-    # The class has its blocking methods (see `_mirror`), so that fsspec adds none to an instance.
+    # The class has its blocking methods (see `_blocking`), so that fsspec adds none to an instance.
     mirror_sync_methods = False
     transaction_type = Transaction
 

@@ -14,7 +14,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK  # type: ignore[import-untyped]
 from fsspec.utils import isfilelike  # type: ignore[import-untyped]
 
 from aioflux.errors import AiofluxError, NotFoundError, PreconditionFailedError
-from aioflux.integrations.fsspec import _local_files as _disk
+from aioflux.integrations.fsspec import _local_files
 from aioflux.integrations.fsspec._blocking import wait_for
 from aioflux.integrations.fsspec._info import Looking
 from aioflux.integrations.fsspec._paths import plan_slice
@@ -265,7 +265,7 @@ class Moving(Looking):
         place = self.object_place(rpath)
 
         async def write() -> None:
-            await _disk.put_file(
+            await _local_files.put_file(
                 self.store(place),
                 place.key,
                 source,
@@ -306,7 +306,7 @@ class Moving(Looking):
         if meta is not None:
             if isinstance(target, Path):
                 target.parent.mkdir(parents=True, exist_ok=True)
-            await _disk.get_file(
+            await _local_files.get_file(
                 self.store(place), meta, target, callback=callback, gates=self._gates
             )
         elif isinstance(target, Path):
@@ -338,7 +338,9 @@ class Moving(Looking):
         if source.store == target.store:
             await store.copy(meta, target.key)
         else:
-            await _disk.copy_across(store, meta, self.store(target), target.key, gates=self._gates)
+            await _local_files.copy_across(
+                store, meta, self.store(target), target.key, gates=self._gates
+            )
         if copied is not None:
             copied[source] = meta
 

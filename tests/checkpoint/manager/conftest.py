@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from aioflux.checkpoint._save import commit_protocol as _uploader_work
+from aioflux.checkpoint._save import commit_protocol as _commit_protocol
 from tests.checkpoint.manager.desk import Forks
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def _one_thread() -> None:
 @pytest.fixture(autouse=True)
 def _time_to_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a failed save wrote is gone when it has ended, also on a machine that stands still."""
-    monkeypatch.setattr(_uploader_work, "_CLEANUP_SECONDS", 240.0)
+    monkeypatch.setattr(_commit_protocol, "_CLEANUP_SECONDS", 240.0)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from aioflux import _bridge
 from aioflux.checkpoint import Checkpointer, SaveHandle
-from aioflux.checkpoint._save import commit_protocol as _uploader_work
+from aioflux.checkpoint._save import commit_protocol as _commit_protocol
 from tests.checkpoint.manager.desk import FAST, SLOW, STUBBORN
 from tests.checkpoint.manager.trainer import is_state_of, state_of
 
@@ -109,7 +109,7 @@ class Task:
     def hasten(self, factor: int) -> None:
         """Let the time in which this rank waits for the others pass so much faster from now on."""
         clock = SimpleNamespace(monotonic=lambda: factor * time.monotonic(), time=time.time)
-        _uploader_work.time = clock  # type: ignore[assignment]
+        _commit_protocol.time = clock  # type: ignore[assignment]
 
     def watch(self, deadline_seconds: float) -> None:
         assert self.checkpointer is not None
@@ -132,8 +132,8 @@ class Task:
 def obey(rank: int, world_size: int, meeting: str) -> None:
     """Be one rank, and do what the lines of the input say until there are no more."""
     # Both ends of a failed save are there, however late: nobody goes before the other has come.
-    _uploader_work._CLEANUP_SECONDS = 240.0
-    _uploader_work._LAST_POLL_SECONDS = 0.2
+    _commit_protocol._CLEANUP_SECONDS = 240.0
+    _commit_protocol._LAST_POLL_SECONDS = 0.2
     task = Task(rank, world_size, meeting)
     for line in sys.stdin:
         name, arguments = json.loads(line)

@@ -25,11 +25,11 @@ import aioflux
 from aioflux import PermissionDeniedError, _bridge
 from aioflux.checkpoint import Checkpointer, _checkpointer
 from aioflux.checkpoint._maintain import verify as _verify
-from aioflux.checkpoint._save import commit_protocol as _uploader_work
+from aioflux.checkpoint._save import commit_protocol as _commit_protocol
 from aioflux.checkpoint._save import handle as _handle
-from aioflux.checkpoint._save import process_uploader as _uploader_process
+from aioflux.checkpoint._save import process_uploader as _process_uploader
 from aioflux.checkpoint._save import staging as _staging
-from aioflux.checkpoint._save import uploaders as _uploader_client
+from aioflux.checkpoint._save import uploaders as _uploaders
 from aioflux.checkpoint._save.uploader_messages import encode, send
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
@@ -406,13 +406,13 @@ class TestInterrupts:
             if message[0] != "job":
                 send(target, message, fds)
                 return
-            monkeypatch.setattr(_uploader_process, "send", send)
+            monkeypatch.setattr(_process_uploader, "send", send)
             data = encode(message)
             target.sendall(data[: len(data) // 2])
             raise KeyboardInterrupt
 
         with Checkpointer(URI, staging="process", max_staged_bytes=1) as checkpointer:
-            monkeypatch.setattr(_uploader_process, "send", half)
+            monkeypatch.setattr(_process_uploader, "send", half)
             with pytest.raises(KeyboardInterrupt):
                 checkpointer.save_async(1, state_of(1))
             checkpointer.save(2, state_of(2))
@@ -495,8 +495,7 @@ class TestInterrupts:
 
 
 LOOKED_AT = tuple(
-    str(Path(each.__file__))
-    for each in (_checkpointer, _handle, _staging, _uploader_client, _bridge)
+    str(Path(each.__file__)) for each in (_checkpointer, _handle, _staging, _uploaders, _bridge)
 )
 
 
@@ -548,9 +547,9 @@ def test_the_last_save_waits_for_no_room(server: GCSServer) -> None:
 def test_the_last_save_replaces_one_of_its_step_that_was_under_way(
     server: GCSServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    previous = _uploader_work.Save._previous
+    previous = _commit_protocol.Save._previous
 
-    async def previous_in_turn(save: _uploader_work.Save) -> Any:
+    async def previous_in_turn(save: _commit_protocol.Save) -> Any:
         """Have both look before either is committed, and commit the first one first."""
         found = await previous(save)
         if save._job.is_urgent:
@@ -561,7 +560,7 @@ def test_the_last_save_replaces_one_of_its_step_that_was_under_way(
         return found
 
     has_looked = asyncio.Event()
-    monkeypatch.setattr(_uploader_work.Save, "_previous", previous_in_turn)
+    monkeypatch.setattr(_commit_protocol.Save, "_previous", previous_in_turn)
     with Checkpointer(URI, retry=FAST, timeouts=SLOW) as checkpointer:
         checkpointer.save_on_signal(signal.SIGUSR1, deadline_seconds=LONG)
         first = checkpointer.save_async(1, state_of(1))

@@ -16,9 +16,7 @@ import aioflux
 from aioflux.checkpoint._save.pickled import Pickled
 from aioflux.checkpoint._save.uploader_messages import Inbox
 from aioflux.compat import nebula as nm
-from aioflux.compat.nebula import _node_daemon as _keeper
-from aioflux.compat.nebula import _node_daemon_process as _keeper_process
-from aioflux.compat.nebula import _run, _snapshot
+from aioflux.compat.nebula import _node_daemon, _node_daemon_process, _run, _snapshot
 from aioflux.compat.nebula._memory_tier import GROWING
 from aioflux.compat.nebula._node_daemon import Keeper, _Place
 from aioflux.compat.nebula._persist import NebulaSave
@@ -228,7 +226,9 @@ def test_memory_that_cannot_be_mapped_is_given_up(
     nm.init(inside, 1000, memory_buffer_size=300_000)
     checkpoint = nm.Checkpoint("a")
     with monkeypatch.context() as patched:
-        patched.setattr(_keeper, "mmap", SimpleNamespace(mmap=cannot, PROT_READ=mmap.PROT_READ))
+        patched.setattr(
+            _node_daemon, "mmap", SimpleNamespace(mmap=cannot, PROT_READ=mmap.PROT_READ)
+        )
         with pytest.raises(OSError, match="too many"):
             checkpoint.save("model", state_of(1))
     monkeypatch.delattr(_snapshot, "_DiskArena")  # there is room in memory
@@ -252,8 +252,8 @@ async def test_a_trainer_that_cannot_be_heard_at_once_is_heard_later(
     keeper = Keeper()
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as ours:
         listening.setblocking(False)
-        monkeypatch.setattr(_keeper_process, "_is_ours", bool)
-        accepting = asyncio.create_task(_keeper_process._accept(listening, keeper))
+        monkeypatch.setattr(_node_daemon_process, "_is_ours", bool)
+        accepting = asyncio.create_task(_node_daemon_process._accept(listening, keeper))
         await loop.run_in_executor(None, ours.connect, listening.getsockname())
         while not keeper.has_served:
             assert not accepting.done()

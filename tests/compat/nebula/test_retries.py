@@ -10,7 +10,7 @@ import pytest
 
 import aioflux
 from aioflux.compat import nebula as nm
-from aioflux.compat.nebula import _node_daemon as _keeper
+from aioflux.compat.nebula import _node_daemon
 from aioflux.compat.nebula._memory_tier import GROWING, Version
 from aioflux.compat.nebula._node_daemon import Keeper, _Place
 from aioflux.compat.nebula._persist import NebulaSave
@@ -48,7 +48,7 @@ def test_a_save_that_failed_is_tried_again_by_itself(
             raise TransientError("the storage is away")
         return await run(self)
 
-    monkeypatch.setattr(_keeper, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(_node_daemon, "_RETRY_SECONDS", 0.01)
     monkeypatch.setattr(NebulaSave, "run", fail_first)
     nm.init(inside, 1000)
     commit("a", 1)
@@ -97,7 +97,7 @@ async def test_the_newest_is_tried_again_also_when_an_older_one_was_saved_since(
             raise TransientError("the storage is away")
 
     monkeypatch.setattr(Keeper, "_save", save)
-    monkeypatch.setattr(_keeper, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(_node_daemon, "_RETRY_SECONDS", 0.0)
     keeper = Keeper()
     keeper.shelf.budget_bytes = 1000
     old, new = put(keeper, "old"), put(keeper, "new")
