@@ -27,16 +27,7 @@ from aioflux._transfer import delete as _delete
 from aioflux._transfer import get as _get
 from aioflux._transfer import list as _list
 from aioflux._transfer import writer as _writer
-from aioflux._transfer.counters import Tally
-from aioflux._transfer.get_many import fetch_many, try_many
-from aioflux._transfer.get_ranges import MAX_GAP_BYTES, fetch_ranges
-from aioflux._transfer.limits import Limits
-from aioflux._transfer.reader import ObjectReader
-from aioflux._transfer.session import Session
-from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
-from aioflux._transfer.writer import ObjectWriter, WriteRequest
-from aioflux._transfer.zero_copy_writer import BorrowingWriter
-from aioflux._values.arguments import (
+from aioflux._transfer.arguments import (
     check_listing,
     check_metadata,
     check_mode,
@@ -46,6 +37,15 @@ from aioflux._values.arguments import (
     parse_prefix,
     refuse_one_key,
 )
+from aioflux._transfer.counters import Tally
+from aioflux._transfer.get_many import fetch_many, try_many
+from aioflux._transfer.get_ranges import MAX_GAP_BYTES, fetch_ranges
+from aioflux._transfer.limits import Limits
+from aioflux._transfer.reader import ObjectReader
+from aioflux._transfer.session import Session
+from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
+from aioflux._transfer.writer import ObjectWriter, WriteRequest
+from aioflux._transfer.zero_copy_writer import BorrowingWriter
 from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
 from aioflux._values.uri import Location, parse_uri
 from aioflux.errors import StorageError

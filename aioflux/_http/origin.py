@@ -15,7 +15,7 @@ class Origin:
     """The server that a request goes to."""
 
     scheme: str
-    """`_http` or `https`."""
+    """`http` or `https`."""
     host: str
     """Host name or address; an IPv6 address without brackets."""
     port: int

@@ -21,7 +21,7 @@ def default_context(ca_file: str = "") -> ssl.SSLContext:
         OSError: The file cannot be read, or holds no certificates.
     """
     context = ssl.create_default_context(cafile=ca_file or None)
-    context.set_alpn_protocols(["_http/1.1"])
+    context.set_alpn_protocols(["http/1.1"])
     return context
 
 

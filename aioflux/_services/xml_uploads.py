@@ -1,4 +1,4 @@
-"""Multipart uploads as the XML protocol of GCS and S3 has them; see `xml_multipart` for its texts."""
+"""Multipart uploads in the XML protocol of GCS and S3; `xml_multipart` has its texts."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from aioflux._concurrency.async_iteration import nested
 from aioflux._concurrency.fan_out import bounded_batches
+from aioflux._transfer.arguments import parse_key
 from aioflux._transfer.get import (
     NoRoomError,
     fetch,
@@ -16,7 +17,6 @@ from aioflux._transfer.get_small import NOTHING, Fetched, first_range_bytes
 from aioflux._transfer.prefetch_budget import Ahead
 from aioflux._transfer.retry import Backoff
 from aioflux._transfer.small_read_loop import Express
-from aioflux._values.arguments import parse_key
 from aioflux.errors import NotFoundError, StorageError
 
 if TYPE_CHECKING:

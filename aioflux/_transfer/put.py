@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from aioflux._services.base import Precondition
 from aioflux._transfer.ambiguous_writes import Fate, call_or_find, find_written
+from aioflux._transfer.arguments import lower_names
 from aioflux._transfer.conditions import require
 from aioflux._transfer.delete import delete
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_staged
-from aioflux._values.arguments import lower_names
 from aioflux._values.checksums import crc32c
 from aioflux.errors import (
     AlreadyExistsError,

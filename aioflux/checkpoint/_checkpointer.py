@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from aioflux import _bridge
 from aioflux.checkpoint._format.commit import new_save_id, step_prefix
-from aioflux.checkpoint._load import step as _step
 from aioflux.checkpoint._maintain import verify as _verify
 from aioflux.checkpoint._maintain.history import SaveRecord, read_history
 from aioflux.checkpoint._maintain.retention import Pruned, Retention, prune
@@ -42,6 +41,7 @@ from aioflux.checkpoint._save.state_spec import Planner, Resolved, Survey, surve
 from aioflux.checkpoint._save.uploaders import LoopUploader, Uploader
 from aioflux.checkpoint._signals import Schedule, Signals
 from aioflux.checkpoint._store.commits import list_steps, uri_below
+from aioflux.checkpoint.dcp import _load_step as _step
 from aioflux.errors import (
     AiofluxError,
     CheckpointCorruptError,
@@ -124,7 +124,7 @@ class Checkpointer:
                 debugger. With `staging="process"` this is about the process that uploads.
             process_group: Whose ranks save together; all by default, and this process alone where
                 torch.distributed is not initialised. Every rank of it builds one at the same time.
-            options: `_transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
+            options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
                 `ssl_context`, as `aioflux.open_store`.
 
         Raises:

@@ -132,7 +132,7 @@ class IterableDataset(TorchIterableDataset[T_co]):
 
                 `progress=False`; True shows a line on stderr, of rank 0.
 
-                `_transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context` as
+                `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context` as
                 `aioflux.open_store`. Limits hold for each DataLoader worker by itself.
 
         Raises:

@@ -90,7 +90,7 @@ class MapDataset(Dataset[T_co]):
                 `cache=None`; a local directory keeps objects between epochs and runs, `cache_bytes`
                 (64 GiB) at most, and what is in it is not requested again.
 
-                `_transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context` as
+                `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context` as
                 `aioflux.open_store`, but for 128 requests under way by default, so that a batch of
                 100 is read at once. Limits hold for each DataLoader worker by itself.
 

@@ -46,7 +46,7 @@ def our_framing(head: object) -> object:
     if head.chunked:
         return "chunked", ()
     if head.content_length is None:
-        return "_http/1.0", ()
+        return "http/1.0", ()
     return "content-length", (head.content_length,)
 
 

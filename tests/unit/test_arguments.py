@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import aioflux
-from aioflux._values.arguments import (
+from aioflux._transfer.arguments import (
     check_listing,
     check_metadata,
     check_mode,

@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-BUDGET = 55
-"""47 modules on CPython 3.11, of which dataclasses and typing bring nearly all; the rest is for
+BUDGET = 56
+"""48 modules on CPython 3.11, of which dataclasses and typing bring nearly all; the rest is for
 what other versions of Python split off."""
 
 HEAVY = [
@@ -76,8 +76,8 @@ def test_the_lazy_names_are_those_that_would_cost(loaded: list[str]) -> None:
     ours = [module for module in loaded if module.split(".")[0] == "aioflux"]
     assert ours == [
         "aioflux",
-        "aioflux.errors",
         "aioflux._values",
         "aioflux._values.meta",
+        "aioflux.errors",
         "aioflux.options",
     ]

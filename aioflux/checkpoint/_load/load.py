@@ -56,7 +56,7 @@ def load(
         mmap: Tensors refer to the memory that the bytes were read into. It is writable; what is
             written to takes its pages once more, and none is given back before all tensors are
             gone. False copies each tensor to memory of its own: 2.0 times the object meanwhile.
-        options: `_transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
+        options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
             as `aioflux.open_store`.
 
     Raises:

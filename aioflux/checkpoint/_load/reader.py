@@ -152,7 +152,7 @@ def open_reader(
             needs 1.0 times the object and `TransferOptions.max_buffered_bytes`, and reads what it
             asks for. Opening costs one request there. An object that is overwritten meanwhile is
             read anew with `mmap`; without it, bytes were handed out, and it is a NotFoundError.
-        options: `_transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
+        options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
             as `aioflux.open_store`.
 
     Raises:

@@ -16,8 +16,8 @@ from aioflux.checkpoint._format.commit import (
     find_save_id,
 )
 from aioflux.checkpoint._load.dcp_metadata import decode_metadata
+from aioflux.checkpoint._save.safetensors import load_metadata
 from aioflux.checkpoint._store.commits import is_home, read_commit, uri_below
-from aioflux.checkpoint.dcp._safetensors import load_metadata
 from aioflux.errors import (
     CheckpointCorruptError,
     CheckpointError,

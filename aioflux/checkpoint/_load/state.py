@@ -11,9 +11,9 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMe
 from aioflux import _bridge
 from aioflux.checkpoint._load.decode import as_bytes, default_registry, load_value
 from aioflux.checkpoint._load.fetch import WantedValue, fetch
-from aioflux.checkpoint._load.nesting import CONTAINERS, nest, parameter_names
 from aioflux.checkpoint._load.source import Shape, Source, decode_source, read_commit_object
 from aioflux.checkpoint._load.units import Wanted, narrow
+from aioflux.checkpoint._save.nesting import CONTAINERS, nest, parameter_names
 from aioflux.checkpoint._store.commits import uri_below
 from aioflux.checkpoint._store.objects import open_checkpoint
 
@@ -54,7 +54,7 @@ def load_state(
         verify: Compare what is read with the checksums of the commit, where there is one.
         extension_registry: Transforms that items of stock DCP may have; its own and ours by
             default.
-        options: `_transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
+        options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
             as `aioflux.open_store`.
 
     Raises:

@@ -60,7 +60,7 @@ def save(
         mode: "overwrite" replaces an object of this name, "create" fails where there is one.
         if_generation_match: Replace only this generation.
         metadata: The user's own metadata.
-        options: `_transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
+        options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
             as `aioflux.open_store`.
 
     Raises:

@@ -22,14 +22,14 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from aioflux.checkpoint._format.storage_data import pickle_index, pickle_metadata
-from aioflux.checkpoint._load.nesting import (
+from aioflux.checkpoint._save.items import check_storable, find_ties
+from aioflux.checkpoint._save.job import Whole
+from aioflux.checkpoint._save.nesting import (
     CONTAINERS,
     KINDS,
     merge_containers,
     tell_containers,
 )
-from aioflux.checkpoint._save.items import check_storable, find_ties
-from aioflux.checkpoint._save.job import Whole
 from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -133,7 +133,7 @@ def open_writer(
         if_generation_match: Replace only this generation.
         content_type: Media type; `application/octet-stream` by default.
         metadata: The user's own metadata.
-        options: `_transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
+        options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
             as `aioflux.open_store`.
 
     Raises:

@@ -18,9 +18,9 @@ from torch.futures import Future
 from aioflux import _bridge
 from aioflux.checkpoint._load.decode import as_bytes, default_registry, load_value
 from aioflux.checkpoint._load.fetch import WantedValue, fetch
-from aioflux.checkpoint._load.nesting import CONTAINERS
 from aioflux.checkpoint._load.source import CommitBytes, Source, decode_source, read_commit_object
 from aioflux.checkpoint._load.units import Wanted
+from aioflux.checkpoint._save.nesting import CONTAINERS
 from aioflux.checkpoint._store.commits import uri_below
 from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.checkpoint.dcp._ids import is_checkpoint_uri
@@ -94,7 +94,7 @@ class StorageReader(dcp_storage.StorageReader):
                 not widened to whole blocks.
             extension_registry: Transforms that items of stock DCP may have; its own and ours by
                 default.
-            options: `_transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
+            options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
                 `ssl_context`, as `aioflux.open_store`.
 
         Raises:

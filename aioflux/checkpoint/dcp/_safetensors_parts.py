@@ -21,14 +21,14 @@ from aioflux._values.checksums import combine_crc32c, crc32c
 from aioflux._values.meta import ObjectMeta
 from aioflux.checkpoint._format.commit import StoredItem, StoredObject, plan_block_size
 from aioflux.checkpoint._save.items import tensor_memory
+from aioflux.checkpoint._save.safetensors import Kind, lay_out, model_key
 from aioflux.checkpoint._store.objects import read_range, write_object
-from aioflux.checkpoint.dcp._safetensors import Kind, lay_out, model_key
 from aioflux.errors import CheckpointError, ChecksumError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
-    from aioflux.checkpoint.dcp._safetensors import Layout, Role, Tensor
+    from aioflux.checkpoint._save.safetensors import Layout, Role, Tensor
     from aioflux.store import Store
 
 __all__ = ["Part", "Place", "Run", "finish_objects", "runs_of"]

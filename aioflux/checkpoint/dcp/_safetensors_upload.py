@@ -19,9 +19,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from aioflux.checkpoint._format.commit import StoredItem, data_key
 from aioflux.checkpoint._save.items import has_plain_memory, tensor_memory
+from aioflux.checkpoint._save.object_plan import item_bytes, plan_objects
+from aioflux.checkpoint._save.safetensors import Kind, RankLayout, lay_out, model_key, tensor_of
 from aioflux.checkpoint._store.objects import write_object
-from aioflux.checkpoint.dcp._plan_writes import item_bytes, plan_objects
-from aioflux.checkpoint.dcp._safetensors import Kind, RankLayout, lay_out, model_key, tensor_of
 from aioflux.checkpoint.dcp._safetensors_parts import Part, Place, Run, runs_of
 from aioflux.checkpoint.dcp._upload import Written, batches, resolve, upload_items
 from aioflux.errors import CheckpointError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import WriteItem
 
     from aioflux.checkpoint._format.commit import StoredObject
-    from aioflux.checkpoint.dcp._safetensors import Role
+    from aioflux.checkpoint._save.safetensors import Role
     from aioflux.checkpoint.dcp._upload import Upload
 
 __all__ = ["Contents", "contents_of", "index_of", "plan_uploads"]

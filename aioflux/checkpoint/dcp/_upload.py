@@ -31,8 +31,8 @@ from aioflux.checkpoint._save.items import (
     find_ties,
     has_plain_memory,
 )
+from aioflux.checkpoint._save.object_plan import item_bytes
 from aioflux.checkpoint._store.objects import write_object
-from aioflux.checkpoint.dcp._plan_writes import item_bytes
 from aioflux.errors import AiofluxError, CheckpointError
 
 if TYPE_CHECKING:

@@ -33,11 +33,11 @@ from aioflux.checkpoint._format.commit import (
     encode_index,
     new_save_id,
 )
+from aioflux.checkpoint._save.object_plan import Placement, plan_objects
+from aioflux.checkpoint._save.safetensors import dump_metadata, plan_ranks
 from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.checkpoint.dcp._ids import is_checkpoint_uri
-from aioflux.checkpoint.dcp._plan_writes import Placement, plan_objects
 from aioflux.checkpoint.dcp._publish import Unfinished, begin, finish, sweep
-from aioflux.checkpoint.dcp._safetensors import dump_metadata, plan_ranks
 from aioflux.checkpoint.dcp._safetensors_parts import Part, finish_objects
 from aioflux.checkpoint.dcp._safetensors_upload import contents_of, index_of, plan_uploads
 from aioflux.checkpoint.dcp._save_context import Turn, begin_turn, run, turn_of
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
     from torch.distributed.checkpoint.storage import WriteResult
 
+    from aioflux.checkpoint._save.safetensors import RankLayout
     from aioflux.checkpoint.compression import ZStandard
-    from aioflux.checkpoint.dcp._safetensors import RankLayout
     from aioflux.options import StoreOptions
     from aioflux.store import Store, WriteMode
 
@@ -117,7 +117,7 @@ class StorageWriter(dcp_storage.StorageWriter):
                 "create" fails where there is one.
             step: Training step, for the commit object.
             metrics: Numbers that retention may choose by, for the commit object.
-            options: `_transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
+            options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
                 `ssl_context`, as `aioflux.open_store`.
 
         Raises:

@@ -66,7 +66,7 @@ def init(
             NEBULA_MEMORY_BUFFER_SIZE, or 4 fifths of what the node has, by default. A part for
             which there is no room is copied to the disk.
         commit_seconds: How long ranks and nodes wait for each other; 600 by default.
-        options: `_transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
+        options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
             as `aioflux.open_store`; they have to pickle.
 
     Raises:

@@ -21,9 +21,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux.checkpoint._format.commit import new_save_id
+from aioflux.checkpoint._maintain.tags import remove_tag, trim
 from aioflux.checkpoint._save.job import UploadSettings, portable
 from aioflux.checkpoint._save.tag_save import PartData, tag_job
-from aioflux.checkpoint._store.tags import remove_tag, trim
 from aioflux.compat.nebula._memory_tier import COMMITTED, Shelf, Version
 from aioflux.compat.nebula._persist import NebulaSave
 from aioflux.compat.nebula._settings import signing_variables

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflux import _bridge
+from aioflux.checkpoint._maintain.tags import is_valid, list_tags, read_part, read_tag
 from aioflux.checkpoint._store.commits import uri_below
-from aioflux.checkpoint._store.tags import is_valid, list_tags, read_part, read_tag
 from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from aioflux.checkpoint._store.tags import StoredTag
+    from aioflux.checkpoint._maintain.tags import StoredTag
     from aioflux.compat.nebula._client import Client
     from aioflux.store import Store
 

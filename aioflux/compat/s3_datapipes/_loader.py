@@ -58,7 +58,7 @@ class S3FileLoader(IterDataPipe[tuple[str, Any]]):
         cache: A local directory that keeps objects between epochs and runs: what is in it is not
             requested again. Takes urls of `list_files_by_s3` only, and large objects whole.
         cache_bytes: The most that it takes, in bytes; 64 GiB by default.
-        options: As `aioflux.open_store`. `_transfer` says how much is under way at once.
+        options: As `aioflux.open_store`. `transfer` says how much is under way at once.
 
     Raises:
         ValueError: Settings do not go together.

@@ -27,7 +27,7 @@ _MODES = {"wb": "overwrite", "xb": "create"}
 class S3FileSaver(IterDataPipe[str]):
     """Writes each `(name, data)` as an object, and yields its url when it is stored.
 
-    Many are under way at once, within `_transfer`, so urls come in the order in which objects are
+    Many are under way at once, within `transfer`, so urls come in the order in which objects are
     stored. An object appears whole or not at all; the first that cannot be written ends the
     iteration, named. For what training saves use `aioflux.checkpoint`.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflux import _bridge
 from aioflux._values.uri import parse_uri
-from aioflux.checkpoint._store.tags import is_valid, read_tag
+from aioflux.checkpoint._maintain.tags import is_valid, read_tag
 from aioflux.errors import (
     AiofluxError,
     CheckpointCorruptError,

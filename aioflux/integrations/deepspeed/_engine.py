@@ -22,13 +22,13 @@ import torch
 from aioflux import _bridge
 from aioflux.checkpoint import save as save_object
 from aioflux.checkpoint._format.commit import new_save_id
+from aioflux.checkpoint._maintain.tags import read_part, read_tag
 from aioflux.checkpoint._save.job import UploadSettings
 from aioflux.checkpoint._save.pickled import pickled
 from aioflux.checkpoint._save.ranks import Ranks, open_ranks
 from aioflux.checkpoint._save.staging import Arena
 from aioflux.checkpoint._save.tag_save import PartData, TagSave, tag_job, write_part
 from aioflux.checkpoint._store.objects import open_checkpoint
-from aioflux.checkpoint._store.tags import read_part, read_tag
 from aioflux.errors import AiofluxError, CheckpointError, CheckpointNotFoundError
 from aioflux.integrations.deepspeed._roots import LATEST, Roots, put_placeholders
 
@@ -96,7 +96,7 @@ class AiofluxCheckpointEngine:
             decoupled: Return from a save when the parts are copied, and commit when all ranks have
                 stored theirs, at the end of a step.
             commit_seconds: How long ranks wait for each other; 600 by default.
-            options: `_transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
+            options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
                 `ssl_context`, as `aioflux.open_store`.
         """
         if not commit_seconds > 0:

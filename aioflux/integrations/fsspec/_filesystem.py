@@ -59,7 +59,7 @@ class AiofluxFileSystem(Moving):
         asynchronous: Whether the user awaits the coroutines; makes no difference here.
         loop: Run blocking calls on this loop, which another thread runs.
         batch_size: Files that `put`, `get` and `copy` have under way at once, at most.
-        storage_options: `credentials`, `endpoint_url`, `_transfer`, `retry`, `timeouts`,
+        storage_options: `credentials`, `endpoint_url`, `transfer`, `retry`, `timeouts`,
             `ssl_context` and `progress`, as `aioflux.open_store`; policies may be mappings.
             `default_block_size` is that of `open`. Options of gcsfs, s3fs and adlfs that name
             credentials, an endpoint or a region are taken for the scheme that they belong to, and

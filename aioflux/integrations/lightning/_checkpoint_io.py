@@ -61,7 +61,7 @@ class AiofluxCheckpointIO(CheckpointIO):
             background: Return from a save when the checkpoint is copied in host memory.
             max_pending: Checkpoints that are copied and not yet stored; another save waits. Each
                 takes its size in host memory, which is used again for the next.
-            options: `_transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
+            options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
                 `ssl_context`, as `aioflux.open_store`. Credentials go along to processes that
                 Lightning spawns, and into no other pickle.
 

@@ -39,7 +39,7 @@ class Request:
         target: Raw request target: path and query as sent, still percent-encoded.
         raw_headers: Names and values as received.
         pieces: The body, in the pieces in which it arrived.
-        scheme: `_http` or `https`.
+        scheme: `http` or `https`.
     """
 
     match: Match  # set by the router before any hook or handler sees the request

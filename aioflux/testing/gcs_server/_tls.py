@@ -32,7 +32,7 @@ class Certificates:
         """Build the context of the listening socket."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["_http/1.1"])
+        context.set_alpn_protocols(["http/1.1"])
         context.load_cert_chain(self.certificate_file, self.key_file)
         return context
 

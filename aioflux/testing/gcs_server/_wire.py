@@ -78,7 +78,7 @@ class Connection(asyncio.BufferedProtocol):
     Args:
         app: Answers the requests.
         loop: Runs the timers of delayed responses.
-        scheme: `_http` or `https`, for links in answers.
+        scheme: `http` or `https`, for links in answers.
     """
 
     def __init__(

@@ -33,9 +33,9 @@ from aioflux.checkpoint._format.safe_pickle import PickleError
 from aioflux.checkpoint._load.dcp_metadata import _check_tensor as check_tensor
 from aioflux.checkpoint._load.dcp_metadata import decode_metadata
 from aioflux.checkpoint._load.decode import load_value
+from aioflux.checkpoint._save.safetensors import Kind, plan_ranks
 from aioflux.checkpoint.dcp import StorageWriter, load_state
 from aioflux.checkpoint.dcp._publish import Unfinished, sweep
-from aioflux.checkpoint.dcp._safetensors import Kind, plan_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

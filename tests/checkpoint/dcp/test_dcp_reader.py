@@ -31,7 +31,7 @@ from aioflux import (
     sync,
 )
 from aioflux.checkpoint._format.commit import Commit, decode_commit, encode_commit
-from aioflux.checkpoint._load.nesting import CONTAINERS, nest, tell_containers
+from aioflux.checkpoint._save.nesting import CONTAINERS, nest, tell_containers
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.checkpoint.dcp import StorageReader, StorageWriter, load_state
 from aioflux.testing import GCSServer

@@ -32,10 +32,7 @@ from torch.distributed.checkpoint.planner import (
 from aioflux import CheckpointCorruptError, CheckpointError, open_store
 from aioflux._values.checksums import crc32c
 from aioflux.checkpoint._format.commit import Commit, decode_commit, decode_index
-from aioflux.checkpoint._store.objects import verify_blocks
-from aioflux.checkpoint.compression import ZStandard
-from aioflux.checkpoint.dcp import StorageWriter
-from aioflux.checkpoint.dcp._safetensors import (
+from aioflux.checkpoint._save.safetensors import (
     DTYPES,
     Kind,
     Tensor,
@@ -43,6 +40,9 @@ from aioflux.checkpoint.dcp._safetensors import (
     load_metadata,
     plan_ranks,
 )
+from aioflux.checkpoint._store.objects import verify_blocks
+from aioflux.checkpoint.compression import ZStandard
+from aioflux.checkpoint.dcp import StorageWriter
 from aioflux.checkpoint.dcp._safetensors_parts import Part, blocks_of, finish_objects, runs_of
 from aioflux.checkpoint.dcp._safetensors_upload import plan_uploads
 from aioflux.checkpoint.dcp._upload import Upload

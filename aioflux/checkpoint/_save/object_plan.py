@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import WriteItem
 
-    from aioflux.checkpoint.dcp._safetensors import RankLayout
+    from aioflux.checkpoint._save.safetensors import RankLayout
 
 __all__ = ["Placement", "item_bytes", "plan_objects"]
 

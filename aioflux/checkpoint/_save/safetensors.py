@@ -20,7 +20,7 @@ import torch
 from torch.distributed.checkpoint.planner import WriteItemType
 
 from aioflux.checkpoint._format.commit import plan_block_size
-from aioflux.checkpoint.dcp._plan_writes import item_bytes, plan_objects
+from aioflux.checkpoint._save.object_plan import item_bytes, plan_objects
 from aioflux.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:

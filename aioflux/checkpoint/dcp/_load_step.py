@@ -8,8 +8,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.stateful import Stateful
 
-from aioflux.checkpoint._load.into_planner import IntoPlanner
 from aioflux.checkpoint.dcp import StorageReader, load_state
+from aioflux.checkpoint.dcp._into_planner import IntoPlanner
 from aioflux.errors import AiofluxError, CheckpointCorruptError, CheckpointError
 
 if TYPE_CHECKING:
