@@ -32,9 +32,10 @@ from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from aioflux import store as _store
 from aioflux._concurrency.async_iteration import nested
 from aioflux._concurrency.fan_out import Supply
+from aioflux._transfer.sessions import live_sessions
+from aioflux.store import sessions_of
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
         Iterator,
     )
     from contextlib import AbstractAsyncContextManager
+
+    from aioflux._transfer.sessions import Sessions
+    from aioflux.store import Store
 
 __all__ = [
     "Feed",
@@ -164,9 +168,9 @@ class _Bridge:
         """Wait a little for cancelled work that nobody waits for."""
         concurrent.futures.wait(list(self._left_alone), timeout=_ENDING_SECONDS)
 
-    def serves(self, sessions: _store.Sessions) -> bool:
-        """Tell whether there is a session of this loop."""
-        return self._loop is not None and self._loop in sessions
+    def serves(self, sessions: Sessions) -> bool:
+        """Return whether there is a session of this loop."""
+        return self._loop in sessions
 
     def inherited(self) -> tuple[Any, ...]:
         return self._loop, self._thread, self._ending
@@ -230,8 +234,8 @@ def _at_exit() -> None:
     if iterators := list(_iterating):
         run(_close_all(iterators))
     _bridge.wait_for_cleanup()
-    for each in _store.live_stores():
-        _close_session(each.sessions)
+    for each in live_sessions():
+        _close_session(each)
     _bridge.is_over = True
     _bridge.stop()
 
@@ -247,11 +251,11 @@ def _park(*inherited: object) -> None:
 
 def _after_fork_in_child() -> None:
     global _bridge
-    stores = _store.live_stores()
+    sessions = live_sessions()
     # Parked before they are forgotten, and the new bridge last: Ctrl-C may come in between.
-    _park(_bridge, _bridge.inherited(), [list(each.sessions.items()) for each in stores])
-    for each in stores:
-        each.forget_sessions()
+    _park(_bridge, _bridge.inherited(), [each.open_sessions() for each in sessions])
+    for each in sessions:
+        each.forget()
     _held.clear()
     _iterating.clear()
     _bridge = _Bridge()
@@ -524,15 +528,15 @@ def _end(what: Any, ending: Callable[[], Coroutine[Any, Any, Any]], pid: int) ->
         run(ending())
 
 
-def close_when_dropped(store: _store.Store) -> None:
+def close_when_dropped(store: Store) -> None:
     """Close the connections of a store that nobody holds any more, or when the process ends."""
     # What is held until then is closed before the loop stops, wherever this stands among the hooks.
-    weakref.finalize(store, _close_session, store.sessions).atexit = False
+    weakref.finalize(store, _close_session, sessions_of(store)).atexit = False
 
 
-def _close_session(sessions: _store.Sessions) -> None:
+def _close_session(sessions: Sessions) -> None:
     if _own_bridge().serves(sessions):
-        _end(sessions, lambda: _store.close_session(sessions), os.getpid())
+        _end(sessions, sessions.close_current, os.getpid())
 
 
 @contextmanager

@@ -6,12 +6,12 @@ of it is signatures and docstrings, and a method does no more than check and han
 
 from __future__ import annotations
 
-import asyncio
 import os
 import warnings
 import weakref
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, overload
 
@@ -37,12 +37,10 @@ from aioflux._transfer.arguments import (
     parse_prefix,
     refuse_one_key,
 )
-from aioflux._transfer.counters import Tally
 from aioflux._transfer.get_many import fetch_many, try_many
 from aioflux._transfer.get_ranges import MAX_GAP_BYTES, fetch_ranges
-from aioflux._transfer.limits import Limits
 from aioflux._transfer.reader import ObjectReader
-from aioflux._transfer.session import Session
+from aioflux._transfer.sessions import Sessions
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
 from aioflux._transfer.writer import ObjectWriter, WriteRequest
 from aioflux._transfer.zero_copy_writer import BorrowingWriter
@@ -76,9 +74,6 @@ RangesData: TypeAlias = list[bytes]
 DataBatch: TypeAlias = list[tuple[str, bytes]]
 MetaBatch: TypeAlias = list[tuple[ObjectMeta, bytes]]
 TriedBatch: TypeAlias = list[tuple[ObjectMeta, bytes] | tuple[None, StorageError]]
-Sessions: TypeAlias = "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session]"
-
-_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
 def open_store(
@@ -181,15 +176,19 @@ class Store:
             verify=transfer.verify,
         )
         if location.scheme not in {"gs", "s3", "az", "file", "memory"}:
-            raise ValueError(f"{location}: aioflux does not yet speak {location.scheme}://")
+            raise ValueError(f"{location}: unsupported scheme {location.scheme}://")
         is_ours = location.scheme in {"file", "memory"}
         if is_ours and (credentials is not None or endpoint_url is not None):
             raise ValueError(f"{location} takes neither credentials nor an endpoint_url")
-        self.sessions: Sessions = weakref.WeakKeyDictionary()
-        self._progress = progress
-        self._tally = Tally()
-        self._closed = False
-        _stores.add(self)
+        self._sessions = Sessions(
+            partial(self._open_service, self._config),
+            transfer,
+            retry,
+            progress,
+            owner=repr(self),
+        )
+
+    _open_service = staticmethod(open_service)
 
     @property
     def uri(self) -> str:
@@ -199,7 +198,7 @@ class Store:
     @property
     def stats(self) -> StoreStats:
         """What this store has done so far in this process: requests, retries, bytes, latency."""
-        return self._tally.stats(self.transfer.max_in_flight)
+        return self._sessions.stats()
 
     def __repr__(self) -> str:
         return f"<Store {self.uri}>"
@@ -213,11 +212,20 @@ class Store:
                 f"{self!r} does not pickle: credentials are never carried along; pass "
                 "a module-level function that returns them, or rely on the default credentials"
             )
-        settings = (self.transfer, self.retry, config.timeouts)
-        return _restore, (config.location, *settings, config.credentials, config.endpoint_url)
+        return _restore, (config.location, self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        config = self._config
+        return {
+            "transfer": self.transfer,
+            "retry": self.retry,
+            "timeouts": config.timeouts,
+            "credentials": config.credentials,
+            "endpoint_url": config.endpoint_url,
+        }
 
     async def __aenter__(self) -> Self:
-        self._session()
+        self._sessions.current()
         return self
 
     async def __aexit__(
@@ -226,54 +234,21 @@ class Store:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._closed = True
-        # Whoever was cancelled or interrupted does not wait long for a service that is away.
-        is_left = error is not None and not isinstance(error, Exception)
-        await close_session(self.sessions, seconds=2.0 if is_left else 5.0)
+        # After a cancellation or Ctrl-C a service that does not answer delays the end less.
+        is_interrupted = error is not None and not isinstance(error, Exception)
+        await self._sessions.aclose(seconds=2.0 if is_interrupted else 5.0)
 
     async def aclose(self) -> None:
         """Close the connections of the running loop and end the store; twice does nothing.
 
         Writers that are open are aborted, for which a service that does not answer is given 5 s.
         """
-        self._closed = True
-        await close_session(self.sessions)
+        await self._sessions.aclose()
 
     def reopened(self) -> Store:
         """Return a store of the same settings, with connections and limits of its own."""
         config = self._config
-        return Store(
-            config.location,
-            transfer=self.transfer,
-            retry=self.retry,
-            timeouts=config.timeouts,
-            credentials=config.credentials,
-            endpoint_url=config.endpoint_url,
-            ssl_context=config.ssl_context,
-        )
-
-    def forget_sessions(self) -> object:
-        """Drop all connections unclosed, and return what a forked child must never collect."""
-        inherited = list(self.sessions.items())
-        self.sessions.clear()
-        self._tally = Tally()
-        return inherited
-
-    def _session(self) -> Session:
-        if self._closed:
-            raise ValueError(f"{self!r} is closed; open another")
-        loop = asyncio.get_running_loop()
-        session = self.sessions.get(loop)
-        if session is None:
-            limits = Limits(
-                max_in_flight=self.transfer.max_in_flight,
-                max_in_flight_bytes=self.transfer.max_in_flight_bytes,
-            )
-            service = open_service(self._config)
-            counters = self._tally.join(loop, limits.requests)
-            session = Session(service, self.transfer, self.retry, limits, counters, self._progress)
-            self.sessions[loop] = session
-        return session
+        return Store(config.location, ssl_context=config.ssl_context, **self._settings())
 
     async def head(self, key: str | ObjectMeta) -> ObjectMeta:
         """Read the metadata of an object.
@@ -281,7 +256,7 @@ class Store:
         Raises:
             NotFoundError: No object has this key.
         """
-        session = self._session()
+        session = self._sessions.current()
         name, meta = parse_key(key)
         generation = meta.generation if meta else ""
         return await session.call(name, lambda _: session.service.head(name, generation=generation))
@@ -298,7 +273,7 @@ class Store:
             PreconditionFailedError: A read by name met a replaced object at every try.
         """
         name, meta = parse_key(key)
-        fetched = await _get.fetch(self._session(), name, meta)
+        fetched = await _get.fetch(self._sessions.current(), name, meta)
         return fetched.data
 
     async def get_into(
@@ -329,7 +304,7 @@ class Store:
         if start < 0:
             raise ValueError(f"start must be 0 or more, not {start}")
         name, meta = parse_key(key)
-        return await _get.fetch_into(self._session(), name, view, start=start, meta=meta)
+        return await _get.fetch_into(self._sessions.current(), name, view, start=start, meta=meta)
 
     async def get_range(self, key: str | ObjectMeta, *, start: int, end: int) -> bytes:
         """Read the bytes `[start, end)` of an object.
@@ -356,7 +331,9 @@ class Store:
         if start < 0 or end <= start:
             raise ValueError(f"a range needs 0 <= start < end, not [{start}, {end})")
         name, meta = parse_key(key)
-        return await _get.fetch_range(self._session(), name, start=start, end=end, meta=meta)
+        return await _get.fetch_range(
+            self._sessions.current(), name, start=start, end=end, meta=meta
+        )
 
     async def get_ranges(
         self,
@@ -397,7 +374,7 @@ class Store:
             if start < 0 or end <= start:
                 raise ValueError(f"a range needs 0 <= start < end, not [{start}, {end})")
         name, meta = parse_key(key)
-        session = self._session()
+        session = self._sessions.current()
         return await fetch_ranges(session, name, pairs, max_gap_bytes=max_gap_bytes, meta=meta)
 
     async def get_many(
@@ -481,7 +458,7 @@ class Store:
                     yield [(fetched.meta(), fetched.data) for _, fetched in batch]
                     del batch
             return
-        session = self._session()
+        session = self._sessions.current()
         refuse_one_key(keys)
         async with nested(try_many(session, keys, ordered=ordered)) as tried:
             async for results in tried:
@@ -544,7 +521,7 @@ class Store:
             TypeError: A key, not metadata.
             ValueError: `max_composite_bytes` is below 1.
         """
-        session = self._session()
+        session = self._sessions.current()
         refuse_one_key(metas)
         if max_composite_bytes < 1:
             raise ValueError(f"max_composite_bytes must be above 0, not {max_composite_bytes!r}")
@@ -568,7 +545,7 @@ class Store:
     def _fetch_many(
         self, keys: Items[str | ObjectMeta], *, ordered: bool
     ) -> AsyncGenerator[FetchedBatch, None]:
-        session = self._session()
+        session = self._sessions.current()
         refuse_one_key(keys)
         return fetch_many(session, keys, ordered=ordered)
 
@@ -625,7 +602,7 @@ class Store:
         if page_size is not None and page_size < 1:
             raise ValueError(f"page_size must be 1 or more, not {page_size!r}")
         pages = _list.list_pages(
-            self._session(),
+            self._sessions.current(),
             parse_prefix(prefix),
             delimiter=delimiter,
             match_glob=match_glob,
@@ -641,7 +618,10 @@ class Store:
         """Return what `list` yields as one sequence, at some 120 bytes an object."""
         check_listing(delimiter, match_glob)
         return await _list.list_all(
-            self._session(), parse_prefix(prefix), delimiter=delimiter, match_glob=match_glob
+            self._sessions.current(),
+            parse_prefix(prefix),
+            delimiter=delimiter,
+            match_glob=match_glob,
         )
 
     async def save_manifest(self, key: str, prefix: str = "") -> ObjectMeta:
@@ -693,7 +673,7 @@ class Store:
                 names of metadata differ in case only.
         """
         request = self._request(key, mode, if_generation_match, content_type, metadata)
-        return await _writer.put(self._session(), request, memoryview(data).cast("B"))
+        return await _writer.put(self._sessions.current(), request, memoryview(data).cast("B"))
 
     def put_many(
         self, pairs: Items[tuple[str, Buffer]], *, mode: WriteMode = "overwrite"
@@ -718,7 +698,7 @@ class Store:
         self, pairs: Items[tuple[str, Buffer]], mode: WriteMode, begin: Callable[[], object]
     ) -> AsyncGenerator[ObjectMeta, None]:
         begin()
-        session = self._session()
+        session = self._sessions.current()
         condition = self._request("any", mode, None, "", None).precondition
 
         async def one(pair: tuple[str, Buffer]) -> ObjectMeta:
@@ -758,7 +738,7 @@ class Store:
         """
         request = self._request(key, mode, if_generation_match, content_type, metadata)
         kind = BorrowingWriter if borrow else ObjectWriter
-        async with kind(self._session(), request) as writer:
+        async with kind(self._sessions.current(), request) as writer:
             yield writer
 
     @asynccontextmanager
@@ -784,7 +764,7 @@ class Store:
         if read_ahead_bytes is not None and read_ahead_bytes <= 0:
             raise ValueError(f"read_ahead_bytes must be above 0, not {read_ahead_bytes}")
         found = meta or await self.head(name)
-        reader = ObjectReader(self._session(), found, read_ahead_bytes=read_ahead_bytes)
+        reader = ObjectReader(self._sessions.current(), found, read_ahead_bytes=read_ahead_bytes)
         async with reader:
             yield reader
 
@@ -813,7 +793,7 @@ class Store:
                 result is one of the sources, and was replaced before each try.
             ValueError: No sources, or more than the service takes at once.
         """
-        session = self._session()
+        session = self._sessions.current()
         refuse_one_key(sources)
         most = session.service.capabilities.max_compose_sources
         if not 1 <= len(sources) <= most:
@@ -833,7 +813,9 @@ class Store:
             AlreadyExistsError: `mode="create"`, and there is an object of this name.
         """
         precondition = self._request(key, mode, None, "", None).precondition
-        return await _compose.copy(self._session(), _source(source), key, precondition=precondition)
+        return await _compose.copy(
+            self._sessions.current(), _source(source), key, precondition=precondition
+        )
 
     async def delete(self, key: str | ObjectMeta) -> None:
         """Delete an object; with metadata of a listing, only in that generation.
@@ -851,7 +833,9 @@ class Store:
             PreconditionFailedError: The object was replaced since it was listed.
         """
         name, meta = parse_key(key)
-        await _delete.delete(self._session(), name, generation=meta.generation if meta else "")
+        await _delete.delete(
+            self._sessions.current(), name, generation=meta.generation if meta else ""
+        )
 
     async def delete_many(self, keys: Iterable[str | ObjectMeta]) -> DeleteResult:
         """Delete many objects, up to `max_in_flight` at once, and tell what became of each.
@@ -869,7 +853,7 @@ class Store:
         refuse_one_key(keys)
         sources = [_source(key) for key in keys]
         return await _delete.delete_many(
-            self._session(), sources, max_in_flight=self.transfer.max_in_flight
+            self._sessions.current(), sources, max_in_flight=self.transfer.max_in_flight
         )
 
     async def missing_permissions(self, names: Sequence[str]) -> Sequence[str]:
@@ -881,7 +865,7 @@ class Store:
         Args:
             names: Permissions, such as "storage.objects.create".
         """
-        session = self._session()
+        session = self._sessions.current()
         refuse_one_key(names)
         if not names:
             return []
@@ -901,7 +885,7 @@ class Store:
                 is True, so that such writes are refused.
             StorageError: It could not be tried: the credentials may not write, for one.
         """
-        return await _conditions.check(self._session())
+        return await _conditions.check(self._sessions.current())
 
     async def clean(
         self, prefix: str = "", *, older_than_seconds: float = 86_400.0, dry_run: bool = False
@@ -924,7 +908,7 @@ class Store:
         if not older_than_seconds >= 0:
             raise ValueError(f"older_than_seconds must be 0 or more, not {older_than_seconds!r}")
         return await _clean.clean(
-            self._session(),
+            self._sessions.current(),
             prefix,
             now=datetime.now(UTC),
             older_than_seconds=older_than_seconds,
@@ -949,22 +933,8 @@ class Store:
         )
 
 
-def _restore(
-    location: Location,
-    transfer: TransferOptions,
-    retry: RetryPolicy,
-    timeouts: Timeouts,
-    credentials: Any,
-    endpoint_url: str | None,
-) -> Store:
-    return Store(
-        location,
-        transfer=transfer,
-        retry=retry,
-        timeouts=timeouts,
-        credentials=credentials,
-        endpoint_url=endpoint_url,
-    )
+def _restore(location: Location, settings: dict[str, Any]) -> Store:
+    return Store(location, **settings)
 
 
 def _warn_of_nothing_stored(uri: str, pid: int) -> None:
@@ -986,13 +956,6 @@ def _source(key: str | ObjectMeta) -> Source:
     return Source(key=name, generation=meta.generation if meta else "")
 
 
-async def close_session(sessions: Sessions, *, seconds: float = 5.0) -> None:
-    """Close the connections of the running loop, after `seconds` for clean-up under way at most."""
-    session = sessions.pop(asyncio.get_running_loop(), None)
-    if session is not None:
-        await session.aclose(seconds=seconds)
-
-
-def live_stores() -> list[Store]:
-    """Return the stores of this process."""
-    return list(_stores)
+def sessions_of(store: Store) -> Sessions:
+    """Return the sessions of a store, for what closes connections on a loop of its own."""
+    return store._sessions  # noqa: SLF001  not for users
