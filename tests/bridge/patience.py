@@ -34,7 +34,7 @@ def be_patient(put: Callable[[Any, str, Any], object] = setattr) -> None:
 
     put(sessions.Sessions, "close_current", close)
     for module, names in (
-        (aioflux._bridge, ("_CLEANUP_SECONDS", "_ENDING_SECONDS")),
+        (aioflux._bridge, ("_CLEANUP_SECONDS", "_EXIT_SECONDS")),
         (_composed_read, ("_LEAVE_SECONDS", "_REMOVE_SECONDS")),
         (_shielded, ("_LAST_SECONDS",)),
         (_publish, ("_REMOVE_SECONDS",)),
