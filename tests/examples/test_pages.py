@@ -1,8 +1,9 @@
 """The code of README.md and of each page in docs/ runs as it is written.
 
-The blocks of a page run in order. `python` blocks share one namespace and may use `await`, as in a notebook. Of a
-`console` block the lines after `$` run in the shell, and what they print is compared with the lines below; `...` stands
-for any text. Each page has a server and a working directory of its own.
+The blocks of a page run in order. `python` blocks share one namespace and may use `await`, as in a
+notebook. Of a `console` block the lines after `$` run in the shell, and their output is compared
+with the lines below; `...` stands for any text. Each page has a server and a working directory of
+its own.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
 RUN = ("python", "console")
 SHOWN_ONLY = ("", "sh")
-"""Languages of blocks that are not run: commands that install something or take minutes, and drawings."""
+"""Languages of blocks that are not run: commands that install or take minutes, and drawings."""
 WARNINGS = {
     "datasets.md": ("ignore:'set_vital' is deprecated",),  # torchdata's call of torch
     "fsspec.md": (
@@ -120,7 +121,7 @@ SERVERS: dict[str, Callable[[pytest.MonkeyPatch], AbstractContextManager[dict[st
     "azure.md": azure,
     "s3.md": s3,
 }
-"""The server of a page, where it is not `gcs`; each gives the texts that are replaced in the code."""
+"""The server of a page if it is not `gcs`. Each yields replacements of texts in the code."""
 
 
 # --- what else a page needs -------------------
@@ -170,7 +171,7 @@ NEEDS: dict[str, Callable[[pytest.MonkeyPatch, Path], AbstractContextManager[dic
     "fsspec.md": fsspec_caches,
     "migration.md": nebula_node,
 }
-"""What the code of a page needs besides a server; each gives names that the code may use."""
+"""Requirements of a page besides its server. Each yields names that the code may use."""
 
 
 class OpenPage:
