@@ -220,7 +220,6 @@ def open_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenPage]:
 # --- tests ------------------------------------
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("block", cases())
 def test_a_block_runs(open_page: OpenPage, block: Block) -> None:
     open_page.open(block.page)
