@@ -1,80 +1,109 @@
-"""Local files of a copy: read and written in threads, many at a time.
+"""Local files as source and target of a copy, in threads.
 
-    bytes -> .aioflux-<random> beside the target -> rename (or link, where it must be new)
+    bytes -> .aioflux-<random> in the same directory -> rename (link if it must be new)
 
-Nothing is synced: like `cp`, the command ends when the system has the bytes. Files that appear are
-whole; directories that were made for nothing are removed.
+There is no fsync, as in `cp`. Files appear whole; directories that were created and stayed empty
+are removed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
+import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from aioflux.cli._copy_plan import LARGE_BYTES, TEMPORARY, Job, Problem, is_temporary
+from aioflux.cli._cp.plan import LARGE_BYTES, TEMPORARY
 from aioflux.cli._text import one_line
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
-    from aioflux.cli._event_loop import Threads
+    from aioflux.cli._cp.plan import CopyJob
 
-__all__ = ["SKIPPED", "Disk", "DiskSink", "Outcome", "walk"]
+__all__ = ["SKIPPED", "FileThreads", "FileWriter", "LocalFiles", "Outcome"]
 
+T = TypeVar("T")
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 SKIPPED = "skipped"
 Outcome: TypeAlias = "Exception | str | None"
-"""What became of one object: an error, SKIPPED where there was one already, None where it went
-well."""
+"""Result of one job: an error, SKIPPED if the target existed, None if the object was copied."""
 
 _PIECE_BYTES = LARGE_BYTES
 
 
-class Disk:
+class FileThreads:
+    """A few threads for blocking calls; a cancelled call waits until its thread is done.
+
+    Attributes:
+        stop: Set when a call is cancelled; long calls check it between their steps.
+    """
+
+    def __init__(self, num_threads: int = 4) -> None:
+        self.stop = threading.Event()
+        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="aioflux")
+
+    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function in a thread, which has ended when this returns or raises."""
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._executor, function, *arguments)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self.stop.set()
+            while not future.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
+            with suppress(Exception):  # marks it as retrieved
+                future.exception()
+            raise
+
+
+class LocalFiles:
     """Reads and writes local files.
 
     Args:
-        threads: What reads and writes.
-        no_clobber: Whether files that exist stay as they are.
-        root: The directory that names of objects never lead out of, by no link either; it may be a
-            link itself. None where names are those that the user gave.
+        threads: Threads for reads and writes.
+        no_clobber: Whether existing files are kept.
+        root: Directory that no object name leads out of, not through a link either; it may be a
+            link itself. None if the user gave the names.
     """
 
-    def __init__(self, threads: Threads, *, no_clobber: bool, root: str | None = None) -> None:
+    def __init__(self, threads: FileThreads, *, no_clobber: bool, root: str | None = None) -> None:
         self._threads = threads
         self._no_clobber = no_clobber
         self._root = None if root is None else root.rstrip("/")
         self._known: set[str] = set()
-        self._made: list[str] = []
-        self._wanted: set[str] = set()
+        self._created: list[str] = []
+        self._markers: set[str] = set()
 
-    async def read_many(self, jobs: Sequence[Job]) -> list[Buffer | Exception]:
-        """Read small files whole."""
+    async def read_many(self, jobs: Sequence[CopyJob]) -> list[Buffer | Exception]:
+        """See CopySource."""
         return await self._threads.run(self._read_all, jobs)
 
-    def _read_all(self, jobs: Sequence[Job]) -> list[Buffer | Exception]:
+    def _read_all(self, jobs: Sequence[CopyJob]) -> list[Buffer | Exception]:
         found: list[Buffer | Exception] = []
         for job in jobs:
             if self._threads.stop.is_set():
                 break
             try:
-                found.append(_read_whole(str(job.origin)))
+                found.append(_read_whole(str(job.read_from)))
             except (OSError, ValueError) as exc:
                 found.append(exc)
         return found
 
     async def write_many(
-        self, jobs: Sequence[Job], bodies: Sequence[Buffer | Exception]
+        self, jobs: Sequence[CopyJob], bodies: Sequence[Buffer | Exception]
     ) -> list[Outcome]:
-        """Write small files whole; an error among the bodies is its own outcome."""
+        """See CopyTarget."""
         return await self._threads.run(self._write_all, jobs, bodies)
 
     def _write_all(
-        self, jobs: Sequence[Job], bodies: Sequence[Buffer | Exception]
+        self, jobs: Sequence[CopyJob], bodies: Sequence[Buffer | Exception]
     ) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for job, body in zip(jobs, bodies, strict=True):
@@ -84,7 +113,7 @@ class Disk:
                 outcomes.append(body)
                 continue
             try:
-                outcomes.append(self._write(job.goal, body))
+                outcomes.append(self._write(job.write_to, body))
             except (OSError, ValueError) as exc:
                 outcomes.append(exc)
         return outcomes
@@ -95,43 +124,43 @@ class Disk:
             return None
         if self._keeps(path):
             return SKIPPED
-        descriptor, temporary = self.begin(path)
+        descriptor, temporary = self._create_temporary(path)
         try:
             try:
                 _write_to(descriptor, body)
             finally:
                 os.close(descriptor)
-            return self.reveal(temporary, path)
+            return self._publish(temporary, path)
         except BaseException:
-            self.drop(temporary)
+            _unlink(temporary)
             raise
 
-    async def keeps(self, job: Job) -> bool:
-        """See Goal."""
-        return not job.goal.endswith("/") and self._keeps(job.goal)
+    async def keeps(self, job: CopyJob) -> bool:
+        """See CopyTarget."""
+        return not job.write_to.endswith("/") and self._keeps(job.write_to)
 
     def _keeps(self, path: str) -> bool:
         return self._no_clobber and os.path.lexists(path)
 
     def _write_marker(self, path: str, body: Buffer) -> None:
-        """Make the directory that an empty object of this name stands for."""
+        """Create the directory that an empty object with a `/` at the end of its key stands for."""
         if len(body):
             raise ValueError(
                 f"{one_line(path)} cannot be a file: the object's name ends in '/', and it is not "
-                "empty; copy it by itself to another name"
+                "empty; copy it to another name, without -r"
             )
         directory = path.rstrip("/")
-        self._refuse_links(directory)
+        self._reject_links(directory)
         self._make_directory(directory)
-        self._wanted.add(directory)
+        self._markers.add(directory)
 
-    async def pieces(self, job: Job) -> AsyncGenerator[memoryview, None]:
-        """Yield the bytes of a large file, each piece in memory that the next one takes again.
+    async def pieces(self, job: CopyJob) -> AsyncGenerator[memoryview, None]:
+        """See CopySource; the next piece reuses the memory of the last one.
 
         Raises:
-            ValueError: It changed while it was read.
+            ValueError: The file changed while it was read.
         """
-        path = str(job.origin)
+        path = str(job.read_from)
         descriptor = _open_regular(path)
         try:
             before = os.fstat(descriptor)
@@ -140,40 +169,40 @@ class Disk:
             while num_read := await self._threads.run(_fill, descriptor, buffer):
                 done += num_read
                 yield buffer[:num_read]
-            _refuse_changed(path, before, os.fstat(descriptor), done)
+            _reject_changed(path, before, os.fstat(descriptor), done)
         finally:
             os.close(descriptor)
 
     @asynccontextmanager
-    async def sink(self, job: Job) -> AsyncIterator[DiskSink | None]:
-        """Write a large file piece by piece; None where it exists and must stay."""
-        path = job.goal
+    async def open_writer(self, job: CopyJob) -> AsyncIterator[FileWriter | None]:
+        """See CopyTarget."""
+        path = job.write_to
         if self._keeps(path):
             yield None
             return
-        # Not in a thread: what a cancelled call made, nobody would remove.
-        descriptor, temporary = self.begin(path)
+        # Not in a thread: the file that a cancelled call created would never be removed.
+        descriptor, temporary = self._create_temporary(path)
         try:
             try:
-                sink = DiskSink(self._threads, descriptor)
-                yield sink
+                writer = FileWriter(self._threads, descriptor)
+                yield writer
             finally:
                 os.close(descriptor)
-            if await self._threads.run(self.reveal, temporary, path) == SKIPPED:
-                sink.was_skipped = True
+            if await self._threads.run(self._publish, temporary, path) == SKIPPED:
+                writer.was_skipped = True
         except BaseException:
-            self.drop(temporary)
+            _unlink(temporary)
             raise
 
-    def begin(self, path: str) -> tuple[int, str]:
-        """Make an empty temporary file beside a path, and the directories above it.
+    def _create_temporary(self, path: str) -> tuple[int, str]:
+        """Create a temporary file in the directory of a path, and that directory.
 
         Raises:
-            ValueError: There is something at the path that no file should take the place of.
+            ValueError: There is something at the path that a file must not replace.
         """
         parent = os.path.dirname(path) or "."
         if parent not in self._known:
-            self._refuse_links(parent)
+            self._reject_links(parent)
         mode: int | None = None
         with suppress(FileNotFoundError, NotADirectoryError):
             mode = os.stat(path).st_mode
@@ -183,14 +212,14 @@ class Disk:
                     "file; copy one of the two elsewhere"
                 )
             if not stat.S_ISREG(mode):
-                raise ValueError(f"cannot write {one_line(path)}: it is no regular file")
+                raise ValueError(f"cannot write {one_line(path)}: it is not a regular file")
         if parent not in self._known:
             self._make_directory(parent)
         temporary = f"{parent}/{TEMPORARY}{uuid.uuid4().hex}"
         return _create(temporary, None if mode is None else mode & 0o777), temporary
 
-    def reveal(self, temporary: str, path: str) -> Outcome:
-        """Give a temporary file its name."""
+    def _publish(self, temporary: str, path: str) -> Outcome:
+        """Rename a temporary file."""
         if not self._no_clobber:
             os.replace(temporary, path)
             return None
@@ -199,16 +228,11 @@ class Disk:
         except FileExistsError:
             return SKIPPED
         finally:
-            self.drop(temporary)
+            _unlink(temporary)
         return None
 
-    def drop(self, temporary: str) -> None:
-        """Remove a temporary file, if it is still there."""
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-
-    def _refuse_links(self, path: str) -> None:
-        """Refuse a directory that a link below the target leads to: it may be anywhere."""
+    def _reject_links(self, path: str) -> None:
+        """Reject a directory that is reached through a link below the target."""
         if self._root is None:
             return
         at = self._root
@@ -217,7 +241,7 @@ class Disk:
             if at not in self._known and os.path.islink(at):
                 raise ValueError(
                     f"cannot write below {one_line(at)}: it is a link, which may lead out of the "
-                    "target directory; copy to where it leads by itself"
+                    "target directory; copy to the directory that it points to"
                 )
 
     def _make_directory(self, path: str) -> None:
@@ -236,25 +260,25 @@ class Disk:
                         "needs a directory; copy one of the two elsewhere"
                     ) from None
             else:
-                self._made.append(each)
+                self._created.append(each)
         self._known.add(path)
 
-    def tidy(self) -> None:
-        """Remove the directories that were made and hold nothing."""
-        for path in sorted(set(self._made) - self._wanted, reverse=True):
+    def remove_empty_directories(self) -> None:
+        """Remove the directories that were created and are empty."""
+        for path in sorted(set(self._created) - self._markers, reverse=True):
             with suppress(OSError):
                 os.rmdir(path)
-        self._made.clear()
+        self._created.clear()
 
 
-class DiskSink:
-    """A temporary file that takes the pieces of a large object.
+class FileWriter:
+    """A temporary file for the pieces of a large object.
 
     Attributes:
-        was_skipped: Set where the file turned out to exist when all was written.
+        was_skipped: Whether another file appeared at the target meanwhile, and was kept.
     """
 
-    def __init__(self, threads: Threads, descriptor: int) -> None:
+    def __init__(self, threads: FileThreads, descriptor: int) -> None:
         self.was_skipped = False
         self._threads = threads
         self._descriptor = descriptor
@@ -264,12 +288,17 @@ class DiskSink:
         await self._threads.run(_write_to, self._descriptor, piece)
 
 
+def _unlink(path: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
 def _create(path: str, mode: int | None) -> int:
-    """Make a file, with the mode of the one that it will replace."""
+    """Create a file with the mode of the one that it will replace."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     if mode is None:
         return os.open(path, flags, 0o666)
-    # Never wider than it will be, not even before it has its mode.
+    # Never more permissive than the final mode, not even before fchmod.
     descriptor = os.open(path, flags, mode)
     try:
         os.fchmod(descriptor, mode)
@@ -289,11 +318,11 @@ def _write_to(descriptor: int, data: Buffer) -> None:
 
 
 def _open_regular(path: str) -> int:
-    # Without O_NONBLOCK, a pipe that nobody writes to would be waited for.
+    # Without O_NONBLOCK, opening a pipe without a writer would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ValueError(f"cannot read {one_line(path)}: it is no regular file")
+        raise ValueError(f"cannot read {one_line(path)}: it is not a regular file")
     return descriptor
 
 
@@ -303,7 +332,7 @@ def _read_whole(path: str) -> bytes:
         before = os.fstat(descriptor)
         # One byte more, to notice a file that has grown.
         data = os.read(descriptor, before.st_size + 1)
-        _refuse_changed(path, before, os.fstat(descriptor), len(data))
+        _reject_changed(path, before, os.fstat(descriptor), len(data))
     finally:
         os.close(descriptor)
     return data
@@ -319,7 +348,7 @@ def _fill(descriptor: int, buffer: memoryview) -> int:
     return done
 
 
-def _refuse_changed(
+def _reject_changed(
     path: str, before: os.stat_result, after: os.stat_result, num_read: int
 ) -> None:
     same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
@@ -327,44 +356,3 @@ def _refuse_changed(
         raise ValueError(
             f"could not read {one_line(path)}: it changed while it was read; copy it again"
         )
-
-
-def walk(root: str, stop: threading.Event) -> Iterator[tuple[str, int] | Problem]:
-    """Yield (path below `root`, size) of every file below a directory, in key order.
-
-    Links to files are followed; links to directories and what is no file are problems, said and not
-    copied. Temporary files of writes under way are left out.
-    """
-    pending = [("", root)]
-    while pending:
-        base, directory = pending.pop()
-        if not base.endswith("/") and base:
-            yield _measure(base, directory)
-            continue
-        try:
-            with os.scandir(directory) as found:
-                entries = [each for each in found if not is_temporary(each.name)]
-        except OSError as exc:
-            yield Problem(f"cannot list {one_line(directory)}: {exc.strerror}")
-            continue
-        if stop.is_set():
-            return
-        names = [
-            (base + each.name + ("/" if each.is_dir(follow_symlinks=False) else ""), each.path)
-            for each in entries
-        ]
-        pending += sorted(names, reverse=True)
-
-
-def _measure(below: str, path: str) -> tuple[str, int] | Problem:
-    try:
-        status = os.stat(path)
-    except OSError as exc:
-        return Problem(f"cannot read {one_line(path)}: {exc.strerror}")
-    if stat.S_ISDIR(status.st_mode):
-        return Problem(
-            f"did not follow {one_line(path)}: it is a link to a directory; copy that by itself"
-        )
-    if not stat.S_ISREG(status.st_mode):
-        return Problem(f"cannot read {one_line(path)}: it is no regular file")
-    return below, status.st_size
