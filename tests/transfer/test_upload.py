@@ -20,16 +20,10 @@ from aioflux import (
     TransferOptions,
     TransientError,
 )
-from aioflux._services.base import Precondition, UploadedPart
+from aioflux._services.base import Precondition, UploadedPart, WriteRequest
 from aioflux._services.memory import MemoryService
 from aioflux._transfer.list import list_pages
-from aioflux._transfer.writer import (
-    TEMPORARY_PREFIX,
-    ObjectWriter,
-    WriteRequest,
-    plan_part_size,
-    put,
-)
+from aioflux._transfer.writer import TEMPORARY_PREFIX, ObjectWriter, plan_part_size, put
 from aioflux._values.checksums import crc32c
 from aioflux.testing.faults import Fault
 from tests.transfer.rig import LOSE, MIB, PART, REFUSE, Rig, pattern, refused_for_good
@@ -474,11 +468,11 @@ class Forgetful(MemoryService):
         return UploadedPart(number, "", size)
 
     async def complete_upload(
-        self, key: str, upload_id: str, parts: Sequence[UploadedPart], **settings: object
+        self, request: WriteRequest, upload_id: str, parts: Sequence[UploadedPart]
     ) -> ObjectMeta:
         assert [part.number for part in parts] == list(range(1, len(parts) + 1))
         size = sum(part.size for part in parts)
-        return ObjectMeta(key=key, uri=self.uri(key), size=size)
+        return ObjectMeta(key=request.key, uri=self.uri(request.key), size=size)
 
 
 async def test_parts_grow_and_the_memory_bound_holds_or_is_told(
