@@ -164,9 +164,10 @@ async def test_uploads_are_listed_below_the_prefix(server: GCSServer) -> None:
 
 async def test_completing_twice_is_not_found(server: GCSServer) -> None:
     async with opened(server.url) as service:
-        upload_id = await service.initiate_upload(WriteRequest("b", content_type="text/csv"))
+        request = WriteRequest("b", content_type="text/csv")
+        upload_id = await service.initiate_upload(request)
         part = await service.put_part("b", upload_id, 1, (b"ab", b"c"), offset=0, crc32c=None)
-        meta = await service.complete_upload(WriteRequest("b"), upload_id, [part])
+        meta = await service.complete_upload(request, upload_id, [part])
         assert (meta.size, meta.generation) == (3, (await service.head("b")).generation)
         with pytest.raises(NotFoundError, match="NoSuchUpload"):
             await service.complete_upload(WriteRequest("b"), upload_id, [part])

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioflux._services.base import ReadRequest
 from aioflux._services.gcs import list_page as listing
 from aioflux._services.gcs import wire
 
@@ -105,10 +104,10 @@ def test_one_of_another_kind_than_expected_is_told_as_it_is(other: dict[str, Any
     body = msgspec.json.encode({"kind": "storage#objects", "items": items})
     page = listing.decode_page(body, expected=("image/png", "", "STANDARD", ()))
     *_, found = listing.listing_of(page.items, prefix="", root="gs://b/")
-    assert found.content_type == other.get(ReadRequest("contentType"), "")
-    assert found.storage_class == other.get(ReadRequest("storageClass"), "")
-    assert found.content_encoding == other.get(ReadRequest("contentEncoding"), "")
-    assert found.metadata == other.get(ReadRequest("metadata"), {})
+    assert found.content_type == other.get("contentType", "")
+    assert found.storage_class == other.get("storageClass", "")
+    assert found.content_encoding == other.get("contentEncoding", "")
+    assert found.metadata == other.get("metadata", {})
 
 
 def test_an_expected_kind_is_parsed_without_its_texts() -> None:

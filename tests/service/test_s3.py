@@ -443,11 +443,10 @@ async def test_an_upload_has_one_checksum_of_all_its_parts() -> None:
         "<ChecksumType>FULL_OBJECT</ChecksumType></R>",
     )
     async with asking(begun, part, done) as (service, asked):
-        upload_id = await service.initiate_upload(
-            WriteRequest("a", content_type="t/t", metadata={"k": "v"})
-        )
+        request = WriteRequest("a", content_type="t/t", metadata={"k": "v"})
+        upload_id = await service.initiate_upload(request)
         sent = await service.put_part("a", upload_id, 1, [b"hello"], offset=0, crc32c=0x9A71BB4C)
-        meta = await service.complete_upload(WriteRequest("a"), upload_id, [sent])
+        meta = await service.complete_upload(request, upload_id, [sent])
     assert asked[0].target == "/bucket/p/a?uploads="
     assert asked[0].headers["x-amz-checksum-type"] == "FULL_OBJECT"
     assert asked[1].target == "/bucket/p/a?partNumber=1&uploadId=u%2F1"

@@ -23,6 +23,7 @@ from aioflux import (
 from aioflux._services.base import Precondition, UploadedPart, WriteRequest
 from aioflux._services.memory import MemoryService
 from aioflux._transfer.list import list_pages
+from aioflux._transfer.put import write_request
 from aioflux._transfer.writer import TEMPORARY_PREFIX, ObjectWriter, plan_part_size, put
 from aioflux._values.checksums import crc32c
 from aioflux.testing.faults import Fault
@@ -394,7 +395,7 @@ async def test_a_whole_object_is_sent_from_where_it_is_to_its_end(rig: Rig) -> N
 @pytest.mark.parametrize("key", [TEMPORARY_PREFIX + "x", "run/" + TEMPORARY_PREFIX + "x"])
 def test_what_listings_leave_out_cannot_be_written(key: str) -> None:
     with pytest.raises(ValueError, match="take another key"):
-        WriteRequest(key)
+        write_request(key, Precondition())
 
 
 async def test_a_part_that_is_held_as_another_is_sent_again(rig: Rig) -> None:
