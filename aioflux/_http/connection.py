@@ -33,7 +33,6 @@ from aioflux._http.body import (
     new_buffer,
     place,
 )
-from aioflux._http.bounce_buffer import Bounce, bounce_for
 from aioflux._http.codec import (
     MAX_HEAD_BYTES,
     Headers,
@@ -160,7 +159,6 @@ class Connection(asyncio.BufferedProtocol):
         self._body: Buffer = b""
         self._own: BytesBuffer | None = None
         self._destination: memoryview | None = None
-        self._bounce: Bounce | None = None
         self._num_received = 0
         self._num_expected = 0
         self._streamed: StreamedBody | None = None
@@ -315,20 +313,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Memory for the next recv: the rest of the destination, or scratch."""
-        destination, done = self._destination, self._num_received
-        if destination is not None:
-            if self._bounce is not None:
-                return self._bounce.room(done, self._num_expected - done)
-            return destination[done:]
+        if self._destination is not None:
+            return self._destination[self._num_received :]
         return self._scratch_view[self._num_scratch : self._room]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Account for bytes that the kernel has put into the last `get_buffer`."""
         self._moved = True
         if self._destination is not None:
-            if self._bounce is not None:
-                done = self._num_received
-                self._destination[done : done + nbytes] = self._bounce.room(done, nbytes)
             self._num_received += nbytes
             if self._num_received >= self._num_expected:
                 if self._num_received > self._num_expected and self._own is not None:
@@ -578,7 +570,6 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._num_expected = num_bytes
             self._destination = destination
-            self._bounce = None if self._is_tls else bounce_for(destination)
             if num_bytes - num_here < _SEGMENT_BYTES:
                 self._acknowledge()
 
@@ -668,7 +659,6 @@ class Connection(asyncio.BufferedProtocol):
         self._body = b""
         self._own = None
         self._destination = None
-        self._bounce = None
         self._streamed = None
         self._num_received = 0
         self._num_scratch = 0
