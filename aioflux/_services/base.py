@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from aioflux._http import Connection, Response, Waiter
+    from aioflux._http import Connection, Response, ResponseFuture
     from aioflux._values.meta import ObjectMeta, OpenUpload
     from aioflux.errors import StorageError
 
@@ -236,7 +236,9 @@ class Service(ABC):
                 are in `into`.
         """
 
-    def begin_get(self, key: str, *, generation: str, end: int, waiter: Waiter) -> Exchange | None:
+    def begin_get(
+        self, key: str, *, generation: str, end: int, waiter: ResponseFuture
+    ) -> Exchange | None:
         """Begin what `get(key, generation=generation, end=end)` does, without a task.
 
         The waiter is told of the answer, or of the error, and hands it to `end_get` or `fail_get`.

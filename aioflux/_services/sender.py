@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from aioflux._auth.credentials_function import AnonymousToken, ProvidedToken
     from aioflux._auth.token_renewal import RenewedToken
-    from aioflux._http import Connection, Origin, RequestPool, Response, Waiter
+    from aioflux._http import Connection, Origin, RequestPool, Response, ResponseFuture
 
     TokenSource = AnonymousToken | ProvidedToken | RenewedToken
 
@@ -314,7 +314,9 @@ class TokenSender(Sender):
             self._use(await self._await_token(action, key))
         return self._fixed_token
 
-    def begin(self, target: bytes, lines: bytes, waiter: Waiter, *, end: int) -> Connection | None:
+    def begin(
+        self, target: bytes, lines: bytes, waiter: ResponseFuture, *, end: int
+    ) -> Connection | None:
         """Begin a GET of `end` bytes at most, without a task; None where that cannot be done.
 
         Args:
@@ -323,7 +325,7 @@ class TokenSender(Sender):
             waiter: Is told of the answer.
             end: Longest answer that is taken, in bytes.
         """
-        return self._pool.start(
+        return self._pool.start_get(
             self._origin,
             target,
             self._fixed_for_reads.encoded + lines,
@@ -333,7 +335,7 @@ class TokenSender(Sender):
         )
 
     def end(self, exchange: Connection) -> str | None:
-        self._pool.end(self._origin, exchange)
+        self._pool.release(self._origin, exchange)
         return self._fixed_token
 
     def learn(self, response: Answer, signer: str | None) -> bool:

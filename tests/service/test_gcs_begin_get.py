@@ -11,7 +11,7 @@ import aioflux
 from aioflux import NotFoundError, StorageError, TransferOptions, TransientError
 from aioflux._auth.google import WAIT, AnonymousToken, GoogleToken, ProvidedToken
 from aioflux._http import ConnectionLostError, Pool
-from aioflux._http.proxy import AiohttpPool
+from aioflux._http.aiohttp_pool import AiohttpPool
 from aioflux.testing import GCSServer
 from tests.faults.gateway import Gateway
 from tests.service.gcs_rig import Answering, opened

@@ -53,9 +53,7 @@ MAY_IMPORT: dict[str, str] = {
     "_services.s3": "errors options _values.* _http _auth.aws _auth.sigv4 _services.*",
     "_services.azure": "errors options _values.* _http _auth.azure _services.*",
     "_services.local": "errors _values.* _http.memory _services.*",
-    "_transfer": (
-        "errors options _values.* _concurrency.* _http _http.body _http.memory _services.base"
-    ),
+    "_transfer": ("errors options _values.* _concurrency.* _http _http.memory _services.base"),
     "store": ("errors options _values.* _concurrency.* _services.base _services.open _transfer.*"),
     "_bridge": "store _concurrency.*",
     "_files": "_bridge store _values.*",

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Mapping, Sequence
 
-    from aioflux._http import Response, Waiter
+    from aioflux._http import Response, ResponseFuture
     from aioflux._services.base import Exchange, Source, UploadedPart
     from aioflux._values.meta import ObjectMeta
     from aioflux.options import Timeouts
@@ -136,7 +136,9 @@ class AzureService(HTTPService):
             headers.append(wire.match_header(generation))
         return self._path(key), headers, is_range, False
 
-    def begin_get(self, key: str, *, generation: str, end: int, waiter: Waiter) -> Exchange | None:
+    def begin_get(
+        self, key: str, *, generation: str, end: int, waiter: ResponseFuture
+    ) -> Exchange | None:
         # An ETag that is none could change the request; `get` says so.
         if _PLAIN_ETAG.fullmatch(generation) is None:
             return None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping, Sequence
 
-    from aioflux._http import Response, Waiter
+    from aioflux._http import Response, ResponseFuture
     from aioflux._services.base import Exchange, Source, UploadedPart
     from aioflux._values.listing import Kind
     from aioflux._values.meta import ObjectMeta
@@ -99,7 +99,9 @@ class GCSService(XMLService):
         resource = await self._control.head(self._name(key), generation=generation, uri=uri)
         return self._meta(resource, key)
 
-    def begin_get(self, key: str, *, generation: str, end: int, waiter: Waiter) -> Exchange | None:
+    def begin_get(
+        self, key: str, *, generation: str, end: int, waiter: ResponseFuture
+    ) -> Exchange | None:
         # A generation that is none could change the request; `get` says so, or the service does.
         is_plain = not generation or (generation.isascii() and generation.isdigit())
         if not (is_plain and self._sender.is_ready()):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping, Sequence
 
-    from aioflux._http import Connection, Response, Waiter
+    from aioflux._http import Connection, Response, ResponseFuture
     from aioflux._services.s3.endpoint import Site
     from aioflux._services.s3.wire import Pin
     from aioflux.errors import StorageError
@@ -106,7 +106,7 @@ class S3Sender(Sender):
         return site.origin, whole, headers, _FIXED, (site, signer)
 
     def begin(
-        self, target: bytes, pin: Pin, byte_range: bytes, waiter: Waiter, *, end: int
+        self, target: bytes, pin: Pin, byte_range: bytes, waiter: ResponseFuture, *, end: int
     ) -> Connection | None:
         """Begin a GET without a task; None where that cannot be done at once."""
         keys, site, signer = self._source.ready(), self.site, self._signer
@@ -123,7 +123,7 @@ class S3Sender(Sender):
                 b"If-Match: %b\r\n" % etag if etag else b"",
                 b"Range: %b\r\n" % byte_range if byte_range else b"",
             )
-        exchange = self._pool.start(
+        exchange = self._pool.start_get(
             site.origin, target, _FIXED.encoded + lines, waiter, into=bytes, max_body_bytes=end
         )
         if exchange is not None:
@@ -134,7 +134,7 @@ class S3Sender(Sender):
     def end(self, exchange: Connection) -> tuple[Site, Signer | None]:
         assert self._pool is not None
         site, signer = self._under_way.pop(exchange)
-        self._pool.end(site.origin, exchange)
+        self._pool.release(site.origin, exchange)
         return site, signer
 
     def learn(self, response: Response, signer: tuple[Site, Signer | None]) -> bool:

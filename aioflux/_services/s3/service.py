@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from aioflux._http import Response, Waiter
+    from aioflux._http import Response, ResponseFuture
     from aioflux._services.base import Exchange, Source, UploadedPart
     from aioflux.options import Timeouts
 
@@ -239,7 +239,9 @@ class S3Service(XMLService):
         headers = wire.read_headers(pin, asked)
         return self._target(key, pin), headers, bool(asked), is_guess
 
-    def begin_get(self, key: str, *, generation: str, end: int, waiter: Waiter) -> Exchange | None:
+    def begin_get(
+        self, key: str, *, generation: str, end: int, waiter: ResponseFuture
+    ) -> Exchange | None:
         try:
             pin = wire.parse_pin(generation)
         except ValueError:
