@@ -96,7 +96,7 @@ class ScriptedServer:
             writer.transport.abort()
 
 
-async def iterate() -> None:
+async def turn() -> None:
     """Let the loop serve accepted connections, and notice those that were closed."""
     for _ in range(4):
         await asyncio.sleep(0)
@@ -117,12 +117,12 @@ async def serving(
             yield scripted, Origin("https", "localhost", port)
     finally:
         server.close()
-        await iterate()
+        await turn()
         scripted.close_connections()
         async with asyncio.timeout(60):
             if scripted.num_open:
                 await scripted.all_closed.wait()
-        await iterate()
+        await turn()
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def refusing() -> Iterator[Origin]:
         yield Origin("http", "127.0.0.1", taken.getsockname()[1])
 
 
-def responding(*responses: bytes) -> Script:
+def answering(*responses: bytes) -> Script:
     """A script that responds to each request with the next of these bytes, then always the last."""
 
     async def script(peer: Peer) -> None:

@@ -9,7 +9,7 @@ import pytest
 from aioflux._http import ConnectionLostError, ProtocolError
 from aioflux._http.connection_slots import ConnectionSlots
 from tests.http.pools import PATIENT, opening, until
-from tests.http.scripted import Peer, echoing, responding, serving
+from tests.http.scripted import Peer, answering, echoing, serving
 
 pytestmark = pytest.mark.asyncio
 
@@ -87,6 +87,6 @@ async def test_a_connection_that_opens_as_the_pool_closes_is_closed() -> None:
 
 @pytest.mark.parametrize("response", [b"SSH-2.0-OpenSSH\r\n\r\n", b"HTTP/1.1 2x0 OK\r\n\r\n"])
 async def test_both_transports_reject_what_is_not_http(make_pool, response: bytes) -> None:
-    async with serving(responding(response)) as (_, origin), make_pool(timeouts=PATIENT) as pool:
+    async with serving(answering(response)) as (_, origin), make_pool(timeouts=PATIENT) as pool:
         with pytest.raises(ProtocolError):
             await pool.request(origin, b"GET", b"/")

@@ -21,7 +21,7 @@ from aioflux._http import (
 from aioflux.options import Timeouts
 from tests.http.oracle import FedConnection
 from tests.http.pools import FAR_SECONDS, MIB, SHORT, STALL_SECONDS, opening, until
-from tests.http.scripted import Peer, echoing, ok, refusing, responding, serving
+from tests.http.scripted import Peer, answering, echoing, ok, refusing, serving
 
 pytestmark = pytest.mark.asyncio
 
@@ -62,7 +62,7 @@ class TestBothTransports:
     ) -> None:
         data = b"x" * size
         memory = bytearray(size + 10)
-        async with serving(responding(ok(data))) as (_, origin), make_pool() as pool:
+        async with serving(answering(ok(data))) as (_, origin), make_pool() as pool:
             response = await pool.request(origin, b"GET", b"/", into=memoryview(memory))
         assert response.num_bytes == size
         assert isinstance(response.body, memoryview)
@@ -82,7 +82,7 @@ class TestBothTransports:
             b"y" * size,
         )
         error = ok(b"no", status=b"404 Not Found")
-        script = responding(ok(b"x" * size), chunked, error)
+        script = answering(ok(b"x" * size), chunked, error)
         async with serving(script) as (_, origin), make_pool() as pool:
             for _ in range(3):
                 await pool.request(origin, b"GET", b"/", into=allocate)
@@ -90,14 +90,14 @@ class TestBothTransports:
 
     async def test_into_receives_only_a_2xx_body(self, make_pool) -> None:
         memory = bytearray(4)
-        script = responding(ok(b"a long error page", status=b"404 Not Found"))
+        script = answering(ok(b"a long error page", status=b"404 Not Found"))
         async with serving(script) as (_, origin), make_pool() as pool:
             response = await pool.request(origin, b"GET", b"/", into=memoryview(memory))
         assert (response.status, bytes(response.body)) == (404, b"a long error page")
         assert memory == bytes(4)
 
     async def test_an_error_body_is_kept_up_to_1_mib(self, make_pool) -> None:
-        script = responding(ok(b"e" * 3 * MIB, status=b"500 Oops"))
+        script = answering(ok(b"e" * 3 * MIB, status=b"500 Oops"))
         async with serving(script) as (_, origin), make_pool() as pool:
             response = await pool.request(origin, b"GET", b"/")
             assert (response.status, response.num_bytes) == (500, MIB)
@@ -119,7 +119,7 @@ class TestBothTransports:
     ) -> None:
         memory = bytearray(8)
         option = {"into": memoryview(memory)[:4]} if limit == "into" else {"max_body_bytes": 4}
-        async with serving(responding(framed)) as (_, origin), make_pool() as pool:
+        async with serving(answering(framed)) as (_, origin), make_pool() as pool:
             with pytest.raises(ProtocolError, match=r"\b4\b"):
                 await pool.request(origin, b"GET", b"/", **option)
         assert memory[4:] == bytes(4)
@@ -137,7 +137,7 @@ class TestBothTransports:
     async def test_responses_without_a_body_keep_the_connection(
         self, make_pool, method, response
     ) -> None:
-        async with serving(responding(response)) as (server, origin), make_pool() as pool:
+        async with serving(answering(response)) as (server, origin), make_pool() as pool:
             for _ in range(3):
                 response = await pool.request(origin, method, b"/")
                 assert response.num_bytes == 0
@@ -147,7 +147,7 @@ class TestBothTransports:
         chunks = b"".join(b"%x\r\n%b\r\n" % (100_000, bytes([n]) * 100_000) for n in range(5))
         response = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
         whole = b"".join(bytes([n]) * 100_000 for n in range(5))
-        async with serving(responding(response)) as (server, origin), make_pool() as pool:
+        async with serving(answering(response)) as (server, origin), make_pool() as pool:
             assert bytes((await pool.request(origin, b"GET", b"/")).body) == whole
             memory = bytearray(600_000)
             response = await pool.request(origin, b"GET", b"/", into=memoryview(memory))
@@ -170,13 +170,13 @@ class TestBothTransports:
         response = ok(
             b"\x1f\x8bnot", b"Location: /b", b"Content-Encoding: gzip", status=b"302 Found"
         )
-        async with serving(responding(response)) as (_, origin), make_pool() as pool:
+        async with serving(answering(response)) as (_, origin), make_pool() as pool:
             response = await pool.request(origin, b"GET", b"/")
             assert (response.status, bytes(response.body)) == (302, b"\x1f\x8bnot")
 
     async def test_interim_responses_are_skipped(self, make_pool) -> None:
         response = b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n" + ok(b"hello")
-        async with serving(responding(response)) as (_, origin), make_pool() as pool:
+        async with serving(answering(response)) as (_, origin), make_pool() as pool:
             assert bytes((await pool.request(origin, b"GET", b"/")).body) == b"hello"
 
     @pytest.mark.parametrize("num_here", [0, 10, 100_000])
@@ -291,7 +291,7 @@ class TestBothTransports:
         self, make_pool
     ) -> None:
         async with (
-            serving(responding(ok(b"a"))) as (server, origin),
+            serving(answering(ok(b"a"))) as (server, origin),
             make_pool(max_connections=3) as pool,
         ):
             responses = await asyncio.gather(
@@ -312,7 +312,7 @@ class TestBothTransports:
 
         begun = asyncio.Event()
         async with (
-            serving(stalling, responding(ok(b"b"))) as (server, origin),
+            serving(stalling, answering(ok(b"b"))) as (server, origin),
             make_pool(max_connections=1) as pool,
         ):
             async with asyncio.TaskGroup() as group:
@@ -496,7 +496,7 @@ class TestPool:
         ],
     )
     async def test_a_connection_that_may_be_out_of_step_is_not_used_again(self, response) -> None:
-        async with serving(responding(response)) as (server, origin), opening() as pool:
+        async with serving(answering(response)) as (server, origin), opening() as pool:
             for num in range(1, 3):
                 assert (await pool.request(origin, b"GET", b"/")).body == b"a"
                 assert server.num_accepted == num
@@ -516,7 +516,7 @@ class TestPool:
         ],
     )
     async def test_what_is_not_http_is_rejected_at_once(self, response) -> None:
-        async with serving(responding(response)) as (_, origin), opening() as pool:
+        async with serving(answering(response)) as (_, origin), opening() as pool:
             with pytest.raises(ProtocolError):
                 await pool.request(origin, b"GET", b"/")
             assert pool.num_idle == 0
@@ -542,7 +542,7 @@ class TestPool:
         def fail(num_bytes: int) -> memoryview:
             raise MemoryError(num_bytes)
 
-        async with serving(responding(ok(b"a"))) as (_, origin), opening() as pool:
+        async with serving(answering(ok(b"a"))) as (_, origin), opening() as pool:
             with pytest.raises(MemoryError):
                 await pool.request(origin, b"GET", b"/", into=fail)
             assert (await pool.request(origin, b"GET", b"/")).body == b"a"

@@ -10,7 +10,7 @@ import pytest
 from aioflux._http import Origin, Pool, TransportError, open_pool, proxy_for
 from aioflux._http.aiohttp_pool import AiohttpPool
 from tests.http.pools import PATIENT
-from tests.http.scripted import Peer, ok, responding, serving
+from tests.http.scripted import Peer, answering, ok, serving
 
 GOOGLE = Origin("https", "storage.googleapis.com", 443)
 
@@ -113,7 +113,7 @@ async def test_requests_go_through_it_with_its_password_and_without_netrc(
 async def test_an_emulator_on_this_machine_is_reached_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with serving(responding(ok(b"direct"))) as (_, origin):
+    async with serving(answering(ok(b"direct"))) as (_, origin):
         monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
         pool = open_pool(origin, max_connections=1, timeouts=PATIENT)
         assert (await pool.request(origin, b"GET", b"/")).body == b"direct"

@@ -8,7 +8,7 @@ import pytest
 
 from aioflux._http import ConnectionLostError
 from tests.http.pools import MIB, opening
-from tests.http.scripted import Peer, echoing, ok, responding, serving
+from tests.http.scripted import Peer, answering, echoing, ok, serving
 
 pytestmark = pytest.mark.asyncio
 
@@ -25,7 +25,7 @@ async def responds_once_and_resets(peer: Peer) -> None:
 @pytest.mark.parametrize("method", [b"GET", b"HEAD"])
 async def test_it_is_replaced_under_a_read(method: bytes) -> None:
     async with (
-        serving(responds_once_and_resets, responding(ok())) as (server, origin),
+        serving(responds_once_and_resets, answering(ok())) as (server, origin),
         opening() as pool,
     ):
         for _ in range(2):
@@ -44,7 +44,7 @@ async def test_many_at_once_are_replaced_under_reads() -> None:
         peer.reset()
 
     all_open = asyncio.Event()
-    scripts = [once] * 50 + [responding(ok(b"second"))]
+    scripts = [once] * 50 + [answering(ok(b"second"))]
     async with serving(*scripts) as (server, origin), opening(max_connections=50) as pool:
         for body in (b"first", b"second"):
             responses = await asyncio.gather(

@@ -10,7 +10,7 @@ import pytest
 from aioflux._http import ConnectionLostError, FixedHeaders, ProtocolError, StalledError
 from aioflux._http.aiohttp_pool import AiohttpPool
 from tests.http.pools import MIB, PATIENT, SHORT, opening, until
-from tests.http.scripted import Peer, ok, responding, serving
+from tests.http.scripted import Peer, answering, ok, serving
 
 if TYPE_CHECKING:
     from aioflux._http import Connection, Origin, Pool, Response
@@ -42,7 +42,7 @@ class TestBothTransports:
     async def test_a_body_becomes_bytes_without_loss(self, make_pool, size) -> None:
         data = bytes(range(251)) * (size // 251 + 1)
         data = data[:size]
-        async with serving(responding(ok(data))) as (_, origin), make_pool() as pool:
+        async with serving(answering(ok(data))) as (_, origin), make_pool() as pool:
             for _ in range(3):
                 response = await pool.request(origin, b"GET", b"/", into=bytes)
                 assert type(response.body) is bytes
@@ -76,17 +76,17 @@ class TestBothTransports:
         self, make_pool
     ) -> None:
         error = ok(b"no such key", status=b"404 Not Found")
-        async with serving(responding(error)) as (_, origin), make_pool() as pool:
+        async with serving(answering(error)) as (_, origin), make_pool() as pool:
             response = await pool.request(origin, b"GET", b"/", into=bytes, max_body_bytes=3)
             assert (response.status, bytes(response.body)) == (404, b"no such key")
         head = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n"
-        async with serving(responding(head)) as (_, origin), make_pool() as pool:
+        async with serving(answering(head)) as (_, origin), make_pool() as pool:
             for _ in range(2):
                 response = await pool.request(origin, b"HEAD", b"/", into=bytes)
                 assert (response.body, response.num_bytes) == (b"", 0)
 
     async def test_a_longer_body_than_requested_is_an_error(self, make_pool) -> None:
-        async with serving(responding(ok(b"hello"))) as (_, origin), make_pool() as pool:
+        async with serving(answering(ok(b"hello"))) as (_, origin), make_pool() as pool:
             with pytest.raises(ProtocolError):
                 await pool.request(origin, b"GET", b"/", into=bytes, max_body_bytes=4)
 
@@ -155,7 +155,7 @@ async def warm(pool: Any, origin: Origin) -> Reader:
 
 class TestStartGet:
     async def test_nothing_is_started_without_an_idle_connection(self) -> None:
-        async with serving(responding(ok(b"a"))) as (server, origin), opening() as pool:
+        async with serving(answering(ok(b"a"))) as (server, origin), opening() as pool:
             reader = Reader(pool, origin)
             assert not reader.start()
             assert server.num_accepted == 0
@@ -214,7 +214,7 @@ class TestStartGet:
 
     async def test_an_error_status_is_a_response(self) -> None:
         error = ok(b"slow down", status=b"503 No")
-        async with serving(responding(ok(), error)) as (_, origin), opening() as pool:
+        async with serving(answering(ok(), error)) as (_, origin), opening() as pool:
             reader = await warm(pool, origin)
             reader.start()
             await until(reader.done)
@@ -235,7 +235,7 @@ class TestStartGet:
                 await peer.send(ok(b"x" * 100))
                 await peer.wait_closed_by_client()
 
-        async with serving(script, responding(ok())) as (_, origin), opening() as pool:
+        async with serving(script, answering(ok())) as (_, origin), opening() as pool:
             reader = await warm(pool, origin)
             connection_before = pool.num_opened
             reader.start(limit=99)
@@ -268,7 +268,7 @@ class TestStartGet:
             await peer.wait_closed_by_client()
 
         async with (
-            serving(script, responding(ok())) as (_, origin),
+            serving(script, answering(ok())) as (_, origin),
             opening(max_connections=1) as pool,
         ):
             reader = await warm(pool, origin)
@@ -297,7 +297,7 @@ class TestStartGet:
         assert server.requests == [(b"", b"")]
 
     async def test_requests_that_wait_for_a_slot_come_first(self) -> None:
-        async with serving(responding(ok(b"a"))) as (_, origin), opening(max_connections=1) as pool:
+        async with serving(answering(ok(b"a"))) as (_, origin), opening(max_connections=1) as pool:
             reader = await warm(pool, origin)
             reader.start()
             waiting = asyncio.create_task(pool.request(origin, b"GET", b"/"))
@@ -321,7 +321,7 @@ class TestStartGet:
             assert isinstance(reader.error, ConnectionLostError)
 
     async def test_a_request_that_cannot_be_encoded_takes_no_connection(self) -> None:
-        async with serving(responding(ok())) as (_, origin), opening(max_connections=1) as pool:
+        async with serving(answering(ok())) as (_, origin), opening(max_connections=1) as pool:
             reader = await warm(pool, origin)
             with pytest.raises(TypeError):
                 pool.start_get(origin, None, b"", reader, into=bytes, max_body_bytes=1)  # type: ignore[arg-type]
@@ -330,7 +330,7 @@ class TestStartGet:
 
 
 async def test_the_proxy_transport_starts_no_get() -> None:
-    async with serving(responding(ok(b"a"))) as (_, origin):
+    async with serving(answering(ok(b"a"))) as (_, origin):
         pool = AiohttpPool(max_connections=2, timeouts=PATIENT)
         await pool.request(origin, b"GET", b"/")
         reader = Reader(pool, origin)  # type: ignore[arg-type]

@@ -43,9 +43,9 @@ MAY_IMPORT: dict[str, str] = {
     "options": "_values.stats",
     "_concurrency": "",
     "_http": "options",
-    "_auth": "errors options",
+    "_auth": "errors options _concurrency.single_flight",
     "_services": (
-        "errors options _values.* _http _auth.credentials_function _auth.token_renewal "
+        "errors options _values.* _http _auth.access_token "
         "_services.gcs.service _services.s3.service _services.azure.service "
         "_services.local.service"
     ),

@@ -221,7 +221,7 @@ class GCSControl:
         except PermissionDeniedError as exc:
             if exc.status != 401 or token is None:
                 raise
-        self._token.refuse(token)
+        self._token.invalidate(token)
         await token_of(self._token, action=action, uri=uri)
         return await _guard(request, action=action, uri=uri)
 
