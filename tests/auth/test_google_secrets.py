@@ -125,7 +125,7 @@ async def everything(store: aioflux.Store) -> str:
             text.append(repr(await request()))
         except aioflux.AiofluxError as exc:
             text.append(text_of(exc))
-    for session in store.sessions.values():
+    for _, session in store._sessions.open_sessions():
         text += [repr(session.service), repr(vars(session.service))]
     text.append(repr(store))
     return "".join(text)
