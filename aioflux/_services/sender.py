@@ -11,16 +11,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
-from aioflux._auth.credentials_function import WAIT
+from aioflux._auth.access_token import NOT_READY
 from aioflux._http import CertificateError, FixedHeaders, ProtocolError, TransportError
 from aioflux.errors import StorageError, TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from aioflux._auth.credentials_function import AnonymousToken, ProvidedToken
-    from aioflux._auth.token_renewal import RenewedToken
-    from aioflux._http import Connection, Origin, RequestPool, Response, Waiter
+    from aioflux._auth.access_token import AnonymousToken, ProvidedToken, RenewedToken
+    from aioflux._http import Connection, Origin, RequestPool, Response, ResponseFuture
 
     TokenSource = AnonymousToken | ProvidedToken | RenewedToken
 
@@ -292,8 +291,8 @@ class TokenSender(Sender):
         key: str,
         terms: Terms,
     ) -> Call:
-        token = self._token.ready()
-        if token is WAIT:
+        token = self._token.get_nowait()
+        if token is NOT_READY:
             token = await self._await_token(action, key)
         self._use(token)
         target, headers = self._sign(method, target, headers, body)
@@ -302,8 +301,8 @@ class TokenSender(Sender):
 
     def is_ready(self) -> bool:
         """Tell whether a request can be sent at once, and make it so that `begin` may follow."""
-        token = self._token.ready()
-        if token is WAIT:
+        token = self._token.get_nowait()
+        if token is NOT_READY:
             return False
         self._use(token)
         return True
@@ -314,7 +313,9 @@ class TokenSender(Sender):
             self._use(await self._await_token(action, key))
         return self._fixed_token
 
-    def begin(self, target: bytes, lines: bytes, waiter: Waiter, *, end: int) -> Connection | None:
+    def begin(
+        self, target: bytes, lines: bytes, waiter: ResponseFuture, *, end: int
+    ) -> Connection | None:
         """Begin a GET of `end` bytes at most, without a task; None where that cannot be done.
 
         Args:
@@ -323,7 +324,7 @@ class TokenSender(Sender):
             waiter: Is told of the answer.
             end: Longest answer that is taken, in bytes.
         """
-        return self._pool.start(
+        return self._pool.start_get(
             self._origin,
             target,
             self._fixed_for_reads.encoded + lines,
@@ -333,13 +334,13 @@ class TokenSender(Sender):
         )
 
     def end(self, exchange: Connection) -> str | None:
-        self._pool.end(self._origin, exchange)
+        self._pool.release(self._origin, exchange)
         return self._fixed_token
 
     def learn(self, response: Answer, signer: str | None) -> bool:
         if response.status != 401 or signer is None:
             return False
-        self._token.refuse(signer)
+        self._token.invalidate(signer)
         return True
 
     def _use(self, token: str | None) -> None:

@@ -42,7 +42,7 @@ def by_botocore(
     *,
     signs_body: bool,
 ) -> str:
-    """Return the Authorization header that botocore makes."""
+    """Return the Authorization header of botocore."""
     request = AWSRequest(method=method, url=f"http://{HOST}{target}", data=body, headers=headers)
     settings = {"payload_signing_enabled": signs_body}
     request.context["client_config"] = SimpleNamespace(s3=settings)
@@ -101,14 +101,14 @@ def test_a_signature_is_that_of_botocore(
 def test_a_read_is_signed_as_any_request(
     name: str, version: str, byte_range: bytes, etag: bytes, token: str, *, requester_pays: bool
 ) -> None:
-    """The lines of a read without a task are the headers of a signed request."""
+    """The header lines of a read are the headers of a signed request."""
     keys = Keys("AKIDEXAMPLE", "secret", token)
     target = ("/" + quote(name, safe="/~") + (f"?{version}" if version else "")).encode()
     headers = [(b"x-amz-checksum-mode", b"ENABLED")]
     headers += [(b"If-Match", etag)] if etag else []
     headers += [(b"Range", byte_range)] if byte_range else []
     with mock.patch("time.time", return_value=NOW):
-        lines = signer_of(keys, requester_pays=requester_pays).read_lines(
+        lines = signer_of(keys, requester_pays=requester_pays).sign_get(
             target, byte_range=byte_range, etag=etag
         )
     signed = signer_of(keys, requester_pays=requester_pays).sign(
@@ -126,7 +126,7 @@ def test_a_day_that_ends_changes_the_key() -> None:
     assert after == dict(fresh.sign(b"GET", b"/a", [], EMPTY_HASH, now=NOW + 86_400))
 
 
-def test_a_clock_that_is_wrong_is_set_right() -> None:
+def test_a_wrong_clock_is_corrected() -> None:
     ahead = signer_of(Keys("AKIDEXAMPLE", "secret"), skew_seconds=3600.0)
     right = signer_of(Keys("AKIDEXAMPLE", "secret"))
     assert ahead.sign(b"GET", b"/a", [], EMPTY_HASH, now=NOW) == right.sign(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from aioflux._auth.azure import AzureAccess
-    from aioflux._http import Connection, Origin, RequestPool, Waiter
+    from aioflux._http import Connection, Origin, RequestPool, ResponseFuture
 
 __all__ = ["AzureSender"]
 
@@ -89,7 +89,12 @@ class AzureSender(TokenSender):
         return (self.with_sas(target) if self._sas else target), headers
 
     def begin_read(
-        self, path: bytes, headers: Sequence[tuple[bytes, bytes]], waiter: Waiter, *, end: int
+        self,
+        path: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        waiter: ResponseFuture,
+        *,
+        end: int,
     ) -> Connection | None:
         """Begin a GET of `end` bytes at most without a task; None where that cannot be done."""
         if not self.is_ready():

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Mapping, Sequence
 
-    from aioflux._http import Response, Waiter
+    from aioflux._http import Response, ResponseFuture
     from aioflux._services.base import (
         Exchange,
         ReadRequest,
@@ -144,7 +144,7 @@ class AzureService(HTTPService):
             headers.append(wire.match_header(generation))
         return EncodedRead(self._path(key), headers, has_range)
 
-    def begin_get(self, request: ReadRequest, waiter: Waiter) -> Exchange | None:
+    def begin_get(self, request: ReadRequest, waiter: ResponseFuture) -> Exchange | None:
         # Another ETag could change the request; `get` rejects it.
         if _PLAIN_ETAG.fullmatch(request.generation) is None:
             return None

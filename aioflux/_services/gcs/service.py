@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping, Sequence
 
-    from aioflux._http import Response, Waiter
+    from aioflux._http import Response, ResponseFuture
     from aioflux._services.base import (
         Exchange,
         ListRequest,
@@ -106,7 +106,7 @@ class GCSService(XMLService):
         resource = await self._control.head(self._name(key), generation=generation, uri=uri)
         return self._meta(resource, key)
 
-    def begin_get(self, request: ReadRequest, waiter: Waiter) -> Exchange | None:
+    def begin_get(self, request: ReadRequest, waiter: ResponseFuture) -> Exchange | None:
         # Another generation could change the request; `get` rejects it, or the service does.
         key, generation, _, end = request
         is_plain = not generation or (generation.isascii() and generation.isdigit())

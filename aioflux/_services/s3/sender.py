@@ -12,7 +12,7 @@ import hashlib
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux._auth.aws import WAIT, AWSSource, Settings
+from aioflux._auth.aws import NOT_READY, AWSSource, Settings
 from aioflux._auth.sigv4 import EMPTY_HASH, UNSIGNED, Signer, canonical_query
 from aioflux._http import FixedHeaders, TransportError, default_context, open_pool
 from aioflux._services import xml_multipart as multipart
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping, Sequence
 
-    from aioflux._http import Connection, Response, Waiter
+    from aioflux._http import Connection, Response, ResponseFuture
     from aioflux._services.s3.endpoint import Site
     from aioflux._services.s3.wire import Pin
     from aioflux.errors import StorageError
@@ -99,31 +99,31 @@ class S3Sender(Sender):
             payload = UNSIGNED if site.origin.scheme == "https" else await _hash(body)
         whole = _whole(site, target)
         signer = self._signer
-        if signer is None or signer.keys is not self._source.ready():
+        if signer is None or signer.keys is not self._source.get_nowait():
             signer = await self._find_signer(site, action, key)
         if signer is not None:
             headers = signer.sign(method, whole, headers, payload)
         return site.origin, whole, headers, _FIXED, (site, signer)
 
     def begin(
-        self, target: bytes, pin: Pin, byte_range: bytes, waiter: Waiter, *, end: int
+        self, target: bytes, pin: Pin, byte_range: bytes, waiter: ResponseFuture, *, end: int
     ) -> Connection | None:
         """Begin a GET without a task; None where that cannot be done at once."""
-        keys, site, signer = self._source.ready(), self.site, self._signer
-        if keys is WAIT or site is None or self._pool is None:
+        keys, site, signer = self._source.get_nowait(), self.site, self._signer
+        if keys is NOT_READY or site is None or self._pool is None:
             return None
         if (signer.keys if signer is not None else None) is not keys:
             return None
         target = _whole(site, target)
         etag = pin.quoted
         if signer is not None:
-            lines = signer.read_lines(target, byte_range=byte_range, etag=etag)
+            lines = signer.sign_get(target, byte_range=byte_range, etag=etag)
         else:
             lines = b"x-amz-checksum-mode: ENABLED\r\n%b%b" % (
                 b"If-Match: %b\r\n" % etag if etag else b"",
                 b"Range: %b\r\n" % byte_range if byte_range else b"",
             )
-        exchange = self._pool.start(
+        exchange = self._pool.start_get(
             site.origin, target, _FIXED.encoded + lines, waiter, into=bytes, max_body_bytes=end
         )
         if exchange is not None:
@@ -134,7 +134,7 @@ class S3Sender(Sender):
     def end(self, exchange: Connection) -> tuple[Site, Signer | None]:
         assert self._pool is not None
         site, signer = self._under_way.pop(exchange)
-        self._pool.end(site.origin, exchange)
+        self._pool.release(site.origin, exchange)
         return site, signer
 
     def learn(self, response: Response, signer: tuple[Site, Signer | None]) -> bool:
@@ -148,7 +148,7 @@ class S3Sender(Sender):
         if keys is None:
             return False
         if code in EXPIRED_CODES:
-            self._source.refuse(keys.keys)
+            self._source.invalidate(keys.keys)
             return True
         if code == SKEWED_CODE:
             told = response.headers.get(b"date", b"").decode("latin-1")
@@ -266,10 +266,10 @@ class S3Sender(Sender):
 
     async def _find_signer(self, site: Site, action: str, key: str) -> Signer | None:
         """Return what signs with the keys that are valid now; None where nothing is signed."""
-        keys = self._source.ready()
-        if keys is WAIT:
+        keys = self._source.get_nowait()
+        if keys is NOT_READY:
             keys = await self._named(self._source.get(), action, key)
-        assert keys is not WAIT
+        assert keys is not NOT_READY
         if keys is None:
             return None
         signer = self._signer

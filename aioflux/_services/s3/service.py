@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from aioflux._http import Response, Waiter
+    from aioflux._http import Response, ResponseFuture
     from aioflux._services.base import (
         Exchange,
         ReadRequest,
@@ -245,7 +245,7 @@ class S3Service(XMLService):
         headers = wire.read_headers(pin, asked)
         return EncodedRead(self._target(key, pin), headers, bool(asked), is_guess)
 
-    def begin_get(self, request: ReadRequest, waiter: Waiter) -> Exchange | None:
+    def begin_get(self, request: ReadRequest, waiter: ResponseFuture) -> Exchange | None:
         key, generation, _, end = request
         assert end is not None
         try:

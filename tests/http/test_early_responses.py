@@ -1,4 +1,4 @@
-"""An answer that comes before the upload has ended is read, reported, and ends the connection."""
+"""A response before the end of the upload is read and returned, and ends the connection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUSY = ok(b"later", b"Retry-After: 7", status=b"503 Busy")
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
-async def test_it_is_reported_and_the_connection_is_not_used_again(
+async def test_it_is_returned_and_the_connection_is_not_used_again(
     make_pool, authority: Authority, tls: bool
 ) -> None:
     async def script(peer: Peer) -> None:
@@ -46,8 +46,8 @@ async def test_it_is_reported_and_the_connection_is_not_used_again(
         assert server.num_accepted == 2
 
 
-class Refused(Transport):
-    """A transport whose write has failed: it gives up, and the answer lies in the kernel."""
+class SocketTransport(Transport):
+    """A transport over a socket, whose write has failed: the response is unread in the kernel."""
 
     def __init__(self, ours: socket.socket) -> None:
         super().__init__()
@@ -67,9 +67,9 @@ def ends():
 
 def upload(ours: socket.socket, *, is_tls: bool = False) -> tuple[Connection, asyncio.Future]:
     connection = Connection(on_lost=lambda _: None, is_tls=is_tls)
-    connection.connection_made(Refused(ours))
+    connection.connection_made(SocketTransport(ours))
     body = [memoryview(bytes(10))]
-    waiter = asyncio.get_running_loop().create_future()
+    future = asyncio.get_running_loop().create_future()
     connection.send(
         b"PUT / HTTP/1.1\r\n\r\n",
         body,
@@ -77,49 +77,52 @@ def upload(ours: socket.socket, *, is_tls: bool = False) -> tuple[Connection, as
         into=None,
         max_body_bytes=None,
         head_seconds=1,
-        waiter=waiter,
+        future=future,
     )
-    return connection, waiter
+    connection.flush()
+    return connection, future
 
 
 @pytest.mark.parametrize(
-    "answer", [BUSY, b"HTTP/1.1 503 Busy\r\n\r\nlater"], ids=["length", "until-close"]
+    "response", [BUSY, b"HTTP/1.1 503 Busy\r\n\r\nlater"], ids=["length", "until-close"]
 )
-async def test_it_is_read_from_a_connection_whose_write_has_failed(ends, answer: bytes) -> None:
+async def test_it_is_read_from_a_connection_whose_write_has_failed(ends, response: bytes) -> None:
     ours, theirs = ends
-    connection, waiter = upload(ours)
-    theirs.sendall(answer)
+    connection, future = upload(ours)
+    theirs.sendall(response)
     theirs.close()
     connection.connection_lost(BrokenPipeError("write"))
-    assert (waiter.result().status, bytes(waiter.result().body)) == (503, b"later")
+    assert (future.result().status, bytes(future.result().body)) == (503, b"later")
     assert not connection.is_usable
 
 
 @pytest.mark.parametrize(
-    ("answer", "is_tls"),
+    ("response", "is_tls"),
     [(b"", False), (b"HTTP/1.1 503 Bu", False), (BUSY[:-1], False), (BUSY, True)],
     ids=["none", "in-the-head", "in-the-body", "TLS"],
 )
-async def test_what_is_no_whole_answer_is_a_loss(ends, answer: bytes, is_tls: bool) -> None:
+async def test_an_incomplete_response_is_a_lost_connection(
+    ends, response: bytes, is_tls: bool
+) -> None:
     ours, theirs = ends
-    connection, waiter = upload(ours, is_tls=is_tls)
-    theirs.sendall(answer)
-    if answer:
+    connection, future = upload(ours, is_tls=is_tls)
+    theirs.sendall(response)
+    if response:
         theirs.close()
     connection.connection_lost(BrokenPipeError("write"))
-    assert isinstance(waiter.exception(), ConnectionLostError)
+    assert isinstance(future.exception(), ConnectionLostError)
 
 
-async def test_a_socket_that_is_gone_is_a_loss() -> None:
+async def test_a_closed_socket_is_a_lost_connection() -> None:
     ours, theirs = socket.socketpair()
-    connection, waiter = upload(ours)
+    connection, future = upload(ours)
     ours.close()
     theirs.close()
     connection.connection_lost(BrokenPipeError("write"))
-    assert isinstance(waiter.exception(), ConnectionLostError)
+    assert isinstance(future.exception(), ConnectionLostError)
 
 
-async def test_a_server_that_answers_and_resets_is_heard() -> None:
+async def test_a_response_before_a_reset_is_returned() -> None:
     async def script(peer: Peer) -> None:
         await peer.read_head()
         await peer.reader.readexactly(100_000)

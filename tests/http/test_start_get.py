@@ -1,4 +1,4 @@
-"""What reads of small objects stand on: fixed headers, bodies that become bytes, no task."""
+"""Reads of small objects: fixed headers, `bytes` bodies, and GETs without a task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aioflux._http import ConnectionLostError, FixedHeaders, ProtocolError, StalledError
-from aioflux._http.proxy import AiohttpPool
+from aioflux._http.aiohttp_pool import AiohttpPool
 from tests.http.pools import MIB, PATIENT, SHORT, opening, until
 from tests.http.scripted import Peer, answering, ok, serving
 
@@ -20,7 +20,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r
 pytestmark = pytest.mark.asyncio
 
 
-class TestBothClients:
+class TestBothTransports:
     async def test_fixed_headers_stand_before_the_others(self, make_pool) -> None:
         fixed = FixedHeaders([(b"User-Agent", b"x"), (b"Authorization", b"Bearer t")])
 
@@ -49,7 +49,7 @@ class TestBothClients:
                 assert (response.body, response.num_bytes) == (data, size)
 
     @pytest.mark.parametrize(
-        "answer",
+        "response",
         [
             CHUNKED,
             b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhello",
@@ -60,11 +60,11 @@ class TestBothClients:
         ],
         ids=["chunked", "to the end", "interim", "close", "206", "201"],
     )
-    async def test_bodies_of_every_framing_become_bytes(self, make_pool, answer) -> None:
+    async def test_bodies_of_every_framing_become_bytes(self, make_pool, response) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
-            await peer.send(answer)
-            if b"close" in answer:
+            await peer.send(response)
+            if b"close" in response:
                 return
             await peer.wait_closed_by_client()
 
@@ -72,9 +72,11 @@ class TestBothClients:
             response = await pool.request(origin, b"GET", b"/", into=bytes, max_body_bytes=5)
             assert (type(response.body), response.body) == (bytes, b"hello")
 
-    async def test_a_refusal_and_a_head_are_no_bytes_of_the_object(self, make_pool) -> None:
-        refusal = ok(b"no such key", status=b"404 Not Found")
-        async with serving(answering(refusal)) as (_, origin), make_pool() as pool:
+    async def test_an_error_and_a_head_response_are_not_bytes_of_the_object(
+        self, make_pool
+    ) -> None:
+        error = ok(b"no such key", status=b"404 Not Found")
+        async with serving(answering(error)) as (_, origin), make_pool() as pool:
             response = await pool.request(origin, b"GET", b"/", into=bytes, max_body_bytes=3)
             assert (response.status, bytes(response.body)) == (404, b"no such key")
         head = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n"
@@ -83,12 +85,12 @@ class TestBothClients:
                 response = await pool.request(origin, b"HEAD", b"/", into=bytes)
                 assert (response.body, response.num_bytes) == (b"", 0)
 
-    async def test_more_than_was_asked_for_is_an_error(self, make_pool) -> None:
+    async def test_a_longer_body_than_requested_is_an_error(self, make_pool) -> None:
         async with serving(answering(ok(b"hello"))) as (_, origin), make_pool() as pool:
             with pytest.raises(ProtocolError):
                 await pool.request(origin, b"GET", b"/", into=bytes, max_body_bytes=4)
 
-    async def test_of_bytes_that_break_off_nothing_is_with_the_caller(self, make_pool) -> None:
+    async def test_of_a_bytes_body_that_breaks_off_the_caller_has_nothing(self, make_pool) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
             await peer.send(ok(b"x" * 100_000)[:70_000])
@@ -103,16 +105,13 @@ class TestBothClients:
     "items",
     [[(b"Host", b"a")], [(b"content-length", b"1")], [(b"A", b"b\r\nC: d")], [(b"A b", b"")]],
 )
-async def test_fixed_headers_are_checked_as_the_others_are(items) -> None:
+async def test_fixed_headers_are_checked_like_the_others(items) -> None:
     with pytest.raises(ValueError, match=r"set by the pool|contain|token"):
         FixedHeaders(items)
 
 
-# --- without a task ------------------------------------------------------------------------
-
-
-class Told:
-    """A waiter that keeps what it is told, and may go on from there."""
+class Reader:
+    """A ResponseFuture that records its results, and may start the next GET from there."""
 
     def __init__(self, pool: Pool, origin: Origin) -> None:
         self.pool = pool
@@ -120,65 +119,65 @@ class Told:
         self.responses: list[Response] = []
         self.error: Exception | None = None
         self.connection: Connection | None = None
-        self.num_left = 0
+        self.num_remaining = 0
 
     def done(self) -> bool:
         return self.connection is None
 
     def start(self, target: bytes = b"/", *, fields: bytes = b"", limit: int = 10**6) -> bool:
-        self.connection = self.pool.start(
+        self.connection = self.pool.start_get(
             self.origin, target, fields, self, into=bytes, max_body_bytes=limit
         )
         return self.connection is not None
 
-    def end(self) -> None:
+    def release(self) -> None:
         connection, self.connection = self.connection, None
         assert connection is not None
-        self.pool.end(self.origin, connection)
+        self.pool.release(self.origin, connection)
 
     def set_result(self, result: Response) -> None:
-        self.end()
+        self.release()
         self.responses.append(result)
-        if self.num_left:
-            self.num_left -= 1
-            assert self.start(b"/%d" % self.num_left)
+        if self.num_remaining:
+            self.num_remaining -= 1
+            assert self.start(b"/%d" % self.num_remaining)
 
     def set_exception(self, exception: Exception) -> None:
         self.error = exception
-        self.end()
+        self.release()
 
 
-async def warm(pool: Any, origin: Origin) -> Told:
-    """A waiter, and a connection that is idle."""
+async def warm(pool: Any, origin: Origin) -> Reader:
+    """Open a connection, which is then idle, and return a reader."""
     await pool.request(origin, b"GET", b"/warm")
-    return Told(pool, origin)
+    return Reader(pool, origin)
 
 
-class TestWithoutATask:
-    async def test_there_is_nothing_without_an_idle_connection(self) -> None:
+class TestStartGet:
+    async def test_nothing_is_started_without_an_idle_connection(self) -> None:
         async with serving(answering(ok(b"a"))) as (server, origin), opening() as pool:
-            told = Told(pool, origin)
-            assert not told.start()
+            reader = Reader(pool, origin)
+            assert not reader.start()
             assert server.num_accepted == 0
-            told = await warm(pool, origin)
-            assert told.start()
-            assert not Told(pool, origin).start()
-            await until(told.done)
-        assert not told.start()  # nor when it is closed
+            reader = await warm(pool, origin)
+            assert reader.start()
+            assert not Reader(pool, origin).start()
+            await until(reader.done)
+        assert not reader.start()  # nor after the pool is closed
 
-    async def test_the_request_leaves_as_asked_and_the_connection_comes_back(self) -> None:
+    async def test_the_request_is_sent_and_the_connection_is_idle_again(self) -> None:
         async def script(peer: Peer) -> None:
             while True:
                 server.requests.append(await peer.read_request())
                 await peer.send(ok(b"hello", b"ETag: abc"))
 
         async with serving(script) as (server, origin), opening() as pool:
-            told = await warm(pool, origin)
-            assert told.start(b"/a?b=c", fields=b"Range: bytes=0-4\r\n")
+            reader = await warm(pool, origin)
+            assert reader.start(b"/a?b=c", fields=b"Range: bytes=0-4\r\n")
             assert pool.num_idle == 0
-            await until(told.done)
+            await until(reader.done)
             assert pool.num_idle == 1
-        [response] = told.responses
+        [response] = reader.responses
         assert (response.status, response.body) == (200, b"hello")
         assert response.headers[b"etag"] == b"abc"
         head = server.requests[1][0]
@@ -189,41 +188,41 @@ class TestWithoutATask:
 
     @pytest.mark.parametrize("step", [1, 7, 10**6])
     async def test_hundreds_follow_each_other_on_one_connection(self, step) -> None:
-        """Each is begun within the callback that ends the one before."""
+        """Each is started within the callback that ends the one before."""
 
         async def script(peer: Peer) -> None:
             num = 0
             while True:
                 await peer.read_request()
-                answer = ok(b"%d." % num * num, b"X-Num: %d" % num)
-                cut = len(answer) if step > len(answer) else (num * step) % len(answer)
-                await peer.send(answer[:cut])
-                if cut < len(answer):
+                response = ok(b"%d." % num * num, b"X-Num: %d" % num)
+                cut = len(response) if step > len(response) else (num * step) % len(response)
+                await peer.send(response[:cut])
+                if cut < len(response):
                     await asyncio.sleep(0.0005)  # so that it arrives in two pieces
-                    await peer.send(answer[cut:])
+                    await peer.send(response[cut:])
                 num += 1
 
         async with serving(script) as (server, origin), opening() as pool:
-            told = await warm(pool, origin)
-            told.num_left = 200
-            told.start()
-            await until(lambda: len(told.responses) == 201)
+            reader = await warm(pool, origin)
+            reader.num_remaining = 200
+            reader.start()
+            await until(lambda: len(reader.responses) == 201)
             assert (server.num_accepted, pool.num_idle) == (1, 1)
-        for num, response in enumerate(told.responses, 1):
+        for num, response in enumerate(reader.responses, 1):
             assert response.body == b"%d." % num * num
             assert response.headers[b"x-num"] == b"%d" % num
 
-    async def test_a_refusal_is_an_answer(self) -> None:
-        refusal = ok(b"slow down", status=b"503 No")
-        async with serving(answering(ok(), refusal)) as (_, origin), opening() as pool:
-            told = await warm(pool, origin)
-            told.start()
-            await until(told.done)
-            assert (told.responses[0].status, told.responses[0].body) == (503, b"slow down")
+    async def test_an_error_status_is_a_response(self) -> None:
+        error = ok(b"slow down", status=b"503 No")
+        async with serving(answering(ok(), error)) as (_, origin), opening() as pool:
+            reader = await warm(pool, origin)
+            reader.start()
+            await until(reader.done)
+            assert (reader.responses[0].status, reader.responses[0].body) == (503, b"slow down")
             assert pool.num_idle == 1
 
     @pytest.mark.parametrize("how", ["closes", "resets", "breaks off", "sends too much"])
-    async def test_what_goes_wrong_is_told_and_frees_the_place(self, how) -> None:
+    async def test_a_failure_is_reported_and_frees_the_slot(self, how) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
             await peer.send(ok())
@@ -237,33 +236,32 @@ class TestWithoutATask:
                 await peer.wait_closed_by_client()
 
         async with serving(script, answering(ok())) as (_, origin), opening() as pool:
-            told = await warm(pool, origin)
+            reader = await warm(pool, origin)
             connection_before = pool.num_opened
-            told.start(limit=99)
-            connection = told.connection
+            reader.start(limit=99)
+            connection = reader.connection
             assert connection is not None
-            await until(told.done)
+            await until(reader.done)
             expected = ProtocolError if how == "sends too much" else ConnectionLostError
-            assert isinstance(told.error, expected)
+            assert isinstance(reader.error, expected)
             assert connection.is_stale is (how in {"closes", "resets"})
             assert pool.num_idle == 0
             await pool.request(origin, b"GET", b"/")
             assert pool.num_opened == connection_before + 1
 
-    async def test_a_stall_is_told(self) -> None:
+    async def test_a_stall_is_reported(self) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
             await peer.send(ok())
             await peer.wait_closed_by_client()
 
-        async with serving(script) as (_, origin), opening() as pool:
-            told = await warm(pool, origin)
-            pool._timeouts = SHORT  # from here on, or what warms could be what stalls
-            told.start()
-            await until(told.done)
-            assert isinstance(told.error, StalledError)
+        async with serving(script) as (_, origin), opening(timeouts=SHORT) as pool:
+            reader = await warm(pool, origin)
+            reader.start()
+            await until(reader.done)
+            assert isinstance(reader.error, StalledError)
 
-    async def test_one_that_is_dropped_is_told_nothing_and_frees_its_place(self) -> None:
+    async def test_an_aborted_get_reports_nothing_and_frees_its_slot(self) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
             await peer.send(ok())
@@ -273,44 +271,44 @@ class TestWithoutATask:
             serving(script, answering(ok())) as (_, origin),
             opening(max_connections=1) as pool,
         ):
-            told = await warm(pool, origin)
-            told.start()
+            reader = await warm(pool, origin)
+            reader.start()
             waiting = asyncio.create_task(pool.request(origin, b"GET", b"/"))
             await asyncio.sleep(0)
-            assert told.connection is not None
-            told.connection.abort()
-            told.end()
+            assert reader.connection is not None
+            reader.connection.abort()
+            reader.release()
             assert (await waiting).status == 200
-            assert (told.responses, told.error) == ([], None)
+            assert (reader.responses, reader.error) == ([], None)
 
-    async def test_one_that_is_dropped_at_once_never_leaves(self) -> None:
+    async def test_a_get_that_is_aborted_at_once_is_not_sent(self) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
             await peer.send(ok())
             server.requests.append((await peer.wait_closed_by_client(), b""))
 
         async with serving(script) as (server, origin), opening() as pool:
-            told = await warm(pool, origin)
-            told.start()
-            assert told.connection is not None
-            told.connection.abort()
-            told.end()
+            reader = await warm(pool, origin)
+            reader.start()
+            assert reader.connection is not None
+            reader.connection.abort()
+            reader.release()
             await until(lambda: bool(server.requests))
         assert server.requests == [(b"", b"")]
 
-    async def test_who_waits_in_line_comes_before_one_without_a_task(self) -> None:
+    async def test_requests_that_wait_for_a_slot_come_first(self) -> None:
         async with serving(answering(ok(b"a"))) as (_, origin), opening(max_connections=1) as pool:
-            told = await warm(pool, origin)
-            told.start()
+            reader = await warm(pool, origin)
+            reader.start()
             waiting = asyncio.create_task(pool.request(origin, b"GET", b"/"))
             await asyncio.sleep(0)
-            await until(told.done)
-            assert not told.start()  # the connection is promised
+            await until(reader.done)
+            assert not reader.start()  # the connection belongs to the waiting request
             await waiting
-            assert told.start()
-            await until(told.done)
+            assert reader.start()
+            await until(reader.done)
 
-    async def test_it_fails_with_the_pool(self) -> None:
+    async def test_it_fails_when_the_pool_is_closed(self) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
             await peer.send(ok())
@@ -318,25 +316,25 @@ class TestWithoutATask:
 
         async with serving(script) as (_, origin):
             async with opening() as pool:
-                told = await warm(pool, origin)
-                told.start()
-            assert isinstance(told.error, ConnectionLostError)
+                reader = await warm(pool, origin)
+                reader.start()
+            assert isinstance(reader.error, ConnectionLostError)
 
-    async def test_a_request_that_cannot_be_sent_keeps_no_connection(self) -> None:
+    async def test_a_request_that_cannot_be_encoded_takes_no_connection(self) -> None:
         async with serving(answering(ok())) as (_, origin), opening(max_connections=1) as pool:
-            told = await warm(pool, origin)
+            reader = await warm(pool, origin)
             with pytest.raises(TypeError):
-                pool.start(origin, None, b"", told, into=bytes, max_body_bytes=1)  # type: ignore[arg-type]
-            assert pool.num_idle == 0
+                pool.start_get(origin, None, b"", reader, into=bytes, max_body_bytes=1)  # type: ignore[arg-type]
+            assert pool.num_idle == 1
             assert (await pool.request(origin, b"GET", b"/")).status == 200
 
 
-async def test_the_stand_in_gives_no_connection_out() -> None:
+async def test_the_proxy_transport_starts_no_get() -> None:
     async with serving(answering(ok(b"a"))) as (_, origin):
         pool = AiohttpPool(max_connections=2, timeouts=PATIENT)
         await pool.request(origin, b"GET", b"/")
-        told = Told(pool, origin)  # type: ignore[arg-type]
-        assert not told.start()
-        with pytest.raises(ValueError, match="not given out"):
-            pool.end(origin, None)  # type: ignore[arg-type]
+        reader = Reader(pool, origin)  # type: ignore[arg-type]
+        assert not reader.start()
+        with pytest.raises(ValueError, match="returns no connection"):
+            pool.release(origin, None)  # type: ignore[arg-type]
         await pool.aclose()

@@ -1,7 +1,7 @@
-"""The same requests over aiohttp, for networks that are reached through a proxy.
+"""The proxy transport: the requests of `Pool`, over aiohttp.
 
-Slower than the data plane, with the same promises to the caller, and tested by the same suite.
-One difference: aiohttp does not tell a broken chunked framing from a lost connection.
+Slower than `Pool`, with the same promises to the caller, and tested by the same suite. One
+difference: aiohttp reports broken chunked framing as a lost connection.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from aioflux._http.body import (
     as_destination,
     as_views,
     check_length,
-    new_buffer,
-    place,
+    memory_for,
 )
 from aioflux._http.codec import MAX_HEAD_BYTES, Headers, ResponseHead, encode_head
+from aioflux._http.connect import SocketTracker, certificate_error_text, default_context
 from aioflux._http.connection import Response
 from aioflux._http.errors import (
     CertificateError,
@@ -32,16 +32,14 @@ from aioflux._http.errors import (
     StalledError,
     TransportError,
 )
-from aioflux._http.memory import BytesBuffer
-from aioflux._http.proxy_sockets import Sockets
+from aioflux._http.memory import BytesBuffer, new_buffer
 from aioflux._http.request import (
     BODY_METHODS,
     RESENDABLE,
     FixedHeaders,
     check_headers,
-    head_seconds_of,
+    default_head_seconds,
 )
-from aioflux._http.tls import default_context, distrust
 
 if TYPE_CHECKING:
     import ssl
@@ -50,8 +48,8 @@ if TYPE_CHECKING:
 
     from aiohttp.abc import AbstractStreamWriter
 
-    from aioflux._http.connection import Connection, Waiter
-    from aioflux._http.origin import Origin
+    from aioflux._http.connection import Connection, ResponseFuture
+    from aioflux._http.request import Origin
     from aioflux.options import Timeouts
 
 __all__ = ["AiohttpPool"]
@@ -60,11 +58,11 @@ _SLICE_BYTES: Final = 256 * 1024
 _READ_BYTES: Final = 512 * 1024
 _NO_HEADERS: Final = FixedHeaders()
 _WITH_URL: Final = (aiohttp.ClientResponseError, aiohttp.InvalidURL)
-"""Errors whose text has a whole url: that of the proxy with its password, or one with a token."""
+"""Errors whose text has a url in full: that of the proxy with its password, or one with a token."""
 
 
 class AiohttpPool:
-    """Requests over one aiohttp session, through one proxy or through none."""
+    """Requests over one aiohttp session, through a proxy or directly."""
 
     def __init__(
         self,
@@ -74,7 +72,7 @@ class AiohttpPool:
         ssl_context: ssl.SSLContext | None = None,
         proxy: str | None = None,
     ) -> None:
-        """Take the limits, as `Pool` does, and the url of a proxy; open nothing."""
+        """Keep the limits, as `Pool` does, and the url of a proxy; open nothing."""
         if max_connections < 1:
             raise ValueError(f"max_connections must be above 0, not {max_connections!r}")
         self._max_connections = max_connections
@@ -82,7 +80,7 @@ class AiohttpPool:
         self._ssl_context = ssl_context
         self._proxy = proxy
         self._session: aiohttp.ClientSession | None = None
-        self._sockets = Sockets()
+        self._sockets = SocketTracker()
         self._is_closed = False
 
     async def request(
@@ -98,7 +96,7 @@ class AiohttpPool:
         head_seconds: float | None = None,
         fixed: FixedHeaders = _NO_HEADERS,
     ) -> Response:
-        """Send one request and receive its whole response; see `Pool.request`."""
+        """Send one request and receive its complete response; see `Pool.request`."""
         if self._is_closed:
             raise RuntimeError("the pool is closed")
         check_headers(headers)
@@ -107,7 +105,7 @@ class AiohttpPool:
         if isinstance(into, memoryview):
             into = as_destination(into)
         if head_seconds is None:
-            head_seconds = head_seconds_of(method, self._timeouts)
+            head_seconds = default_head_seconds(method, self._timeouts)
         attempt = _Attempt(
             self._timeouts.progress_seconds, head_seconds, is_resendable=method in RESENDABLE
         )
@@ -115,31 +113,31 @@ class AiohttpPool:
         payload = _Payload(views, attempt) if views or method in BODY_METHODS else None
         try:
             async with (
-                asyncio.timeout(None) as attempt.scope,
+                asyncio.timeout(None) as attempt.timeout,
                 self._open_session().request(
                     method.decode(),
-                    URL(_url(origin, target), encoded=True),
+                    URL(origin.url + target.decode(), encoded=True),
                     headers=[(name.decode(), value.decode()) for name, value in headers],
                     data=payload,
                     allow_redirects=False,
                     trace_request_ctx=attempt,
-                ) as answer,
+                ) as response,
             ):
-                return await self._receive(answer, attempt, payload, into, max_body_bytes)
+                return await self._receive(response, attempt, payload, into, max_body_bytes)
         except TransportError as exc:
             raise attempt.describe(exc) from exc.__cause__
         except (TimeoutError, aiohttp.ClientError, OSError) as exc:
             cause = None if isinstance(exc, _WITH_URL) else exc
-            raise attempt.describe(_mapped(exc, origin)) from cause
+            raise attempt.describe(_map_error(exc, origin)) from cause
         finally:
-            attempt.scope = None
+            attempt.timeout = None
 
-    def start(
+    def start_get(
         self,
         origin: Origin,
         target: bytes,
         fields: bytes,
-        waiter: Waiter,
+        future: ResponseFuture,
         *,
         into: Destination | None,
         max_body_bytes: int | None,
@@ -147,42 +145,38 @@ class AiohttpPool:
         """Return None: aiohttp needs a task for each request."""
         return None
 
-    def end(self, origin: Origin, connection: Connection) -> None:
-        """Refuse: no connection is given out.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise ValueError("connections of aiohttp are not given out")
+    def release(self, origin: Origin, connection: Connection) -> None:
+        """Raise ValueError: `start_get` returns no connection."""
+        raise ValueError("start_get of the proxy transport returns no connection")
 
     async def aclose(self) -> None:
-        """Fail what is under way and close every connection."""
+        """Fail the requests under way and close every connection."""
         self._is_closed = True
         if self._session is not None:
             await self._sockets.aclose(self._session)
 
     def _open_session(self) -> aiohttp.ClientSession:
-        """The session, opened by the first request."""
+        """Return the session, which the first request opens."""
         if self._session is None:
             trace = aiohttp.TraceConfig()
             trace.on_request_headers_sent.append(_headers_sent)
-            trace.on_connection_create_start.append(_connection_needed)
-            trace.on_connection_reuseconn.append(_connection_needed)
+            trace.on_connection_create_start.append(_reject_resend)
+            trace.on_connection_reuseconn.append(_reject_resend)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=0,
                     limit_per_host=self._max_connections,
                     keepalive_timeout=self._timeouts.idle_seconds,
-                    # Not aiohttp's own default: that one was made when it was imported.
+                    # Not aiohttp's default, which reads the environment when it is imported.
                     ssl=self._ssl_context or default_context(),
-                    socket_factory=self._sockets.make,
+                    socket_factory=self._sockets.create,
                 ),
                 timeout=aiohttp.ClientTimeout(
                     total=None, sock_connect=self._timeouts.connect_seconds
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
-                # Named, because `trust_env` would let ~/.netrc add credentials to ours.
+                # Not `trust_env`, which would add credentials of ~/.netrc to ours.
                 proxy=self._proxy,
                 skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
                 read_bufsize=_READ_BYTES,
@@ -194,42 +188,46 @@ class AiohttpPool:
 
     async def _receive(
         self,
-        answer: aiohttp.ClientResponse,
+        response: aiohttp.ClientResponse,
         attempt: _Attempt,
         payload: _Payload | None,
         into: Destination | None,
         max_body_bytes: int | None,
     ) -> Response:
         """Receive the body of a response into its destination."""
-        head = attempt.head = _head_of(answer)
-        attempt.moved()
+        head = attempt.head = _head_of(response)
+        attempt.progressed()
         num_bytes = head.content_length
-        if answer.method == "HEAD" or head.status in (204, 304):
+        if response.method == "HEAD" or head.status in (204, 304):
             num_bytes = 0
         has_destination = into is not None and into is not bytes
-        own: BytesBuffer | None = None
+        buffer: BytesBuffer | None = None
         if num_bytes is not None and 200 <= head.status < 300:
             check_length(num_bytes, into, max_body_bytes)
             if into is bytes:
-                own = BytesBuffer(num_bytes)
-                into = own.view
+                buffer = BytesBuffer(num_bytes)
+                into = buffer.view
             else:
-                into = memoryview(new_buffer(num_bytes)) if into is None else place(into, num_bytes)
+                into = (
+                    memoryview(new_buffer(num_bytes))
+                    if into is None
+                    else memory_for(into, num_bytes)
+                )
         streamed = StreamedBody(
             status=head.status, chunked=False, into=into, max_body_bytes=max_body_bytes
         )
-        async for data in answer.content.iter_any():
-            attempt.moved()
+        async for data in response.content.iter_any():
+            attempt.progressed()
             try:
                 streamed.feed(data, 0, len(data))
             finally:
-                attempt.num_placed = streamed.num_placed if has_destination else 0
+                attempt.num_in_destination = streamed.num_in_destination if has_destination else 0
             if streamed.is_truncated:
                 break
         if streamed.is_truncated or (payload is not None and not payload.is_sent):
             # Not `release`: the writer would go on reading the caller's memory.
-            answer.close()
-        body = streamed.finish() if own is None else own.finish()
+            response.close()
+        body = streamed.finish() if buffer is None else buffer.finish()
         return Response(head.status, head.headers, body, streamed.num_bytes)
 
 
@@ -237,50 +235,50 @@ class _Attempt:
     """Progress of one request, and the deadline that moves with it.
 
     Attributes:
-        scope: The deadline; None once the request has ended.
-        head: Head of the response, once it is here.
-        num_placed: Leading bytes of the body that are in the caller's memory.
+        timeout: The deadline; None once the request has ended.
+        head: Head of the response, once received.
+        num_in_destination: Leading bytes of the body that are in the caller's memory.
         is_sent: The server may have seen the request.
-        is_resendable: It may be sent once more where its connection was lost.
+        is_resendable: It may be sent again if its connection was lost.
     """
 
     def __init__(
         self, progress_seconds: float, head_seconds: float, *, is_resendable: bool
     ) -> None:
-        self.scope: asyncio.Timeout | None = None
+        self.timeout: asyncio.Timeout | None = None
         self.head: ResponseHead | None = None
-        self.num_placed = 0
+        self.num_in_destination = 0
         self.is_sent = False
         self.is_resendable = is_resendable
         self._progress_seconds = progress_seconds
         self._head_seconds = head_seconds
 
-    def moved(self) -> None:
-        """Bytes arrived, or left: the next ones are due."""
+    def progressed(self) -> None:
+        """Extend the deadline: bytes were received or sent."""
         self._due_in(self._progress_seconds)
 
     def sent(self) -> None:
-        """The request has left: the response is due to begin."""
+        """Set the deadline for the response to start: the request is sent."""
         self._due_in(self._head_seconds)
 
     def describe(self, error: TransportError) -> TransportError:
-        """The error, with how far the request had come."""
+        """Return the error with the progress of the request added."""
         error.head = self.head
-        error.num_bytes_received = self.num_placed
+        error.num_bytes_received = self.num_in_destination
         error.request_sent = self.is_sent
         return error
 
     def _due_in(self, seconds: float) -> None:
         self.is_sent = True
-        if self.scope is not None and not self.scope.expired():
-            self.scope.reschedule(asyncio.get_running_loop().time() + seconds)
+        if self.timeout is not None and not self.timeout.expired():
+            self.timeout.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
 class _Payload(aiohttp.payload.Payload):
-    """A body that is written from the caller's memory, slice by slice.
+    """A request body that is written from the caller's memory, slice by slice.
 
     Attributes:
-        is_sent: All of it was handed to the transport.
+        is_sent: All of it was written to the transport.
     """
 
     def __init__(self, views: list[memoryview], attempt: _Attempt) -> None:
@@ -291,14 +289,14 @@ class _Payload(aiohttp.payload.Payload):
         self._size = sum(map(len, views))
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """Text of the body, which nobody has a use for."""
+        """Return the text of the body; the base class requires it."""
         return b"".join(self._views).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        """Write the slices, each when the transport has room."""
+        """Write the slices, each once the transport's buffer has drained."""
         for view in self._views:
             for start in range(0, len(view), _SLICE_BYTES):
-                self._attempt.moved()
+                self._attempt.progressed()
                 await writer.write(view[start : start + _SLICE_BYTES])
         self.is_sent = True
         self._attempt.sent()
@@ -306,14 +304,14 @@ class _Payload(aiohttp.payload.Payload):
     async def write_with_length(
         self, writer: AbstractStreamWriter, content_length: int | None
     ) -> None:
-        """Write all: the length that aiohttp asks for is our own."""
+        """Write all: the length that aiohttp passes is that of the payload."""
         await self.write(writer)
 
 
-async def _connection_needed(
+async def _reject_resend(
     session: aiohttp.ClientSession, context: SimpleNamespace, params: object
 ) -> None:
-    """Stop aiohttp from sending a PUT or DELETE again, which it does unasked."""
+    """Stop aiohttp from sending a PUT or DELETE again, which it does by itself."""
     attempt: _Attempt = context.trace_request_ctx
     if attempt.is_sent and not attempt.is_resendable:
         raise ConnectionLostError("the connection was lost under a request that is not sent twice")
@@ -326,35 +324,31 @@ async def _headers_sent(
     attempt.sent()
 
 
-def _url(origin: Origin, target: bytes) -> str:
-    return f"{origin.scheme}://{origin.authority.decode()}{target.decode()}"
-
-
-def _head_of(answer: aiohttp.ClientResponse) -> ResponseHead:
-    """Head of aiohttp's response, in our form."""
+def _head_of(response: aiohttp.ClientResponse) -> ResponseHead:
+    """Convert the head of aiohttp's response."""
     fields = Headers()
-    for raw, value in answer.raw_headers:
+    for raw, value in response.raw_headers:
         name = raw.lower()
         fields[name] = fields[name] + b", " + value if name in fields else value
-    minor = 1 if answer.version is None else answer.version.minor
-    length = answer.content_length
+    minor = 1 if response.version is None else response.version.minor
+    length = response.content_length
     coding = fields.get(b"transfer-encoding")
     keep_alive = fields.get(b"connection", b"").lower() != b"close"
-    return ResponseHead(answer.status, fields, minor, keep_alive, length, coding is not None)
+    return ResponseHead(response.status, fields, minor, keep_alive, length, coding is not None)
 
 
-def _mapped(exc: Exception, origin: Origin) -> TransportError:
-    """What an error of aiohttp is called here."""
-    where = f"{origin.scheme}://{origin.authority.decode()}"
+def _map_error(exc: Exception, origin: Origin) -> TransportError:
+    """Return our error for one of aiohttp."""
+    where = origin.url
     if isinstance(exc, aiohttp.ClientConnectorCertificateError):
-        return CertificateError(distrust(where, exc.certificate_error))
+        return CertificateError(certificate_error_text(where, exc.certificate_error))
     if isinstance(exc, aiohttp.ClientHttpProxyError):
         words = " ".join(exc.message.split())[:100]
-        return ConnectError(f"no connection to {where}: the proxy answered {exc.status} {words}")
+        return ConnectError(f"no connection to {where}: the proxy returned {exc.status} {words}")
     if isinstance(exc, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
         return ConnectError(f"no connection to {where}: {exc}")
     if isinstance(exc, TimeoutError):
-        return StalledError(f"the request to {where} stood still for too long")
+        return StalledError(f"the request to {where} made no progress for too long")
     if isinstance(exc, _WITH_URL):
         return ProtocolError(f"not a valid response from {where}: {type(exc).__name__}")
     return ConnectionLostError(f"the connection to {where} was lost: {exc}")

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.asyncio
 WRITES = pytest.mark.parametrize("method", [b"POST", b"PUT", b"DELETE"])
 
 
-async def answers_once_and_resets(peer: Peer) -> None:
+async def responds_once_and_resets(peer: Peer) -> None:
     await peer.read_request()
     await peer.send(ok())
     await peer.read_head()
@@ -25,7 +25,7 @@ async def answers_once_and_resets(peer: Peer) -> None:
 @pytest.mark.parametrize("method", [b"GET", b"HEAD"])
 async def test_it_is_replaced_under_a_read(method: bytes) -> None:
     async with (
-        serving(answers_once_and_resets, answering(ok())) as (server, origin),
+        serving(responds_once_and_resets, answering(ok())) as (server, origin),
         opening() as pool,
     ):
         for _ in range(2):
@@ -47,13 +47,17 @@ async def test_many_at_once_are_replaced_under_reads() -> None:
     scripts = [once] * 50 + [answering(ok(b"second"))]
     async with serving(*scripts) as (server, origin), opening(max_connections=50) as pool:
         for body in (b"first", b"second"):
-            answers = await asyncio.gather(*(pool.request(origin, b"GET", b"/") for _ in range(50)))
-            assert {bytes(answer.body) for answer in answers} == {body}
+            responses = await asyncio.gather(
+                *(pool.request(origin, b"GET", b"/") for _ in range(50))
+            )
+            assert {bytes(response.body) for response in responses} == {body}
         assert (pool.num_stale, pool.num_opened) == (50, 100)
 
 
 @WRITES
-async def test_an_end_that_is_here_already_is_seen_before_a_write_is_sent(method: bytes) -> None:
+async def test_a_connection_already_closed_is_replaced_before_a_write_is_sent(
+    method: bytes,
+) -> None:
     async def once(peer: Peer) -> None:
         peers.append(peer)
         server.requests.append(await peer.read_request())
@@ -69,14 +73,14 @@ async def test_an_end_that_is_here_already_is_seen_before_a_write_is_sent(method
     async with serving(once, second) as (server, origin), opening() as pool:
         await pool.request(origin, method, b"/", body=b"1")
         peers[0].shut_now()
-        # No turn of the loop between: only the kernel knows.
+        # Without an iteration of the loop between: only the kernel knows.
         assert (await pool.request(origin, method, b"/", body=b"2")).status == 200
         assert [body for _, body in server.requests] == [b"1", b"2"]
         assert (pool.num_stale, pool.num_opened) == (1, 2)
 
 
 @WRITES
-async def test_a_write_that_had_left_whole_is_not_sent_twice(make_pool, method: bytes) -> None:
+async def test_a_write_that_was_sent_completely_is_not_sent_twice(make_pool, method: bytes) -> None:
     async def script(peer: Peer) -> None:
         await peer.read_request()
         await peer.send(ok())
@@ -90,9 +94,9 @@ async def test_a_write_that_had_left_whole_is_not_sent_twice(make_pool, method: 
         assert len(server.requests) == 1
 
 
-async def test_a_write_that_had_not_left_whole_is_sent_again() -> None:
+async def test_a_write_that_was_not_sent_completely_is_sent_again() -> None:
     async with (
-        serving(answers_once_and_resets, echoing) as (server, origin),
+        serving(responds_once_and_resets, echoing) as (server, origin),
         opening() as pool,
     ):
         await pool.request(origin, b"PUT", b"/", body=b"1")
@@ -102,7 +106,7 @@ async def test_a_write_that_had_not_left_whole_is_sent_again() -> None:
         assert (pool.num_stale, server.num_accepted) == (1, 2)
 
 
-async def test_a_write_that_broke_off_on_a_fresh_connection_is_the_callers() -> None:
+async def test_a_write_that_broke_off_on_a_new_connection_is_not_sent_again() -> None:
     async def script(peer: Peer) -> None:
         await peer.read_head()
         peer.reset()

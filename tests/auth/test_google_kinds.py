@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class Endpoint:
-    """Gives out tokens `token-1`, `token-2`, ... for whatever is asked; keeps what was asked."""
+    """Returns tokens `token-1`, `token-2`, ... for every request; records the requests."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.requests: list[tuple[str, dict[str, Any]]] = []
         self.status = 200
         endpoint = self
 
@@ -42,8 +42,8 @@ class Endpoint:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
                 form = json.loads(body) if body.startswith("{") else parse_qs(body)
-                endpoint.asked.append((self.path, form))
-                data = json.dumps(endpoint.answer(self.path)).encode()
+                endpoint.requests.append((self.path, form))
+                data = json.dumps(endpoint.response(self.path)).encode()
                 self.send_response(endpoint.status)
                 self.send_header("Metadata-Flavor", "Google")
                 self.send_header("Content-Type", "application/json")
@@ -58,10 +58,10 @@ class Endpoint:
         self.host = f"127.0.0.1:{self.server.server_address[1]}"
         self.url = f"http://{self.host}"
 
-    def answer(self, path: str) -> dict[str, Any]:
+    def response(self, path: str) -> dict[str, Any]:
         if self.status != 200:
             return {"error": "invalid_grant", "error_description": "SECRET"}
-        token = f"token-{len(self.asked)}"
+        token = f"token-{len(self.requests)}"
         if path.endswith(":generateAccessToken"):
             end = datetime.now(UTC) + timedelta(hours=1)
             return {"accessToken": token, "expireTime": end.strftime("%Y-%m-%dT%H:%M:%SZ")}
@@ -112,7 +112,7 @@ KINDS = ("service_account", "impersonated", "external_account", "external_user")
 
 
 def settings_of(kind: str, endpoint: Endpoint, private_key: str, folder: Path) -> dict[str, Any]:
-    """What the file of a kind of credentials says."""
+    """Return the content of the file of a kind of credentials."""
     if kind == "service_account":
         return service_account(endpoint, private_key)
     if kind == "external_user":
@@ -143,7 +143,7 @@ def found(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> GoogleToken:
-    """Credentials of one kind, found as the default ones where that can be done here."""
+    """Credentials of one kind, found as the default ones if that is possible here."""
     if request.param == "impersonated":
         # Its file cannot name another endpoint than Google's.
         source = service_account_credentials.Credentials.from_service_account_info(
@@ -167,23 +167,23 @@ def found(
 
 
 @pytest.mark.parametrize("found", KINDS, indirect=True)
-async def test_a_kind_is_found_and_renewed_when_refused(
+async def test_a_kind_is_found_and_renewed_when_rejected(
     found: GoogleToken, endpoint: Endpoint
 ) -> None:
     first = await found.get()
-    assert first == f"token-{len(endpoint.asked)}"
+    assert first == f"token-{len(endpoint.requests)}"
     assert await found.get() == first
-    num_asked = len(endpoint.asked)
-    found.refuse(first)
+    num_requests = len(endpoint.requests)
+    found.invalidate(first)
     second = await found.get()
-    assert second == f"token-{len(endpoint.asked)}"
-    assert len(endpoint.asked) > num_asked
-    found.refuse(first)
+    assert second == f"token-{len(endpoint.requests)}"
+    assert len(endpoint.requests) > num_requests
+    found.invalidate(first)
     assert await found.get() == second
 
 
 @pytest.mark.parametrize("found", KINDS, indirect=True)
-async def test_a_kind_that_is_refused_says_what_to_do(
+async def test_a_kind_that_is_rejected_says_what_to_do(
     found: GoogleToken, endpoint: Endpoint
 ) -> None:
     endpoint.status = 400
@@ -193,7 +193,7 @@ async def test_a_kind_that_is_refused_says_what_to_do(
 
 
 @pytest.mark.parametrize("found", KINDS, indirect=True)
-async def test_an_endpoint_that_is_away_may_come_back(
+async def test_an_endpoint_that_is_away_is_transient(
     found: GoogleToken, endpoint: Endpoint
 ) -> None:
     endpoint.server.server_close()
@@ -211,10 +211,10 @@ async def test_credentials_of_a_user_are_refreshed(endpoint: Endpoint) -> None:
     )
     token = open_token(credentials, emulator=False)
     assert await token.get() == "token-1"
-    assert endpoint.asked[0][1]["refresh_token"] == ["refresh"]
+    assert endpoint.requests[0][1]["refresh_token"] == ["refresh"]
 
 
-def test_the_metadata_server_is_asked_where_nothing_else_is(
+def test_the_metadata_server_is_used_if_there_is_nothing_else(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
     # In a process of its own: google-auth reads the address when it is imported.
@@ -241,4 +241,4 @@ def test_the_metadata_server_is_asked_where_nothing_else_is(
         check=False,
     )
     assert ran.stdout.startswith("token-"), ran.stderr
-    assert any("/service-accounts/" in path for path, _ in endpoint.asked)
+    assert any("/service-accounts/" in path for path, _ in endpoint.requests)

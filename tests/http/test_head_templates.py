@@ -1,4 +1,4 @@
-"""Heads of a shape that was seen before are matched by a pattern, to the same end as any other."""
+"""Heads that match a template are read as by `parse_head`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def fresh_codec() -> Any:
-    """The codec once more, with memories of its own: those of the process are bounded."""
+    """Import the codec again, with empty caches."""
     name = "codec_under_test"
     spec = importlib.util.spec_from_file_location(name, _codec.__file__)
     assert spec is not None
@@ -40,27 +40,27 @@ def plain(status_line: bytes, fields: list[tuple[bytes, bytes]]) -> bytes:
     return head_of([status_line, *(name + b": " + value for name, value in fields)])
 
 
-def shape_of(codec: Any, data: bytes) -> Any:
-    """The shape of a head that was seen often enough; None where it is not remembered."""
-    for _ in range(codec._MIN_SIGHTS):
-        _, shape = codec.parse_head(data)
-    return shape
+def template_of(codec: Any, data: bytes) -> Any:
+    """Return the template of a head that was read often enough."""
+    for _ in range(8):
+        _, template = codec.parse_head(data)
+    return template
 
 
-def told(head: Any) -> object:
+def as_tuple(head: Any) -> object:
     fields = list(head.headers.items())
     return head.status, fields, head.http_minor, head.keep_alive, head.content_length, head.chunked
 
 
-def matches(codec: Any, shape: Any, data: bytes, rest: bytes = b"") -> bool:
-    """Whether the pattern takes a head; where it does, the rules for any head say the same."""
+def matches(codec: Any, template: Any, data: bytes, rest: bytes = b"") -> bool:
+    """Return whether the template matches a head; if so, `parse_head` must return the same."""
     memory = bytearray(data + rest)
-    found = codec.match_head(shape, memory, len(memory))
+    found = codec.match_head(template, memory, len(memory))
     if found is None:
         return False
     head, stop = found
     assert stop == memory.index(b"\r\n\r\n") + 4
-    assert told(head) == told(codec.parse_head(bytes(memory[:stop]))[0])
+    assert as_tuple(head) == as_tuple(codec.parse_head(bytes(memory[:stop]))[0])
     return True
 
 
@@ -98,30 +98,30 @@ NASTY = [
 
 
 def ordinary(raw_names: list[bytes]) -> list[tuple[bytes, bytes]]:
-    """Values with which a head is valid."""
+    """Return values with which a head is valid."""
     own = {b"connection": b"keep-alive", b"transfer-encoding": b"chunked"}
     if b"transfer-encoding" not in {name.lower() for name in raw_names}:
         own[b"content-length"] = b"5"
     return [(name, own.get(name.lower(), b"x")) for name in raw_names]
 
 
-def is_for_patterns(shape: Any) -> bool:
-    """Whether ordinary heads of a shape are for its pattern: all but those in pieces."""
-    return b"transfer-encoding" not in shape.names
+def has_pattern(template: Any) -> bool:
+    """Return whether ordinary heads match the template: all but those of chunked bodies."""
+    return b"transfer-encoding" not in template.names
 
 
 @given(name_lists, status_lines, rests, st.data())
-def test_what_a_pattern_takes_is_read_as_any_head(
+def test_a_head_that_matches_is_read_as_by_parse_head(
     raw_names: list[bytes], status_line: bytes, rest: bytes, data: st.DataObject
 ) -> None:
     codec = fresh_codec()
     try:
-        shape = shape_of(codec, plain(b"HTTP/1.1 200 OK", ordinary(raw_names)))
+        template = template_of(codec, plain(b"HTTP/1.1 200 OK", ordinary(raw_names)))
     except codec.ProtocolError:  # both framings
         return
-    assert shape.names == tuple(name.lower() for name in raw_names)
-    takes = matches(codec, shape, plain(b"HTTP/1.1 200 OK", ordinary(raw_names)), rest)
-    assert takes == is_for_patterns(shape)
+    assert template.names == tuple(name.lower() for name in raw_names)
+    is_match = matches(codec, template, plain(b"HTTP/1.1 200 OK", ordinary(raw_names)), rest)
+    assert is_match == has_pattern(template)
     for _ in range(4):
         lines = [
             name
@@ -130,31 +130,31 @@ def test_what_a_pattern_takes_is_read_as_any_head(
             + data.draw(st.sampled_from([b"", b" "]))
             for name in raw_names
         ]
-        matches(codec, shape, head_of([status_line, *lines]), rest)
+        matches(codec, template, head_of([status_line, *lines]), rest)
 
 
 @given(name_lists, rests, st.data())
-def test_what_a_pattern_takes_of_damaged_heads_is_read_as_any_head(
+def test_a_damaged_head_that_matches_is_read_as_by_parse_head(
     raw_names: list[bytes], rest: bytes, data: st.DataObject
 ) -> None:
     codec = fresh_codec()
     valid = plain(b"HTTP/1.1 200 OK", ordinary(raw_names))
     try:
-        shape = shape_of(codec, valid)
+        template = template_of(codec, valid)
     except codec.ProtocolError:  # both framings
         return
-    assert matches(codec, shape, valid, rest) == is_for_patterns(shape)
+    assert matches(codec, template, valid, rest) == has_pattern(template)
     for _ in range(5):
         mutated = valid
         for _ in range(data.draw(st.integers(1, 3))):
             start = data.draw(st.integers(0, len(mutated)))
             end = data.draw(st.integers(start, min(start + 3, len(mutated))))
             mutated = mutated[:start] + data.draw(st.sampled_from(NASTY)) + mutated[end:]
-        matches(codec, shape, mutated, rest)
+        matches(codec, template, mutated, rest)
 
 
 def test_the_heads_of_one_service_are_matched_from_the_ninth_on() -> None:
-    """Otherwise nothing here says anything."""
+    """The other tests need this."""
     codec = fresh_codec()
     fields = [
         (b"Content-Type", b"application/octet-stream; charset=x"),
@@ -166,12 +166,12 @@ def test_the_heads_of_one_service_are_matched_from_the_ninth_on() -> None:
     ]
     data = plain(b"HTTP/1.1 206 Partial Content", fields)
     for _ in range(8):
-        _, shape = codec.parse_head(data)
-        assert shape is not None
-    assert matches(codec, shape, data, b"body")
-    assert matches(codec, shape, plain(b"HTTP/1.1 503", fields))
+        _, template = codec.parse_head(data)
+        assert template is not None
+    assert matches(codec, template, data, b"body")
+    assert matches(codec, template, plain(b"HTTP/1.1 503", fields))
     for cut in range(len(data)):
-        assert codec.match_head(shape, data, cut) is None
+        assert codec.match_head(template, data, cut) is None
 
 
 KNOWN = [(b"Foo", b"1"), (b"Bar", b"2")]
@@ -196,9 +196,9 @@ KNOWN = [(b"Foo", b"1"), (b"Bar", b"2")]
         pytest.param(b"HTTP/1.1 200 OK\r\nFoo: 1\r\r\nBar: 2\r\n\r\n", id="CR at the end"),
     ],
 )
-def test_lines_are_not_confused_with_those_of_a_known_shape(data: bytes) -> None:
+def test_lines_are_not_confused_with_those_of_a_template(data: bytes) -> None:
     codec = fresh_codec()
-    assert not matches(codec, shape_of(codec, plain(b"HTTP/1.1 200 OK", KNOWN)), data)
+    assert not matches(codec, template_of(codec, plain(b"HTTP/1.1 200 OK", KNOWN)), data)
 
 
 @pytest.mark.parametrize(
@@ -217,42 +217,42 @@ def test_lines_are_not_confused_with_those_of_a_known_shape(data: bytes) -> None
         (b"Foo", b"\ta"),
     ],
 )
-def test_what_is_not_ordinary_is_for_the_rules_of_any_head(name: bytes, value: bytes) -> None:
+def test_an_unusual_value_does_not_match(name: bytes, value: bytes) -> None:
     codec = fresh_codec()
-    shape = shape_of(codec, plain(b"HTTP/1.1 200 OK", ordinary([name])))
-    assert not matches(codec, shape, plain(b"HTTP/1.1 200 OK", [(name, value)]))
+    template = template_of(codec, plain(b"HTTP/1.1 200 OK", ordinary([name])))
+    assert not matches(codec, template, plain(b"HTTP/1.1 200 OK", [(name, value)]))
 
 
-def test_names_told_twice_are_joined_however_often_that_was_read() -> None:
+def test_repeated_names_are_joined_and_have_no_template() -> None:
     codec = fresh_codec()
     data = head_of([b"HTTP/1.1 200 OK", b"Foo: 1", b"foo: 2", b"Bar: 3"])
     for _ in range(20):
-        head, shape = codec.parse_head(data)
+        head, template = codec.parse_head(data)
         assert dict(head.headers) == {b"foo": b"1, 2", b"bar": b"3"}
-        assert shape is None
+        assert template is None
 
 
-def test_what_is_remembered_is_bounded() -> None:
-    """A server that sends new names and orders for ever takes no memory."""
+def test_the_caches_are_bounded() -> None:
+    """A server that always sends new names and orders costs no memory."""
     codec = fresh_codec()
 
     def sizes() -> list[int]:
         return [
-            len(memory)
-            for name, memory in vars(codec).items()
-            if isinstance(memory, dict) and not name.startswith("__")
+            len(cache)
+            for name, cache in vars(codec).items()
+            if isinstance(cache, dict) and not name.startswith("__")
         ]
 
     for num in range(2000):
         data = head_of([b"HTTP/1.1 200 OK %d" % num, b"X-%d: a" % num, b"Content-Length: 7"])
-        head, shape = codec.parse_head(data)
+        head, template = codec.parse_head(data)
         assert dict(head.headers) == {b"x-%d" % num: b"a", b"content-length": b"7"}
         codec.encode_head(b"GET", b"/%d" % num, [(b"Y-%d" % num, b"a")])
         if num == 1000:
             full = sizes()
     assert sizes() == full
     assert sum(full) < 1000
-    # Those that come again are remembered all the same.
+    # Names that repeat still get a template.
     for _ in range(20):
-        _, shape = codec.parse_head(head_of([b"HTTP/1.1 200 OK", b"Again: a"]))
-    assert shape.pattern is not None
+        _, template = codec.parse_head(head_of([b"HTTP/1.1 200 OK", b"Again: a"]))
+    assert template.pattern is not None
