@@ -97,15 +97,12 @@ class Signer:
         self._hashes = _keyed(b"")
         self._timestamp = b""
         self._scope = b""
-        # Headers of every request, sorted as in the canonical request.
-        self._common: tuple[tuple[bytes, bytes], ...] = ()
+        # Headers of every request.
+        self._common: dict[bytes, bytes] = {}
         if requester_pays:
-            self._common += ((b"x-amz-request-payer", b"requester"),)
+            self._common[b"x-amz-request-payer"] = b"requester"
         if keys.token:
-            self._common += ((b"x-amz-security-token", keys.token.encode()),)
-        self._common_canonical = b"".join(b"%b:%b\n" % pair for pair in self._common)
-        self._common_names = b"".join(b";%b" % name for name, _ in self._common)
-        self._common_lines = b"".join(b"%b: %b\r\n" % pair for pair in self._common)
+            self._common[b"x-amz-security-token"] = keys.token.encode()
 
     def __repr__(self) -> str:
         return "<Signer>"
@@ -132,74 +129,27 @@ class Signer:
             now: Unix time, in seconds; the clock's by default.
         """
         self._update_time(now)
-        added = [
-            *headers,
-            (b"x-amz-content-sha256", payload),
-            (b"x-amz-date", self._timestamp),
-            *self._common,
-        ]
-        signed = {name.lower(): b" ".join(value.split()) for name, value in added}
+        added = {
+            b"x-amz-content-sha256": payload,
+            b"x-amz-date": self._timestamp,
+            **self._common,
+        }
+        signed = {name.lower(): b" ".join(value.split()) for name, value in headers}
+        signed.update(added)
         signed[b"host"] = self._host
         names = sorted(signed)
+        joined_names = b";".join(names)
         path, _, query = target.partition(b"?")
         canonical = b"%b\n%b\n%b\n%b\n%b\n%b" % (
             method,
             path,
-            canonical_query(query),
-            b"".join(b"%b:%b\n" % (name, signed[name]) for name in names),
-            b";".join(names),
+            canonical_query(query) if query else b"",
+            b"".join([b"%b:%b\n" % (name, signed[name]) for name in names]),
+            joined_names,
             payload,
         )
-        added.append((b"Authorization", self._authorization(canonical, b";".join(names))))
-        return added
-
-    def sign_get(self, target: bytes, *, byte_range: bytes = b"", etag: bytes = b"") -> bytes:
-        """Return the header lines of a signed GET of an object, each with its end.
-
-        Like `sign`, in a third of the time.
-
-        Args:
-            target: Path and query, as they are sent.
-            byte_range: Value of the Range header; empty for none.
-            etag: Value of the If-Match header; empty for none.
-        """
-        self._update_time(None)
-        path, _, query = target.partition(b"?")
-        matched = b"if-match:%b\n" % etag if etag else b""
-        ranged = b"range:%b\n" % byte_range if byte_range else b""
-        names = b"host%b%b;x-amz-checksum-mode;x-amz-content-sha256;x-amz-date%b" % (
-            b";if-match" if etag else b"",
-            b";range" if byte_range else b"",
-            self._common_names,
-        )
-        canonical = (
-            b"GET\n%b\n%b\nhost:%b\n%b%bx-amz-checksum-mode:ENABLED\nx-amz-content-sha256:%b\n"
-            b"x-amz-date:%b\n%b\n%b\n%b"
-            % (
-                path,
-                canonical_query(query) if query else b"",
-                self._host,
-                matched,
-                ranged,
-                EMPTY_HASH,
-                self._timestamp,
-                self._common_canonical,
-                names,
-                EMPTY_HASH,
-            )
-        )
-        return (
-            b"x-amz-checksum-mode: ENABLED\r\nx-amz-content-sha256: %b\r\nx-amz-date: %b\r\n%b"
-            b"%b%bAuthorization: %b\r\n"
-            % (
-                EMPTY_HASH,
-                self._timestamp,
-                self._common_lines,
-                b"If-Match: %b\r\n" % etag if etag else b"",
-                b"Range: %b\r\n" % byte_range if byte_range else b"",
-                self._authorization(canonical, names),
-            )
-        )
+        authorization = self._authorization(canonical, joined_names)
+        return [*headers, *added.items(), (b"Authorization", authorization)]
 
     def _authorization(self, canonical: bytes, names: bytes) -> bytes:
         digest = hashlib.sha256(canonical).hexdigest().encode()
