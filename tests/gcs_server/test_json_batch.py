@@ -9,7 +9,7 @@ import pytest
 
 from aioflux.testing.gcs_server._app import Hook
 from aioflux.testing.gcs_server._delivery import Delivery
-from aioflux.testing.gcs_server._json_batch import _joined
+from aioflux.testing.gcs_server._json_batch import merge_deliveries
 from aioflux.testing.gcs_server._messages import Request, Response
 from aioflux.testing.gcs_server._network import Network, NetworkHook
 from tests.gcs_server.conftest import hush, wait_until
@@ -163,7 +163,7 @@ def test_the_longest_delay_within_a_batch_delays_it():
         Delivery(delay_seconds=1, cut_at=90, stall_at=95),
         Delivery(delay_seconds=3, cut_at=50, reset=True),
     ]
-    assert _joined(plans) == Delivery(delay_seconds=3, cut_at=50, reset=True)
+    assert merge_deliveries(plans) == Delivery(delay_seconds=3, cut_at=50, reset=True)
 
 
 def test_latency_counts_once_per_batch():

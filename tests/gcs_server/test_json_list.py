@@ -256,7 +256,7 @@ TEXTS = st.text(alphabet="ab/*.", max_size=5)
     trailing=st.booleans(),
     size=st.integers(1, 4),
 )
-def test_pages_put_together_are_the_plain_answer(
+def test_pages_together_are_the_whole_listing(
     names, prefix, delimiter, start, end, glob, trailing, size
 ):
     pattern = compile_glob(glob) if glob else None
@@ -275,9 +275,16 @@ def test_pages_put_together_are_the_plain_answer(
         page = list_page(ordered, query, size=size, after=after)
         found += page.names
         prefixes += page.prefixes
-        after, num_pages = page.more, num_pages + 1
-        assert len(page.names) + len(page.prefixes) == size or not after
+        after, num_pages = page.last, num_pages + 1
+        assert len(page) == size or not after
     assert (found, prefixes) == _plain(ordered, prefix, delimiter, start, end, pattern, trailing)
+
+
+def test_a_page_of_none_is_the_last():
+    """size=0 lists nothing, and does not promise more: `max-keys=0` of the XML API."""
+    for delimiter in ("", "/"):
+        page = list_page(["a"], Query(delimiter=delimiter), size=0)
+        assert (len(page), page.last) == (0, "")
 
 
 def _plain(ordered, prefix, delimiter, start, end, pattern, trailing):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.testing.gcs_server._json_resumable import _cut
+from aioflux.testing.gcs_server._messages import slice_pieces
 
 STEP = 256 << 10
 START = "/upload/storage/v1/b/bucket/o?uploadType=resumable"
@@ -214,7 +214,7 @@ def test_a_start_without_name_or_bucket_is_refused(call):
 
 @given(st.lists(st.binary(max_size=5), max_size=5), st.integers(0, 30), st.integers(0, 30))
 def test_a_cut_through_pieces_is_a_cut_through_their_whole(pieces, start, end):
-    cut = b"".join(_cut(pieces, start, end))
+    cut = b"".join(slice_pieces(pieces, start, end))
     assert cut == b"".join(pieces)[start:end]
 
 

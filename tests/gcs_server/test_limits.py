@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server import Limits, _wire
+from aioflux.testing.gcs_server import Limits, _connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ def exchanging(**limits: Any) -> Iterator[Callable[..., bytes]]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client has its answer before a server that refused it hangs up, however slow both are."""
-    monkeypatch.setattr(_wire, "_LINGER_SECONDS", 60.0)
+    monkeypatch.setattr(_connection, "_LINGER_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +144,8 @@ def test_memory_is_taken_as_bytes_come(server, monkeypatch):
         taken.append(size)
         return bytearray(size)
 
-    monkeypatch.setattr(_wire, "allocate", allocate)
-    monkeypatch.setattr(_wire, "_RESERVED_BYTES", 1 << 20)
+    monkeypatch.setattr(_connection, "allocate", allocate)
+    monkeypatch.setattr(_connection, "_ALLOCATED_BYTES", 1 << 20)
     data = bytes(range(256)) * 10_240
     with socket.create_connection((server.host, server.port), timeout=60) as sock:
         sock.sendall(put(len(data) + 1, b"Expect: 100-continue"))

@@ -17,7 +17,7 @@ from aioflux.testing.gcs_server._app import Hook
 from aioflux.testing.gcs_server._delivery import Delivery, Send, Wait, steps
 from aioflux.testing.gcs_server._listener import _NO_PACING, _SO_MAX_PACING_RATE
 from aioflux.testing.gcs_server._messages import Request, Response
-from aioflux.testing.gcs_server._network import PACED_BY_KERNEL, Allowance, NetworkHook
+from aioflux.testing.gcs_server._network import PACED_BY_KERNEL, NetworkHook, TokenBucket
 from tests.gcs_server.conftest import begin
 
 MEDIA = "/storage/v1/b/bucket/o/k?alt=media"
@@ -143,21 +143,21 @@ def test_limited_write_commits_nothing(server, call):
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 100)), max_size=30))
-def test_allowance_never_lets_more_through_than_its_rate(events):
+def test_tokens_never_lets_more_through_than_its_rate(events):
     """Whatever the requests, what is let through up to a time is at most rate * time + burst."""
-    allowance, now, taken = Allowance(10.0, 50.0), 0.0, 0
+    tokens, now, taken = TokenBucket(10.0, 50.0), 0.0, 0
     for pause, amount in events:
         now += pause
-        if allowance.try_take(amount, now) == 0:
+        if tokens.try_acquire(amount, now) == 0:
             taken += amount
         assert taken <= 10.0 * now + 50.0 + 1e-6
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=30))
-def test_allowance_taken_in_advance_is_paid_back(amounts):
+def test_tokens_taken_in_advance_is_paid_back(amounts):
     """Bytes taken at once have all gone after their sum less the burst, at the rate."""
-    allowance = Allowance(100.0, 50.0)
-    waits = [allowance.take(amount, 0.0) for amount in amounts]
+    tokens = TokenBucket(100.0, 50.0)
+    waits = [tokens.acquire(amount, 0.0) for amount in amounts]
     assert waits[-1] == pytest.approx(max(0.0, (sum(amounts) - 50.0) / 100.0))
 
 

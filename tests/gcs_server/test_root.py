@@ -17,7 +17,7 @@ import google_crc32c
 import pytest
 
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server._file_restore import open_state
+from aioflux.testing.gcs_server._file_journal import open_state
 from aioflux.testing.gcs_server._records import Attributes
 from tests.gcs_server.conftest import Answer
 
@@ -220,7 +220,7 @@ def test_a_stopped_server_does_not_start_again_on_its_root(root):
     server = GCSServer(root=root)
     with server:
         pass
-    with pytest.raises(RuntimeError, match="make a new one"):
+    with pytest.raises(RuntimeError, match="create a new one"):
         server.start()
 
 

@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "threading": ("bridge", "testing", "cli"),
     "_thread": ("bridge", "testing", "cli"),
-    "os.register_at_fork": ("bridge", "testing.gcs_server._forks"),
+    "os.register_at_fork": ("bridge", "testing.gcs_server._fork"),
     "torch": ("data", "checkpoint", "integrations", "compat", "cli"),
     "aiohttp": ("http", "auth", "service._gcs"),
     "gcloud": ("auth", "service._gcs"),
