@@ -20,7 +20,7 @@ import torch
 import aioflux
 from aioflux import NotFoundError, PreconditionFailedError, TransferOptions
 from aioflux.checkpoint import _load, load, open_reader, open_writer, save
-from aioflux.testing.gcs_server._app import Hook
+from aioflux.testing.gcs_server import Hook
 from tests.checkpoint.patience import PATIENT, wait_until
 from tests.checkpoint.test_torch import assert_equal, state
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aioflux.testing import GCSServer
-    from aioflux.testing.gcs_server._messages import Request, Response
+    from aioflux.testing.gcs_server import Request, Response
 
 MIB = 1024 * 1024
 URI = "gs://bucket/run/model.pt"

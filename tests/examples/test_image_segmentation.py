@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server._app import Hook
-from aioflux.testing.gcs_server._messages import Request, Response
+from aioflux.testing.gcs_server import Hook, Request, Response
 from tests.meeting import meeting_port
 
 # Each test starts three processes that import torch: ten seconds of two idle cores, more when busy.

@@ -15,7 +15,7 @@ import pytest
 
 from aioflux.store import COMPOSITE_PREFIX
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server._network import Network
+from aioflux.testing.gcs_server import Network
 from tests.bridge.scripts import LIMIT_SECONDS, Watch, finish, line, running, wait_until_idle
 
 if TYPE_CHECKING:

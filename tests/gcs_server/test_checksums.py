@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aioflux.testing.gcs_server import APIError
 from aioflux.testing.gcs_server._checksums import (
     NOTHING_DECLARED,
     Declared,
@@ -17,7 +18,6 @@ from aioflux.testing.gcs_server._checksums import (
     declared_in,
     hash_pieces,
 )
-from aioflux.testing.gcs_server._errors import APIError
 
 PIECES = st.lists(st.binary(max_size=3000))
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.testing.gcs_server._errors import APIError
+from aioflux.testing.gcs_server import APIError
 from aioflux.testing.gcs_server._fields import parse_fields, select
 from aioflux.testing.gcs_server._glob import Glob, compile_glob, literal_prefix
 from aioflux.testing.gcs_server._listing import Query, list_page

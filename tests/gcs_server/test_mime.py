@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.testing.gcs_server._errors import APIError
-from aioflux.testing.gcs_server._messages import Request
+from aioflux.testing.gcs_server import APIError, Request
 from aioflux.testing.gcs_server._mime import split_body
 
 HEADER = (b"Content-Type", b"multipart/related; boundary=xy")

@@ -12,11 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server import Network
-from aioflux.testing.gcs_server._app import Hook
+from aioflux.testing.gcs_server import Hook, Network, Request, Response
 from aioflux.testing.gcs_server._delivery import Delivery, Send, Wait, steps
 from aioflux.testing.gcs_server._listener import _NO_PACING, _SO_MAX_PACING_RATE
-from aioflux.testing.gcs_server._messages import Request, Response
 from aioflux.testing.gcs_server._network import PACED_BY_KERNEL, NetworkHook, TokenBucket
 from tests.gcs_server.conftest import begin
 

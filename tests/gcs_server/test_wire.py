@@ -11,10 +11,9 @@ import time
 import pytest
 
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server._app import Hook
+from aioflux.testing.gcs_server import Hook, Request, Response
 from aioflux.testing.gcs_server._delivery import BEFORE_HEAD, Cut, Delivery, Send, Wait, steps
 from aioflux.testing.gcs_server._download import may_stay_compressed, parse_range
-from aioflux.testing.gcs_server._messages import Request, Response
 from tests.gcs_server.conftest import begin
 
 GET = b"GET /bucket/%s HTTP/1.1\r\nHost: h\r\n\r\n"
