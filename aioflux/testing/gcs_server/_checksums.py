@@ -122,7 +122,7 @@ def hash_pieces(pieces: Iterable[Buffer], *, with_md5: bool = True) -> tuple[int
 
 
 def _windows(piece: Buffer) -> Iterable[bytes]:
-    """Copy memory that google-crc32c does not take (all but `bytes`) in pieces that fit a cache."""
+    """Copy memory that google-crc32c rejects (all but `bytes`) in pieces that fit a cache."""
     if isinstance(piece, bytes):
         return (piece,)
     view = memoryview(piece)

@@ -94,7 +94,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pieces: Sequence[Buffer] = ()
         self._timer: asyncio.TimerHandle | None = None
         self._writing_paused = self._reading_paused = False
-        self._ending = False  # no further request is answered
+        self._ending = False  # no further request is handled
         self._close_after = self._is_finished = False
         self._size = 0
         self._rest: memoryview | None = None  # memory for the rest of a large body
@@ -115,7 +115,7 @@ class Connection(asyncio.BufferedProtocol):
         self._app.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the client."""
+        """Release everything of the client."""
         _fork.untrack(self._descriptor)
         self._app.closed(self)
         self._ending = True
@@ -209,7 +209,7 @@ class Connection(asyncio.BufferedProtocol):
                 if self._head_bytes > limits.max_head_bytes:
                     self._error_status = self._error_status or 431
             elif self._whole is None:
-                # sizes, extensions and trailers of a body in HTTP chunks are bounded, too
+                # sizes, extensions and trailers of a chunked body are bounded, too
                 self._head_bytes = 0 if self._body_bytes != before else self._head_bytes + len(data)
                 if self._head_bytes > limits.max_head_bytes:
                     self._error_status = self._error_status or 431
@@ -249,7 +249,7 @@ class Connection(asyncio.BufferedProtocol):
         self._queue.append((status, self._target, True))
 
     def on_message_begin(self) -> None:
-        """Note the begin of a request."""
+        """Note the start of a request."""
         self._in_message = True
 
     def on_url(self, url: bytes) -> None:

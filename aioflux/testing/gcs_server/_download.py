@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from aioflux.testing.gcs_server._errors import APIError
 from aioflux.testing.gcs_server._messages import Request, Response
-from aioflux.testing.gcs_server._preconditions import check_http_conditions
+from aioflux.testing.gcs_server._preconditions import check_http_conditions, has_http_conditions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,8 +38,9 @@ def media_response(request: Request, record: ObjectRecord) -> Response:
         record.prepared.extend(_media_blocks(record))
     block = record.prepared[0 if is_json else 1]
     headers = request.headers
-    etag = record.etag if is_json else record.xml_etag
-    check_http_conditions(headers, etag, record.updated_us)
+    if has_http_conditions(headers):
+        etag = record.etag if is_json else record.xml_etag
+        check_http_conditions(headers, etag, record.updated_us)
     if record.attributes.content_encoding == "gzip" and not may_stay_compressed(headers, record):
         return _decompressed(record, block)
     found = parse_range(headers.get("range"), record.size)
@@ -70,7 +71,7 @@ def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
 
     Returns:
         The range `[start, end)`, clipped to the object, or None for the whole object: no header,
-        or one that HTTP says to ignore (malformed, or of several ranges).
+        or one that HTTP ignores (malformed, or of several ranges).
 
     Raises:
         APIError: 416, no byte of the object is in the range.

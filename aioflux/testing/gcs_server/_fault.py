@@ -1,4 +1,4 @@
-"""Faults as values: the requests they apply to, and what they do to responses."""
+"""Faults as values: the requests they apply to, and their effect on responses."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _OPERATIONS = frozenset({"storage.batch", *(route.operation for route in ROUTES)})
 _NAMES = _OPERATIONS | {"objects.media", *(name.partition(".")[2] for name in _OPERATIONS)}
-_EARLY: tuple[Kind, ...] = ("status", "reset")  # these answer in place of the handler
+_EARLY: tuple[Kind, ...] = ("status", "reset")  # they replace the handler's response
 
 
 class _Rule:

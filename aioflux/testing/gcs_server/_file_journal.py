@@ -6,7 +6,7 @@
     root/buckets/HASH/bucket.json              a bucket exists from here on
     root/buckets/HASH/objects/XX/HASH.json     an object: its name, metadata and leaves of bytes
     root/uploads/ID/upload.json, N.json        an open multipart upload and its parts
-    root/sessions/ID.json                      a resumable upload, and what it has received
+    root/sessions/ID.json                      a resumable upload with its received bytes
     root/new/                                  records being written
 
 HASH is the SHA-256 of a name, so that no name can lead out of the directory. Bytes are written

@@ -78,8 +78,8 @@ def _shift(plan: Delivery, start: int, body_start: int) -> Delivery:
 
     Args:
         plan: Its positions count the body of the one response.
-        start: Begin of the response's part in the whole.
-        body_start: Begin of the response's body in the whole.
+        start: Start of the response's part in the whole.
+        body_start: Start of the response's body in the whole.
     """
     cut_at, stall_at = plan.cut_at, plan.stall_at
     if cut_at is not None and cut_at <= BEFORE_HEAD:

@@ -99,7 +99,7 @@ def test_permissions(state: State, request: Request) -> Response:
     if not permissions:
         raise APIError(400, "required", "Required parameter: permissions")
     content: dict[str, Any] = {"kind": "storage#testIamPermissionsResponse"}
-    # As on GCS, the field is left out if it would be empty.
+    # GCS leaves out an empty field.
     if granted := [each for each in permissions if each not in state.denied_permissions]:
         content["permissions"] = granted
     return resource_response(request, content)

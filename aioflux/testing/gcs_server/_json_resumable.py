@@ -160,10 +160,7 @@ def _check_range(upload: ResumableUpload, sent: ContentRange, length: int) -> No
     """
     if sent.start is None and length:
         raise invalid("A request without a range of bytes has a body.")
-    if sent.start is not None and sent.end not in (
-        None,
-        sent.start + length,
-    ):
+    if sent.start is not None and sent.end not in (None, sent.start + length):
         raise invalid(f"Content-Range does not fit the Content-Length of {length} byte(s).")
     if sent.size not in (None, upload.size) and upload.size is not None:
         message = f"The size of the object was {upload.size} byte(s), and now is {sent.size}."
@@ -245,8 +242,8 @@ _BARE_SESSION = {"upload_id": None}
 ROUTES = (
     Route("POST", _UPLOADS, _INSERT, start_upload, query={"uploadType": "resumable"}),
     *(
-        Route(method, _UPLOADS, _INSERT, handler, query=where)
-        for where in (_SESSION, _BARE_SESSION)
+        Route(method, _UPLOADS, _INSERT, handler, query=query)
+        for query in (_SESSION, _BARE_SESSION)
         for method, handler in (
             ("PUT", continue_upload),
             ("POST", continue_upload),

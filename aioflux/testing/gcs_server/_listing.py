@@ -1,7 +1,7 @@
-"""Pages of a listing: what one holds, how many entries, and the token of the next.
+"""Pages of a listing: entries, sizes and tokens.
 
-What a page holds is a plain function over sorted names. A token is the name where the page before
-ended, not a position, so that it stays right when names are added or deleted between two pages.
+The entries of a page are a plain function over sorted names. A token is the name where the page
+before ended, not a position, so that it stays valid if names are added or deleted in between.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TRAILING = "\0"  # no name has it
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Query:
-    """Names that a listing asks for."""
+    """Names that a listing selects."""
 
     prefix: str = ""
     delimiter: str = ""
@@ -55,12 +55,12 @@ class Page:
 
 
 def list_page(names: Sequence[str], query: Query, *, size: int, after: str = "") -> Page:
-    """List names and common prefixes in order, as many of both together as the page takes.
+    """List names and common prefixes in order, as many of both together as a page has.
 
     Args:
         names: All names, sorted.
         query: Names to list.
-        size: Entries that the page takes. A page of 0 is empty and the last.
+        size: Entries of the page. A page of 0 is empty and the last.
         after: Entry at which the page before ended (`Page.last`).
     """
     low, high = _bounds(names, query)
@@ -91,7 +91,7 @@ def position_after(
 
 
 def encode_token(name: str) -> str:
-    """Make a token of the name where a page ended."""
+    """Return the token of the name where a page ended."""
     return base64.urlsafe_b64encode(name.encode()).decode()
 
 

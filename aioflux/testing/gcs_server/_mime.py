@@ -86,7 +86,7 @@ def _split(body: bytes | bytearray, delimiter: bytes) -> Iterator[memoryview]:
 
 
 def _boundary_lines(body: bytes | bytearray, delimiter: bytes) -> Iterator[tuple[int, int, bool]]:
-    """Yield begin and end of each boundary line, and whether it is the closing one."""
+    """Yield start and end of each boundary line, and whether it is the closing one."""
     begin = body.find(delimiter)
     while begin >= 0:
         end = begin + len(delimiter)

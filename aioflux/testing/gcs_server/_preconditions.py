@@ -88,6 +88,11 @@ def from_headers(headers: Mapping[str, str]) -> Preconditions:
     )
 
 
+def has_http_conditions(headers: Mapping[str, str]) -> bool:
+    """Return whether a request is conditional; most are not."""
+    return not _HTTP_HEADERS.isdisjoint(headers)
+
+
 def check_http_conditions(headers: Mapping[str, str], etag: str, updated_us: int) -> None:
     """Check the conditions of a read in the order of the RFC; an unreadable date is none.
 
@@ -99,8 +104,6 @@ def check_http_conditions(headers: Mapping[str, str], etag: str, updated_us: int
     Raises:
         APIError: 412, or 304 if the caller's copy is current.
     """
-    if _HTTP_HEADERS.isdisjoint(headers):
-        return
     updated = updated_us // 1_000_000
     if "if-match" in headers:
         if not _matches_etag(headers["if-match"], etag):

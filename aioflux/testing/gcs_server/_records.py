@@ -137,7 +137,7 @@ class MultipartUpload:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class ResumableUpload:
-    """A JSON resumable upload; kept after it is final, so that a status query still answers."""
+    """A JSON resumable upload; kept after it is final, for status queries."""
 
     upload_id: str
     bucket: str

@@ -58,7 +58,7 @@ def bucket_resource(bucket: Bucket, base_url: str) -> dict[str, Any]:
 
 
 def object_resource(record: ObjectRecord, base_url: str) -> dict[str, Any]:
-    """Describe an object; fields that it has no value for are left out."""
+    """Describe an object; fields without a value are left out."""
     return describe(record, base_url, OBJECT_FIELDS.items())
 
 

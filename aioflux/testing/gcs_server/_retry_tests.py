@@ -249,7 +249,7 @@ class RetryTests(Hook):
     def _receive_until(self, at: int, request: Request) -> bool:
         """Persist an upload up to a position; return whether the request reaches it.
 
-        Only resumable uploads keep what came before the failure.
+        Only resumable uploads keep the bytes before the failure.
         """
         body = request.body
         if "upload_id" not in request.query:

@@ -49,7 +49,7 @@ class GCSServer:
 
     Args:
         host: Address to listen on.
-        port: Port to listen on; 0 takes a free one.
+        port: Port to listen on; 0 chooses a free one.
         buckets: Buckets to create at the start; any other is 404 until it is created.
         root: Directory that keeps objects between runs, even of killed processes; None keeps
             them in memory. One server at a time uses it, from its construction to its stop.

@@ -57,7 +57,7 @@ class Journal:
         """Make the end of a multipart upload durable."""
 
     def put_resumable(self, upload: ResumableUpload) -> None:
-        """Make a resumable upload durable, with what it has received."""
+        """Make a resumable upload durable, with its received bytes."""
 
     def drop_resumable(self, upload: ResumableUpload) -> None:
         """Make the end of a resumable upload durable."""

@@ -70,10 +70,10 @@ def common_prefixes(prefixes: Iterable[str], encode: Callable[[str], str]) -> li
 
 
 def encoder(query: Mapping[str, str]) -> Callable[[str], str]:
-    """Return the encoding of names in a listing: percent-encoding if the query asks for it.
+    """Return the encoding of names in a listing: percent-encoding or none, by the query.
 
     Raises:
-        APIError: 400, it asks for another encoding.
+        APIError: 400, the encoding is unknown.
     """
     match query.get("encoding-type"):
         case None:
