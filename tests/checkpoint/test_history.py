@@ -29,8 +29,8 @@ from aioflux.checkpoint._history import (
 )
 from aioflux.checkpoint._steps import list_steps
 from aioflux.testing.faults import Fault, FlakyStore
-from tests.checkpoint.patience import PATIENT
 from tests.checkpoint.saves import save_id
+from tests.patience import PATIENT
 
 pytestmark = pytest.mark.clouds("gs", "s3", "az")
 

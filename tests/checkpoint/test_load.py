@@ -21,8 +21,8 @@ import aioflux
 from aioflux import NotFoundError, PreconditionFailedError, TransferOptions
 from aioflux.checkpoint import _load, load, open_reader, open_writer, save
 from aioflux.testing.gcs_server import Hook
-from tests.checkpoint.patience import PATIENT, wait_until
 from tests.checkpoint.test_torch import assert_equal, state
+from tests.patience import PATIENT, wait_until
 
 if TYPE_CHECKING:
     import mmap

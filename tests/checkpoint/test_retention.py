@@ -22,8 +22,8 @@ from aioflux.checkpoint._orphans import clean_store
 from aioflux.checkpoint._retention import Retention, StepRecord, plan_prune, prune, remove_step
 from aioflux.checkpoint._verify import latest, verify_steps
 from aioflux.testing.faults import Fault, FlakyStore
-from tests.checkpoint.patience import PATIENT
 from tests.checkpoint.saves import METADATA, save_id, save_step
+from tests.patience import PATIENT
 
 pytestmark = pytest.mark.clouds("gs", "s3", "az")
 

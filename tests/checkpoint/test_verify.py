@@ -10,8 +10,8 @@ from aioflux._errors import CheckpointCorruptError, CheckpointNotFoundError, Sto
 from aioflux.checkpoint import _verify
 from aioflux.checkpoint._commit import COMMIT_KEY, StoredItem, step_prefix
 from aioflux.checkpoint._verify import latest, newest_first, plan_pieces, verify, verify_steps
-from tests.checkpoint.patience import PATIENT
 from tests.checkpoint.saves import METADATA, encode, save, save_step
+from tests.patience import PATIENT
 
 pytestmark = pytest.mark.clouds("gs", "s3", "az")
 

@@ -15,7 +15,7 @@ from aioflux.checkpoint._commit import decode_commit
 from aioflux.testing.gcs_server import Hook
 from tests.checkpoint.dcp.kill_task import state_of
 from tests.checkpoint.dcp.states import assert_equal, copy_down, stock_load
-from tests.checkpoint.patience import PATIENCE_SECONDS, wait_until_idle
+from tests.patience import PATIENCE_SECONDS, wait_until_idle
 
 if TYPE_CHECKING:
     from pathlib import Path
