@@ -1,4 +1,4 @@
-"""Memory of large bodies: used again once no view of it is left, and never before."""
+"""Memory of large bodies: reused once no view of it exists, and never before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZE = 5 * MIB + 7
 
 @pytest.fixture(autouse=True)
 def nothing_idle(monkeypatch):
-    """As where one server runs, whatever other tests have running."""
+    """As if one server ran, whatever other tests run."""
     monkeypatch.setattr(_buffer_pool, "_idle", deque())
     monkeypatch.setattr(_buffer_pool, "_servers", {0})
 

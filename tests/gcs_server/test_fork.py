@@ -70,7 +70,7 @@ def test_the_lock_outlives_a_child_that_ends(tmp_path):
 
 @pytest.mark.parametrize("forget", [False, True], ids=["at fork", "at close"])
 def test_the_port_is_free_once_the_server_has_stopped(forget):
-    """It is refused at once, and can be bound again."""
+    """It is rejected at once, and can be bound again."""
     with GCSServer(host=own_host()) as server:
         if forget:
             _fork._tracked.clear()

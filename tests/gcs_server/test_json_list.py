@@ -26,9 +26,9 @@ def filled(server):
 
 
 def listing(call, **query: object) -> dict:
-    answer = call("GET", f"/storage/v1/b/bucket/o?{urlencode(query)}")
-    assert answer.status == 200, answer.body
-    return json.loads(answer.body)
+    response = call("GET", f"/storage/v1/b/bucket/o?{urlencode(query)}")
+    assert response.status == 200, response.body
+    return json.loads(response.body)
 
 
 def names_of(page: dict) -> list[str]:
@@ -308,7 +308,7 @@ def _matches(pattern: Glob | None, name: str) -> bool:
 
 
 @given(pattern=st.text(alphabet="ab*?[]!^-{},\\/", max_size=8), name=TEXTS)
-def test_any_glob_compiles_or_is_refused_and_keeps_its_literal_prefix(pattern, name):
+def test_any_glob_compiles_or_is_rejected_and_keeps_its_literal_prefix(pattern, name):
     try:
         compiled = compile_glob(pattern)
     except APIError:
@@ -318,7 +318,7 @@ def test_any_glob_compiles_or_is_refused_and_keeps_its_literal_prefix(pattern, n
 
 
 @given(st.text(alphabet="ab*,()/", max_size=8))
-def test_any_mask_parses_or_is_refused(text):
+def test_any_mask_parses_or_is_rejected(text):
     try:
         mask = parse_fields(text)
     except APIError:

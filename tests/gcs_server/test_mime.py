@@ -31,7 +31,7 @@ def test_parts_come_back_as_they_were_put_together(parts, end, has_headers):
 
 
 @given(DATA)
-def test_any_body_is_split_or_refused(body):
+def test_any_body_is_split_or_rejected(body):
     try:
         split(body)
     except APIError:

@@ -33,7 +33,7 @@ def test_latency_comes_before_the_first_byte(server, call):
 
 
 def delay(server: GCSServer, hook: NetworkHook, target: bytes) -> float:
-    """Seconds for which a hook holds the answer to a request up."""
+    """Seconds for which a hook holds the response to a request up."""
     requests: list[Request] = []
 
     class Keeping(Hook):
@@ -126,18 +126,18 @@ def test_uploads_take_the_time_that_the_shared_bandwidth_allows(server, call):
 def test_requests_above_the_limit_are_429_with_retry_after(server, call):
     server.put("bucket", "k", b"1")
     server.network = Network(requests_per_second=0.001, request_burst=2)
-    answers = [call("GET", MEDIA) for _ in range(3)]
-    assert [answer.status for answer in answers] == [200, 200, 429]
-    assert 900 < int(answers[2].headers["Retry-After"]) <= 1000
-    assert b"rateLimitExceeded" in answers[2].body
+    responses = [call("GET", MEDIA) for _ in range(3)]
+    assert [response.status for response in responses] == [200, 200, 429]
+    assert 900 < int(responses[2].headers["Retry-After"]) <= 1000
+    assert b"rateLimitExceeded" in responses[2].body
 
 
 def test_limited_write_commits_nothing(server, call):
     server.network = Network(requests_per_second=0.001)
     assert call("PUT", "/bucket/a", b"1").status == 200
-    answer = call("PUT", "/bucket/b", b"1")
-    assert (answer.status, server.keys("bucket")) == (429, ["a"])
-    assert b"<Code>SlowDown</Code>" in answer.body
+    response = call("PUT", "/bucket/b", b"1")
+    assert (response.status, server.keys("bucket")) == (429, ["a"])
+    assert b"<Code>SlowDown</Code>" in response.body
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 100)), max_size=30))
@@ -176,6 +176,6 @@ def test_shared_link_is_asked_before_each_slice():
     [{"latency_seconds": -1}, {"bytes_per_second": 0}, {"request_burst": 0}],
     ids=str,
 )
-def test_impossible_network_is_refused(options):
+def test_impossible_network_is_rejected(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         Network(**options)
