@@ -19,7 +19,7 @@ from typing import (
     cast,
 )
 
-from aioflux._services.base import Body, Service
+from aioflux._services.base import Body, ListRequest, ReadRequest, Service, WriteRequest
 from aioflux._services.open import ServiceConfig, open_service
 from aioflux._values.uri import parse_uri
 from aioflux.errors import StorageError, TransientError
@@ -85,6 +85,18 @@ def random_faults(rng: random.Random, *, share: float, loses: bool = True) -> Dr
     return draw
 
 
+def _key_of(argument: object) -> str | None:
+    """Return the key or prefix that an argument of a service names, if it names one."""
+    match argument:
+        case str():
+            return argument
+        case ReadRequest() | WriteRequest():
+            return argument.key
+        case ListRequest():
+            return argument.prefix
+    return None
+
+
 def _forward(
     method: Callable[Concatenate[Service, P], Awaitable[T]], operation: str = ""
 ) -> Callable[Concatenate[FlakyService, P], Coroutine[Any, Any, T]]:
@@ -92,7 +104,7 @@ def _forward(
     name = method.__name__
 
     async def call(self: FlakyService, /, *args: P.args, **settings: P.kwargs) -> T:
-        key = next((value for value in args if isinstance(value, str)), "")
+        key = next((key for value in args if (key := _key_of(value)) is not None), "")
         inner = cast("Callable[P, Awaitable[T]]", getattr(self._inner, name))
         return await self._run(operation or name, key, lambda: inner(*args, **settings))
 
