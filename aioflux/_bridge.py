@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from aioflux import store as _store
 from aioflux._concurrency.async_iteration import nested
-from aioflux._concurrency.fan_out import Supply
+from aioflux._concurrency.fan_out import BufferedIterator
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -61,12 +61,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-_CLEANUP_SECONDS = 30.0
-"""Time that cancelled work has to abort its uploads before the caller goes on."""
-
-_ENDING_SECONDS = 2.0
-"""Time that such work has at the end of the process, where the caller did not wait for it."""
 
 _LOOK_UP_SECONDS = 0.5
 """Time between two looks of a waiting caller at signals that came when it was about to wait."""
@@ -133,7 +127,7 @@ class _Bridge:
         if loop is None or thread is None or not thread.is_alive():
             return
         asyncio.run_coroutine_threadsafe(_wind_down(loop), loop)
-        thread.join(_CLEANUP_SECONDS)
+        thread.join(_store.longest_cleanup().total_seconds)
         if not thread.is_alive():
             loop.close()
 
@@ -161,8 +155,9 @@ class _Bridge:
         concurrent.futures.wait(list(self._begun))
 
     def wait_for_cleanup(self) -> None:
-        """Wait a little for cancelled work that nobody waits for."""
-        concurrent.futures.wait(list(self._left_alone), timeout=_ENDING_SECONDS)
+        """Wait a little for cancelled work that no caller waits for."""
+        seconds = _store.longest_cleanup().interrupted_seconds
+        concurrent.futures.wait(list(self._left_alone), timeout=seconds)
 
     def serves(self, sessions: _store.Sessions) -> bool:
         """Tell whether there is a session of this loop."""
@@ -313,7 +308,7 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
         elif not outcome.done():
             loop.call_soon_threadsafe(cancel)
             _bridge.leave_alone(outcome)  # another Ctrl-C ends the wait for it
-            concurrent.futures.wait([outcome], timeout=_CLEANUP_SECONDS)
+            concurrent.futures.wait([outcome], timeout=_store.longest_cleanup().total_seconds)
         if _bridge.is_ending and threading.current_thread().daemon:
             _stand_still()
         raise
@@ -398,7 +393,7 @@ class OwnLock:
         return self._lock
 
 
-class Feed(Supply[T]):
+class Feed(BufferedIterator[T]):
     """A blocking caller's iterable, as an asynchronous iterator on the background loop.
 
     The items are taken in the caller's own thread, while it waits in `run`: its generators may

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ANONYMOUS",
     "MIB",
+    "CleanupTimeouts",
     "RetryPolicy",
     "S3Access",
     "StoreOptions",
@@ -140,8 +141,34 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CleanupTimeouts:
+    """Time for aborting uploads and deleting temporary objects, which would be billed otherwise.
+
+    What is left when a time has passed is removed by `Store.clean`.
+    """
+
+    total_seconds: float = 30.0
+    """Time that one clean-up may take, also after its caller was cancelled, in seconds; 30 by
+    default. After Ctrl-C a blocking call waits this long for it."""
+    abort_wait_seconds: float = 0.8
+    """Time that a cancelled or interrupted writer waits for the abort of its upload, which then
+    goes on by itself, in seconds; 0.8 by default, in which a service that answers is done."""
+    composite_wait_seconds: float = 3.0
+    """Time that a composed read which ends early waits for the deletion of its composites, in
+    seconds; 3 by default. It is longer, as the process may end next."""
+    interrupted_seconds: float = 2.0
+    """Time for clean-up when its event loop or the process ends, and for closing a store whose
+    `async with` block was cancelled or interrupted, in seconds; 2 by default."""
+    close_seconds: float = 5.0
+    """Time that closing a store waits for clean-up that is under way, in seconds; 5 by default."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, *(each.name for each in fields(self)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Timeouts:
-    """How long one attempt waits for the network."""
+    """Time that one attempt waits for the network, and that clean-up may take."""
 
     connect_seconds: float = 10.0
     """Time for name lookup, connection and TLS handshake, in seconds; 10 by default."""
@@ -154,9 +181,13 @@ class Timeouts:
     """Time that a connection may be silent outside a body, in seconds; 60 by default: while a
     service works on a write before it answers, all of whose body has left, and unused in the pool,
     where it is then closed. The answer to a read must begin within `progress_seconds`."""
+    cleanup: CleanupTimeouts = CleanupTimeouts()
+    """Time for aborting uploads and deleting temporary objects."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "connect_seconds", "progress_seconds", "idle_seconds")
+        if not isinstance(self.cleanup, CleanupTimeouts):
+            raise TypeError(f"Timeouts.cleanup must be CleanupTimeouts(...), not {self.cleanup!r}")
 
 
 class StoreOptions(TypedDict, total=False):

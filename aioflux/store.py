@@ -37,7 +37,7 @@ from aioflux._transfer.arguments import (
     parse_prefix,
     refuse_one_key,
 )
-from aioflux._transfer.counters import Tally
+from aioflux._transfer.counters import StoreCounters
 from aioflux._transfer.get_many import fetch_many, try_many
 from aioflux._transfer.get_ranges import MAX_GAP_BYTES, fetch_ranges
 from aioflux._transfer.limits import Limits
@@ -45,11 +45,17 @@ from aioflux._transfer.reader import ObjectReader
 from aioflux._transfer.session import Session
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
 from aioflux._transfer.writer import ObjectWriter, WriteRequest
-from aioflux._transfer.zero_copy_writer import BorrowingWriter
+from aioflux._transfer.zero_copy_writer import ZeroCopyWriter
 from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
 from aioflux._values.uri import Location, parse_uri
 from aioflux.errors import StorageError
-from aioflux.options import RetryPolicy, Timeouts, TransferOptions, carries_secret
+from aioflux.options import (
+    CleanupTimeouts,
+    RetryPolicy,
+    Timeouts,
+    TransferOptions,
+    carries_secret,
+)
 
 if TYPE_CHECKING:
     import ssl
@@ -100,7 +106,7 @@ def open_store(
             trailing slash gets one.
         transfer: How much is under way at once; `TransferOptions()` by default.
         retry: When a failed request is sent again; `RetryPolicy()` by default.
-        timeouts: How long one attempt waits; `Timeouts()` by default.
+        timeouts: Time that one attempt and clean-up may take; `Timeouts()` by default.
         credentials: For `gs://`: google-auth credentials, the content of a JSON key file as a
             mapping, "anonymous" as text, or a function that returns an access token (or an
             awaitable of one). By default Application Default Credentials. A store with credentials
@@ -171,6 +177,7 @@ class Store:
             key += "/"
         self.transfer = transfer
         self.retry = retry
+        self.timeouts = timeouts
         self._config = ServiceConfig(
             location=Location(location.scheme, location.bucket, key),
             timeouts=timeouts,
@@ -187,7 +194,7 @@ class Store:
             raise ValueError(f"{location} takes neither credentials nor an endpoint_url")
         self.sessions: Sessions = weakref.WeakKeyDictionary()
         self._progress = progress
-        self._tally = Tally()
+        self._counters = StoreCounters()
         self._closed = False
         _stores.add(self)
 
@@ -199,7 +206,7 @@ class Store:
     @property
     def stats(self) -> StoreStats:
         """What this store has done so far in this process: requests, retries, bytes, latency."""
-        return self._tally.stats(self.transfer.max_in_flight)
+        return self._counters.stats(self.transfer.max_in_flight)
 
     def __repr__(self) -> str:
         return f"<Store {self.uri}>"
@@ -227,9 +234,8 @@ class Store:
         trace: TracebackType | None,
     ) -> None:
         self._closed = True
-        # Whoever was cancelled or interrupted does not wait long for a service that is away.
-        is_left = error is not None and not isinstance(error, Exception)
-        await close_session(self.sessions, seconds=2.0 if is_left else 5.0)
+        is_interrupted = error is not None and not isinstance(error, Exception)
+        await close_session(self.sessions, is_interrupted=is_interrupted)
 
     async def aclose(self) -> None:
         """Close the connections of the running loop and end the store; twice does nothing.
@@ -256,7 +262,7 @@ class Store:
         """Drop all connections unclosed, and return what a forked child must never collect."""
         inherited = list(self.sessions.items())
         self.sessions.clear()
-        self._tally = Tally()
+        self._counters = StoreCounters()
         return inherited
 
     def _session(self) -> Session:
@@ -270,8 +276,16 @@ class Store:
                 max_in_flight_bytes=self.transfer.max_in_flight_bytes,
             )
             service = open_service(self._config)
-            counters = self._tally.join(loop, limits.requests)
-            session = Session(service, self.transfer, self.retry, limits, counters, self._progress)
+            counters = self._counters.add_loop(loop, limits.requests)
+            session = Session(
+                service,
+                self.transfer,
+                self.retry,
+                limits,
+                counters,
+                self._progress,
+                cleanup_timeouts=self.timeouts.cleanup,
+            )
             self.sessions[loop] = session
         return session
 
@@ -757,7 +771,7 @@ class Store:
                 it is, without a copy, and `write` returns before it was sent.
         """
         request = self._request(key, mode, if_generation_match, content_type, metadata)
-        kind = BorrowingWriter if borrow else ObjectWriter
+        kind = ZeroCopyWriter if borrow else ObjectWriter
         async with kind(self._session(), request) as writer:
             yield writer
 
@@ -986,13 +1000,23 @@ def _source(key: str | ObjectMeta) -> Source:
     return Source(key=name, generation=meta.generation if meta else "")
 
 
-async def close_session(sessions: Sessions, *, seconds: float = 5.0) -> None:
-    """Close the connections of the running loop, after `seconds` for clean-up under way at most."""
+async def close_session(sessions: Sessions, *, is_interrupted: bool = False) -> None:
+    """Close the connections of the running loop, after a wait for clean-up under way."""
     session = sessions.pop(asyncio.get_running_loop(), None)
     if session is not None:
-        await session.aclose(seconds=seconds)
+        await session.aclose(is_interrupted=is_interrupted)
 
 
 def live_stores() -> list[Store]:
     """Return the stores of this process."""
-    return list(_stores)
+    while True:
+        try:
+            return list(_stores)
+        except RuntimeError:  # another thread has opened one meanwhile
+            continue
+
+
+def longest_cleanup() -> CleanupTimeouts:
+    """Return the longest times for clean-up of the stores of this process."""
+    times = [each.timeouts.cleanup for each in live_stores()]
+    return max(times, key=lambda each: each.total_seconds, default=CleanupTimeouts())

@@ -13,4 +13,5 @@ FAR_SECONDS = 120.0
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the defaults of `Timeouts` far away, in this process: no request is sent again."""
     names = ("connect_seconds", "progress_seconds", "idle_seconds")
-    monkeypatch.setattr(Timeouts.__init__, "__kwdefaults__", dict.fromkeys(names, FAR_SECONDS))
+    defaults = Timeouts.__init__.__kwdefaults__ | dict.fromkeys(names, FAR_SECONDS)
+    monkeypatch.setattr(Timeouts.__init__, "__kwdefaults__", defaults)

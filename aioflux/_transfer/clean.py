@@ -14,7 +14,7 @@ from aioflux._concurrency.fan_out import bounded_map
 from aioflux._services.base import Source
 from aioflux._transfer.delete import delete_many
 from aioflux._transfer.list import list_pages
-from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, is_staged
+from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, is_temporary
 from aioflux._values.meta import CleanResult
 from aioflux.errors import StorageError
 
@@ -45,7 +45,7 @@ def stale_objects(
     return [
         meta
         for meta in metas
-        if is_staged(meta.key)
+        if is_temporary(meta.key)
         and meta.updated is not None
         and _age(meta.updated, now) >= older_than_seconds
     ]

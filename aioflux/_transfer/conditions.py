@@ -14,12 +14,12 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from aioflux._concurrency.shielded import keep, see_through
+from aioflux._concurrency.single_flight import SingleFlight
 from aioflux._services.base import Precondition
 from aioflux._transfer.ambiguous_writes import Fate
 from aioflux._transfer.retry import Backoff, with_retry
 from aioflux._transfer.session import THROTTLED
-from aioflux._transfer.temp_keys import new_staged_key
+from aioflux._transfer.temp_keys import new_temporary_key
 from aioflux.errors import (
     AiofluxError,
     NotFoundError,
@@ -46,10 +46,6 @@ _CREATE: Final = Precondition(if_absent=True)
 _STALE: Final = Precondition(if_generation_match=f"{'0' * 32}/1")
 """The generation of no object: the MD5 of nothing that is written here."""
 
-_REMOVE_SECONDS: Final = 30.0
-"""Time that removing the temporary object may take."""
-_LAST_SECONDS: Final = 2.0
-"""The same after a cancellation: the end of a loop is not to hang on a service that is away."""
 _NOT_TAKEN: Final = frozenset({400, 501})
 """Statuses by which servers refuse a header that they do not know."""
 
@@ -65,10 +61,10 @@ class _Conditions(NamedTuple):
 _known: dict[str, _Conditions] = {}
 """What probes have found, by endpoint and bucket. A forked child keeps it."""
 
-_running: weakref.WeakKeyDictionary[
-    asyncio.AbstractEventLoop, dict[str, asyncio.Task[_Conditions]]
+_probes: weakref.WeakKeyDictionary[
+    asyncio.AbstractEventLoop, dict[str, SingleFlight[_Conditions]]
 ] = weakref.WeakKeyDictionary()
-"""Probes under way: writers of one loop share one."""
+"""Probes by endpoint and bucket: writers of one loop share one."""
 
 
 def forget_servers() -> None:
@@ -130,14 +126,13 @@ async def _learn_once(session: Session) -> None:
     server = await service.unprobed_server()
     if not server:
         return
-    running = _running.setdefault(asyncio.get_running_loop(), {})
+    probe = _probes.setdefault(asyncio.get_running_loop(), {}).setdefault(server, SingleFlight())
     while server not in _known:
-        is_other = server in running
-        if not is_other:
-            running[server] = task = keep(_probe(session), session.cleanups)
-            task.add_done_callback(lambda task: _ended(task, running, server))
+        is_other = probe.is_running
         try:
-            _known[server] = await asyncio.shield(running[server])
+            _known[server] = await probe.run(
+                lambda: _probe(session), create_task=session.start_cleanup
+            )
         except AiofluxError as exc:
             # Another store may have other credentials, or be closed meanwhile.
             if not is_other or isinstance(exc, TransientError):
@@ -145,45 +140,37 @@ async def _learn_once(session: Session) -> None:
     service.set_conditions(**_known[server]._asdict())
 
 
-def _ended(
-    task: asyncio.Task[_Conditions], running: dict[str, asyncio.Task[_Conditions]], server: str
-) -> None:
-    del running[server]
-    if not task.cancelled():
-        task.exception()  # retrieved also if no writer waits any more
-
-
 async def _probe(session: Session) -> _Conditions:
     """Try what the server compares, and remove what was written for it in any case."""
-    service, key = session.service, new_staged_key()
+    service, key = session.service, new_temporary_key()
     first, is_there = Fate(), False
     try:
         meta = await first.hear(_put_if_taken(service, key, b"1", _CREATE))
         is_there = True
         found, is_removed = await _try(session, key, meta)
     except asyncio.CancelledError:
-        await _remove(session, key, _LAST_SECONDS)
+        await _remove(session, key, is_interrupted=True)
         raise
     except StorageError as exc:
         exc.add_note("the request was to find out what the server compares; see docs/s3.md")
         if is_there or first.is_open:
             # The write that waits for the probe is not to wait for this, too.
-            keep(_remove(session, key, _REMOVE_SECONDS), session.cleanups)
+            session.start_cleanup(_remove(session, key))
         raise
     if not is_removed:
-        await _remove(session, key, _REMOVE_SECONDS)
+        await _remove(session, key)
     _log.debug("%s compares conditions so: %s", service.uri(), found)
     return found
 
 
-async def _remove(session: Session, key: str, seconds: float) -> None:
+async def _remove(session: Session, key: str, *, is_interrupted: bool = False) -> None:
     async def remove() -> None:
         # By name alone: whether the server takes a condition here is what was to be found out.
         with suppress(NotFoundError):
             await session.call(key, lambda _: session.service.delete(key))
 
     try:
-        await see_through(remove, session.cleanups, seconds=seconds)
+        await session.clean_up(remove, is_interrupted=is_interrupted)
     except (AiofluxError, TimeoutError) as exc:
         _log.warning(
             "the temporary object %s may still be there, `Store.clean` removes it: %s",

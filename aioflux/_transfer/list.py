@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from aioflux._concurrency.async_iteration import nested
 from aioflux._transfer.glob import compile_glob, literal_prefix
 from aioflux._transfer.list_plan import ListingPlan
-from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_staged
+from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_temporary
 from aioflux._values.listing import Listing
 from aioflux.errors import StorageError
 
@@ -37,10 +37,10 @@ _MAX_HELD = 64
 def visible(objects: Listing, prefix: str) -> Listing:
     """Leave out staged writes, which are nobody's objects yet, unless `prefix` asks for them."""
     names = (TEMPORARY_PREFIX, COMPOSITE_PREFIX)
-    if not is_staged(prefix):
-        objects.prefixes = [each for each in objects.prefixes if not is_staged(each)]
+    if not is_temporary(prefix):
+        objects.prefixes = [each for each in objects.prefixes if not is_temporary(each)]
         if any(map(objects.keys.holds, names)):
-            kept = [at for at, key in enumerate(objects.keys) if not is_staged(key)]
+            kept = [at for at, key in enumerate(objects.keys) if not is_temporary(key)]
             picked = objects.pick(kept)
             picked.prefixes = objects.prefixes
             return picked

@@ -6,7 +6,6 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from aioflux._concurrency.shielded import see_through
 from aioflux._services.base import Source
 from aioflux._transfer.ambiguous_writes import Fate, call_or_find, find_written
 from aioflux._transfer.delete import delete
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["remove_staged", "reveal"]
 
 _log = logging.getLogger("aioflux")
-
-_REMOVE_SECONDS = 30.0
-"""Time that removing a temporary object may take, also after the caller was cancelled."""
 
 
 async def reveal(session: Session, request: WriteRequest, staged: ObjectMeta) -> ObjectMeta:
@@ -76,9 +72,7 @@ async def remove_staged(session: Session, key: str, uri: str) -> None:
     leave the temporary object out, and `Store.clean` removes it.
     """
     try:
-        await see_through(
-            lambda: delete_staged(session, key), session.cleanups, seconds=_REMOVE_SECONDS
-        )
+        await session.clean_up(lambda: delete_staged(session, key))
     except (AiofluxError, TimeoutError) as exc:
         _log.warning(
             "%s was written, but its temporary object %s is still there, `Store.clean` removes "

@@ -11,7 +11,7 @@ from aioflux._transfer.ambiguous_writes import Fate, call_or_find, find_written
 from aioflux._transfer.arguments import lower_names
 from aioflux._transfer.conditions import require
 from aioflux._transfer.delete import delete
-from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_staged
+from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_temporary
 from aioflux._values.checksums import crc32c
 from aioflux.errors import (
     AlreadyExistsError,
@@ -51,7 +51,7 @@ class WriteRequest:
     def __post_init__(self) -> None:
         if self.metadata:
             object.__setattr__(self, "metadata", lower_names(self.metadata))
-        if is_staged(self.key) and not self.is_temporary:
+        if is_temporary(self.key) and not self.is_temporary:
             raise ValueError(
                 f"{self.key!r} cannot be written: listings leave out what is below "
                 f"{TEMPORARY_PREFIX!r} and {COMPOSITE_PREFIX!r}, where aioflux keeps what is "

@@ -15,16 +15,15 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Self
 
-from aioflux._concurrency.shielded import keep, see_through
+from aioflux._concurrency.byte_budget import ByteBudget
 from aioflux._services.base import Precondition
 from aioflux._transfer.ambiguous_writes import Fate, call_or_find, find_written
 from aioflux._transfer.conditions import require
 from aioflux._transfer.initiate import Initiation
-from aioflux._transfer.limits import ByteBudget
 from aioflux._transfer.prefault import populate
 from aioflux._transfer.publish import delete_staged, remove_staged, reveal
 from aioflux._transfer.put import Sends, WriteRequest, compare_stored, put_once, unmet
-from aioflux._transfer.temp_keys import TEMPORARY_PREFIX, new_staged_key
+from aioflux._transfer.temp_keys import TEMPORARY_PREFIX, new_temporary_key
 from aioflux._values.checksums import combine_crc32c, crc32c
 from aioflux.errors import (
     AiofluxError,
@@ -44,12 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["TEMPORARY_PREFIX", "ObjectWriter", "WriteRequest", "plan_part_size", "put"]
 
 _log = logging.getLogger("aioflux")
-
-_ABORT_SECONDS = 30.0
-"""Time that an abort may take, also after the caller was cancelled."""
-
-_LEAVE_SECONDS = 0.8
-"""Time that whoever cancels or interrupts waits for the abort, which then goes on by itself."""
 
 _LEAVING = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 
@@ -105,7 +98,7 @@ class ObjectWriter:
         self._staged = (
             bool(request.precondition) and not session.service.capabilities.conditional_complete
         )
-        self._key = new_staged_key() if self._staged else request.key
+        self._key = new_temporary_key() if self._staged else request.key
         self._initiation = Initiation(session, self._key)
         self._begun: asyncio.Task[str] | None = None
         self._buffer = bytearray()
@@ -150,7 +143,7 @@ class ObjectWriter:
         """
         if self._closed:
             raise self._ended_by or self._is_closed()
-        self._session.refuse_in_child(self._request.key)
+        self._session.require_own_process(self._request.key)
         self._raise_failure()
         view = memoryview(data).cast("B")
         size = view.nbytes
@@ -178,7 +171,7 @@ class ObjectWriter:
                 raise self._ended_by
             return
         try:
-            self._session.refuse_in_child(self._request.key)
+            self._session.require_own_process(self._request.key)
             self._raise_failure()
             await self._flush()
             if self._begun is None:
@@ -190,7 +183,7 @@ class ObjectWriter:
             self._raise_ended(exc)
             raise
         self._closed = True
-        self._session.opened.discard(self)
+        self._session.open_transfers.discard(self)
         self._initiation.forget()
         if self._staged and self._completing:
             await remove_staged(self._session, self._key, self._uri)
@@ -215,18 +208,14 @@ class ObjectWriter:
         if self._closed:
             return
         self._closed = True
-        self._session.opened.discard(self)
+        self._session.open_transfers.discard(self)
         self._buffer = bytearray()
         if self._begun is None or self._session.is_inherited:
             return
         is_left = isinstance(reason, _LEAVING)
         try:
-            await see_through(
-                self._clean_up,
-                self._session.cleanups,
-                seconds=_ABORT_SECONDS,
-                wait_seconds=_LEAVE_SECONDS if is_left else None,
-            )
+            wait_seconds = self._session.cleanup_timeouts.abort_wait_seconds if is_left else None
+            await self._session.clean_up(self._clean_up, wait_seconds=wait_seconds)
         except (AiofluxError, TimeoutError) as exc:
             note = (
                 f"the upload of {self._uri} could not be aborted, `Store.clean` ends it: "
@@ -268,14 +257,11 @@ class ObjectWriter:
             await require(self._session, request.key, request.precondition)
             if self._closed:
                 raise self._ended_by or self._is_closed()
-            self._session.opened.add(self)
+            self._session.open_transfers.add(self)
             # A task of its own: cancelled between the service's yes and our hearing it, the upload
             # would stay open.
-            self._begun = keep(
-                self._initiation.begin(
-                    content_type=request.content_type, metadata=request.metadata
-                ),
-                self._session.cleanups,
+            self._begun = self._session.start_cleanup(
+                self._initiation.begin(content_type=request.content_type, metadata=request.metadata)
             )
         await asyncio.shield(self._begun)
         if self._closed:

@@ -14,12 +14,12 @@ from aioflux._transfer import prefault as _prefault
 from aioflux._transfer.get import fetch_into
 from aioflux._transfer.prefault import Populator, populate
 from aioflux._transfer.writer import WriteRequest, put
-from tests.transfer.rig import MIB, PART, pattern
+from tests.transfer.scripted_service import MIB, PART, pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.transfer.rig import Rig
+    from tests.transfer.scripted_service import ScriptedService
 
 SIZE = 8 * MIB
 READ, WRITE = 22, 23
@@ -65,13 +65,13 @@ def test_what_is_there_is_left_alone(advised: list[tuple[int, int, int]]) -> Non
 
 
 async def test_ranges_are_read_into_memory_that_is_there(
-    rig: Rig, advised: list[tuple[int, int, int]]
+    scripted: ScriptedService, advised: list[tuple[int, int, int]]
 ) -> None:
     data = pattern(SIZE)
-    meta = rig.put("a", data)
+    meta = scripted.put("a", data)
     view = untouched(SIZE)
-    session = rig.new_session(range_size_bytes=SIZE // 2)
-    inner = rig.service.get
+    session = scripted.new_session(range_size_bytes=SIZE // 2)
+    inner = scripted.service.get
 
     async def get(*args: object, **settings: object) -> object:
         # The answer takes longer than the thread needs for both.
@@ -80,7 +80,7 @@ async def test_ranges_are_read_into_memory_that_is_there(
                 await asyncio.sleep(0.005)
         return await inner(*args, **settings)
 
-    rig.service.get = get
+    scripted.service.get = get
     is_slow = True
     assert await fetch_into(session, "a", view, start=0, meta=meta) == SIZE
     assert view == data
@@ -251,10 +251,10 @@ async def test_an_answer_that_is_quick_needs_no_thread(advised: list[tuple[int, 
 
 
 async def test_parts_are_sent_from_memory_that_is_there(
-    rig: Rig, advised: list[tuple[int, int, int]]
+    scripted: ScriptedService, advised: list[tuple[int, int, int]]
 ) -> None:
-    await put(rig.session, WriteRequest("a"), untouched(2 * PART))
-    assert rig.get("a") == bytes(2 * PART)
+    await put(scripted.session, WriteRequest("a"), untouched(2 * PART))
+    assert scripted.get("a") == bytes(2 * PART)
     assert [(num_bytes, advice) for _, num_bytes, advice in advised] == [(PART, READ)] * 2
 
 

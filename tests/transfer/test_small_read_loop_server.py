@@ -94,8 +94,7 @@ def check_at_rest(store: aioflux.Store) -> None:
     limits, pool = session.limits, session.service._pool
     assert (limits.requests.num_held, limits.bytes.held_bytes) == (0, 0)
     assert store.stats.num_in_flight == 0
-    assert not session.deadlines._runners
-    assert not session.deadlines._entered
+    assert session.deadlines.is_idle
     assert pool.num_open == pool.num_idle <= 4
 
 
@@ -251,7 +250,7 @@ async def test_a_deadline_ends_a_read_that_nobody_answers(
         reading = asyncio.create_task(all_of(store.get_many(list(stored))))
         while store.stats.num_in_flight != 1 or not server.faults.injected["delay"]:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        shifted_clock.ahead = 300
+        shifted_clock.budget = 300
         with pytest.raises(TransientError, match=r"k0003 came before the deadline") as raised:
             await reading
         assert raised.value.uri == "gs://bucket/k0003"
