@@ -49,6 +49,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("cloud", marker.args, indirect=True)
 
 
+SERVERS = {"azurite", "ceph_like_server", "ignoring_server", "moto", "rclone", "seaweedfs"}
+"""Fixtures that start servers of other projects."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a server of another project as `more`: `make test-more` runs it."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        cloud = callspec.params.get("cloud", "gs") if callspec is not None else "gs"
+        if cloud != "gs" or SERVERS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.more)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def empty_memory() -> Iterator[None]:
     """Forget at a module's end what it left below `memory://`, which lives as long as a process."""

@@ -79,11 +79,11 @@ async def test_waiting_in_line_does_not_count_against_the_deadline() -> None:
     retry = aioflux.RetryPolicy(deadline_seconds=0.05)
     limits = Limits(max_in_flight=1, max_in_flight_bytes=100)
     session = Session(scripted.service, scripted.session.options, retry, limits, clock=loop_time)
-    mark = await limits.requests.acquire()
+    await limits.requests.acquire()
     waiting = asyncio.create_task(session.call("a", throttled(0)))
     _, pending = await asyncio.wait([waiting], timeout=0.2)
     assert pending
-    limits.requests.on_throttled(mark)
+    limits.requests.on_throttled(limits.requests.num_cuts)
     limits.requests.release()
     assert await waiting == "done"
 

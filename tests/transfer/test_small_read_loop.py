@@ -837,7 +837,7 @@ async def test_what_was_read_is_let_go_of(fake: FakeService) -> None:
     session = fake.open()
     reading = Reading(session, list(stored))
     await settle()
-    runners = [weakref.ref(read.waiter._shared) for read in fake.under_way.values()]
+    runners = [weakref.ref(read.waiter._fan_out) for read in fake.under_way.values()]
     await answer_all(fake, reading)
     del reading
     await settle()

@@ -65,9 +65,9 @@ async def test_places_are_given_in_the_order_of_the_line(fake: FakeService) -> N
 async def test_who_stops_in_line_takes_nothing_along(fake: FakeService) -> None:
     filled(fake, "abcdef")
     session = fake.open(max_in_flight=4)
-    mark = await session.limits.requests.acquire()
+    await session.limits.requests.acquire()
     for _ in range(2):
-        session.limits.requests.on_throttled(mark + _)
+        session.limits.requests.on_throttled(session.limits.requests.num_cuts)
     reading = Reading(session, list("abcdef"))
     await settle()
     assert fake.begun == []
@@ -84,12 +84,13 @@ async def test_a_place_without_a_connection_is_left_to_the_worker(fake: FakeServ
     """However many are in line."""
     stored = filled(fake, (f"k{at:04}" for at in range(2500)))
     session = fake.open(max_in_flight=2000, max_in_flight_bytes=1 << 34)
-    marks = [await session.limits.requests.acquire() for _ in range(2000)]
+    for _ in range(2000):
+        await session.limits.requests.acquire()
     reading = Reading(session, list(stored))
     await settle()
     assert fake.begun == []
     fake.is_full = True
-    for _ in marks:
+    for _ in range(2000):
         session.limits.requests.release()
     await reading.task
     assert reading.got == list(stored.items())
