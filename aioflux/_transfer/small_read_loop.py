@@ -15,6 +15,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from aioflux._services.base import ReadRequest
 from aioflux._transfer.get_small import (
     NO_ATTEMPT,
     Fetched,
@@ -81,13 +82,12 @@ class SmallReadLoop:
         "_ends",
         "_exchange",
         "_fan_out",
-        "_generation",
         "_handover",
         "_index",
         "_item",
-        "_key",
         "_meta",
         "_num_cuts",
+        "_request",
         "_session",
         "_slot_waiter",
         "_small_bytes",
@@ -162,14 +162,12 @@ class SmallReadLoop:
         """Check a response, and go on with the next item."""
         session, exchange = self._session, self._pop_exchange()
         try:
-            body = session.service.end_get(
-                self._key, exchange, result, generation=self._generation, end=self._end
-            )
+            body = session.service.end_get(self._request, exchange, result)
         except Exception as exc:  # there is no caller to raise it to
             self._on_failure(exc)
             return
         try:
-            session.finish_attempt(self._key, body, self._end, self.started_at)
+            session.finish_attempt(self._request.key, body, self._end, self.started_at)
             found = None if body is None else check_small(session, body, self._end, self._meta)
         except Exception as exc:  # raised by the progress hook
             self._budget.change(-self._end)
@@ -177,13 +175,13 @@ class SmallReadLoop:
             return
         if isinstance(found, Fetched):
             self._budget.change(len(found.data) - self._end)
-            self._finish_item((self._key, found), None)
+            self._finish_item((self._request.key, found), None)
         else:
             self._fall_back(_UNVERIFIED if found is None else PriorAttempt(first=found))
 
     def set_exception(self, exception: Exception) -> None:
         """Go on without a response, for the reason given."""
-        error = self._session.service.fail_get(self._key, self._pop_exchange(), exception)
+        error = self._session.service.fail_get(self._request, self._pop_exchange(), exception)
         if error is None:
             self._session.undo_attempt(self._end)
             self._fall_back(NO_ATTEMPT)
@@ -193,7 +191,7 @@ class SmallReadLoop:
     def expire(self) -> None:
         """Fail the item under way: its deadline has passed."""
         if self._exchange is not None:
-            error = self._session.deadline_error(self._key, self.started_at)
+            error = self._session.deadline_error(self._request.key, self.started_at)
             self._abort_request(error)
             self._finish_item(None, error)
         elif self._slot_waiter is not None:  # the deadline begins with the request
@@ -229,7 +227,7 @@ class SmallReadLoop:
         if not budget.try_acquire(index, end):
             return Handover(item, budget.reserve(index), NO_ATTEMPT)
         self._index, self._item, self._meta = index, item, meta
-        self._key, self._generation, self._end = key, generation, end
+        self._request, self._end = ReadRequest(key, generation, 0, end), end
         if session.limits.try_acquire(end):
             if self._send():
                 return None
@@ -246,9 +244,7 @@ class SmallReadLoop:
         """Send the request of the item, if that can be done at once."""
         session = self._session
         try:
-            exchange = session.service.begin_get(
-                self._key, generation=self._generation, end=self._end, waiter=self
-            )
+            exchange = session.service.begin_get(self._request, self)
         except Exception:
             # Such as of a key that no object can have: the worker repeats it, and raises it as the
             # outcome of this item.
@@ -274,14 +270,14 @@ class SmallReadLoop:
 
     def _abort_request(self, error: BaseException) -> None:
         """End the request under way, which counts as failed with `error`."""
-        self._session.service.drop_get(self._pop_exchange())
-        self._session.fail_attempt(self._key, error, self._num_cuts, self._end)
+        self._session.service.abort_get(self._pop_exchange())
+        self._session.fail_attempt(self._request.key, error, self._num_cuts, self._end)
         self._budget.change(-self._end)
 
     def _on_failure(self, error: Exception) -> None:
         """Fail the item, or fall back to a coroutine that tries again."""
         try:
-            self._session.fail_attempt(self._key, error, self._num_cuts, self._end)
+            self._session.fail_attempt(self._request.key, error, self._num_cuts, self._end)
         except Exception as exc:  # raised by the progress hook
             error = exc
         if isinstance(error, TransientError):

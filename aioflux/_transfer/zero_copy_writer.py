@@ -14,7 +14,7 @@ from aioflux._concurrency.byte_budget import ByteBudget
 from aioflux._transfer.writer import ObjectWriter
 
 if TYPE_CHECKING:
-    from aioflux._transfer.put import WriteRequest
+    from aioflux._services.base import WriteRequest
     from aioflux._transfer.session import Session
 
 __all__ = ["ZeroCopyWriter"]

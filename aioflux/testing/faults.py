@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from aioflux._services.base import Into, Page, Precondition, Source, UploadedPart
+    from aioflux._services.base import (
+        Into,
+        ListRequest,
+        Page,
+        Precondition,
+        ReadRequest,
+        Source,
+        UploadedPart,
+        WriteRequest,
+    )
     from aioflux._values.meta import ObjectMeta, OpenUpload
 
 __all__ = ["Fault", "FlakyService", "FlakyStore", "random_faults"]
@@ -157,40 +166,16 @@ class FlakyService(Service):
         """Pass on, or fail."""
         return await self._run("head", key, lambda: self._inner.head(key, generation=generation))
 
-    async def get(
-        self,
-        key: str,
-        *,
-        generation: str = "",
-        start: int = 0,
-        end: int | None = None,
-        into: Into | None = None,
-    ) -> Body:
+    async def get(self, request: ReadRequest, *, into: Into | None = None) -> Body:
         """Pass on, or fail."""
-
-        def call() -> Awaitable[Body]:
-            return self._inner.get(key, generation=generation, start=start, end=end, into=into)
-
-        return await self._run("get", key, call)
+        return await self._run("get", request.key, lambda: self._inner.get(request, into=into))
 
     async def put(
-        self,
-        key: str,
-        data: bytes | memoryview,
-        *,
-        crc32c: int | None,
-        precondition: Precondition,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
+        self, request: WriteRequest, data: bytes | memoryview, *, crc32c: int | None
     ) -> ObjectMeta:
         """Pass on, or fail."""
-        settings: dict[str, Any] = {"content_type": content_type, "metadata": metadata}
         return await self._run(
-            "put",
-            key,
-            lambda: self._inner.put(
-                key, data, crc32c=crc32c, precondition=precondition, **settings
-            ),
+            "put", request.key, lambda: self._inner.put(request, data, crc32c=crc32c)
         )
 
     async def delete(self, key: str, *, generation: str = "") -> None:
@@ -201,47 +186,14 @@ class FlakyService(Service):
         """Pass on, or fail."""
         return await self._run("delete", "", lambda: self._inner.delete_page(sources))
 
-    async def list_page(
-        self,
-        prefix: str,
-        *,
-        start_offset: str = "",
-        end_offset: str = "",
-        delimiter: str = "",
-        match_glob: str = "",
-        page_token: str = "",
-        page_size: int | None = None,
-    ) -> Page:
+    async def list_page(self, request: ListRequest) -> Page:
         """Pass on, or fail."""
-        return await self._run(
-            "list_page",
-            prefix,
-            lambda: self._inner.list_page(
-                prefix,
-                start_offset=start_offset,
-                end_offset=end_offset,
-                delimiter=delimiter,
-                match_glob=match_glob,
-                page_token=page_token,
-                page_size=page_size,
-            ),
-        )
+        return await self._run("list_page", request.prefix, lambda: self._inner.list_page(request))
 
-    async def compose(
-        self,
-        key: str,
-        sources: Sequence[Source],
-        *,
-        precondition: Precondition,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
-    ) -> ObjectMeta:
+    async def compose(self, request: WriteRequest, sources: Sequence[Source]) -> ObjectMeta:
         """Pass on, or fail."""
-        settings: dict[str, Any] = {"content_type": content_type, "metadata": metadata}
         return await self._run(
-            "compose",
-            key,
-            lambda: self._inner.compose(key, sources, precondition=precondition, **settings),
+            "compose", request.key, lambda: self._inner.compose(request, sources)
         )
 
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
@@ -250,13 +202,10 @@ class FlakyService(Service):
             "copy", key, lambda: self._inner.copy(source, key, precondition=precondition)
         )
 
-    async def initiate_upload(
-        self, key: str, *, content_type: str = "", metadata: Mapping[str, str] | None = None
-    ) -> str:
+    async def initiate_upload(self, request: WriteRequest) -> str:
         """Pass on, or fail."""
-        settings: dict[str, Any] = {"content_type": content_type, "metadata": metadata}
         return await self._run(
-            "initiate_upload", key, lambda: self._inner.initiate_upload(key, **settings)
+            "initiate_upload", request.key, lambda: self._inner.initiate_upload(request)
         )
 
     async def put_part(
@@ -279,18 +228,13 @@ class FlakyService(Service):
         return await self._run("put_part", key, call)
 
     async def complete_upload(
-        self,
-        key: str,
-        upload_id: str,
-        parts: Sequence[UploadedPart],
-        *,
-        precondition: Precondition,
+        self, request: WriteRequest, upload_id: str, parts: Sequence[UploadedPart]
     ) -> ObjectMeta:
         """Pass on, or fail."""
         return await self._run(
             "complete_upload",
-            key,
-            lambda: self._inner.complete_upload(key, upload_id, parts, precondition=precondition),
+            request.key,
+            lambda: self._inner.complete_upload(request, upload_id, parts),
         )
 
     async def abort_upload(self, key: str, upload_id: str) -> None:

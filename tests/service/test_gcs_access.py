@@ -16,6 +16,7 @@ from aioflux import (
     StorageError,
     TransientError,
 )
+from aioflux._services.base import ReadRequest
 from aioflux.testing import GCSServer
 from aioflux.testing.gcs_server._messages import Response
 from tests.http.scripted import Peer, ok, serving
@@ -127,7 +128,8 @@ async def test_many_refusals_at_once_make_for_one_renewal(server: GCSServer) -> 
     credentials = Refreshing()
     async with opened(server.url, credentials=credentials) as service:
         await asyncio.gather(
-            *(service.head("a") for _ in range(50)), *(service.get("a") for _ in range(50))
+            *(service.head("a") for _ in range(50)),
+            *(service.get(ReadRequest("a")) for _ in range(50)),
         )
     assert credentials.num_refreshed == 1
 

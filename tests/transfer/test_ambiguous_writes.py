@@ -24,7 +24,7 @@ from aioflux import (
     StorageError,
     TransientError,
 )
-from aioflux._services.base import Precondition, Source
+from aioflux._services.base import Precondition, Source, WriteRequest
 from aioflux._services.local.service import LocalService
 from aioflux._services.memory import MemoryService, memory_bucket
 from aioflux._services.s3.errors import deletion_error
@@ -33,7 +33,7 @@ from aioflux._transfer.compose import compose, copy
 from aioflux._transfer.delete import delete, delete_many
 from aioflux._transfer.initiate import Window, left_over
 from aioflux._transfer.session import Session
-from aioflux._transfer.writer import ObjectWriter, WriteRequest, put
+from aioflux._transfer.writer import ObjectWriter, put
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
 from tests.transfer.clock import loop_time
@@ -214,16 +214,16 @@ async def test_an_upload_that_another_process_began_between_attempts_goes_on(
     """Its beginning lies in the wait after the lost attempt."""
     inner = scripted.service.initiate_upload
     scripted.service.fail("initiate_upload", LOSE)
-    other = await MemoryService(scripted.bucket.name, "").initiate_upload("a")
+    other = await MemoryService(scripted.bucket.name, "").initiate_upload(WriteRequest("a"))
 
     def wait_ten_seconds() -> None:
         loop_time.ahead += 10
         age_uploads(scripted, 10, scripted.bucket.uploads.keys() - {other})
         age_uploads(scripted, 5, {other})
 
-    async def initiate_upload(key: str, **settings: Any) -> str:
+    async def initiate_upload(request: WriteRequest) -> str:
         try:
-            return await inner(key, **settings)
+            return await inner(request)
         except TransientError:
             asyncio.get_running_loop().call_soon(wait_ten_seconds)
             raise
@@ -239,7 +239,7 @@ async def test_more_uploads_than_were_lost_are_left_alone(
     scripted: ScriptedService, times: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = MemoryService(scripted.bucket.name, "")
-    ids = [await other.initiate_upload("a") for _ in range(2)]
+    ids = [await other.initiate_upload(WriteRequest("a")) for _ in range(2)]
     scripted.service.fail("initiate_upload", *[LOSE] * times)
     await put(scripted.session, PLAIN, memoryview(LARGE))
     assert set(ids) < set(scripted.bucket.uploads)

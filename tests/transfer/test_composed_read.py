@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 import aioflux
 from aioflux import NotFoundError, ObjectMeta, PermissionDeniedError, StorageError
+from aioflux._services.base import Precondition, WriteRequest
 from aioflux._transfer.composed_read import Grouper, fetch_composed, plan_groups, split
-from aioflux._transfer.put import WriteRequest
+from aioflux._transfer.put import write_request
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
 from aioflux.testing.faults import Fault
 from tests.transfer.scripted_service import (
@@ -103,7 +104,7 @@ def test_a_cut_that_does_not_match_is_none() -> None:
 
 def test_nobody_else_writes_where_composites_lie() -> None:
     with pytest.raises(ValueError, match="take another key"):
-        WriteRequest(f"run/{COMPOSITE_PREFIX}a")
+        write_request(f"run/{COMPOSITE_PREFIX}a", Precondition())
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -140,7 +141,7 @@ async def reach_quiet(scripted: ScriptedService, before: set[asyncio.Task[Any]])
         while asyncio.all_tasks() - before:
             await asyncio.wait(asyncio.all_tasks() - before)
     assert scripted.is_clean()
-    assert not scripted.session.open_transfers
+    assert not scripted.session.opened
     assert composites(scripted) == []
 
 
@@ -225,8 +226,8 @@ async def test_a_composite_of_other_bytes_is_no_data(scripted: ScriptedService) 
     metas = filled(scripted, 40)
     inner = scripted.service.compose
 
-    async def compose(key: str, sources: Any, **settings: Any) -> ObjectMeta:
-        return await inner(key, list(reversed(sources)), **settings)
+    async def compose(request: WriteRequest, sources: Any) -> ObjectMeta:
+        return await inner(request, list(reversed(sources)))
 
     scripted.service.compose = compose
     assert await read(scripted, metas) == data_of(scripted, metas)
@@ -238,9 +239,9 @@ async def test_a_composite_that_somebody_sweeps_is_done_without(scripted: Script
     metas = filled(scripted, 32)
     inner = scripted.service.compose
 
-    async def compose(key: str, sources: Any, **settings: Any) -> ObjectMeta:
-        made = await inner(key, sources, **settings)
-        scripted.bucket.remove(key)
+    async def compose(request: WriteRequest, sources: Any) -> ObjectMeta:
+        made = await inner(request, sources)
+        scripted.bucket.remove(request.key)
         return made
 
     scripted.service.compose = compose
@@ -431,7 +432,7 @@ async def test_an_iteration_that_is_dropped_leaves_nothing(scripted: ScriptedSer
     before = asyncio.all_tasks()
     batches = fetch_composed(scripted.session, filled(scripted, 900), max_composite_bytes=CAP)
     await anext(batches)
-    assert scripted.session.open_transfers
+    assert scripted.session.opened
     del batches
     gc.collect()
     await asyncio.sleep(0)

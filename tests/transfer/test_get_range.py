@@ -11,7 +11,7 @@ import pytest
 
 import aioflux
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError, TransientError
-from aioflux._services.base import Body
+from aioflux._services.base import Body, ReadRequest
 from aioflux._transfer.get import (
     fetch,
     fetch_into,
@@ -250,9 +250,9 @@ async def test_a_part_beyond_the_end_may_come_without_a_generation(
     plain.put("a", DATA)
     inner = plain.service.get
 
-    async def get(key: str, *, start: int, **settings: Any) -> Any:
-        body = await inner(key, start=start, **settings)
-        return replace(body, generation="") if start >= len(DATA) else body
+    async def get(request: ReadRequest, **settings: Any) -> Any:
+        body = await inner(request, **settings)
+        return replace(body, generation="") if request.start >= len(DATA) else body
 
     plain.service.get = get
     assert await span(call, 3500, 3600)(plain.session, None) == b""
@@ -360,9 +360,9 @@ async def test_without_generations_a_broken_range_is_read_from_its_beginning(
     asked: list[int] = []
     inner = scripted.service.get
 
-    async def get(key: str, *, start: int, **settings: Any) -> Any:
-        asked.append(start)
-        return await inner(key, start=start, **settings)
+    async def get(request: ReadRequest, **settings: Any) -> Any:
+        asked.append(request.start)
+        return await inner(request, **settings)
 
     scripted.service.get = get
     scripted.service.fail("get", Fault(kind="cut", num_bytes=300))
@@ -388,7 +388,7 @@ class PeakBytes:
         self.peak = self.now = 0
         inner = scripted.service.get
 
-        async def get(key: str, *, into: Any = None, **settings: Any) -> Any:
+        async def get(request: ReadRequest, *, into: Any = None) -> Any:
             taken = 0
 
             def take(size: int) -> memoryview:
@@ -403,9 +403,9 @@ class PeakBytes:
                     into = lambda size: memoryview(bytearray(size))  # noqa: E731
                 if not callable(into):
                     take(into.nbytes)
-                    body = await inner(key, into=into, **settings)
+                    body = await inner(request, into=into)
                 else:
-                    body = await inner(key, into=take, **settings)
+                    body = await inner(request, into=take)
                 for _ in range(3):
                     await asyncio.sleep(0)
                 return body
@@ -567,8 +567,8 @@ async def test_an_empty_object_that_is_filled_while_it_is_read_is_read_anew(
     empty = Body(data=b"", size=0, generation="", crc32c=0, meta=lambda: None)
     answers = [empty]
 
-    async def get(key: str, **settings: Any) -> Body:
-        return answers.pop() if answers else await inner(key, **settings)
+    async def get(request: ReadRequest, **settings: Any) -> Body:
+        return answers.pop() if answers else await inner(request, **settings)
 
     scripted.service.get = get
     assert (await fetch(scripted.session, "a")).data == DATA
@@ -708,9 +708,9 @@ async def test_a_range_larger_than_the_buffer_is_cut(scripted: ScriptedService) 
     asked: list[int] = []
     inner = scripted.service.get
 
-    async def get(key: str, **settings: Any) -> Any:
-        asked.append(settings["end"] - settings["start"])
-        return await inner(key, **settings)
+    async def get(request: ReadRequest, **settings: Any) -> Any:
+        asked.append(request.end - request.start)
+        return await inner(request, **settings)
 
     scripted.service.get = get
     async with ObjectReader(session, meta) as reader:

@@ -9,11 +9,11 @@ import pytest
 
 import aioflux
 from aioflux import NotFoundError, Progress, StorageError, TransientError
-from aioflux._services.base import Body
+from aioflux._services.base import Body, WriteRequest
 from aioflux._transfer.counters import StoreCounters
 from aioflux._transfer.limits import AdaptiveLimit, Limits
 from aioflux._transfer.session import Session
-from aioflux._transfer.writer import ObjectWriter, WriteRequest
+from aioflux._transfer.writer import ObjectWriter
 from aioflux.testing.faults import Fault
 from tests.transfer.clock import loop_time
 from tests.transfer.scripted_service import PART, ScriptedService, pattern, refused_for_good

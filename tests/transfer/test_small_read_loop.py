@@ -170,7 +170,7 @@ async def test_metadata_pins_the_generation(fake: FakeService) -> None:
     fake.store("a", b"new")
     reading = Reading(fake.open(), [old])
     await settle()
-    assert fake.under_way["a"].generation == old.generation
+    assert fake.under_way["a"].request.generation == old.generation
     fake.answer("a")
     with pytest.raises(NotFoundError, match=f"generation {old.generation}"):
         await reading.task

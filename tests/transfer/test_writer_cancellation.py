@@ -15,8 +15,8 @@ import pytest
 
 import aioflux
 from aioflux._concurrency.run_to_completion import run_to_completion
-from aioflux._services.base import Precondition
-from aioflux._transfer.writer import ObjectWriter, WriteRequest
+from aioflux._services.base import Precondition, WriteRequest
+from aioflux._transfer.writer import ObjectWriter
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
 from tests.transfer.scripted_service import PART, ScriptedService, pattern
