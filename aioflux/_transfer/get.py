@@ -168,9 +168,9 @@ async def _verified(
             break
     uri = session.service.uri(key)
     raise ChecksumError(
-        f"could not read {uri}: its bytes have crc32c {actual:#010x}, but the service says "
+        f"could not read {uri}: its bytes have crc32c {actual:#010x}, but the service returns "
         f"{expected:#010x}, {MAX_READS} times in a row; the object is damaged, or "
-        "something between here and the service changes bytes",
+        "the network, or a proxy in between, changes bytes",
         uri=uri,
     )
 

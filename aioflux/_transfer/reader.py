@@ -265,7 +265,7 @@ class ObjectReader:
             for index in sorted(again):
                 await self._arrived(index)
         raise self._mismatch(
-            f"its bytes have crc32c {actual:#010x}, but the service says {expected:#010x}"
+            f"its bytes have crc32c {actual:#010x}, but the service returns {expected:#010x}"
         )
 
     async def _on_seek(self) -> None:

@@ -31,7 +31,7 @@ from aioflux._services.s3.errors import deletion_error
 from aioflux._services.status import error_from_status
 from aioflux._transfer.compose import compose, copy
 from aioflux._transfer.delete import delete, delete_many
-from aioflux._transfer.initiate import Window, left_over
+from aioflux._transfer.initiate import Window, lost_uploads
 from aioflux._transfer.session import Session
 from aioflux._transfer.writer import ObjectWriter, put
 from aioflux.testing import GCSServer
@@ -138,7 +138,7 @@ class ShiftedClock:
     """The clock of the running loop, which a test sets forward."""
 
     def __init__(self) -> None:
-        self.budget = 0.0
+        self.ahead = 0.0
 
 
 @contextmanager
@@ -174,7 +174,7 @@ def test_the_services_own_clock_tells_what_was_begun_meanwhile(
     uploads = [upload("own", skew + heard.begin), upload("known", skew), upload("below", 0, "k/x")]
     uploads += [upload(f"lost {at}", skew + each.end) for at, each in enumerate(lost)]
     uploads += [upload(f"other {at}", skew + each) for at, each in enumerate(others)]
-    found = left_over(
+    found = lost_uploads(
         uploads,
         key="k",
         known={"own", "known"},
@@ -196,7 +196,7 @@ def test_the_services_own_clock_tells_what_was_begun_meanwhile(
 def test_this_machines_clock_stands_in_where_no_attempt_was_heard() -> None:
     uploads = [upload("lost", -13), upload("older", -20), upload("between", -8)]
     uploads += [upload("lost too", 0), upload("later", 9)]
-    found = left_over(
+    found = lost_uploads(
         uploads,
         key="k",
         known=(),

@@ -141,7 +141,7 @@ async def reach_quiet(scripted: ScriptedService, before: set[asyncio.Task[Any]])
         while asyncio.all_tasks() - before:
             await asyncio.wait(asyncio.all_tasks() - before)
     assert scripted.is_clean()
-    assert not scripted.session.opened
+    assert not scripted.session.open_transfers
     assert composites(scripted) == []
 
 
@@ -432,7 +432,7 @@ async def test_an_iteration_that_is_dropped_leaves_nothing(scripted: ScriptedSer
     before = asyncio.all_tasks()
     batches = fetch_composed(scripted.session, filled(scripted, 900), max_composite_bytes=CAP)
     await anext(batches)
-    assert scripted.session.opened
+    assert scripted.session.open_transfers
     del batches
     gc.collect()
     await asyncio.sleep(0)

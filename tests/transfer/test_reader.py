@@ -1,4 +1,4 @@
-"""Reading an object as a stream: what is fetched budget, and what a failure leaves."""
+"""Reading an object as a stream: what is prefetched, and what a failure leaves."""
 
 from __future__ import annotations
 

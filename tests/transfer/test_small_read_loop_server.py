@@ -250,7 +250,7 @@ async def test_a_deadline_ends_a_read_that_nobody_answers(
         reading = asyncio.create_task(all_of(store.get_many(list(stored))))
         while store.stats.num_in_flight != 1 or not server.faults.injected["delay"]:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        shifted_clock.budget = 300
+        shifted_clock.ahead = 300
         with pytest.raises(TransientError, match=r"k0003 came before the deadline") as raised:
             await reading
         assert raised.value.uri == "gs://bucket/k0003"
