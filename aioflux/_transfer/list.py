@@ -40,7 +40,7 @@ def visible(objects: Listing, prefix: str) -> Listing:
     names = (TEMPORARY_PREFIX, COMPOSITE_PREFIX)
     if not is_temporary(prefix):
         objects.prefixes = [each for each in objects.prefixes if not is_temporary(each)]
-        if any(map(objects.keys.holds, names)):
+        if any(map(objects.keys.may_contain, names)):
             kept = [at for at, key in enumerate(objects.keys) if not is_temporary(key)]
             picked = objects.pick(kept)
             picked.prefixes = objects.prefixes

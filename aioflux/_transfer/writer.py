@@ -26,7 +26,7 @@ from aioflux._transfer.ambiguous_writes import (
 )
 from aioflux._transfer.conditions import require
 from aioflux._transfer.initiate import Initiation
-from aioflux._transfer.prefault import populate
+from aioflux._transfer.prefault import prefault
 from aioflux._transfer.publish import delete_temporary, publish, remove_temporary
 from aioflux._transfer.put import compare_stored, put_once
 from aioflux._transfer.temp_keys import TEMPORARY_PREFIX, new_temporary_key
@@ -390,7 +390,7 @@ class ObjectWriter:
             if checksum is None:
                 checksum = 0
                 for view in views:
-                    populate(view)
+                    prefault(view)
                     checksum = crc32c(view, checksum)
             sent = checksum if session.options.verify else None
             try:
