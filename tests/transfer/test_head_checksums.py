@@ -10,7 +10,7 @@ import pytest
 import aioflux
 from aioflux import ChecksumError, PermissionDeniedError, TransientError
 from aioflux._services.base import Body, ListRequest, ReadRequest
-from aioflux._transfer.get_small import Fetched, judge_small
+from aioflux._transfer.get_small import Fetched, check_small
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,7 +73,7 @@ async def test_a_small_object_without_any_checksum_is_sure_over_tls_alone(*, gua
         meta = replace(await store.put("a", b"hello"), crc32c=None)
         await as_s3(store, guarded_transport=guarded)
         body = Body(b"hello", 5, meta.generation, None, lambda: meta)
-        found = judge_small(store._sessions.current(), body, 5, meta)
+        found = check_small(store._sessions.current(), body, 5, meta)
         assert isinstance(found, Fetched) is guarded
 
 

@@ -57,7 +57,7 @@ def listed(
     num_answered = num_most = 0
     while True:
         held = sum(len(each.pages) for each in plan.ranges[1:])
-        under_way += plan.next_requests(has_room=most_held is None or held < most_held)
+        under_way += plan.next_requests(may_prefetch=most_held is None or held < most_held)
         num_most = max(num_most, len(under_way))
         assert num_most <= max_in_flight
         if not under_way:

@@ -11,6 +11,7 @@ from aioflux._transfer.limits import Limits
 from aioflux._transfer.session import Session
 from aioflux.errors import StorageError
 from aioflux.testing.faults import Fault, FlakyService
+from tests.transfer.clock import loop_time
 
 if TYPE_CHECKING:
     from aioflux._services.base import Service
@@ -32,7 +33,7 @@ def pattern(size: int, seed: int = 1) -> bytes:
     return (step * (size // 65_521 + 1))[:size]
 
 
-class Rig:
+class ScriptedService:
     """A flaky memory service, its bucket, and a session."""
 
     def __init__(self, name: str, *, service: Service | None = None) -> None:
@@ -45,7 +46,7 @@ class Rig:
         limits = Limits(
             max_in_flight=chosen.max_in_flight, max_in_flight_bytes=chosen.max_in_flight_bytes
         )
-        return Session(self.service, chosen, retry, limits)
+        return Session(self.service, chosen, retry, limits, clock=loop_time)
 
     def put(self, key: str, data: bytes) -> aioflux.ObjectMeta:
         return self.bucket.store(key, data)

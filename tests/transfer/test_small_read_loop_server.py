@@ -94,8 +94,7 @@ def check_at_rest(store: aioflux.Store) -> None:
     limits, pool = session.limits, session.service._pool
     assert (limits.requests.num_held, limits.bytes.held_bytes) == (0, 0)
     assert store.stats.num_in_flight == 0
-    assert not session.deadlines._runners
-    assert not session.deadlines._entered
+    assert session.deadlines.is_idle
     assert pool.num_open == pool.num_idle <= 4
 
 

@@ -13,7 +13,8 @@ from aioflux._transfer.get_many import fetch_many
 from aioflux._transfer.limits import Limits
 from aioflux._transfer.session import Session
 from aioflux.errors import StorageError, TransientError
-from tests.transfer.rig import MIB
+from tests.transfer.clock import loop_time
+from tests.transfer.scripted_service import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,7 +38,7 @@ class Begun:
     is_stale: bool = False
 
 
-class Desk(MemoryService):
+class FakeService(MemoryService):
     """Objects in memory; what `begin_get` began waits until the test answers it.
 
     Attributes:
@@ -79,7 +80,7 @@ class Desk(MemoryService):
         )
         if is_warm:
             limits.unknown_size.add(1000)
-        return Session(self, chosen, retry, limits, progress=progress)
+        return Session(self, chosen, retry, limits, progress=progress, clock=loop_time)
 
     # What a test says of a read that is under way.
 
@@ -172,15 +173,13 @@ class Reading:
         return [key for key, _ in self.got]
 
     def is_clean(self) -> bool:
-        """Every place and byte was given back, and nobody is watched."""
+        """Every slot and byte is released, and no deadline is open."""
         limits, deadlines = self.session.limits, self.session.deadlines
         return (
             limits.bytes.held_bytes == 0
             and limits.requests.num_held == 0
             and self.session.counters.num_in_flight == 0
-            and not deadlines._runners
-            and not deadlines._entered
-            and not deadlines._cancelled
+            and deadlines.is_idle
         )
 
 
@@ -196,18 +195,18 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def answer_all(desk: Desk, reading: Reading) -> None:
+async def answer_all(fake: FakeService, reading: Reading) -> None:
     """Answer whatever is asked until the consumer has ended."""
     async with asyncio.timeout(100):
         while not reading.task.done():
-            desk.answer(*desk.under_way)
+            fake.answer(*fake.under_way)
             await asyncio.sleep(0)
     await reading.task
 
 
-def filled(desk: Desk, keys: Iterable[str], *, size: int = 100) -> dict[str, bytes]:
+def filled(fake: FakeService, keys: Iterable[str], *, size: int = 100) -> dict[str, bytes]:
     """Store an object of its own under each key."""
     stored = {key: (key.encode() + b".") * (size // (len(key) + 1) + 1) for key in keys}
     for key, data in stored.items():
-        desk.store(key, data)
+        fake.store(key, data)
     return stored

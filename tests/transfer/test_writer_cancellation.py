@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 import aioflux
-from aioflux._concurrency.shielded import see_through
+from aioflux._concurrency.run_to_completion import run_to_completion
 from aioflux._services.base import Precondition, WriteRequest
 from aioflux._transfer.writer import ObjectWriter
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
-from tests.transfer.rig import PART, Rig, pattern
+from tests.transfer.scripted_service import PART, ScriptedService, pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,24 +31,26 @@ STEPS = ("initiate_upload", "put_part", "complete_upload", "abort_upload", "comp
 KINDS = pytest.mark.parametrize("kind", ["hang", "hang_after"])
 
 
-async def write(rig: Rig, request: WriteRequest) -> None:
-    async with ObjectWriter(rig.session, request) as writer:
+async def write(scripted: ScriptedService, request: WriteRequest) -> None:
+    async with ObjectWriter(scripted.session, request) as writer:
         await writer.write(LARGE[: 2 * PART])
         await writer.write(LARGE[2 * PART :])
 
 
-async def reach_quiet(rig: Rig, before: set[asyncio.Task[object]]) -> None:
+async def reach_quiet(scripted: ScriptedService, before: set[asyncio.Task[object]]) -> None:
     async with asyncio.timeout(100):
         while asyncio.all_tasks() - before:
             await asyncio.wait(asyncio.all_tasks() - before)
-    assert rig.is_clean()
+    assert scripted.is_clean()
 
 
-def hang_at(rig: Rig, step: str, kind: str) -> Fault:
+def hang_at(scripted: ScriptedService, step: str, kind: str) -> Fault:
     hang = Fault(kind=kind)
-    rig.service.fail(step, hang)
+    scripted.service.fail(step, hang)
     if step == "abort_upload":
-        rig.service.fail("complete_upload", Fault(kind="refuse", error=aioflux.StorageError("no")))
+        scripted.service.fail(
+            "complete_upload", Fault(kind="refuse", error=aioflux.StorageError("no"))
+        )
     return hang
 
 
@@ -62,11 +64,11 @@ def steps_of(request: WriteRequest) -> tuple[str, ...]:
     ("request_", "step"), [(each, step) for each in (PLAIN, CREATE) for step in steps_of(each)]
 )
 async def test_a_task_may_be_cancelled_anywhere_and_again(
-    rig: Rig, request_: WriteRequest, step: str, kind: str, times: int
+    scripted: ScriptedService, request_: WriteRequest, step: str, kind: str, times: int
 ) -> None:
     before = asyncio.all_tasks()
-    hang = hang_at(rig, step, kind)
-    writing = asyncio.create_task(write(rig, request_))
+    hang = hang_at(scripted, step, kind)
+    writing = asyncio.create_task(write(scripted, request_))
     await hang.reached.wait()
     for _ in range(times):
         writing.cancel()
@@ -74,8 +76,8 @@ async def test_a_task_may_be_cancelled_anywhere_and_again(
     hang.released.set()
     with pytest.raises((asyncio.CancelledError, aioflux.StorageError)):
         await writing
-    await reach_quiet(rig, before)
-    assert not [key for key in rig.bucket.objects if key != "a"]
+    await reach_quiet(scripted, before)
+    assert not [key for key in scripted.bucket.objects if key != "a"]
 
 
 @KINDS
@@ -83,30 +85,32 @@ async def test_a_task_may_be_cancelled_anywhere_and_again(
     ("request_", "step"), [(each, step) for each in (PLAIN, CREATE) for step in steps_of(each)]
 )
 def test_the_end_of_the_loop_may_come_anywhere(
-    rig: Rig, request_: WriteRequest, step: str, kind: str
+    scripted: ScriptedService, request_: WriteRequest, step: str, kind: str
 ) -> None:
     """`asyncio.run` cancels every task there is, clean-up included, and waits for them."""
 
     async def main() -> None:
-        hang = hang_at(rig, step, kind)
-        task = asyncio.create_task(write(rig, request_))
+        hang = hang_at(scripted, step, kind)
+        task = asyncio.create_task(write(scripted, request_))
         tasks.append(task)
         await hang.reached.wait()
 
     tasks: list[asyncio.Task[None]] = []
     asyncio.run(main())
     assert tasks[0].done()
-    assert rig.is_clean()
-    assert not [key for key in rig.bucket.objects if key != "a"]
+    assert scripted.is_clean()
+    assert not [key for key in scripted.bucket.objects if key != "a"]
 
 
 @REQUESTS
-def test_the_end_of_the_loop_may_follow_a_cancellation(rig: Rig, request_: WriteRequest) -> None:
+def test_the_end_of_the_loop_may_follow_a_cancellation(
+    scripted: ScriptedService, request_: WriteRequest
+) -> None:
     async def main() -> None:
         hang, abort = Fault(kind="hang"), Fault(kind="hang")
-        rig.service.fail("put_part", hang)
-        rig.service.fail("abort_upload", abort)
-        task = asyncio.create_task(write(rig, request_))
+        scripted.service.fail("put_part", hang)
+        scripted.service.fail("abort_upload", abort)
+        task = asyncio.create_task(write(scripted, request_))
         tasks.append(task)
         await hang.reached.wait()
         task.cancel()
@@ -115,26 +119,26 @@ def test_the_end_of_the_loop_may_follow_a_cancellation(rig: Rig, request_: Write
     tasks: list[asyncio.Task[None]] = []
     asyncio.run(main())
     assert tasks[0].cancelled()
-    assert rig.is_clean()
+    assert scripted.is_clean()
 
 
 @pytest.mark.usefixtures("clock")
-async def test_an_upload_whose_beginning_hangs_is_not_waited_for(rig: Rig) -> None:
+async def test_an_upload_whose_beginning_hangs_is_not_waited_for(scripted: ScriptedService) -> None:
     """It is found by looking, although the service never answers the begin."""
     hang = Fault(kind="hang_after")
-    rig.service.fail("initiate_upload", hang)
-    writing = asyncio.create_task(write(rig, PLAIN))
+    scripted.service.fail("initiate_upload", hang)
+    writing = asyncio.create_task(write(scripted, PLAIN))
     await hang.reached.wait()
-    assert rig.bucket.uploads
+    assert scripted.bucket.uploads
     writing.cancel()
     async with asyncio.timeout(2) as limit:
         with pytest.raises(asyncio.CancelledError):
             await writing
     assert not limit.expired()
-    assert rig.is_clean()
+    assert scripted.is_clean()
 
 
-async def test_clean_up_that_outlives_its_caller_tells_what_failed(
+async def test_clean_up_that_outlives_its_caller_logs_its_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     begun, end = asyncio.Event(), asyncio.Event()
@@ -145,7 +149,7 @@ async def test_clean_up_that_outlives_its_caller_tells_what_failed(
         raise ValueError("it did not work")
 
     before = asyncio.all_tasks()
-    task = asyncio.create_task(see_through(work, set(), seconds=5))
+    task = asyncio.create_task(run_to_completion(work, set(), seconds=5, interrupted_seconds=5))
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -158,7 +162,7 @@ async def test_clean_up_that_outlives_its_caller_tells_what_failed(
 
 async def test_clean_up_has_a_deadline_of_its_own() -> None:
     with pytest.raises(TimeoutError):
-        await see_through(asyncio.Event().wait, set(), seconds=0.01)
+        await run_to_completion(asyncio.Event().wait, set(), seconds=0.01, interrupted_seconds=5)
 
 
 # --- real signals --------------------------------------------------------------------------
@@ -167,14 +171,15 @@ SCRIPT = textwrap.dedent(
     """
     import asyncio, signal, sys
     import aioflux
-    from tests.bridge.patience import be_patient
+    from tests.bridge.patience import PATIENT
 
-    be_patient()
     # A shell that starts tests in the background has its children ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
     async def main(url, how):
-        async with aioflux.open_store("gs://bucket", endpoint_url=url) as store:
+        async with aioflux.open_store(
+            "gs://bucket", endpoint_url=url, timeouts=PATIENT
+        ) as store:
             mode = "create" if how == "create" else "overwrite"
             async with store.open_writer("a", mode=mode) as writer:
                 data = bytes(8 << 20)

@@ -13,14 +13,14 @@ import pytest
 from aioflux._services.base import WriteRequest
 from aioflux._transfer import prefault as _prefault
 from aioflux._transfer.get import fetch_into
-from aioflux._transfer.prefault import Populator, populate
+from aioflux._transfer.prefault import Prefaulter, prefault
 from aioflux._transfer.writer import put
-from tests.transfer.rig import MIB, PART, pattern
+from tests.transfer.scripted_service import MIB, PART, pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.transfer.rig import Rig
+    from tests.transfer.scripted_service import ScriptedService
 
 SIZE = 8 * MIB
 READ, WRITE = 22, 23
@@ -51,7 +51,7 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 
 def test_what_was_never_touched_is_asked_for_once(advised: list[tuple[int, int, int]]) -> None:
     view = untouched(SIZE)[5 : SIZE - 3].toreadonly()
-    populate(view)
+    prefault(view)
     ((begin, num_bytes, advice),) = advised
     assert begin % 4096 == 0
     assert num_bytes == SIZE - 3
@@ -60,19 +60,19 @@ def test_what_was_never_touched_is_asked_for_once(advised: list[tuple[int, int, 
 
 
 def test_what_is_there_is_left_alone(advised: list[tuple[int, int, int]]) -> None:
-    populate(memoryview(b"x" * SIZE))
-    populate(memoryview(bytearray(b"x") * SIZE)[100:])
+    prefault(memoryview(b"x" * SIZE))
+    prefault(memoryview(bytearray(b"x") * SIZE)[100:])
     assert advised == []
 
 
 async def test_ranges_are_read_into_memory_that_is_there(
-    rig: Rig, advised: list[tuple[int, int, int]]
+    scripted: ScriptedService, advised: list[tuple[int, int, int]]
 ) -> None:
     data = pattern(SIZE)
-    meta = rig.put("a", data)
+    meta = scripted.put("a", data)
     view = untouched(SIZE)
-    session = rig.new_session(range_size_bytes=SIZE // 2)
-    inner = rig.service.get
+    session = scripted.new_session(range_size_bytes=SIZE // 2)
+    inner = scripted.service.get
 
     async def get(*args: object, **settings: object) -> object:
         # The answer takes longer than the thread needs for both.
@@ -81,7 +81,7 @@ async def test_ranges_are_read_into_memory_that_is_there(
                 await asyncio.sleep(0.005)
         return await inner(*args, **settings)
 
-    rig.service.get = get
+    scripted.service.get = get
     is_slow = True
     assert await fetch_into(session, "a", view, start=0, meta=meta) == SIZE
     assert view == data
@@ -93,7 +93,7 @@ async def test_ranges_are_read_into_memory_that_is_there(
 
 
 def all_populating_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if "aioflux-populate" in thread.name}
+    return {thread for thread in threading.enumerate() if "aioflux-prefault" in thread.name}
 
 
 @pytest.fixture
@@ -106,9 +106,9 @@ def populating_threads() -> Callable[[], set[threading.Thread]]:
 async def test_the_thread_ends_with_the_store(
     populating_threads: Callable[[], set[threading.Thread]],
 ) -> None:
-    populator = Populator()
+    populator = Prefaulter()
     for _ in range(3):
-        async with populator.ahead_of(untouched(SIZE)):
+        async with populator.during(untouched(SIZE)):
             await asyncio.sleep(0.02)
     assert len(populating_threads()) == 1
     populator.close()
@@ -131,12 +131,12 @@ async def test_memory_is_let_go_of_before_the_read_ends(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(_prefault, "_madvise", madvise)
     monkeypatch.setattr(_prefault, "_is_resident", lambda *_: False)
-    populator = Populator()
+    populator = Prefaulter()
     taken, waiting = bytearray(64 * MIB), bytearray(64 * MIB)
 
     async def read(memory: bytearray) -> None:
         with memoryview(memory) as view:
-            async with populator.ahead_of(view):
+            async with populator.during(view):
                 await asyncio.Event().wait()
 
     reads = [asyncio.create_task(read(memory)) for memory in (taken, waiting)]
@@ -172,14 +172,14 @@ async def test_memory_that_waits_in_line_is_let_go_of(
     slow_thread: tuple[threading.Event, threading.Event],
 ) -> None:
     begun, may_end = slow_thread
-    populator = Populator()
+    populator = Prefaulter()
     waiting = bytearray(SIZE)
 
     async def read() -> None:
-        async with populator.ahead_of(memoryview(waiting)):
+        async with populator.during(memoryview(waiting)):
             await asyncio.sleep(0.05)
 
-    async with populator.ahead_of(untouched(SIZE)):
+    async with populator.during(untouched(SIZE)):
         await asyncio.to_thread(begun.wait, 100)
         await asyncio.create_task(read())
         waiting.clear()  # a BufferError where anybody holds it
@@ -193,10 +193,10 @@ async def test_a_read_that_is_cancelled_late_waits_for_the_thread(
     slow_thread: tuple[threading.Event, threading.Event],
 ) -> None:
     begun, may_end = slow_thread
-    populator = Populator()
+    populator = Prefaulter()
 
     async def read() -> None:
-        async with populator.ahead_of(untouched(SIZE)):
+        async with populator.during(untouched(SIZE)):
             await asyncio.to_thread(begun.wait, 100)
 
     reading = asyncio.create_task(read())
@@ -219,11 +219,11 @@ async def test_a_process_that_may_have_no_more_threads_reads(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    populator, memory = Populator(), bytearray(SIZE)
+    populator, memory = Prefaulter(), bytearray(SIZE)
     monkeypatch.setattr(_prefault, "_is_resident", lambda *_: False)
 
     async def read() -> None:
-        async with populator.ahead_of(memoryview(memory)):
+        async with populator.during(memoryview(memory)):
             await asyncio.sleep(0.02)
 
     await asyncio.create_task(read())
@@ -235,16 +235,16 @@ async def test_after_the_store_is_closed_no_thread_begins(
     advised: list[tuple[int, int, int]],
     populating_threads: Callable[[], set[threading.Thread]],
 ) -> None:
-    populator = Populator()
-    async with populator.ahead_of(untouched(SIZE)):
+    populator = Prefaulter()
+    async with populator.during(untouched(SIZE)):
         populator.close()
         await asyncio.sleep(0.02)
     assert (advised, populating_threads()) == ([], set())
 
 
 async def test_an_answer_that_is_quick_needs_no_thread(advised: list[tuple[int, int, int]]) -> None:
-    populator = Populator()
-    async with populator.ahead_of(untouched(SIZE)):
+    populator = Prefaulter()
+    async with populator.during(untouched(SIZE)):
         pass
     await asyncio.sleep(0.01)
     assert advised == []
@@ -252,23 +252,23 @@ async def test_an_answer_that_is_quick_needs_no_thread(advised: list[tuple[int, 
 
 
 async def test_parts_are_sent_from_memory_that_is_there(
-    rig: Rig, advised: list[tuple[int, int, int]]
+    scripted: ScriptedService, advised: list[tuple[int, int, int]]
 ) -> None:
-    await put(rig.session, WriteRequest("a"), untouched(2 * PART))
-    assert rig.get("a") == bytes(2 * PART)
+    await put(scripted.session, WriteRequest("a"), untouched(2 * PART))
+    assert scripted.get("a") == bytes(2 * PART)
     assert [(num_bytes, advice) for _, num_bytes, advice in advised] == [(PART, READ)] * 2
 
 
 def test_little_is_left_alone(advised: list[tuple[int, int, int]]) -> None:
-    populate(untouched(MIB - 4096))
-    populate(memoryview(b""))
+    prefault(untouched(MIB - 4096))
+    prefault(memoryview(b""))
     assert advised == []
 
 
 def test_a_kernel_that_refuses_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_prefault, "_madvise", lambda *_: -1)
     view = untouched(SIZE)
-    populate(view)
+    prefault(view)
     assert view == bytes(SIZE)
 
 
@@ -276,5 +276,5 @@ def test_elsewhere_nothing_is_done(
     advised: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_prefault, "_libc", None)
-    populate(untouched(SIZE))
+    prefault(untouched(SIZE))
     assert advised == []

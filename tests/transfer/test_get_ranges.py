@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError
 from aioflux._transfer.get_ranges import coalesce_ranges, fetch_ranges
 from aioflux.testing.faults import Fault
-from tests.transfer.rig import pattern
+from tests.transfer.scripted_service import pattern
 
 if TYPE_CHECKING:
     from aioflux._services.base import ReadRequest
-    from tests.transfer.rig import Rig
+    from tests.transfer.scripted_service import ScriptedService
 
 DATA = pattern(9000)
 
@@ -58,96 +58,100 @@ def test_what_is_merged(
     assert [(each.start, each.end) for each in plan] == expected
 
 
-def count_gets(rig: Rig) -> list[tuple[int, int]]:
+def count_gets(scripted: ScriptedService) -> list[tuple[int, int]]:
     """Return a list that takes the ranges of the requests to come."""
     asked: list[tuple[int, int]] = []
-    inner = rig.service.get
+    inner = scripted.service.get
 
     async def get(request: ReadRequest, **settings: object) -> object:
         asked.append((request.start, request.end))
         return await inner(request, **settings)
 
-    rig.service.get = get
+    scripted.service.get = get
     return asked
 
 
-async def test_near_ranges_are_one_request(rig: Rig) -> None:
-    rig.put("a", DATA)
-    asked = count_gets(rig)
+async def test_near_ranges_are_one_request(scripted: ScriptedService) -> None:
+    scripted.put("a", DATA)
+    asked = count_gets(scripted)
     found = await fetch_ranges(
-        rig.session, "a", [(500, 600), (0, 10), (8, 20)], max_gap_bytes=600, meta=None
+        scripted.session, "a", [(500, 600), (0, 10), (8, 20)], max_gap_bytes=600, meta=None
     )
     assert found == [DATA[500:600], DATA[:10], DATA[8:20]]
     assert asked == [(0, 600)]
-    assert rig.is_clean()
+    assert scripted.is_clean()
 
 
-async def test_ranges_far_apart_are_read_at_once_and_pinned(rig: Rig) -> None:
-    rig.put("a", DATA)
+async def test_ranges_far_apart_are_read_at_once_and_pinned(scripted: ScriptedService) -> None:
+    scripted.put("a", DATA)
     ranges = [(8000, 9500), (0, 10), (4000, 4010)]
-    found = await fetch_ranges(rig.session, "a", ranges, max_gap_bytes=100, meta=None)
+    found = await fetch_ranges(scripted.session, "a", ranges, max_gap_bytes=100, meta=None)
     assert found == [DATA[start:end] for start, end in ranges]
-    assert rig.is_clean()
+    assert scripted.is_clean()
 
 
-async def test_a_range_that_is_not_merged_is_not_copied(rig: Rig) -> None:
+async def test_a_range_that_is_not_merged_is_not_copied(scripted: ScriptedService) -> None:
     """What the request brought is what is returned, for duplicates, too."""
-    rig.put("a", DATA)
+    scripted.put("a", DATA)
     first, second = await fetch_ranges(
-        rig.session, "a", [(0, 900), (0, 900)], max_gap_bytes=0, meta=None
+        scripted.session, "a", [(0, 900), (0, 900)], max_gap_bytes=0, meta=None
     )
     assert first is second
 
 
-async def test_a_read_by_name_begins_again_where_the_object_is_replaced(rig: Rig) -> None:
+async def test_a_read_by_name_begins_again_where_the_object_is_replaced(
+    scripted: ScriptedService,
+) -> None:
     """No result has bytes of two generations."""
-    rig.put("a", DATA)
+    scripted.put("a", DATA)
     other = pattern(9000, seed=2)
-    inner = rig.service.get
+    inner = scripted.service.get
     num_calls = 0
 
     async def get(request: ReadRequest, **settings: object) -> object:
         nonlocal num_calls
         num_calls += 1
         if num_calls == 2:
-            rig.put("a", other)
+            scripted.put("a", other)
         return await inner(request, **settings)
 
-    rig.service.get = get
+    scripted.service.get = get
     ranges = [(0, 10), (4000, 4010), (8000, 8010)]
-    found = await fetch_ranges(rig.session, "a", ranges, max_gap_bytes=0, meta=None)
+    found = await fetch_ranges(scripted.session, "a", ranges, max_gap_bytes=0, meta=None)
     assert found == [other[start:end] for start, end in ranges]
 
 
-async def test_an_object_that_is_replaced_each_time_is_an_error(rig: Rig) -> None:
-    rig.put("a", DATA)
-    inner = rig.service.get
+async def test_an_object_that_is_replaced_each_time_is_an_error(scripted: ScriptedService) -> None:
+    scripted.put("a", DATA)
+    inner = scripted.service.get
 
     async def get(request: ReadRequest, **settings: object) -> object:
-        rig.put("a", DATA)
+        scripted.put("a", DATA)
         return await inner(request, **settings)
 
-    rig.service.get = get
+    scripted.service.get = get
     with pytest.raises(PreconditionFailedError, match="replaced while it was read"):
-        await fetch_ranges(rig.session, "a", [(0, 1), (5000, 5001)], max_gap_bytes=0, meta=None)
+        await fetch_ranges(
+            scripted.session, "a", [(0, 1), (5000, 5001)], max_gap_bytes=0, meta=None
+        )
 
 
-async def test_a_pinned_read_does_not_begin_again(rig: Rig) -> None:
-    meta = rig.put("a", DATA)
-    rig.put("a", DATA)
+async def test_a_pinned_read_does_not_begin_again(scripted: ScriptedService) -> None:
+    meta = scripted.put("a", DATA)
+    scripted.put("a", DATA)
     for ranges in ([(0, 1)], [(0, 1), (5000, 5001)]):
         with pytest.raises(NotFoundError):
-            await fetch_ranges(rig.session, "a", ranges, max_gap_bytes=0, meta=meta)
+            await fetch_ranges(scripted.session, "a", ranges, max_gap_bytes=0, meta=meta)
 
 
-async def test_flipped_bits_of_a_range_are_seen(rig: Rig) -> None:
+async def test_flipped_bits_of_a_range_are_seen(scripted: ScriptedService) -> None:
     """As of `get_range`: ranges over an unguarded transport are read twice."""
-    rig.put("a", DATA)
-    session = rig.new_session(verify_ranges="always")
+    scripted.put("a", DATA)
+    session = scripted.new_session(verify_ranges="always")
     ranges = [(0, 900), (5000, 5900)]
-    rig.service.fail("get", Fault(kind="flip", num_bytes=2))
+    scripted.service.fail("get", Fault(kind="flip", num_bytes=2))
     found = await fetch_ranges(session, "a", ranges, max_gap_bytes=0, meta=None)
     assert found == [DATA[start:end] for start, end in ranges]
-    rig.service.fail("get", *(Fault(kind="flip", num_bytes=at) for at in range(1, 20)))
+    scripted.service.fail("get", *(Fault(kind="flip", num_bytes=at) for at in range(1, 20)))
     with pytest.raises(ChecksumError):
         await fetch_ranges(session, "a", ranges, max_gap_bytes=0, meta=None)

@@ -15,19 +15,19 @@ from aioflux import StorageError
 from aioflux._services.base import MAX_EMPTY_PAGES, ListRequest, Page
 from aioflux._transfer.glob import compile_glob, literal_prefix
 from aioflux._transfer.list import list_all, list_pages
-from tests.transfer.rig import LOSE, REFUSE, refused_for_good
+from tests.transfer.scripted_service import LOSE, REFUSE, refused_for_good
 
 if TYPE_CHECKING:
     from aioflux._transfer.session import Session
-    from tests.transfer.rig import Rig
+    from tests.transfer.scripted_service import ScriptedService
 
 
 class Pages:
     """A service that answers with these pages, then with the last again and again."""
 
-    def __init__(self, rig: Rig, *pages: tuple[str, str]) -> None:
+    def __init__(self, scripted: ScriptedService, *pages: tuple[str, str]) -> None:
         self.tokens: list[str] = []
-        meta = rig.put("x", b"")
+        meta = scripted.put("x", b"")
         rest = iter(pages)
         numbers = count()
 
@@ -38,19 +38,19 @@ class Pages:
                 token = f"t{next(numbers)}"
             return Page([replace(meta, key=key) for key in keys], [], token)
 
-        rig.service.list_page = list_page
+        scripted.service.list_page = list_page
 
 
-async def listed(rig: Rig) -> str:
+async def listed(scripted: ScriptedService) -> str:
     # One after the other: these pages are of no keys that could be cut.
-    session = rig.new_session(max_in_flight=1)
+    session = scripted.new_session(max_in_flight=1)
     pages = [page async for page in list_pages(session, "p/")]
     return "".join(meta.key for page in pages for meta in page)
 
 
-async def test_pages_that_follow_each_other_are_all_given(rig: Rig) -> None:
-    pages = Pages(rig, ("ab", "1"), ("", "2"), ("", "3"), ("c", "3"), ("d", ""))
-    assert await listed(rig) == "abcd"
+async def test_pages_that_follow_each_other_are_all_given(scripted: ScriptedService) -> None:
+    pages = Pages(scripted, ("ab", "1"), ("", "2"), ("", "3"), ("c", "3"), ("d", ""))
+    assert await listed(scripted) == "abcd"
     assert pages.tokens == ["", "1", "2", "3", "3"]
 
 
@@ -66,44 +66,44 @@ async def test_pages_that_follow_each_other_are_all_given(rig: Rig) -> None:
     ],
 )
 async def test_a_page_that_does_not_go_on_is_an_error(
-    rig: Rig, pages: list[tuple[str, str]], message: str
+    scripted: ScriptedService, pages: list[tuple[str, str]], message: str
 ) -> None:
-    Pages(rig, *pages)
+    Pages(scripted, *pages)
     with pytest.raises(StorageError, match=rf"could not list memory://.*/p/: .*{message}"):
-        await listed(rig)
-    assert rig.is_clean()
+        await listed(scripted)
+    assert scripted.is_clean()
 
 
-async def test_empty_pages_whose_tokens_never_come_twice_end(rig: Rig) -> None:
-    pages = Pages(rig, ("ab", "1"), ("", "new"))
+async def test_empty_pages_whose_tokens_never_come_twice_end(scripted: ScriptedService) -> None:
+    pages = Pages(scripted, ("ab", "1"), ("", "new"))
     with pytest.raises(StorageError, match=r"could not list memory://.*/p/: .*10000 empty pages"):
-        await listed(rig)
+        await listed(scripted)
     assert len(pages.tokens) == 1 + MAX_EMPTY_PAGES
-    assert rig.is_clean()
+    assert scripted.is_clean()
 
 
-async def test_a_run_of_empty_pages_ends_with_a_page_that_is_not(rig: Rig) -> None:
+async def test_a_run_of_empty_pages_ends_with_a_page_that_is_not(scripted: ScriptedService) -> None:
     run = [("", f"{number}") for number in range(MAX_EMPTY_PAGES - 1)]
-    Pages(rig, *run, ("a", "x"), *run, ("b", ""))
-    assert await listed(rig) == "ab"
+    Pages(scripted, *run, ("a", "x"), *run, ("b", ""))
+    assert await listed(scripted) == "ab"
 
 
-def filled(rig: Rig, num: int = 10_000) -> list[str]:
+def filled(scripted: ScriptedService, num: int = 10_000) -> list[str]:
     keys = [f"p/{at:06}" for at in range(num)]
     for key in keys:
-        rig.put(key, b"")
+        scripted.put(key, b"")
     return keys
 
 
 class Gauge:
     """Counts the requests of a service that are under way; `gate` holds them back."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, scripted: ScriptedService) -> None:
         self.num_now = self.num_most = self.num_all = 0
         self.prefixes: set[str] = set()
         self.gate, self.held = asyncio.Event(), asyncio.Event()
         self.gate.set()
-        inner = rig.service.list_page
+        inner = scripted.service.list_page
 
         async def list_page(request: ListRequest) -> Page:
             self.prefixes.add(request.prefix)
@@ -119,58 +119,64 @@ class Gauge:
             finally:
                 self.num_now -= 1
 
-        rig.service.list_page = list_page
+        scripted.service.list_page = list_page
 
 
-async def test_a_listing_is_sorted_and_complete_and_asked_for_at_once(rig: Rig) -> None:
-    keys = filled(rig)
-    gauge = Gauge(rig)
-    session = rig.new_session(max_in_flight=8)
+async def test_a_listing_is_sorted_and_complete_and_asked_for_at_once(
+    scripted: ScriptedService,
+) -> None:
+    keys = filled(scripted)
+    gauge = Gauge(scripted)
+    session = scripted.new_session(max_in_flight=8)
     listing = await list_all(session, "p/")
     assert list(listing.keys) == keys
     assert gauge.num_most > 4
     assert gauge.num_all <= 1.2 * 10 + 2 * 8
-    assert rig.is_clean()
+    assert scripted.is_clean()
 
 
-async def test_ten_objects_cost_one_request(rig: Rig) -> None:
-    filled(rig, 10)
-    gauge = Gauge(rig)
-    assert len(await list_all(rig.new_session(max_in_flight=64), "")) == 10
+async def test_ten_objects_cost_one_request(scripted: ScriptedService) -> None:
+    filled(scripted, 10)
+    gauge = Gauge(scripted)
+    assert len(await list_all(scripted.new_session(max_in_flight=64), "")) == 10
     assert gauge.num_all == 1
 
 
-async def test_who_takes_the_first_page_has_asked_for_no_other(rig: Rig) -> None:
-    filled(rig)
-    gauge = Gauge(rig)
-    pages = list_pages(rig.session, "p/")
+async def test_who_takes_the_first_page_has_asked_for_no_other(scripted: ScriptedService) -> None:
+    filled(scripted)
+    gauge = Gauge(scripted)
+    pages = list_pages(scripted.session, "p/")
     assert len(await anext(pages)) == 1000
     await pages.aclose()
     assert gauge.num_all == 1
 
 
-async def test_failures_of_some_ranges_are_mended(rig: Rig) -> None:
-    keys = filled(rig)
-    rig.service.fail("list_page", None, REFUSE, LOSE, None, REFUSE, LOSE)
-    assert list((await list_all(rig.session, "")).keys) == keys
-    assert rig.is_clean()
+async def test_failures_of_some_ranges_are_mended(scripted: ScriptedService) -> None:
+    keys = filled(scripted)
+    scripted.service.fail("list_page", None, REFUSE, LOSE, None, REFUSE, LOSE)
+    assert list((await list_all(scripted.session, "")).keys) == keys
+    assert scripted.is_clean()
 
 
-async def test_a_range_that_fails_fails_the_listing_and_ends_the_others(rig: Rig) -> None:
-    filled(rig)
-    rig.service.fail("list_page", None, None, refused_for_good())
-    gauge = Gauge(rig)
+async def test_a_range_that_fails_fails_the_listing_and_ends_the_others(
+    scripted: ScriptedService,
+) -> None:
+    filled(scripted)
+    scripted.service.fail("list_page", None, None, refused_for_good())
+    gauge = Gauge(scripted)
     with pytest.raises(StorageError, match="no"):
-        await list_all(rig.session, "")
+        await list_all(scripted.session, "")
     assert gauge.num_now == 0
-    assert rig.is_clean()
+    assert scripted.is_clean()
 
 
 @pytest.mark.parametrize("how", ["closed", "cancelled"])
-async def test_nothing_is_under_way_after_a_listing_was_left(rig: Rig, how: str) -> None:
-    filled(rig)
-    gauge = Gauge(rig)
-    pages = list_pages(rig.session, "p/")
+async def test_nothing_is_under_way_after_a_listing_was_left(
+    scripted: ScriptedService, how: str
+) -> None:
+    filled(scripted)
+    gauge = Gauge(scripted)
+    pages = list_pages(scripted.session, "p/")
     await anext(pages)
     gauge.gate.clear()
     waiting = asyncio.ensure_future(anext(pages))
@@ -180,46 +186,48 @@ async def test_nothing_is_under_way_after_a_listing_was_left(rig: Rig, how: str)
     if how == "closed":
         await pages.aclose()
     assert gauge.num_now == 0
-    assert rig.is_clean()
+    assert scripted.is_clean()
 
 
-async def test_what_is_there_all_along_is_listed_once_while_others_come_and_go(rig: Rig) -> None:
-    keys = filled(rig)
+async def test_what_is_there_all_along_is_listed_once_while_others_come_and_go(
+    scripted: ScriptedService,
+) -> None:
+    keys = filled(scripted)
     stays = set(keys[::2])
     found: list[str] = []
     turns = count()
-    async for page in list_pages(rig.session, ""):
+    async for page in list_pages(scripted.session, ""):
         found += page.keys
         for at in range(next(turns) % 4, len(keys), 8):
             if keys[at] in stays:
                 continue
-            if keys[at] in rig.bucket.objects:
-                rig.bucket.remove(keys[at])
+            if keys[at] in scripted.bucket.objects:
+                scripted.bucket.remove(keys[at])
             else:
-                rig.put(keys[at], b"new")
+                scripted.put(keys[at], b"new")
     assert found == sorted(set(found))
     assert stays <= set(found)
 
 
-async def test_a_service_that_begins_elsewhere_is_an_error(rig: Rig) -> None:
+async def test_a_service_that_begins_elsewhere_is_an_error(scripted: ScriptedService) -> None:
     """One that does not know of a first key would give each key as often as there are ranges."""
-    filled(rig)
-    inner = rig.service.list_page
+    filled(scripted)
+    inner = scripted.service.list_page
 
     async def list_page(request: ListRequest) -> Page:
         return await inner(replace(request, start_offset=""))
 
-    rig.service.list_page = list_page
+    scripted.service.list_page = list_page
     with pytest.raises(StorageError, match="does not go on where a page ended"):
-        await list_all(rig.session, "")
-    assert rig.is_clean()
+        await list_all(scripted.session, "")
+    assert scripted.is_clean()
 
 
 @pytest.fixture
-def nested_session(rig: Rig) -> Session:
+def nested_session(scripted: ScriptedService) -> Session:
     for key in ("a", "b/1", "b/2", "b/c/3", "d/4", "e", ".aioflux-uploads/5", "x[y]/z.jpg"):
-        rig.put(key, b"")
-    return rig.session
+        scripted.put(key, b"")
+    return scripted.session
 
 
 async def test_one_level_has_keys_and_prefixes(nested_session: Session) -> None:
@@ -231,11 +239,11 @@ async def test_one_level_has_keys_and_prefixes(nested_session: Session) -> None:
     assert list(listing.keys) == [".aioflux-uploads/5"]
 
 
-def level_of(rig: Rig, delimiter: str, prefix: str) -> tuple[list[str], list[str]]:
+def level_of(scripted: ScriptedService, delimiter: str, prefix: str) -> tuple[list[str], list[str]]:
     """Return what one level has, by looking at every key."""
     keys: list[str] = []
     prefixes: set[str] = set()
-    for key in rig.bucket.objects:
+    for key in scripted.bucket.objects:
         if key.startswith(prefix):
             at = key.find(delimiter, len(prefix))
             if at < 0:
@@ -246,7 +254,7 @@ def level_of(rig: Rig, delimiter: str, prefix: str) -> tuple[list[str], list[str
 
 
 @pytest.mark.parametrize("name", ["both", "prefixes", "one giant prefix", "neighbours", "objects"])
-async def test_one_level_is_listed_by_ranges(rig: Rig, name: str) -> None:
+async def test_one_level_is_listed_by_ranges(scripted: ScriptedService, name: str) -> None:
     """What stands for many keys is told once, whichever ranges they are in."""
     keys = {
         "both": [f"p/{at:05}{'/x' * (at % 3 == 0)}" for at in range(9_000)],
@@ -256,22 +264,24 @@ async def test_one_level_is_listed_by_ranges(rig: Rig, name: str) -> None:
         "objects": [f"p/{at:05}" for at in range(9_000)],
     }[name]
     for key in keys:
-        rig.put(key, b"")
-    gauge = Gauge(rig)
-    listing = await list_all(rig.new_session(max_in_flight=8), "p/", delimiter="/")
-    expected = level_of(rig, "/", "p/")
+        scripted.put(key, b"")
+    gauge = Gauge(scripted)
+    listing = await list_all(scripted.new_session(max_in_flight=8), "p/", delimiter="/")
+    expected = level_of(scripted, "/", "p/")
     assert (list(listing.keys), listing.prefixes) == expected
     num_entries = len(expected[0]) + len(expected[1])
     assert gauge.num_all <= 1.2 * num_entries / 1000 + 2 * 8
     assert (gauge.num_most > 3) == (num_entries > 1000)
-    assert rig.is_clean()
+    assert scripted.is_clean()
 
 
-async def test_of_a_page_of_one_level_a_range_takes_what_is_its_own(rig: Rig) -> None:
+async def test_of_a_page_of_one_level_a_range_takes_what_is_its_own(
+    scripted: ScriptedService,
+) -> None:
     """A range may be cut while its page is under way, and the page then goes on beyond it."""
     for at in range(9_000):
-        rig.put(f"p/{at:05}{'/x' * (at % 3 == 0)}", b"")
-    inner = rig.service.list_page
+        scripted.put(f"p/{at:05}{'/x' * (at % 3 == 0)}", b"")
+    inner = scripted.service.list_page
 
     async def list_page(request: ListRequest) -> Page:
         end_offset = request.end_offset
@@ -279,31 +289,33 @@ async def test_of_a_page_of_one_level_a_range_takes_what_is_its_own(rig: Rig) ->
         last = max([*(meta.key for meta in page.objects), *page.prefixes], default="")
         return replace(page, next_token="") if end_offset and last >= end_offset else page
 
-    rig.service.list_page = list_page
-    listing = await list_all(rig.new_session(max_in_flight=8), "p/", delimiter="/")
-    assert (list(listing.keys), listing.prefixes) == level_of(rig, "/", "p/")
+    scripted.service.list_page = list_page
+    listing = await list_all(scripted.new_session(max_in_flight=8), "p/", delimiter="/")
+    assert (list(listing.keys), listing.prefixes) == level_of(scripted, "/", "p/")
 
 
-async def test_one_level_is_whole_while_others_come_and_go(rig: Rig) -> None:
+async def test_one_level_is_whole_while_others_come_and_go(scripted: ScriptedService) -> None:
     keys = [f"p/{at:05}{'/x' * (at % 2)}" for at in range(9_000)]
     for key in keys:
-        rig.put(key, b"")
+        scripted.put(key, b"")
     stays = {key for at, key in enumerate(keys) if at % 4 < 2}
     found: list[str] = []
     turns = count()
-    async for page in list_pages(rig.session, "p/", delimiter="/"):
+    async for page in list_pages(scripted.session, "p/", delimiter="/"):
         found += sorted([*page.keys, *page.prefixes])
         for at in range(next(turns) % 8, len(keys), 8):
             if keys[at] in stays:
-                rig.put(f"{keys[at]}/more", b"")  # for a key without it, one more beginning
-            elif keys[at] in rig.bucket.objects:
-                rig.bucket.remove(keys[at])
+                scripted.put(f"{keys[at]}/more", b"")  # for a key without it, one more beginning
+            elif keys[at] in scripted.bucket.objects:
+                scripted.bucket.remove(keys[at])
     assert found == sorted(set(found))
     assert {key.removesuffix("x") for key in stays} <= set(found)
 
 
-async def test_a_beginning_that_comes_again_with_the_next_page_is_told_once(rig: Rig) -> None:
-    meta = rig.put("x", b"")
+async def test_a_beginning_that_comes_again_with_the_next_page_is_told_once(
+    scripted: ScriptedService,
+) -> None:
+    meta = scripted.put("x", b"")
     pages = iter(
         [
             Page([replace(meta, key="p/a")], ["p/b/"], "1"),
@@ -314,22 +326,24 @@ async def test_a_beginning_that_comes_again_with_the_next_page_is_told_once(rig:
     async def list_page(request: ListRequest) -> Page:
         return next(pages)
 
-    rig.service.list_page = list_page
-    listing = await list_all(rig.new_session(max_in_flight=1), "p/", delimiter="/")
+    scripted.service.list_page = list_page
+    listing = await list_all(scripted.new_session(max_in_flight=1), "p/", delimiter="/")
     assert (list(listing.keys), listing.prefixes) == (["p/a", "p/c"], ["p/b/", "p/d/"])
 
 
-async def test_a_pattern_is_listed_by_ranges_of_what_it_begins_with(rig: Rig) -> None:
-    keys = filled(rig, 20_000)
+async def test_a_pattern_is_listed_by_ranges_of_what_it_begins_with(
+    scripted: ScriptedService,
+) -> None:
+    keys = filled(scripted, 20_000)
     for at in range(3_000):
-        rig.put(f"a/{at}.7", b"")
-    gauge = Gauge(rig)
-    listing = await list_all(rig.new_session(max_in_flight=8), "", match_glob="p/*7")
+        scripted.put(f"a/{at}.7", b"")
+    gauge = Gauge(scripted)
+    listing = await list_all(scripted.new_session(max_in_flight=8), "", match_glob="p/*7")
     assert list(listing.keys) == [key for key in keys if key.endswith("7")]
     assert gauge.num_most > 4
     assert gauge.num_all <= 1.2 * 20 + 2 * 8
     assert gauge.prefixes == {"p/"}
-    assert len(await list_all(rig.session, "p/01", match_glob="p/*7")) == 1_000
+    assert len(await list_all(scripted.session, "p/01", match_glob="p/*7")) == 1_000
     assert gauge.prefixes == {"p/", "p/01"}
 
 
