@@ -20,7 +20,6 @@ except ModuleNotFoundError as exc:
         "aioflux.data needs PyTorch: pip install 'aioflux[torch]'", name=exc.name
     ) from exc
 
-from aioflux.data import _worker_exit as _worker_exit  # registers its hook
 from aioflux.data._counters import LoadStats
 from aioflux.data._iterable_dataset import IterableDataset
 from aioflux.data._loader import loader

@@ -22,6 +22,9 @@ import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
+from torch.utils.data import get_worker_info
+
+from aioflux import _bridge
 from aioflux._values.meta import ObjectMeta
 from aioflux.errors import PermissionDeniedError
 from aioflux.store import COMPOSITE_PREFIX
@@ -177,6 +180,8 @@ def _read(
 ) -> Iterator[TriedBatch]:
     if way == "off":
         return store.fetch_batches(metas, return_exceptions=True)
+    if get_worker_info() is not None:
+        _bridge.shut_down_with_worker()
     return store.fetch_composed(
         cast("Iterable[ObjectMeta]", metas),  # names are refused there
         max_composite_bytes=max_composite_bytes,

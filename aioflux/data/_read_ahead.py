@@ -11,12 +11,9 @@ known; and so they are where they do in the order of a sampler of ours.
 
 from __future__ import annotations
 
-import os
-import weakref
 from array import array
 from contextlib import closing
 from itertools import pairwise
-from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING
 
 import torch
@@ -92,7 +89,6 @@ class ReadAhead:
         self._following = array("q")
         self._at = 0
         self._order: _Order | None = None
-        self._pid = -1
 
     def __reduce__(self) -> tuple[type[ReadAhead], tuple[()]]:
         return ReadAhead, ()
@@ -124,7 +120,6 @@ class ReadAhead:
                     for _, sample in samples:
                         yield sample
                 return
-            self._end_with_the_worker()
             self._stream, self._following, self._at = open_stream(following), following, 0
         stream = self._stream
         assert stream is not None
@@ -138,15 +133,6 @@ class ReadAhead:
             self._past = [*self._past[-1:], positions]
             if not is_whole:
                 self.close()
-
-    def _end_with_the_worker(self) -> None:
-        """Have what is under way ended where the worker is: a composite must not outlive it.
-
-        A process that multiprocessing has forked runs no hook of `atexit`, but these.
-        """
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            Finalize(None, _close, args=(weakref.ref(self),), exitpriority=0)
 
     def _goes_on_with(self, positions: list[int]) -> bool:
         """Tell whether the stream has these positions next."""
@@ -165,9 +151,3 @@ class ReadAhead:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
-
-
-def _close(of: weakref.ref[ReadAhead]) -> None:
-    ahead = of()
-    if ahead is not None:
-        ahead.close()

@@ -216,6 +216,31 @@ def test_workers_that_end_early_leave_no_composite(bucket: Bucket) -> None:
     assert composites(bucket) == []
 
 
+FAILING = """
+warnings.simplefilter("default")
+from torch.utils.data import DataLoader
+from aioflux.data import MapDataset
+transfer = aioflux.TransferOptions(max_in_flight=2)
+dataset = MapDataset("gs://bucket/train", compose="on", transfer=transfer, **settings)
+loader = DataLoader(dataset, 50, num_workers=2, collate_fn=list, persistent_workers=True)
+batches = iter(loader)
+next(batches), next(batches), next(batches)
+say("begun")
+raise SystemExit
+"""
+
+
+def test_workers_that_outlive_the_script_leave_no_composite(bucket: Bucket) -> None:
+    """multiprocessing terminates them: nothing has dropped the loader that keeps them alive."""
+    bucket.fill(2000)
+    bucket.server.network = Network(latency_seconds=0.01)
+    with running(FAILING, bucket.server) as process:
+        assert line(process) == "begun"
+        assert num_composes(bucket) > 0
+        assert finish(process) == []
+    assert composites(bucket) == []
+
+
 def test_what_is_gone_can_be_skipped_and_is_counted(bucket: Bucket) -> None:
     """Of a group with one object that is gone, the others are not lost."""
     keys = bucket.fill(100)
