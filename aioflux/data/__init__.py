@@ -6,9 +6,9 @@
         for batch in DataLoader(dataset, batch_size=64, num_workers=4): ...
 
 One object is one sample. `MapDataset` has a length and takes indices; `IterableDataset` streams,
-split by rank and worker. Both list once, where they are built, sort by key, and read what they
-listed: an object that was replaced since is an error and never other data. Fork, spawn and
-forkserver workers each open connections of their own.
+split by rank and worker. Both list once, when they are built, sort by key, and read the generations
+that they listed: an object that was replaced since is an error and never other data. Fork, spawn
+and forkserver workers each open connections of their own.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 import aioflux
 from aioflux.data._records.formats import jsonl
-from aioflux.data._store_batches import cut, store_batches
+from aioflux.data._store_batches import split_into_groups, store_batches
 from tests.data.transforms import key_of, refuse, text_of
 
 if TYPE_CHECKING:
@@ -284,6 +284,6 @@ async def test_a_closed_store_is_told(bucket: Bucket) -> None:
     ("num_samples", "sizes"), [(0, []), (1, [1]), (9, [3, 3, 3]), (10, [4, 4, 2]), (50, [16] * 3)]
 )
 def test_samples_are_cut_so_that_every_thread_has_some(num_samples: int, sizes: list[int]) -> None:
-    groups = [len(group) for group in cut(range(num_samples), 3, 16)]
+    groups = [len(group) for group in split_into_groups(range(num_samples), 3, 16)]
     assert groups[:3] == sizes
     assert sum(groups) == num_samples

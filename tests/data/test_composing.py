@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import PermissionDeniedError, sync
-from aioflux.data import IterableDataset, _composites
-from aioflux.data._composites import Choice, prepare, read_batches
+from aioflux.data import IterableDataset
+from aioflux.data._composing import ComposeTrials, fetch_batches, prepare
 from aioflux.store import COMPOSITE_PREFIX
 from aioflux.testing.gcs_server._network import Network
 from tests.bridge.scripts import finish, line, running
@@ -112,7 +111,7 @@ def test_each_way_reads_the_same(
     metas = list(store.list_all())
     got = []
     for at in range(0, len(metas), batch_size):
-        for batch in read_batches(store, metas[at : at + batch_size], compose=compose):
+        for batch in fetch_batches(store, metas[at : at + batch_size], compose=compose):
             got += batch
     assert got == [(meta, f"data of {key}".encode()) for meta, key in zip(metas, keys, strict=True)]
     # The first trial of "auto" takes up to 1024 objects, and reads directly.
@@ -124,11 +123,11 @@ def test_each_way_reads_the_same(
 def test_names_are_read_directly(bucket: Bucket, store: sync.Store) -> None:
     keys = bucket.fill(5)
     for compose in ("off", "auto"):
-        batches = read_batches(store, keys, compose=compose)
+        batches = fetch_batches(store, keys, compose=compose)
         assert [meta.key for batch in batches for meta, _ in batch] == keys
     assert not num_composes(bucket)
     with pytest.raises(TypeError, match="ObjectMeta"):
-        list(read_batches(store, keys, compose="on"))
+        list(fetch_batches(store, keys, compose="on"))
 
 
 RATES = st.lists(st.integers(1, 1000), min_size=2, max_size=2)
@@ -138,29 +137,26 @@ RATES = st.lists(st.integers(1, 1000), min_size=2, max_size=2)
 def test_the_better_trial_of_each_counts_and_a_tenth_is_chance(
     direct: list[int], composed: list[int]
 ) -> None:
-    choice, left = Choice(), {"off": iter(direct), "on": iter(composed)}
-    while (way := choice.trial()) is not None:
-        choice.tell(way, num_objects=next(left[way]), seconds=1.0)
-    assert choice.way == ("on" if max(composed) > 1.1 * max(direct) else "off")
+    trials, left = ComposeTrials(), {"off": iter(direct), "on": iter(composed)}
+    while (mode := trials.next_mode()) is not None:
+        trials.add(mode, num_objects=next(left[mode]), seconds=1.0)
+    assert trials.best_mode == ("on" if max(composed) > 1.1 * max(direct) else "off")
 
 
 @pytest.mark.parametrize("is_slow", ["objects.compose", "objects.get"])
-def test_auto_keeps_the_faster(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, is_slow: str
-) -> None:
+def test_auto_keeps_the_faster(bucket: Bucket, is_slow: str) -> None:
     """By a clock that goes on by a second with each request of the slow operation."""
     bucket.fill(400)
 
     def seconds() -> float:
         return bucket.server.stats.operation(is_slow).requests
 
-    monkeypatch.setattr(_composites, "time", SimpleNamespace(perf_counter=seconds))
     with sync.open_store(bucket.uri) as store:
         metas = list(store.list_all())
         for at in range(0, 200, 50):
-            list(read_batches(store, metas[at : at + 50], compose="auto"))
+            list(fetch_batches(store, metas[at : at + 50], compose="auto", clock=seconds))
         tried = num_composes(bucket)
-        list(read_batches(store, metas[200:], compose="auto"))
+        list(fetch_batches(store, metas[200:], compose="auto", clock=seconds))
     assert tried == 4
     assert (num_composes(bucket) > tried) == (is_slow == "objects.get")
     assert composites(bucket) == []
@@ -173,7 +169,7 @@ def test_auto_goes_on_directly_where_composing_is_refused(
     with bucket.server.faults.inject("objects.compose", status=403):
         tried = []
         for _ in range(4):
-            batches = read_batches(store, store.list_all(), compose="auto")
+            batches = fetch_batches(store, store.list_all(), compose="auto")
             assert [meta.key for batch in batches for meta, _ in batch] == keys
             tried.append(num_composes(bucket))
     assert tried == [0, 2, 2, 2]
@@ -185,7 +181,7 @@ import time
 warnings.simplefilter("default")
 from torch.utils.data import DataLoader, _utils
 _utils.MP_STATUS_CHECK_INTERVAL = 600  # workers that end are not killed before they have
-from aioflux.data import IterableDataset, _composites
+from aioflux.data import IterableDataset
 transfer = aioflux.TransferOptions(max_in_flight=2)
 dataset = IterableDataset("gs://bucket/train", compose="on", transfer=transfer, **settings)
 loader = DataLoader(dataset, batch_size=50, num_workers=2, collate_fn=list)

@@ -69,8 +69,12 @@ def test_a_batch_of_a_hundred_is_one_round_unless_told_otherwise(bucket: Bucket)
     assert in_flight(MapDataset.from_keys(bucket.uri, ["a"], transfer=few)) == 3
 
 
-def in_flight(dataset: MapDataset[Sample]) -> int:
-    return dataset._objects._sections[0].store.transfer.max_in_flight
+def store_of(dataset: MapDataset[Any]) -> Any:
+    return dataset._source._stores[0].reader.store
+
+
+def in_flight(dataset: MapDataset[Sample]) -> Any:
+    return store_of(dataset).transfer.max_in_flight
 
 
 def test_an_empty_listing_is_an_error_that_names_the_uri(bucket: Bucket) -> None:
@@ -148,7 +152,7 @@ def test_an_error_ends_what_is_under_way_while_it_is_kept(bucket: Bucket) -> Non
     with pytest.raises(ArithmeticError) as caught:
         dataset.__getitems__([0, 1])
     assert caught.value.__traceback__ is not None  # keeps the frames, with all that they hold
-    assert dataset._objects._sections[0].store.stats.num_in_flight == 0
+    assert store_of(dataset).stats.num_in_flight == 0
 
 
 @pytest.mark.clouds("gs")
@@ -174,7 +178,7 @@ def test_a_pickle_keeps_the_settings(bucket: Bucket) -> None:
     )
     copy = pickle.loads(pickle.dumps(dataset))
     assert copy[1] == "001"
-    assert copy._objects._sections[0].store.transfer == options
+    assert store_of(copy).transfer == options
 
 
 def test_an_unknown_option_is_a_type_error() -> None:
@@ -185,7 +189,7 @@ def test_an_unknown_option_is_a_type_error() -> None:
 def test_construction_leaves_no_connection_open(bucket: Bucket) -> None:
     bucket.fill(2)
     dataset = MapDataset(bucket.uri)
-    assert not dataset._objects._sections[0].store._store.sessions
+    assert not store_of(dataset)._store.sessions
 
 
 @pytest.mark.clouds("gs")

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 import aioflux
 from aioflux.data import Sample
+from aioflux.data._object_stream import open_stream
 from aioflux.data._records.formats import (
     jsonl,
-    open_stream,
     parquet,
     records_of_sample,
-    records_of_stream,
+    stream_records,
     tar,
 )
 from aioflux.data._records.tar import parse_pax, split_name
@@ -262,27 +262,20 @@ def test_records_pickle(records: Any) -> None:
     assert pickle.loads(pickle.dumps(records)) == records
 
 
-def test_records_may_be_a_function_of_the_whole_sample(
-    bucket: Bucket, store: aioflux.sync.Store
-) -> None:
-    bucket.put("a", b"x y z")
-    meta = store.head("a")
-
+def test_records_may_be_a_function_of_the_whole_sample() -> None:
     def words(sample: Sample) -> Iterator[bytes]:
         return iter(sample.data.split())
 
-    assert list(records_of_stream(store, meta, words, read_ahead_bytes=100)) == [b"x", b"y", b"z"]
-    sample = Sample("a", b"x y", meta)
-    assert list(records_of_sample(words, sample)) == [b"x", b"y"]
+    assert read(words, b"x y") == [b"x", b"y"]
 
 
-@pytest.mark.parametrize("read_ahead_bytes", [0, 1, 1000, 64 * KIB, 1 << 30])
+@pytest.mark.parametrize("prefetch_bytes", [0, 1, 1000, 64 * KIB, 1 << 30])
 def test_records_stream_in_with_any_window(
-    bucket: Bucket, store: aioflux.sync.Store, read_ahead_bytes: int
+    bucket: Bucket, store: aioflux.sync.Store, prefetch_bytes: int
 ) -> None:
-    values = list(range(2000))[:: 20 if read_ahead_bytes == 1 else 1]
+    values = list(range(2000))[:: 20 if prefetch_bytes == 1 else 1]
     bucket.put("a", lines_of(values))
-    records = records_of_stream(store, store.head("a"), jsonl(), read_ahead_bytes=read_ahead_bytes)
+    records = stream_records(store, store.head("a"), jsonl(), prefetch_bytes=prefetch_bytes)
     assert list(records) == values
 
 
@@ -294,7 +287,7 @@ def test_a_stream_in_order_costs_its_bytes_and_few_requests(
     bucket.put("a", data)
     meta = store.head("a")
     bucket.server.stats.reset()
-    assert list(records_of_stream(store, meta, jsonl(), read_ahead_bytes=512 * KIB)) == values
+    assert list(stream_records(store, meta, jsonl(), prefetch_bytes=512 * KIB)) == values
     seen = bucket.server.stats.operation("objects.get")
     assert seen.bytes_out == len(data)
     assert seen.requests == math.ceil(len(data) / (256 * KIB))
@@ -305,7 +298,7 @@ def test_no_more_is_read_than_the_window_while_nobody_takes_records(
 ) -> None:
     data = lines_of(["x" * 100] * 20_000)
     bucket.put("a", data)
-    records = records_of_stream(store, store.head("a"), jsonl(), read_ahead_bytes=128 * KIB)
+    records = stream_records(store, store.head("a"), jsonl(), prefetch_bytes=128 * KIB)
     next(records)
     records.close()
     assert received(bucket) <= 3 * 128 * KIB < len(data)
@@ -321,7 +314,7 @@ def test_an_object_that_was_replaced_is_an_error(
     meta = store.head("a")
     bucket.put("a", data)
     with pytest.raises(aioflux.NotFoundError, match="gs://bucket/train/a"):
-        list(records_of_stream(store, meta, records, read_ahead_bytes=1 << 20))
+        list(stream_records(store, meta, records, prefetch_bytes=1 << 20))
 
 
 def test_a_stream_reads_seeks_and_tells_as_a_file_does(
@@ -329,7 +322,7 @@ def test_a_stream_reads_seeks_and_tells_as_a_file_does(
 ) -> None:
     data = bytes(range(256)) * 40
     bucket.put("a", data)
-    with open_stream(store, store.head("a"), read_ahead_bytes=1000) as stream:
+    with open_stream(store, store.head("a"), prefetch_bytes=1000) as stream:
         assert stream.read(10) == data[:10]
         assert stream.tell() == 10
         assert stream.seek(-5, io.SEEK_END) == len(data) - 5
@@ -344,22 +337,22 @@ def test_a_stream_reads_seeks_and_tells_as_a_file_does(
         stream.read(1)
 
 
-def test_a_stream_refuses_a_negative_window(bucket: Bucket, store: aioflux.sync.Store) -> None:
+def test_a_stream_rejects_a_negative_window(bucket: Bucket, store: aioflux.sync.Store) -> None:
     bucket.put("a", b"data")
-    with pytest.raises(ValueError, match="read_ahead_bytes must not be negative, as -1 is"):
-        open_stream(store, store.head("a"), read_ahead_bytes=-1)
+    with pytest.raises(ValueError, match="prefetch_bytes must not be negative, as -1 is"):
+        open_stream(store, store.head("a"), prefetch_bytes=-1)
 
 
 def test_an_empty_object_is_an_empty_stream(bucket: Bucket, store: aioflux.sync.Store) -> None:
     bucket.put("a", b"")
-    with open_stream(store, store.head("a"), read_ahead_bytes=1000) as stream:
+    with open_stream(store, store.head("a"), prefetch_bytes=1000) as stream:
         assert stream.read() == b""
 
 
 def test_ranges_arrive_while_records_are_taken(bucket: Bucket, store: aioflux.sync.Store) -> None:
     """Double buffering: a range is asked for before the one in front of it is used up."""
     bucket.put("a", lines_of(["x" * 100] * 20_000))
-    records = records_of_stream(store, store.head("a"), jsonl(), read_ahead_bytes=400_000)
+    records = stream_records(store, store.head("a"), jsonl(), prefetch_bytes=400_000)
     bucket.server.stats.reset()
     next(records)
     until = time.monotonic() + 100
@@ -373,7 +366,7 @@ def test_ranges_arrive_while_records_are_taken(bucket: Bucket, store: aioflux.sy
 
 def test_a_prefetch_asks_for_what_is_read_then(bucket: Bucket, store: aioflux.sync.Store) -> None:
     bucket.put("a", bytes(4000))
-    with open_stream(store, store.head("a"), read_ahead_bytes=4000) as stream:
+    with open_stream(store, store.head("a"), prefetch_bytes=4000) as stream:
         bucket.server.stats.reset()
         stream.prefetch()
         assert stream.read() == bytes(4000)

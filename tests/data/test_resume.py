@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux.data import IterableDataset, merge_states
-from aioflux.data._resume import Left, Phase, Progress, take_share
+from aioflux.data._resume import Phase, Progress, RemainingRecords, plan_share
 from aioflux.data._sharding import Reader
 from tests.data.transforms import key_of, lines_of
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 TOPOLOGIES = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=4)
 
 
-def some_sizes(positions: torch.Tensor) -> list[int]:
-    return [1 + position % 7 for position in positions.tolist()]
+def some_sizes(listing_indexs: torch.Tensor) -> list[int]:
+    return [1 + listing_index % 7 for listing_index in listing_indexs.tolist()]
 
 
 @settings(max_examples=60)
@@ -41,20 +41,20 @@ def test_what_is_left_is_read_once_over_any_changes_of_readers(
         readers = {}
         for rank in range(world_size):
             for worker_id in range(num_workers):
-                past, share, progress = take_share(
+                past, share, progress = plan_share(
                     order,
                     phases,
                     Reader(rank, world_size, worker_id, num_workers),
                     tail="uneven",
                     sizes=some_sizes if by == "bytes" else None,
                 )
-                todo = [index for index, _ in progress.todo(share)]
+                remaining = [index for index, _ in progress.remaining(share)]
                 is_last = number == len(topologies) - 1
-                order_of_arrival = data.draw(st.permutations(todo)) if todo else []
-                num_read = len(todo) if is_last else data.draw(st.integers(0, len(todo)))
+                order_of_arrival = data.draw(st.permutations(remaining)) if remaining else []
+                num_read = len(remaining) if is_last else data.draw(st.integers(0, len(remaining)))
                 for index in order_of_arrival[:num_read]:
-                    progress.take(index)
-                    read.append(int(share.positions[index]))
+                    progress.mark_started(index)
+                    read.append(int(share.listing_indices[index]))
                 readers[rank, worker_id] = Progress.unpack(progress.pack())
         phases = (*past, Phase(world_size, num_workers, readers))
     assert sorted(read) == list(range(count))
@@ -73,32 +73,36 @@ def test_each_record_is_read_once_over_any_changes_of_readers(
         for rank in range(world_size):
             for worker_id in range(num_workers):
                 reader = Reader(rank, world_size, worker_id, num_workers)
-                past, share, progress = take_share(
+                past, share, progress = plan_share(
                     torch.arange(count), phases, reader, tail="uneven"
                 )
-                for index, left in list(progress.todo(share)):
+                for share_index, remaining in list(progress.remaining(share)):
                     if number < len(topologies) - 1 and data.draw(st.booleans()):
                         continue
-                    records = [each for each in range(5) if left.has(each)]
+                    records = [each for each in range(5) if remaining.has(each)]
                     first = data.draw(st.integers(0, 5))
                     if number == len(topologies) - 1:
                         first = 5
                     waits = {each for each in records if each < first and data.draw(st.booleans())}
                     if number == len(topologies) - 1:
                         waits = set()
-                    also = tuple(sorted(waits | {each for each in left.also if each >= first}))
-                    progress.begun.pop(index, None)
-                    progress.take(index)
-                    if also or (left.first is not None and first < 5):
-                        rest = None if left.first is None else max(first, left.first)
-                        progress.begun[index] = Left(rest, also)
-                    position = int(share.positions[index])
+                    also = tuple(sorted(waits | {each for each in remaining.also if each >= first}))
+                    progress.partial.pop(share_index, None)
+                    progress.mark_started(share_index)
+                    if also or (remaining.first is not None and first < 5):
+                        rest = None if remaining.first is None else max(first, remaining.first)
+                        progress.partial[share_index] = RemainingRecords(rest, also)
+                    listing_index = int(share.listing_indices[share_index])
                     read.update(
-                        (position, each) for each in records if each < first and each not in waits
+                        (listing_index, each)
+                        for each in records
+                        if each < first and each not in waits
                     )
                 readers[rank, worker_id] = Progress.unpack(progress.pack())
         phases = (*past, Phase(world_size, num_workers, readers))
-    assert read == Counter((position, each) for position in range(count) for each in range(5))
+    assert read == Counter(
+        (listing_index, each) for listing_index in range(count) for each in range(5)
+    )
 
 
 def build(bucket: Bucket, rank: int, world_size: int, **options: Any) -> IterableDataset[str]:
@@ -125,7 +129,7 @@ def test_a_stream_goes_on_where_it_was(bucket: Bucket) -> None:
     assert list(other) == whole, "the iteration after that reads a whole epoch"
 
 
-def test_a_state_says_nothing_of_what_is_only_read_ahead(bucket: Bucket) -> None:
+def test_a_state_does_not_count_prefetched_samples(bucket: Bucket) -> None:
     keys = bucket.fill(30)
     dataset = build(bucket, 0, 1, shuffle=False)
     stream = iter(dataset)

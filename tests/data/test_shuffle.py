@@ -41,5 +41,5 @@ def test_a_buffer_gives_back_what_it_took(items: list[int], size: int, seed: str
     for item in items:
         buffer.add(item)
         if len(buffer) > size:
-            given_out.append(buffer.take())
+            given_out.append(buffer.pop())
     assert sorted(given_out + list(buffer)) == sorted(items)
