@@ -324,7 +324,7 @@ def test_a_directory_in_the_place_of_an_entry_costs_this_entry_alone(
         assert cache.get(meta) is None
         assert not cache.put(meta, b"data")
     assert [record.getMessage() for record in caplog.records] == [
-        message for message in caplog.messages if "whose place something else takes" in message
+        message for message in caplog.messages if "which something else occupies" in message
     ]
     assert len(caplog.records) == 1
     assert cache.put(meta_of("b", b"more"), b"more")

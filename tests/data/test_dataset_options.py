@@ -96,7 +96,7 @@ def test_a_listing_is_taken_as_it_is(bucket: Bucket, kind: type[Any]) -> None:
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [({"shard_by": "bytes"}, "sizes of keys .* are unknown"), ({"cache": "cache"}, "kept in a cache")],
+    [({"shard_by": "bytes"}, "sizes of keys"), ({"cache": "cache"}, "kept in a cache")],
 )
 def test_options_that_need_metadata_reject_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any], message: str

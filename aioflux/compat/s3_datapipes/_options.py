@@ -45,7 +45,7 @@ class Stores:
     def __reduce__(self) -> tuple[type[Stores], tuple[StoreOptions, str]]:
         if carries_secret(self._options.get("credentials")):
             raise TypeError(
-                "a pipe with credentials= does not pickle: they are never pickled; pass a "
+                "a pipe with credentials= does not pickle: these stay in this process; pass a "
                 "module-level function that returns them, or rely on the default credentials"
             )
         return Stores, (self._options, self._region)
