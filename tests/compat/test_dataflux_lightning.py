@@ -211,7 +211,7 @@ def test_a_pickle_keeps_the_endpoint(
 
 def test_a_pickle_carries_no_secret(server: Bucket) -> None:
     plugin = DatafluxLightningCheckpoint("project", server.client(Credentials("secret")))
-    with pytest.raises(TypeError, match="into no other pickle"):
+    with pytest.raises(TypeError, match="and for nothing else"):
         pickle.dumps(plugin)
 
 

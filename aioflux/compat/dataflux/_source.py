@@ -1,7 +1,8 @@
-"""Source: the objects of a bucket, as they were listed, and their reader."""
+"""Objects of a bucket, as they were listed, and what both datasets do with them."""
 
 from __future__ import annotations
 
+import gzip
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,19 +15,25 @@ from aioflux.errors import StorageError, TransientError
 from aioflux.options import TransferOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from aioflux._values.listing import Listing
     from aioflux._values.meta import ObjectMeta
+    from aioflux.data import Sample
     from aioflux.options import StoreOptions
 
-__all__ = ["Entry", "SharedConfig", "Source"]
+__all__ = ["BucketDataset", "Entry", "SharedConfig", "Source", "data_format_default"]
 
 Entry = tuple[str, int]
 """Name and size of an object."""
 
 _OLD_COMPOSITES = "dataflux-composed-objects/"
 """Prefix of the old library's composites, of which it left some."""
+
+
+def data_format_default(data: bytes) -> bytes:
+    """Return the bytes as they are."""
+    return data
 
 
 class SharedConfig(Protocol):
@@ -107,8 +114,10 @@ class Source:
     def objects(self, entries: Iterable[Entry]) -> None:
         self._objects = list(entries)
 
-    def read(self, indices: Sequence[int]) -> Generator[tuple[ObjectMeta, bytes], None, None]:
-        """Yield `(meta, data)` of the objects at these indices, in this order, prefetched.
+    def read(
+        self, indices: Sequence[int], data_format_fn: Callable[[bytes], Any]
+    ) -> Generator[Any, None, None]:
+        """Yield the items of objects, in this order, prefetched.
 
         Close it unless it is read to its end: a stored error would keep it open.
         """
@@ -127,7 +136,7 @@ class Source:
             for _, sample in samples:
                 if isinstance(sample, StorageError):
                     raise sample
-                yield sample.meta, sample.data
+                yield _format(sample, data_format_fn)
 
     def _opened(self) -> sync.Store:
         if self._store is None:
@@ -146,7 +155,80 @@ class Source:
         return self._listing_indices
 
 
+class BucketDataset:
+    """What both datasets have in common."""
+
+    _default_config: Callable[[], SharedConfig]
+
+    def __init__(
+        self,
+        project_name: str,
+        bucket_name: str,
+        config: SharedConfig | None = None,
+        data_format_fn: Callable[[bytes], Any] = data_format_default,
+        storage_client: Any = None,
+    ) -> None:
+        """List the objects.
+
+        Args:
+            project_name: Kept, without effect: names of buckets are unique.
+            bucket_name: Name of the bucket.
+            config: Options; `Config()` by default.
+            data_format_fn: Makes an item of the bytes of an object, in the process that reads it.
+                With spawn and forkserver workers it must pickle.
+            storage_client: A `google.cloud.storage.Client` whose endpoint and credentials are used.
+                Both are pickled for workers; any other pickle carries anonymous credentials only,
+                and others are a TypeError. By default Application Default Credentials, or none if
+                the environment variable STORAGE_EMULATOR_HOST names an emulator.
+
+        Raises:
+            StorageError: The objects cannot be listed.
+        """
+        super().__init__()
+        self.storage_client = storage_client
+        self.project_name = project_name
+        self.bucket_name = bucket_name
+        self.data_format_fn = data_format_fn
+        self.config = config or self._default_config()
+        self._source = Source(bucket_name, self.config, storage_client)
+
+    @property
+    def objects(self) -> list[Entry]:
+        """Name and size in bytes of each object, sorted by name.
+
+        The list may be changed or replaced, for example by a share of it: its objects are read.
+        Those that were listed are read as they were then, others as they are.
+        """
+        return self._source.objects
+
+    @objects.setter
+    def objects(self, entries: Iterable[Entry]) -> None:
+        self._source.objects = entries
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._source!r}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Google's clients do not pickle. The source has copied endpoint and credentials.
+        return {**self.__dict__, "storage_client": None}
+
+
 def _is_sample(key: str, prefix: str) -> bool:
     """Return whether it is neither an empty directory's object nor a composite."""
     is_composite = key.startswith(_OLD_COMPOSITES) and not prefix.startswith(_OLD_COMPOSITES)
     return not (is_composite or key.endswith("/"))
+
+
+def _format(sample: Sample, data_format_fn: Callable[[bytes], Any]) -> Any:
+    """Return the item of an object; an exception gets a note that names the object.
+
+    As Google's client, decompresses objects stored with `Content-Encoding: gzip`.
+    """
+    data = sample.data
+    try:
+        if sample.meta.content_encoding == "gzip":
+            data = gzip.decompress(data)
+        return data_format_fn(data)
+    except Exception as exc:
+        exc.add_note(f"while formatting {sample.uri}")
+        raise
