@@ -14,7 +14,7 @@ from aioflux import PermissionDeniedError, sync
 from aioflux.data import IterableDataset
 from aioflux.data._composing import ComposeTrials, fetch_batches, prepare
 from aioflux.store import COMPOSITE_PREFIX
-from aioflux.testing.gcs_server._network import Network
+from aioflux.testing.gcs_server import Network
 from tests.bridge.scripts import finish, line, running
 
 if TYPE_CHECKING:

@@ -189,7 +189,7 @@ def test_an_unknown_option_is_a_type_error() -> None:
 def test_construction_leaves_no_connection_open(bucket: Bucket) -> None:
     bucket.fill(2)
     dataset = MapDataset(bucket.uri)
-    assert not store_of(dataset)._store.sessions
+    assert store_of(dataset)._store._sessions.open_sessions() == []
 
 
 @pytest.mark.clouds("gs")
