@@ -565,7 +565,7 @@ def _close_dropped(target: Any, close: Callable[[], Coroutine[Any, Any, Any]], p
 
 def close_when_dropped(store: Store) -> None:
     """Close the connections of a store when it is collected, or when the process ends."""
-    # Not at exit: `_at_exit` closes those that still exist, before it stops the loop.
+    # Not at exit: `shut_down` closes those that still exist, before it stops the loop.
     weakref.finalize(store, _close_session, sessions_of(store)).atexit = False
 
 
