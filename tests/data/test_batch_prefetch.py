@@ -84,7 +84,7 @@ class FakeSource:
 
 
 @given(st.lists(st.lists(st.integers(0, 29), min_size=1, max_size=3), max_size=12))
-def test_each_batch_is_what_was_asked_for(batches: list[list[int]]) -> None:
+def test_each_batch_has_the_requested_objects(batches: list[list[int]]) -> None:
     """In order or not, and mixed."""
     source, prefetcher = FakeSource(), BatchPrefetcher()
     runs = [[at, at + 1] for at in range(0, 12, 2)]

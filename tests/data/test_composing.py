@@ -1,4 +1,4 @@
-"""Whether a dataset composes: what it needs is asked for at once, and `auto` goes by the clock."""
+"""Composed reads: permissions are checked at once, and `auto` measures."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def test_missing_permissions_are_named_at_once(
     assert prepare(store, "off") == "off"
 
 
-def test_permissions_that_may_not_be_asked(bucket: Bucket, store: sync.Store) -> None:
+def test_permissions_that_may_not_be_queried(bucket: Bucket, store: sync.Store) -> None:
     with bucket.server.faults.inject("storage.buckets.testIamPermissions", status=403):
         assert prepare(store, "auto") == "off"
         with pytest.raises(PermissionDeniedError, match="gs://bucket"):
             prepare(store, "on")
 
 
-def test_a_sweep_that_is_refused_is_told(
+def test_a_clean_up_without_permission_is_logged(
     bucket: Bucket, store: sync.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     with bucket.server.faults.inject("objects.list", status=403):
@@ -70,7 +70,7 @@ def test_a_sweep_that_is_refused_is_told(
     assert "are not looked for" in caplog.text
 
 
-def test_without_composing_nothing_is_asked(bucket: Bucket, store: sync.Store) -> None:
+def test_without_composing_no_request_is_sent(bucket: Bucket, store: sync.Store) -> None:
     assert prepare(store, "off") == "off"
     assert not bucket.server.stats.operations
 
@@ -84,7 +84,7 @@ def test_a_service_that_cannot_compose_says_so(tmp_path: Path) -> None:
             prepare(store, "yes")  # type: ignore[arg-type]
 
 
-def test_what_dead_processes_left_is_swept_below_the_own_prefix(
+def test_orphaned_composites_are_deleted_below_the_own_prefix(
     bucket: Bucket, store: sync.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = f"train/{COMPOSITE_PREFIX}run/1"
@@ -162,7 +162,7 @@ def test_auto_keeps_the_faster(bucket: Bucket, is_slow: str) -> None:
     assert composites(bucket) == []
 
 
-def test_auto_goes_on_directly_where_composing_is_refused(
+def test_auto_reads_directly_if_composing_is_rejected(
     bucket: Bucket, store: sync.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = bucket.fill(60)
@@ -237,7 +237,7 @@ def test_workers_that_outlive_the_script_leave_no_composite(bucket: Bucket) -> N
     assert composites(bucket) == []
 
 
-def test_what_is_gone_can_be_skipped_and_is_counted(bucket: Bucket) -> None:
+def test_deleted_objects_can_be_skipped_and_are_counted(bucket: Bucket) -> None:
     """Of a group with one object that is gone, the others are not lost."""
     keys = bucket.fill(100)
     dataset = IterableDataset(bucket.uri, compose="on", on_error="skip")

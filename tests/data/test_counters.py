@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from aioflux.data._counters import LoadCounters, LoadStats
+from aioflux.data import LoadStats
+from aioflux.data._counters import LoadCounters
 from aioflux.data._progress import ProgressBar, render, show_progress
 
 if TYPE_CHECKING:

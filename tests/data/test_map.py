@@ -62,7 +62,7 @@ def test_a_batch_is_fetched_at_once(bucket: Bucket) -> None:
     assert bucket.server.stats.operation("objects.get").peak_in_flight > 1
 
 
-def test_a_batch_of_a_hundred_is_one_round_unless_told_otherwise(bucket: Bucket) -> None:
+def test_a_batch_of_a_hundred_is_one_round_by_default(bucket: Bucket) -> None:
     assert in_flight(MapDataset.from_keys(bucket.uri, ["a"])) == 128
     assert in_flight(MapDataset.from_keys(bucket.uri, ["a"], transfer=None)) == 128
     few = aioflux.TransferOptions(max_in_flight=3)
@@ -145,7 +145,7 @@ def test_a_transform_that_fails_names_the_sample(bucket: Bucket) -> None:
 
 
 @pytest.mark.clouds("gs")
-def test_an_error_ends_what_is_under_way_while_it_is_kept(bucket: Bucket) -> None:
+def test_an_error_ends_all_requests_while_it_is_referenced(bucket: Bucket) -> None:
     bucket.fill(2)
     bucket.server.faults.add("objects.media", key="train/001", stall_at=0)
     dataset = MapDataset(bucket.uri, transform=refuse)
@@ -201,7 +201,7 @@ def test_construction_leaves_no_connection_open(bucket: Bucket) -> None:
         ({"shuffle": True, "rank": 0}, r"ObjectSampler\(dataset, rank=0, shuffle=True\)"),
     ],
 )
-def test_an_order_is_refused_with_the_way_to_set_it(
+def test_an_order_is_rejected_with_a_hint_how_to_set_it(
     bucket: Bucket, options: dict[str, Any], remedy: str
 ) -> None:
     bucket.fill(1)

@@ -31,7 +31,7 @@ def some_sizes(listing_indexs: torch.Tensor) -> list[int]:
 
 @settings(max_examples=60)
 @given(st.integers(0, 40), TOPOLOGIES, st.sampled_from(["count", "bytes"]), st.data())
-def test_what_is_left_is_read_once_over_any_changes_of_readers(
+def test_each_object_is_read_once_over_any_changes_of_readers(
     count: int, topologies: list[tuple[int, int]], by: str, data: st.DataObject
 ) -> None:
     order = torch.randperm(count, generator=torch.Generator().manual_seed(count))
@@ -115,7 +115,7 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.clouds("gs", "s3", "az")
-def test_a_stream_goes_on_where_it_was(bucket: Bucket) -> None:
+def test_a_stream_resumes_at_its_item(bucket: Bucket) -> None:
     bucket.fill(30)
     whole = list(build(bucket, 0, 1))
     dataset = build(bucket, 0, 1)
@@ -143,7 +143,7 @@ def test_a_state_does_not_count_prefetched_samples(bucket: Bucket) -> None:
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("shard_by", ["count", "bytes"])
-def test_an_epoch_goes_on_with_another_number_of_ranks(
+def test_an_epoch_resumes_with_another_number_of_ranks(
     bucket: Bucket, shard_by: str, ordered: bool
 ) -> None:
     keys = bucket.fill(41)
@@ -188,7 +188,7 @@ def test_ranks_stay_in_step_when_their_number_changes(bucket: Bucket, tail: Tail
         assert counts.total() >= len(keys) - 3
 
 
-def test_records_go_on_within_an_object(bucket: Bucket) -> None:
+def test_records_resume_within_an_object(bucket: Bucket) -> None:
     for number in range(4):
         bucket.put(f"{number}", b"".join(b"%d-%d\n" % (number, line) for line in range(6)))
     options = {"records": lines_of, "transform": None, "shuffle_buffer": 4}
@@ -216,7 +216,7 @@ def test_a_shuffle_buffer_mixes_records_of_objects(bucket: Bucket) -> None:
     assert mixed == list(IterableDataset(bucket.uri, records=lines_of, shuffle_buffer=30))
 
 
-def test_a_shuffle_buffer_without_records_is_refused(bucket: Bucket) -> None:
+def test_a_shuffle_buffer_without_records_is_rejected(bucket: Bucket) -> None:
     bucket.fill(1)
     with pytest.raises(ValueError, match="no effect without records="):
         IterableDataset(bucket.uri, shuffle_buffer=10)
@@ -232,14 +232,14 @@ def test_a_state_of_other_numbers_must_be_merged(bucket: Bucket) -> None:
         iter(other)
 
 
-def test_a_state_of_another_order_is_refused(bucket: Bucket) -> None:
+def test_a_state_of_another_order_is_rejected(bucket: Bucket) -> None:
     bucket.fill(9)
     state = build(bucket, 0, 1).state_dict()
     with pytest.raises(ValueError, match=r"build the dataset with seed=7"):
         build(bucket, 0, 1, seed=8).load_state_dict(state)
 
 
-def test_a_state_of_other_objects_is_refused(bucket: Bucket) -> None:
+def test_a_state_of_other_objects_is_rejected(bucket: Bucket) -> None:
     bucket.fill(9)
     state = build(bucket, 0, 1).state_dict()
     bucket.put("zzz", b"new")
@@ -267,7 +267,7 @@ def test_states_of_different_times_do_not_merge(bucket: Bucket) -> None:
         merge_states(states)
 
 
-def test_going_on_with_another_epoch_than_the_states_is_refused(bucket: Bucket) -> None:
+def test_resuming_in_another_epoch_than_that_of_the_state_is_rejected(bucket: Bucket) -> None:
     """It would leave out the rest of that epoch in silence."""
     bucket.fill(9)
     dataset = build(bucket, 0, 1)
@@ -280,7 +280,7 @@ def test_going_on_with_another_epoch_than_the_states_is_refused(bucket: Bucket) 
         iter(other)
 
 
-def test_behind_the_end_of_an_epoch_the_next_one_begins(bucket: Bucket) -> None:
+def test_a_state_of_a_finished_epoch_starts_the_next_one(bucket: Bucket) -> None:
     keys = bucket.fill(9)
     dataset = build(bucket, 0, 1)
     dataset.set_epoch(1)
@@ -308,7 +308,7 @@ def test_epochs_are_shuffled_alike_on_every_rank_and_unlike_each_other(bucket: B
     assert len({*map(tuple, orders), tuple(keys)}) == 3
 
 
-def test_a_pickle_goes_on_too(bucket: Bucket) -> None:
+def test_a_pickle_resumes_too(bucket: Bucket) -> None:
     bucket.fill(9)
     dataset = build(bucket, 0, 1)
     whole = list(dataset)
