@@ -90,16 +90,14 @@ MAY_IMPORT: dict[str, str] = {
     "integrations.deepspeed": f"{BLOCKING} {CHECKPOINT_PARTS}",
     "compat": "",
     "compat.dataflux": (
-        f"{BLOCKING} data data._composites checkpoint checkpoint.dcp integrations.lightning "
+        f"{BLOCKING} data data._store_reader checkpoint checkpoint.dcp integrations.lightning "
         "integrations.lightning._uris"
     ),
     "compat.nebula": (
         f"{BLOCKING} {CHECKPOINT_PARTS} checkpoint._maintain.history "
         "checkpoint._save.uploader_messages"
     ),
-    "compat.s3_datapipes": (
-        f"{BLOCKING} data._cache.cache data._object_stream data._store_objects"
-    ),
+    "compat.s3_datapipes": f"{BLOCKING} data._object_stream data._store_reader",
     "testing": f"{STORE} sync _services.base _services.open testing.gcs_server.*",
     "testing.gcs_server": "errors _values.*",
     # the front door and the command line

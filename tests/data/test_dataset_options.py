@@ -85,7 +85,7 @@ def test_something_else_is_no_manifest(bucket: Bucket) -> None:
 
 @pytest.mark.clouds("gs")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_listing_is_taken_as_it_is(bucket: Bucket, kind: type[Any]) -> None:
+def test_a_listing_is_used_as_it_is(bucket: Bucket, kind: type[Any]) -> None:
     keys = bucket.fill(6)
     with aioflux.sync.open_store(bucket.uri) as store:
         listing = store.list_all()
@@ -96,9 +96,9 @@ def test_a_listing_is_taken_as_it_is(bucket: Bucket, kind: type[Any]) -> None:
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [({"shard_by": "bytes"}, "nothing tells the sizes"), ({"cache": "cache"}, "kept in a cache")],
+    [({"shard_by": "bytes"}, "sizes of keys"), ({"cache": "cache"}, "kept in a cache")],
 )
-def test_what_needs_metadata_refuses_names(
+def test_options_that_need_metadata_reject_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -130,7 +130,7 @@ def test_an_empty_name_is_no_directory_of_a_cache(bucket: Bucket) -> None:
 
 
 @pytest.mark.clouds("gs")
-def test_what_a_cache_holds_of_an_epoch_comes_in_its_turn(bucket: Bucket, tmp_path: Path) -> None:
+def test_hits_and_misses_keep_the_order_of_the_epoch(bucket: Bucket, tmp_path: Path) -> None:
     """Some are here and some are not, in runs of any length; others come in while it reads."""
     keys = bucket.fill(200)
     part = [key for key in keys if int(key) % 7 in {0, 1, 5} or 60 < int(key) < 120]
@@ -157,7 +157,7 @@ def data_of(sample: Any) -> bytes:
 
 
 @pytest.mark.parametrize("option", [{"cache": "/nowhere"}, {"compose": "on"}])
-def test_ordered_false_with_what_reads_in_order_is_refused(option: dict[str, Any]) -> None:
+def test_ordered_false_with_what_reads_in_order_is_rejected(option: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="ordered=False has no effect"):
         IterableDataset("memory://bucket", ordered=False, **option)
 
@@ -175,9 +175,7 @@ def test_composites_give_the_same_samples(bucket: Bucket, kind: type[Any], compo
 
 @pytest.mark.clouds("s3", "az")
 @pytest.mark.parametrize("kind", KINDS)
-def test_composites_are_refused_where_the_service_makes_none(
-    bucket: Bucket, kind: type[Any]
-) -> None:
+def test_composites_are_rejected_if_the_service_makes_none(bucket: Bucket, kind: type[Any]) -> None:
     keys = bucket.fill(3)
     with pytest.raises(ValueError, match="cannot compose"):
         kind(bucket.uri, compose="on")
@@ -219,10 +217,10 @@ def test_columns_of_large_parquet_objects_are_read_alone(bucket: Bucket) -> None
 
 
 class TestSkipping:
-    """What cannot be read or transformed is skipped, counted and told, or an error."""
+    """Objects that cannot be read or transformed are skipped, counted and logged, or an error."""
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_objects_that_are_gone_are_skipped_and_counted(
+    def test_deleted_objects_are_skipped_and_counted(
         self, bucket: Bucket, kind: type[Any], caplog: pytest.LogCaptureFixture
     ) -> None:
         keys = bucket.fill(30)
@@ -233,9 +231,9 @@ class TestSkipping:
         gone = {"003", "004", "011", "029"}
         assert keys_of(dataset) == [key for key in keys if key not in gone]
         assert dataset.stats.num_skipped == 4
-        told = [record.getMessage() for record in caplog.records if "skipped" in record.message]
-        assert len(told) == 4
-        assert f"{bucket.uri}/003" in told[0]
+        logged = [record.getMessage() for record in caplog.records if "skipped" in record.message]
+        assert len(logged) == 4
+        assert f"{bucket.uri}/003" in logged[0]
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_transforms_that_fail_are_given_to_a_function(
@@ -295,7 +293,7 @@ class TestSkipping:
         assert list(dataset) == keys[4:]
         assert dataset.stats.num_skipped == 1
 
-    def test_another_word_is_refused(self) -> None:
+    def test_an_unknown_on_error_is_rejected(self) -> None:
         with pytest.raises(ValueError, match="on_error must be"):
             MapDataset.from_keys("memory://bucket", ["a"], on_error="ignore")
 
@@ -334,7 +332,7 @@ def test_a_loader_in_a_thread_reads(bucket: Bucket) -> None:
     assert read == keys
 
 
-def test_a_running_loop_does_not_mind(bucket: Bucket) -> None:
+def test_a_dataset_works_below_a_running_loop(bucket: Bucket) -> None:
     """As in a notebook: cells block the loop that runs them."""
     keys = bucket.fill(10)
 
@@ -371,7 +369,7 @@ def raises_index(sample: Any) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("transform", [raises_stop, raises_index])
-def test_what_a_transform_raises_is_never_taken_for_the_end(
+def test_an_error_of_a_transform_never_ends_an_iteration(
     bucket: Bucket, kind: type[Any], transform: Any
 ) -> None:
     bucket.fill(6)
@@ -379,12 +377,12 @@ def test_what_a_transform_raises_is_never_taken_for_the_end(
     for read in (list, keys_of):
         with pytest.raises((RuntimeError, IndexError)) as caught:
             read(dataset)
-        told = [str(caught.value), *getattr(caught.value, "__notes__", ())]
-        assert any(bucket.uri in line for line in told)
+        texts = [str(caught.value), *getattr(caught.value, "__notes__", ())]
+        assert any(bucket.uri in line for line in texts)
     assert len(list(kind(bucket.uri, transform=transform, on_error="skip"))) == 5
 
 
-def test_a_map_dataset_is_iterated_ahead_and_left_early(bucket: Bucket) -> None:
+def test_an_iteration_over_a_map_dataset_can_end_early(bucket: Bucket) -> None:
     bucket.fill(30)
     dataset = MapDataset(bucket.uri, transform=key_of)
     assert list(dataset) == [dataset[index] for index in range(30)]

@@ -1,4 +1,4 @@
-"""A worker reads ahead where its batches tell what comes next, and nothing else changes."""
+"""A worker prefetches predictable batches, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import worker as torch_worker
 
 import aioflux
-from aioflux.data import MapDataset, ObjectSampler, Sample, _map_dataset, loader
-from aioflux.data._read_ahead import ReadAhead, continued
+from aioflux.data import MapDataset, ObjectSampler, Sample, loader
+from aioflux.data._batch_prefetch import BatchPrefetcher, predict_indices
 from aioflux.store import COMPOSITE_PREFIX
 from aioflux.testing.gcs_server import Network
 from tests.bridge.patience import PATIENT
@@ -35,14 +36,14 @@ NUM_OBJECTS = 60
     num_workers=st.integers(1, 4),
     worker=st.integers(0, 3),
 )
-def test_batches_in_order_tell_the_rest(
+def test_batches_in_order_predict_the_rest(
     num_objects: int, batch_size: int, num_workers: int, worker: int
 ) -> None:
     starts = range(worker * batch_size, num_objects, num_workers * batch_size)
     batches = [list(range(at, min(at + batch_size, num_objects))) for at in starts]
     known = 2 if batch_size == 1 else 1
     for number, batch in enumerate(batches):
-        found = continued(batches[:number], batch, num_objects)
+        found = predict_indices(batches[:number], batch, num_objects)
         if found is None:
             assert number < known or len(batch) != batch_size
         else:
@@ -62,74 +63,73 @@ def test_batches_in_order_tell_the_rest(
         [[], []],
     ],
 )
-def test_what_tells_nothing(batches: list[list[int]]) -> None:
-    assert continued(batches[:-1], batches[-1], 100) is None
+def test_other_batches_predict_nothing(batches: list[list[int]]) -> None:
+    assert predict_indices(batches[:-1], batches[-1], 100) is None
 
 
-class Source:
-    """Stands for a store: knows what was begun, what was taken and what was closed."""
+class FakeSource:
+    """Records the streams that were opened, and how many are open."""
 
     def __init__(self) -> None:
-        self.begun: list[list[int]] = []
+        self.opened: list[list[int]] = []
         self.num_open = 0
 
-    def open(self, positions: Sequence[int]) -> Generator[tuple[int, Sample | None], None, None]:
-        self.begun.append(list(positions))
+    def open(self, indices: Sequence[int]) -> Generator[tuple[int, Any], None, None]:
+        self.opened.append(list(indices))
         self.num_open += 1
         try:
-            for number, position in enumerate(positions):
-                yield number, Sample(f"{position}", b"", None)  # type: ignore[arg-type]
+            for number, index in enumerate(indices):
+                yield number, str(index)
         finally:
             self.num_open -= 1
 
 
 @given(st.lists(st.lists(st.integers(0, 29), min_size=1, max_size=3), max_size=12))
-def test_each_batch_is_what_was_asked_for(batches: list[list[int]]) -> None:
-    """Whatever is asked for, in order or not, and mixed with what is."""
-    source, ahead = Source(), ReadAhead()
+def test_each_batch_has_the_requested_objects(batches: list[list[int]]) -> None:
+    """In order or not, and mixed."""
+    source, prefetcher = FakeSource(), BatchPrefetcher()
     runs = [[at, at + 1] for at in range(0, 12, 2)]
     for batch in [*runs, *batches, *runs, *batches]:
-        read = [sample and sample.key for sample in ahead.read(batch, 30, source.open)]
-        assert read == [f"{position}" for position in batch]
-    ahead.close()
+        read = [sample for _, sample in prefetcher.read(batch, 30, source.open)]
+        assert read == [str(index) for index in batch]
+    prefetcher.close()
     assert source.num_open == 0
 
 
 def test_a_run_is_one_stream() -> None:
-    source, ahead = Source(), ReadAhead()
+    source, prefetcher = FakeSource(), BatchPrefetcher()
     for at in range(0, 10, 2):
-        list(
-            ahead.read([at, at + 1], 9, source.open) if at < 8 else ahead.read([8], 9, source.open)
-        )
-    assert source.begun == [[0, 1], [2, 3, 4, 5, 6, 7, 8]]
+        list(prefetcher.read([at, at + 1] if at < 8 else [8], 9, source.open))
+    assert source.opened == [[0, 1], [2, 3, 4, 5, 6, 7, 8]]
 
 
-def test_a_batch_that_is_left_ends_the_stream() -> None:
-    source, ahead = Source(), ReadAhead()
+def test_a_batch_that_is_closed_ends_the_stream() -> None:
+    source, prefetcher = FakeSource(), BatchPrefetcher()
     for batch in ([0, 1], [2, 3]):
-        list(ahead.read(batch, 30, source.open))
+        list(prefetcher.read(batch, 30, source.open))
     assert source.num_open == 1
-    begun = ahead.read([4, 5], 30, source.open)
-    next(begun)
-    begun.close()
+    samples = prefetcher.read([4, 5], 30, source.open)
+    next(samples)
+    samples.close()
     assert source.num_open == 0
-    assert [sample and sample.key for sample in ahead.read([5, 6], 30, source.open)] == ["5", "6"]
-    assert isinstance(pickle.loads(pickle.dumps(ahead)), ReadAhead)
-    ahead.close()
+    assert [each for _, each in prefetcher.read([5, 6], 30, source.open)] == ["5", "6"]
+    assert isinstance(pickle.loads(pickle.dumps(prefetcher)), BatchPrefetcher)
+    prefetcher.close()
 
 
 @pytest.fixture
 def as_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_map_dataset, "get_worker_info", lambda: "a worker")
+    info = torch_worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=None)
+    monkeypatch.setattr(torch_worker, "_worker_info", info)
 
 
 def end(dataset: MapDataset[Any]) -> None:
-    for ahead in dataset._ahead:
-        ahead.close()
+    for prefetcher in dataset._prefetchers:
+        prefetcher.close()
 
 
 def comes_to(bucket: Bucket, num_requests: int) -> bool:
-    """Wait for so many requests, and tell whether they came."""
+    """Wait for so many requests, and return whether they came."""
     deadline = time.monotonic() + 100
     while bucket.server.stats.operation("objects.get").requests < num_requests:
         if time.monotonic() > deadline:
@@ -158,7 +158,9 @@ def test_an_epoch_in_order_reads_each_object_once(bucket: Bucket, size: int) -> 
 
 @pytest.mark.usefixtures("as_a_worker")
 @pytest.mark.parametrize("size", [1, 7, 100])
-def test_a_shuffled_epoch_is_read_ahead_along_its_sampler(bucket: Bucket, size: int) -> None:
+def test_a_shuffled_epoch_is_prefetched_in_the_order_of_its_sampler(
+    bucket: Bucket, size: int
+) -> None:
     """Each epoch in its own order, each object once; a resumed one, which is another, as well."""
     keys = bucket.fill(NUM_OBJECTS)
     dataset = MapDataset(bucket.uri, transform=key_of)
@@ -188,7 +190,7 @@ def test_a_shuffled_epoch_is_read_ahead_along_its_sampler(bucket: Bucket, size: 
 
 
 @pytest.mark.usefixtures("as_a_worker")
-def test_a_shuffled_batch_is_under_way_before_it_is_asked_for(bucket: Bucket) -> None:
+def test_a_shuffled_batch_is_prefetched(bucket: Bucket) -> None:
     bucket.fill(NUM_OBJECTS)
     dataset = MapDataset(bucket.uri, transform=key_of)
     indices = list(ObjectSampler(dataset, shuffle=True))
@@ -213,7 +215,7 @@ def test_a_sampler_that_is_not_used_changes_nothing(bucket: Bucket) -> None:
 
 
 @pytest.mark.usefixtures("as_a_worker")
-def test_the_next_batch_is_under_way_before_it_is_asked_for(bucket: Bucket) -> None:
+def test_the_next_batch_is_prefetched(bucket: Bucket) -> None:
     bucket.fill(NUM_OBJECTS)
     dataset = MapDataset(bucket.uri, transform=key_of)
     bucket.server.stats.reset()
@@ -224,8 +226,8 @@ def test_the_next_batch_is_under_way_before_it_is_asked_for(bucket: Bucket) -> N
 
 
 @pytest.mark.usefixtures("as_a_worker")
-def test_names_are_read_when_they_are_asked_for(bucket: Bucket) -> None:
-    """Nothing pins them: what was read ahead could be another object by then."""
+def test_keys_are_not_prefetched(bucket: Bucket) -> None:
+    """Nothing pins them: a prefetched object could be another by then."""
     keys = bucket.fill(NUM_OBJECTS)
     dataset = MapDataset.from_keys(bucket.uri, keys)
     for batch in batches_of(5)[:4]:
@@ -235,7 +237,7 @@ def test_names_are_read_when_they_are_asked_for(bucket: Bucket) -> None:
     assert dataset.__getitems__(batches_of(5)[4])[0].data == b"new"
 
 
-def test_elsewhere_nothing_is_read_that_is_not_asked_for(bucket: Bucket) -> None:
+def test_nothing_is_prefetched_outside_workers(bucket: Bucket) -> None:
     bucket.fill(NUM_OBJECTS)
     dataset = MapDataset(bucket.uri, transform=key_of)
     bucket.server.stats.reset()
@@ -246,7 +248,7 @@ def test_elsewhere_nothing_is_read_that_is_not_asked_for(bucket: Bucket) -> None
 
 @pytest.mark.usefixtures("as_a_worker")
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_what_is_gone_is_of_its_own_batch(bucket: Bucket, on_error: Any) -> None:
+def test_a_deleted_object_fails_its_own_batch(bucket: Bucket, on_error: Any) -> None:
     keys = bucket.fill(NUM_OBJECTS)
     dataset = MapDataset(bucket.uri, transform=key_of, on_error=on_error)
     with aioflux.sync.open_store(bucket.uri) as store:
@@ -265,7 +267,7 @@ def test_what_is_gone_is_of_its_own_batch(bucket: Bucket, on_error: Any) -> None
 
 
 @pytest.mark.usefixtures("as_a_worker")
-def test_a_transform_may_ask_for_others(bucket: Bucket) -> None:
+def test_a_transform_may_read_other_objects(bucket: Bucket) -> None:
     keys = bucket.fill(NUM_OBJECTS)
 
     def with_the_next(sample: Sample) -> tuple[str, str]:
@@ -273,7 +275,7 @@ def test_a_transform_may_ask_for_others(bucket: Bucket) -> None:
 
     plain: MapDataset[Any] = MapDataset(bucket.uri, transform=key_of)
     dataset: MapDataset[Any] = MapDataset(bucket.uri, transform=with_the_next)
-    dataset._ahead = plain._ahead  # as where both are one dataset
+    dataset._prefetchers = plain._prefetchers  # as if both were one dataset
     read = [pair for batch in batches_of(5) for pair in dataset.__getitems__(batch)]
     assert read == list(zip(keys, [*keys[1:], keys[0]], strict=True))
     end(dataset)
