@@ -31,8 +31,8 @@ from aioflux.checkpoint._save.items import (
     find_ties,
     has_plain_memory,
 )
-from aioflux.checkpoint._save.object_plan import item_bytes
 from aioflux.checkpoint._store.objects import write_object
+from aioflux.checkpoint.dcp._object_plan import item_bytes
 from aioflux.errors import AiofluxError, CheckpointError
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from aioflux.store import Store
 
 __all__ = [
-    "Upload",
-    "Written",
+    "RankUpload",
+    "UploadedItem",
     "batches",
     "describe",
     "find_tied_items",
@@ -84,7 +84,7 @@ _CLEANUP_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True)
-class Written:
+class UploadedItem:
     """What one rank tells the coordinator of an item: the storage data of a `WriteResult`."""
 
     info: _StorageInfo
@@ -135,7 +135,7 @@ def resolve(planner: SavePlanner, item: WriteItem) -> memoryview | torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Upload:
+class RankUpload:
     """What one rank does to its objects in one save."""
 
     store: Store
@@ -151,7 +151,7 @@ class Upload:
 class _Packing:
     """The bytes of one object: items one behind the other, and where they lie."""
 
-    def __init__(self, upload: Upload, items: Sequence[WriteItem]) -> None:
+    def __init__(self, upload: RankUpload, items: Sequence[WriteItem]) -> None:
         self._upload = upload
         self._items = items
         self._size = 0
@@ -275,7 +275,9 @@ def batches(items: Iterable[WriteItem]) -> Iterator[list[WriteItem]]:
         yield batch
 
 
-async def upload_items(upload: Upload, key: str, items: Sequence[WriteItem]) -> list[WriteResult]:
+async def upload_items(
+    upload: RankUpload, key: str, items: Sequence[WriteItem]
+) -> list[WriteResult]:
     """Write one object of DCP's layout, and return what became of each of its items."""
     packing = _Packing(upload, items)
     hint = sum(item_bytes(item) + _ITEM_BYTES for item in items)
@@ -287,7 +289,7 @@ async def upload_items(upload: Upload, key: str, items: Sequence[WriteItem]) -> 
         WriteResult(
             index=item.index,
             size_in_bytes=at.length,
-            storage_data=Written(
+            storage_data=UploadedItem(
                 _StorageInfo(key, at.offset, at.length, descriptors if at.frame_size else None),
                 upload.save_id,
                 stored if number == 0 else None,
@@ -298,7 +300,7 @@ async def upload_items(upload: Upload, key: str, items: Sequence[WriteItem]) -> 
 
 
 async def upload_objects(
-    upload: Upload, objects: Mapping[str, Callable[[], Awaitable[list[WriteResult]]]]
+    upload: RankUpload, objects: Mapping[str, Callable[[], Awaitable[list[WriteResult]]]]
 ) -> list[WriteResult]:
     """Write the objects of one rank, all at once: all of them, or none stays.
 
@@ -324,7 +326,7 @@ async def upload_objects(
     return [result for task in tasks for result in task.result()]
 
 
-async def _named(upload: Upload, key: str, write: Callable[[], Awaitable[T]]) -> T:
+async def _named(upload: RankUpload, key: str, write: Callable[[], Awaitable[T]]) -> T:
     try:
         return await write()
     except Exception as exc:
