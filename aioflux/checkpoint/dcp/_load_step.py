@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from aioflux.checkpoint.dcp import StorageReader, load_state
 from aioflux.checkpoint.dcp._into_planner import IntoPlanner
-from aioflux.errors import AiofluxError, CheckpointCorruptError, CheckpointError
+from aioflux.errors import CheckpointCorruptError, CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,9 +53,10 @@ def load_into(
         CheckpointCorruptError: On some rank what is stored is not what was saved.
         CheckpointError: Something else went wrong on some rank.
     """
-    reader = StorageReader(uri, weights_only=weights_only, **options)
+    group = ranks.group
+    reader = StorageReader(uri, weights_only=weights_only, process_group=group, **options)
     if isinstance(into, Adapting):
-        template = into.template_for(_contents(reader, ranks))
+        template = into.template_for(reader.read_metadata().state_dict_metadata)
         _load(template, reader, ranks)
         into.load_state_dict(template)
     elif isinstance(into, Stateful):
@@ -75,21 +76,6 @@ def load_into(
                 there.load_state_dict(value)
             else:
                 into[key] = value
-
-
-def _contents(reader: StorageReader, ranks: Ranks) -> Mapping[str, Any]:
-    """Return what a checkpoint holds; one rank looks."""
-    contents: Mapping[str, Any] = {}
-    failure: AiofluxError | None = None
-    if ranks.is_coordinator:
-        try:
-            contents = reader.read_metadata().state_dict_metadata
-        except AiofluxError as exc:
-            failure = exc
-    contents, failure = ranks.broadcast((contents, failure))
-    if failure is not None:
-        raise failure
-    return contents
 
 
 def _load(template: dict[str, Any], reader: StorageReader, ranks: Ranks) -> None:

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint._extension import ExtensionRegistry
 from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import LoadPlan
 
 from aioflux import (
     CheckpointCorruptError,
@@ -115,6 +116,18 @@ def test_what_stock_wrote_comes_back(server: GCSServer, tmp_path: Path) -> None:
     assert_equal(state, load(state, StorageReader(URI)))
     assert_equal(state, load_state(URI))
     assert_equal(state, load_state(f"file://{tmp_path}"))
+
+
+def test_ranks_that_read_different_commits_load_nothing(server: GCSServer) -> None:
+    plans = []
+    for seed in (1, 2):
+        save(small_state(seed), StorageWriter(URI))
+        reader = StorageReader(URI)
+        reader.read_metadata()
+        plans.append(reader.prepare_local_plan(LoadPlan([])))
+    assert reader.prepare_global_plan([plans[1], plans[1]]) == [plans[1], plans[1]]
+    with pytest.raises(CheckpointError, match="was replaced while the ranks read its metadata"):
+        reader.prepare_global_plan(plans)
 
 
 def test_what_ours_wrote_is_read_by_stock(server: GCSServer, tmp_path: Path) -> None:
