@@ -19,7 +19,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from aioflux.checkpoint._load.state import as_parameter, stored_place
+from aioflux.checkpoint._load.state import as_parameter, storage_identity
 from aioflux.checkpoint._save.items import has_plain_memory
 from aioflux.checkpoint._save.nesting import nest, parameter_names
 from aioflux.errors import CheckpointCorruptError, CheckpointError
@@ -207,7 +207,7 @@ class IntoPlanner(DefaultLoadPlanner):
             )
         # Tensors that are stored apart must not share memory: the last would overwrite the others.
         if is_whole and has_plain_memory(there) and there.numel():
-            place = stored_place(self._metadata, slot.name)
+            place = storage_identity(self._metadata, slot.name)
             if self._places.setdefault(there.data_ptr(), place) != place:
                 return torch.empty_like(there)
         return there

@@ -18,10 +18,15 @@ from torch.futures import Future
 
 from aioflux import _bridge
 from aioflux._values.checksums import crc32c
+from aioflux.checkpoint._load.copies import TensorTarget, ValueTarget
 from aioflux.checkpoint._load.decode import as_bytes, default_registry, load_value
-from aioflux.checkpoint._load.fetch import WantedValue, fetch
-from aioflux.checkpoint._load.source import CommitBytes, Source, decode_source, read_commit_object
-from aioflux.checkpoint._load.units import Wanted
+from aioflux.checkpoint._load.fetch import fetch
+from aioflux.checkpoint._load.stored_checkpoint import (
+    CommitBytes,
+    StoredCheckpoint,
+    decode_checkpoint,
+    read_commit_object,
+)
 from aioflux.checkpoint._save.nesting import CONTAINERS
 from aioflux.checkpoint._save.ranks import Ranks
 from aioflux.checkpoint._store.commits import uri_below
@@ -120,7 +125,7 @@ class StorageReader(dcp_storage.StorageReader):
         self._group = process_group
         self._options = options
         self._store = self._open(uri)
-        self._source: Source | None = None
+        self._checkpoint: StoredCheckpoint | None = None
         self._commit_checksum: int | None = None
         self._metadata_error: AiofluxError | None = None
 
@@ -129,7 +134,7 @@ class StorageReader(dcp_storage.StorageReader):
 
     def __getstate__(self) -> dict[str, Any]:
         options = {name: value for name, value in self._options.items() if name != "progress"}
-        fresh = {"_group": None, "_source": None, "_metadata_error": None}
+        fresh = {"_group": None, "_checkpoint": None, "_metadata_error": None}
         return {**self.__dict__, "_options": options, **fresh}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -149,7 +154,7 @@ class StorageReader(dcp_storage.StorageReader):
     @property
     def containers(self) -> str:
         """Containers of the state, from the commit that was read last; empty without one."""
-        commit = self._source.commit if self._source is not None else None
+        commit = self._checkpoint.commit if self._checkpoint is not None else None
         return commit.extra.get(CONTAINERS, "") if commit is not None else ""
 
     @property
@@ -168,7 +173,7 @@ class StorageReader(dcp_storage.StorageReader):
         Raises:
             ValueError: It is not a whole uri, or was taken apart by `pathlib.Path`.
         """
-        self._source = self._metadata_error = None
+        self._checkpoint = self._metadata_error = None
         if checkpoint_id is None or checkpoint_id == "":
             return
         if not self.validate_checkpoint_id(checkpoint_id):
@@ -199,18 +204,18 @@ class StorageReader(dcp_storage.StorageReader):
         try:
             if first_error is not None and not isinstance(first_error, CheckpointNotFoundError):
                 raise first_error
-            self._source = self._read_source(rank)
+            self._checkpoint = self._read_checkpoint(rank)
         except AiofluxError as exc:
             if first_error is not None:
                 return _Unreadable(exc)
             self._metadata_error = exc
             raise
-        metadata = self._source.metadata
+        metadata = self._checkpoint.metadata
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta()
         return metadata
 
-    def _read_source(self, rank: int | None) -> Source:
+    def _read_checkpoint(self, rank: int | None) -> StoredCheckpoint:
         def read() -> CommitBytes:
             return _bridge.run(read_commit_object(self._store, rank))
 
@@ -220,7 +225,7 @@ class StorageReader(dcp_storage.StorageReader):
             ranks = Ranks(self._group)
             found = read() if ranks.world_size == 1 else _read_on_coordinator(ranks, read)
             self._commit_checksum = crc32c(found.data)
-        return decode_source(self._store, found)
+        return decode_checkpoint(self._store, found)
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -232,9 +237,8 @@ class StorageReader(dcp_storage.StorageReader):
         """
         if isinstance(metadata, _Unreadable):
             raise metadata.error
-        source = self._source
-        if source is None or source.metadata is not metadata:
-            # Of another reader, or changed on the way: its commit is not known.
+        if self._checkpoint is None or self._checkpoint.metadata is not metadata:
+            # Of another reader, or changed since: its commit is not known.
             raise CheckpointError(
                 f"{self!r} was given metadata that it did not read; call read_metadata() of the "
                 "reader that loads"
@@ -258,37 +262,37 @@ class StorageReader(dcp_storage.StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what a plan asks for. See base class.
+        """Read the items of a plan. See base class.
 
         Every tensor of the plan is resolved before the first byte is read.
 
         Raises:
-            CheckpointCorruptError: What is stored is not what was saved.
+            CheckpointCorruptError: The bytes are not those that were saved.
             CheckpointError: A value is not loaded because of `weights_only`.
             StorageError: It could not be read.
         """
-        source = self._source
-        if source is None:
+        checkpoint = self._checkpoint
+        if checkpoint is None:
             raise CheckpointError(f"{self!r} has no metadata; call read_metadata() first")
-        wants: list[Wanted | WantedValue] = []
-        targets: dict[int, tuple[ReadItem, torch.Tensor]] = {}
-        for number, item in enumerate(plan.items):
+        targets: list[TensorTarget | ValueTarget] = []
+        tensors: dict[int, tuple[ReadItem, torch.Tensor]] = {}
+        for index, item in enumerate(plan.items):
             if item.type == LoadItemType.BYTE_IO:
-                wants.append(self._value(source, item, planner))
+                targets.append(self._value_target(checkpoint, item, planner))
                 continue
-            target = planner.resolve_tensor(item).detach()
-            targets[number] = item, target
-            wants.append(_tensor(source, item, target))
+            tensor = planner.resolve_tensor(item).detach()
+            tensors[index] = item, tensor
+            targets.append(_tensor_target(checkpoint, item, tensor))
 
-        def done(number: int) -> None:
-            if number in targets:
-                planner.commit_tensor(*targets[number])
+        def done(index: int) -> None:
+            if index in tensors:
+                planner.commit_tensor(*tensors[index])
 
         with torch.no_grad():
             fetch(
                 self._store,
-                source,
-                wants,
+                checkpoint,
+                targets,
                 registry=self._registry,
                 done=done,
                 is_verified=self.verify,
@@ -297,17 +301,19 @@ class StorageReader(dcp_storage.StorageReader):
         future.set_result(None)
         return future
 
-    def _value(self, source: Source, item: ReadItem, planner: LoadPlanner) -> WantedValue:
-        stored = source.find(item.storage_index)
+    def _value_target(
+        self, checkpoint: StoredCheckpoint, item: ReadItem, planner: LoadPlanner
+    ) -> ValueTarget:
+        stored = checkpoint.locate(item.storage_index)
         name = item.storage_index.fqn
 
-        def take(data: torch.Tensor) -> None:
+        def load(data: torch.Tensor) -> None:
             if self.weights_only:
-                # The planner unpickles whatever it is given: looked through before it is.
+                # The planner unpickles without `weights_only`: refuse the value before.
                 load_value(as_bytes(data), name, uri_below(self._store, stored.key))
             planner.load_bytes(item, io.BytesIO(as_bytes(data)))
 
-        return WantedValue(name, stored, take)
+        return ValueTarget(name, stored, load)
 
 
 def _read_on_coordinator(ranks: Ranks, read: Callable[[], T]) -> T:
@@ -326,25 +332,27 @@ def _read_on_coordinator(ranks: Ranks, read: Callable[[], T]) -> T:
     return value  # type: ignore[return-value]  # the result of `read`
 
 
-def _tensor(source: Source, item: ReadItem, target: torch.Tensor) -> Wanted:
+def _tensor_target(
+    checkpoint: StoredCheckpoint, item: ReadItem, tensor: torch.Tensor
+) -> TensorTarget:
     index = item.storage_index
-    if tuple(target.shape) != tuple(item.lengths):
+    if tuple(tensor.shape) != tuple(item.lengths):
         raise CheckpointError(
-            f"{index.fqn!r} of {source.uri} is loaded into a tensor of {tuple(target.shape)}, and "
-            f"{tuple(item.lengths)} of it were planned; give load a state of the saved shapes"
+            f"{index.fqn!r} of {checkpoint.uri} is loaded into a tensor of {tuple(tensor.shape)}, "
+            f"and {tuple(item.lengths)} of it were planned; load into a state of the saved shapes"
         )
-    shape, offsets = source.shape(index), tuple(item.storage_offsets)
-    if target.is_quantized or not _can_hold(target.dtype, shape.dtype):
+    shape, offsets = checkpoint.shape_of(index), tuple(item.storage_offsets)
+    if tensor.is_quantized or not _can_hold(tensor.dtype, shape.dtype):
         raise CheckpointError(
-            f"{index.fqn!r} of {source.uri} is {shape.dtype}, and is loaded into a tensor of "
-            f"{target.dtype}, which cannot hold all its values; load into {shape.dtype} and convert"
+            f"{index.fqn!r} of {checkpoint.uri} is {shape.dtype}, and is loaded into a tensor of "
+            f"{tensor.dtype}, which cannot hold all its values; load into {shape.dtype} and convert"
         )
     if len(offsets) != len(shape.sizes) or any(
         not 0 <= at <= at + length <= size
         for at, length, size in zip(offsets, item.lengths, shape.sizes, strict=False)
     ):
-        raise source.corrupt(f"a plan asks for more of {index.fqn!r} than is stored")
-    return Wanted(index.fqn, source.find(index), shape, offsets, target)
+        raise checkpoint.corrupt_error(f"a plan asks for more of {index.fqn!r} than is stored")
+    return TensorTarget(index.fqn, checkpoint.locate(index), shape, offsets, tensor)
 
 
 def _can_hold(target: torch.dtype, stored: torch.dtype) -> bool:
