@@ -22,6 +22,7 @@ from aioflux import Timeouts
 from aioflux._http import FixedHeaders, Origin, Pool
 from aioflux._http.codec import encode_head, parse_head
 from aioflux._values.checksums import crc32c
+from aioflux.store import sessions_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -423,7 +424,7 @@ def _store(reads: Reads) -> aioflux.Store:
 async def _session(reads: Reads, stack: AsyncExitStack) -> Session:
     """Return the session of a store whose connections are all open."""
     store = await stack.enter_async_context(_store(reads))
-    session = store.sessions[asyncio.get_running_loop()]
+    session = sessions_of(store).current()
     key = next(reads.each_key())
     await asyncio.gather(*(session.service.get(key) for _ in range(reads.in_flight)))
     return session

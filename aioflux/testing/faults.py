@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 from aioflux._services.base import Body, Service
+from aioflux._services.open import ServiceConfig, open_service
 from aioflux._values.uri import parse_uri
 from aioflux.errors import StorageError, TransientError
 from aioflux.store import Store
@@ -348,12 +349,7 @@ class FlakyStore(Store):
         self.services: list[FlakyService] = []
         """One for each loop that the store was used on."""
 
-    def _session(self) -> Any:
-        session = super()._session()
-        if isinstance(session.service, FlakyService):
-            return session
-        service = FlakyService(session.service, draw=self._draw)
+    def _open_service(self, config: ServiceConfig) -> Service:
+        service = FlakyService(open_service(config), draw=self._draw)
         self.services.append(service)
-        session = replace(session, service=service)
-        self.sessions[asyncio.get_running_loop()] = session
-        return session
+        return service

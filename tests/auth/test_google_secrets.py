@@ -125,7 +125,7 @@ async def everything(store: aioflux.Store) -> str:
             said.append(repr(await request()))
         except aioflux.AiofluxError as exc:
             said.append(told_by(exc))
-    for session in store.sessions.values():
+    for _, session in store._sessions.open_sessions():
         said += [repr(session.service), repr(vars(session.service))]
     said.append(repr(store))
     return "".join(said)

@@ -43,7 +43,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[GCSServer]:
 
 CHECKS = """
 import asyncio, gc, random, signal, threading, time
-from aioflux import bridge
+from aioflux import _bridge
 
 ROUNDS = int(sys.argv[2])
 keys = [f"{at:02}" for at in range(40)]

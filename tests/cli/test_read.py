@@ -188,7 +188,7 @@ def leave_behind(bucket, command) -> None:
     async def leave() -> None:
         store = aioflux.open_store(bucket.uri, endpoint_url=bucket.server.url)
         async with store:
-            session = store.sessions[asyncio.get_running_loop()]
+            session = store._sessions.current()
             await session.service.initiate_upload("run/u")
 
     asyncio.run(leave())

@@ -108,7 +108,7 @@ async def test_wrong_bytes_of_a_large_object_are_noticed(
     async with aioflux.open_store(prefix.uri, transfer=options, credentials=access) as store:
         await store.put("a", data)
         [meta] = await store.list_all()
-        [session] = store.sessions.values()
+        session = store._sessions.current()
         plain, wrong = session.service.get, iter([True])
 
         async def flipped(key: str, **asked: Any) -> Any:

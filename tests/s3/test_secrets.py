@@ -61,7 +61,7 @@ async def test_nothing_is_said_of_keys_that_work(
         "s3://bucket/secrets/", endpoint_url=seaweedfs.url, credentials=access
     ) as store:
         await everything(store, said)
-        for service in (session.service for session in store.sessions.values()):
+        for service in (session.service for _, session in store._sessions.open_sessions()):
             said += [repr(vars(service)), repr(vars(service._sender))]  # type: ignore[attr-defined]
     text = caplog.text + "".join(said) + repr(access)
     assert seaweedfs.secret_key not in text

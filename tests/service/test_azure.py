@@ -93,7 +93,7 @@ def place(azurite: Azurite) -> Iterator[AzurePlace]:
 
 
 def service_of(store: aioflux.Store) -> AzureService:
-    service = store._session().service
+    service = store._sessions.current().service
     assert isinstance(service, AzureService)
     return service
 

@@ -191,7 +191,7 @@ async def test_pages_of_what_was_sorted_are_given_one_by_one() -> None:
     async with serving(Namespace(KEYS, utf16)) as (_, origin):
         url = f"http://127.0.0.1:{origin.port}"
         async with aioflux.open_store("az://acct/c", endpoint_url=url) as store:
-            service = store._session().service
+            service = store._sessions.current().service
             got: list[str] = []
             token = ""
             for _ in range(9):

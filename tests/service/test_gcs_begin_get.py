@@ -311,7 +311,7 @@ async def test_many_small_objects_come_alike_through_both_clients(
             credentials=anonymous(),
         ) as store:
             got = [pair async for pair in store.get_many(iter(stored))]
-            service: Any = store.sessions[asyncio.get_running_loop()].service
+            service: Any = store._sessions.current().service
             assert type(service._pool) is (AiohttpPool if by_proxy else Pool)
             has_one = Read(service, "a").exchange is not None
         num_proxied = sum(proxy.num_requests.values())

@@ -70,7 +70,7 @@ async def store():
     ):
         bucket.store(key, b"1")
     async with aioflux.open_store(f"memory://{name}") as opened:
-        session = next(iter(opened.sessions.values()))
+        session = opened._sessions.current()
         await session.service.initiate_upload("a/5")
         await session.service.initiate_upload("b/6")
         yield opened

@@ -558,7 +558,7 @@ async def test_a_reader_that_nobody_reads_from_fetches_no_more_than_its_window(
         server.stats.reset()
         async with store.open_reader("large") as reader:
             await reader.read(1)
-            [session] = store.sessions.values()
+            session: Any = store._sessions.current()
             await until(lambda: session.limits.bytes.held_bytes == 0)
             assert server.stats.operation("objects.get").bytes_out <= 16 * MIB + 10_000
 

@@ -26,7 +26,7 @@ SOON = aioflux.RetryPolicy(initial_seconds=1e-4, max_seconds=1e-3)
 
 async def as_s3(store: aioflux.Store, **declared: Any) -> MemoryService:
     """Have the store's service declare more or less than it does, and tell less in listings."""
-    service: Any = store._session().service
+    service: Any = store._sessions.current().service
     service.capabilities = replace(service.capabilities, **declared)
     plain_get, plain_list = service.get, service.list_page
 
@@ -73,7 +73,7 @@ async def test_a_small_object_without_any_checksum_is_sure_over_tls_alone(*, gua
         meta = replace(await store.put("a", b"hello"), crc32c=None)
         await as_s3(store, guarded_transport=guarded)
         body = Body(b"hello", 5, meta.generation, None, lambda: meta)
-        found = judge_small(store._session(), body, 5, meta)
+        found = judge_small(store._sessions.current(), body, 5, meta)
         assert isinstance(found, Fetched) is guarded
 
 
@@ -81,7 +81,7 @@ async def deleting(
     store: aioflux.Store, fails: Mapping[str, StorageError], *, loses: int = 0
 ) -> list[int]:
     """Have the store's service delete by pages of ten; return how many were in each."""
-    service: Any = store._session().service
+    service: Any = store._sessions.current().service
     service.capabilities = replace(service.capabilities, delete_page_size=10)
     sizes: list[int] = []
 
@@ -139,7 +139,7 @@ async def test_few_and_those_far_apart_are_deleted_one_by_one() -> None:
             await store.put(f"{at}", b"1")
         sizes = await deleting(store, {})
         assert (await store.delete_many(["1", "2"])).deleted == ("1", "2")
-        service: Any = store._session().service
+        service: Any = store._sessions.current().service
         plain = service.list_page
 
         async def endless(prefix: str, **asked: Any) -> Any:
