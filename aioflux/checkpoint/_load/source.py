@@ -15,8 +15,8 @@ from aioflux.checkpoint._format.commit import (
     decode_index,
     find_save_id,
 )
+from aioflux.checkpoint._format.safetensors import unpack_metadata
 from aioflux.checkpoint._load.dcp_metadata import decode_metadata
-from aioflux.checkpoint._save.safetensors import load_metadata
 from aioflux.checkpoint._store.commits import is_home, read_commit, uri_below
 from aioflux.errors import (
     CheckpointCorruptError,
@@ -178,7 +178,7 @@ def decode_source(store: Store, read: CommitBytes) -> Source:
                 f"{uri} is an index that aioflux did not write, and names no shards of DCP; load "
                 "its objects with the safetensors library"
             )
-        pickled = load_metadata(commit, uri=uri)
+        pickled = unpack_metadata(commit, uri=uri)
     else:
         pickled, commit = decode_commit(read.data, uri=uri)
     # What one rank wrote of itself alone is called `__<rank>.metadata`.

@@ -32,7 +32,7 @@ from aioflux.checkpoint._format.commit import (
     encode_commit,
     step_prefix,
 )
-from aioflux.checkpoint._format.storage_data import Place, complete
+from aioflux.checkpoint._format.dcp_metadata import ItemLocation, add_storage_data
 from aioflux.checkpoint._maintain import history
 from aioflux.checkpoint._maintain.history import SaveRecord
 from aioflux.checkpoint._maintain.retention import prune
@@ -776,7 +776,7 @@ def _metadata(
     Raises:
         CheckpointError: A rank uploaded other things than it was to.
     """
-    places: list[tuple[bytes, Place]] = []
+    places: list[tuple[bytes, ItemLocation]] = []
     for rank, (order, objects) in enumerate(zip(whole.orders, told, strict=True)):
         items = [(stored.key, item) for stored in objects for item in stored.items]
         if len(items) != len(order):
@@ -785,8 +785,8 @@ def _metadata(
             )
         for index, (key, item) in zip(order, items, strict=True):
             done = (compression.descriptor,) if compression and item.frame_size else ()
-            places.append((index, Place(key, item.offset, item.length, done)))
-    return complete(whole.metadata, places)
+            places.append((index, ItemLocation(key, item.offset, item.length, done)))
+    return add_storage_data(whole.metadata, places)
 
 
 def _generations(found: Sequence[CommitObject]) -> set[tuple[str, str]]:

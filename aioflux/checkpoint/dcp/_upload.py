@@ -21,7 +21,6 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from aioflux.checkpoint._format.commit import StoredObject
 from aioflux.checkpoint._save.items import (
     check_storable,
     encode_subclass,
@@ -29,9 +28,9 @@ from aioflux.checkpoint._save.items import (
     find_ties,
     has_plain_memory,
 )
-from aioflux.checkpoint._save.object_plan import item_bytes
 from aioflux.checkpoint._save.packing import EncodedItem, Packer
 from aioflux.checkpoint._store.objects import write_object
+from aioflux.checkpoint.dcp._object_plan import item_bytes
 from aioflux.errors import AiofluxError, CheckpointError
 
 if TYPE_CHECKING:
@@ -48,11 +47,12 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
     from aioflux.checkpoint._format.codec import Codec
+    from aioflux.checkpoint._format.commit import StoredObject
     from aioflux.store import Store
 
 __all__ = [
-    "Upload",
-    "Written",
+    "RankUpload",
+    "UploadedItem",
     "batches",
     "describe",
     "find_tied_items",
@@ -80,7 +80,7 @@ _CLEANUP_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True)
-class Written:
+class UploadedItem:
     """What one rank tells the coordinator of an item: the storage data of a `WriteResult`."""
 
     info: _StorageInfo
@@ -131,7 +131,7 @@ def resolve(planner: SavePlanner, item: WriteItem) -> memoryview | torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Upload:
+class RankUpload:
     """What one rank does to its objects in one save."""
 
     store: Store
@@ -145,7 +145,7 @@ class Upload:
 
 
 async def _pieces(
-    upload: Upload, packer: Packer, items: Sequence[WriteItem]
+    upload: RankUpload, packer: Packer, items: Sequence[WriteItem]
 ) -> AsyncGenerator[bytes | memoryview]:
     """Yield the bytes of one object; a few items are resolved ahead."""
     for batch in batches(items):
@@ -225,7 +225,9 @@ def batches(items: Iterable[WriteItem]) -> Iterator[list[WriteItem]]:
         yield batch
 
 
-async def upload_items(upload: Upload, key: str, items: Sequence[WriteItem]) -> list[WriteResult]:
+async def upload_items(
+    upload: RankUpload, key: str, items: Sequence[WriteItem]
+) -> list[WriteResult]:
     """Write one object of DCP's layout, and return what became of each of its items."""
     packer = Packer(upload.codec)
     hint = sum(item_bytes(item) + _ITEM_BYTES for item in items)
@@ -237,7 +239,7 @@ async def upload_items(upload: Upload, key: str, items: Sequence[WriteItem]) -> 
         WriteResult(
             index=item.index,
             size_in_bytes=at.length,
-            storage_data=Written(
+            storage_data=UploadedItem(
                 _StorageInfo(key, at.offset, at.length, descriptors if at.frame_size else None),
                 upload.save_id,
                 stored if number == 0 else None,
@@ -248,7 +250,7 @@ async def upload_items(upload: Upload, key: str, items: Sequence[WriteItem]) -> 
 
 
 async def upload_objects(
-    upload: Upload, objects: Mapping[str, Callable[[], Awaitable[list[WriteResult]]]]
+    upload: RankUpload, objects: Mapping[str, Callable[[], Awaitable[list[WriteResult]]]]
 ) -> list[WriteResult]:
     """Write the objects of one rank, all at once: all of them, or none stays.
 
@@ -274,7 +276,7 @@ async def upload_objects(
     return [result for task in tasks for result in task.result()]
 
 
-async def _named(upload: Upload, key: str, write: Callable[[], Awaitable[T]]) -> T:
+async def _named(upload: RankUpload, key: str, write: Callable[[], Awaitable[T]]) -> T:
     try:
         return await write()
     except Exception as exc:

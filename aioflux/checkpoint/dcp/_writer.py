@@ -33,16 +33,17 @@ from aioflux.checkpoint._format.commit import (
     encode_index,
     new_save_id,
 )
-from aioflux.checkpoint._save.object_plan import Placement, plan_objects
-from aioflux.checkpoint._save.safetensors import dump_metadata, plan_ranks
+from aioflux.checkpoint._format.safetensors import pack_metadata
 from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.checkpoint.dcp._ids import is_checkpoint_uri
+from aioflux.checkpoint.dcp._object_plan import RankPlacement, plan_objects
 from aioflux.checkpoint.dcp._publish import Unfinished, begin, finish, sweep
-from aioflux.checkpoint.dcp._safetensors_parts import Part, finish_objects
-from aioflux.checkpoint.dcp._safetensors_upload import contents_of, index_of, plan_uploads
+from aioflux.checkpoint.dcp._safetensors_parts import UploadedPart, finish_objects
+from aioflux.checkpoint.dcp._safetensors_plan import plan_ranks
+from aioflux.checkpoint.dcp._safetensors_upload import collect_contents, index_of, plan_uploads
 from aioflux.checkpoint.dcp._save_context import Turn, begin_turn, run, turn_of
 from aioflux.checkpoint.dcp._upload import (
-    Upload,
+    RankUpload,
     describe,
     find_tied_items,
     tied_result,
@@ -61,8 +62,8 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
     from torch.distributed.checkpoint.storage import WriteResult
 
-    from aioflux.checkpoint._save.safetensors import RankLayout
     from aioflux.checkpoint.compression import ZStandard
+    from aioflux.checkpoint.dcp._safetensors_plan import RankLayout
     from aioflux.options import StoreOptions
     from aioflux.store import Store, WriteMode
 
@@ -248,7 +249,7 @@ class StorageWriter(dcp_storage.StorageWriter):
         turn, save_id = self._turn, _fresh_save_id()
         ranks = range(len(plans)) if turn.is_collective else [turn.rank or 0]
         return [
-            dataclasses.replace(plan, storage_data=Placement(save_id, rank, layout))
+            dataclasses.replace(plan, storage_data=RankPlacement(save_id, rank, layout))
             for rank, plan, layout in zip(ranks, plans, self._layouts(plans), strict=True)
         ]
 
@@ -263,20 +264,20 @@ class StorageWriter(dcp_storage.StorageWriter):
         return plan_ranks([plan.items for plan in plans], self.objects_per_rank)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Upload the items of this rank. See base class.
+        """RankUpload the items of this rank. See base class.
 
         Raises:
             CheckpointError: An object could not be written; it names rank and object. Nothing that
                 this rank uploaded stays.
         """
         turn, placement = self._turn, plan.storage_data
-        if not isinstance(placement, Placement):  # planned for another writer, and cached
-            placement = Placement(_fresh_save_id(), turn.rank or 0)
+        if not isinstance(placement, RankPlacement):  # planned for another writer, and cached
+            placement = RankPlacement(_fresh_save_id(), turn.rank or 0)
         rank = placement.rank if turn.rank is None else turn.rank
         turn.save_id = placement.use()
         if turn.commits:
             self._unfinished = [*self._unfinished, self._unfinished_of(turn)]
-        upload = Upload(turn.store, planner, rank, turn.save_id)
+        upload = RankUpload(turn.store, planner, rank, turn.save_id)
         with self._telling("save"), ExitStack() as stack:
             if self.compression is not None:
                 codec = stack.enter_context(self.compression.open_codec())
@@ -298,7 +299,7 @@ class StorageWriter(dcp_storage.StorageWriter):
         return future
 
     def _uploads(
-        self, upload: Upload, items: Sequence[WriteItem], layout: RankLayout | None
+        self, upload: RankUpload, items: Sequence[WriteItem], layout: RankLayout | None
     ) -> Mapping[str, Callable[[], Awaitable[list[WriteResult]]]]:
         """Return what writes each object of this rank, by key."""
         if self.layout == "safetensors":
@@ -367,14 +368,16 @@ class StorageWriter(dcp_storage.StorageWriter):
     async def _finish_safetensors(
         self, turn: Turn, metadata: Metadata, results: Sequence[WriteResult], commit: Commit
     ) -> None:
-        parts = [each.storage_data for each in results if isinstance(each.storage_data, Part)]
+        parts = [
+            each.storage_data for each in results if isinstance(each.storage_data, UploadedPart)
+        ]
         async with open_checkpoint(turn.store.uri, **self._options) as reader:
             shared = await finish_objects(turn.store, reader, parts, rank=turn.rank or 0)
-        contents = contents_of(metadata, results, shared)
+        contents = collect_contents(metadata, results, shared)
         metadata.storage_data = contents.metadata.storage_data
         pickled = pickle.dumps(contents.metadata, protocol=_PICKLE_PROTOCOL)
         commit = msgspec.structs.replace(
-            commit, objects=contents.objects, extra=dump_metadata(pickled)
+            commit, objects=contents.objects, extra=pack_metadata(pickled)
         )
         await finish(
             turn.store,

@@ -33,9 +33,9 @@ from aioflux.checkpoint._format.safe_pickle import PickleError
 from aioflux.checkpoint._load.dcp_metadata import _check_tensor as check_tensor
 from aioflux.checkpoint._load.dcp_metadata import decode_metadata
 from aioflux.checkpoint._load.decode import load_value
-from aioflux.checkpoint._save.safetensors import Kind, plan_ranks
 from aioflux.checkpoint.dcp import StorageWriter, load_state
 from aioflux.checkpoint.dcp._publish import Unfinished, sweep
+from aioflux.checkpoint.dcp._safetensors_plan import WriteKind, plan_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -219,6 +219,6 @@ def test_a_tensor_with_fewer_rows_than_ranks_is_one_of_all():
     """One rank has it whole, and the others nothing of it: still one tensor of one object."""
     plans = [[shard((0, 0), (1, 9), (1, 9))], [shard((1, 0), (0, 9), (1, 9))]]
     layouts = plan_ranks(plans, objects_per_rank=1)
-    roles = {role for layout in layouts for role in layout.roles.values()}
+    placements = {each for layout in layouts for each in layout.placements.values()}
     assert {layout.num_objects for layout in layouts} == {1}
-    assert [role.kind for role in roles] == [Kind.ASSEMBLED]
+    assert [each.kind for each in placements] == [WriteKind.ASSEMBLED]
