@@ -36,7 +36,6 @@ __all__ = [
     "CommitObject",
     "StepSummary",
     "as_prefix",
-    "decode",
     "each_bounded",
     "is_home",
     "list_prefixes",
@@ -65,7 +64,9 @@ class CommitObject(NamedTuple):
     data: bytes
     """All of its bytes."""
     commit: Commit | None
-    """What it says; None where something else than aioflux wrote it."""
+    """What it says; None if another program wrote it, or if it is damaged."""
+    problem: CheckpointCorruptError | None = None
+    """Why it cannot be read, if it is damaged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +80,7 @@ class StepSummary:
     created: float = 0.0
     """Time of the commit, in seconds since 1970, UTC."""
     num_bytes: int = 0
-    """Bytes of all data objects."""
+    """Bytes of all data objects, without the commit object."""
     num_objects: int = 0
     """Data objects."""
     world_size: int = 0
@@ -181,28 +182,34 @@ async def list_steps(store: Store) -> list[int]:
     return [step for step, is_there in zip(steps, found, strict=True) if is_there]
 
 
-def decode(meta: ObjectMeta, data: bytes) -> Commit | None:
-    """Return what the bytes of a commit object say, by the layout that its key stands for.
+def _decode(meta: ObjectMeta, data: bytes) -> CommitObject:
+    """Decode a commit object by the layout that its key stands for."""
+    decode = decode_index if meta.key.endswith(INDEX_KEY) else decode_commit
+    try:
+        return CommitObject(meta, data, decode(data, uri=meta.uri)[1])
+    except CheckpointCorruptError as exc:
+        return CommitObject(meta, data, None, exc)
 
-    Raises:
-        CheckpointCorruptError: It is damaged.
+
+async def read_commits(
+    store: Store, prefix: str, names: Sequence[str] = COMMIT_KEYS
+) -> list[CommitObject]:
+    """Return the commit objects of a checkpoint, oldest save first; damaged ones come first.
+
+    Args:
+        store: A store that holds the checkpoint.
+        prefix: The checkpoint's prefix there; empty for the store's own.
+        names: Their keys below the prefix; by default one for each layout.
     """
-    if meta.key.endswith(INDEX_KEY):
-        return decode_index(data, uri=meta.uri)[1]
-    return decode_commit(data, uri=meta.uri)[1]
-
-
-async def read_commits(store: Store, prefix: str) -> list[tuple[ObjectMeta, bytes]]:
-    """Return the commit objects of a checkpoint: none, one, or one for each layout."""
-    keys = [as_prefix(prefix) + key for key in COMMIT_KEYS]
-    found: list[tuple[ObjectMeta, bytes]] = []
+    keys = [as_prefix(prefix) + name for name in names]
+    found: list[CommitObject] = []
     async for batch in store.fetch_batches(keys, return_exceptions=True):
         for each in batch:
             if each[0] is not None:
-                found.append((each[0], each[1]))
+                found.append(_decode(*each))
             elif not isinstance(each[1], NotFoundError):
                 raise each[1]
-    return found
+    return sorted(found, key=lambda each: each.commit.save_id if each.commit else "")
 
 
 async def read_commit(store: Store, prefix: str) -> CommitObject:
@@ -216,17 +223,17 @@ async def read_commit(store: Store, prefix: str) -> CommitObject:
         CheckpointNotFoundError: There is none: nothing was saved, or the save did not end.
         CheckpointCorruptError: It is damaged.
     """
-    found = [
-        CommitObject(meta, data, decode(meta, data))
-        for meta, data in await read_commits(store, prefix)
-    ]
+    found = await read_commits(store, prefix)
+    for each in found:
+        if each.problem is not None:
+            raise each.problem
     if not found:
         uri = uri_below(store, as_prefix(prefix))
         raise CheckpointNotFoundError(
             f"there is no checkpoint {uri}: it has no commit object; look at what there is with "
             "`aioflux ckpt list`"
         )
-    return max(found, key=lambda each: each.commit.save_id if each.commit else "")
+    return found[-1]
 
 
 async def read_step(store: Store, step: int) -> tuple[ObjectMeta, bytes, Commit]:
@@ -240,10 +247,10 @@ async def read_step(store: Store, step: int) -> tuple[ObjectMeta, bytes, Commit]
         CheckpointNotFoundError: The step is not committed.
         CheckpointCorruptError: Its commit object is damaged, or aioflux did not write it.
     """
-    meta, data, commit = await read_commit(store, step_prefix(step))
-    if commit is None:
-        raise _foreign(meta.uri)
-    return meta, data, commit
+    found = await read_commit(store, step_prefix(step))
+    if found.commit is None:
+        raise _foreign(found.meta.uri)
+    return found.meta, found.data, found.commit
 
 
 def _foreign(uri: str) -> CheckpointCorruptError:
@@ -265,13 +272,14 @@ async def summarize(store: Store, steps: Sequence[int] | None = None) -> list[St
     async def one(step: int) -> StepSummary | None:
         uri = uri_below(store, step_prefix(step))
         try:
-            meta, _, commit = await read_commit(store, step_prefix(step))
+            found = await read_commit(store, step_prefix(step))
         except CheckpointNotFoundError:
             return None
         except CheckpointCorruptError as exc:
             return StepSummary(step=step, uri=uri, problem=str(exc))
+        commit = found.commit
         if commit is None:
-            problem = _foreign(meta.uri).message
+            problem = _foreign(found.meta.uri).message
             return StepSummary(step=step, uri=uri, problem=problem, is_ours=False)
         return StepSummary(
             step=step,
@@ -283,9 +291,9 @@ async def summarize(store: Store, steps: Sequence[int] | None = None) -> list[St
             layout=commit.layout,
             save_id=commit.save_id,
             metrics=commit.metrics,
-            generation=meta.generation,
+            generation=found.meta.generation,
         )
 
     asked = sorted(set(steps)) if steps is not None else await list_prefixes(store)
-    found = await each_bounded(one, asked)
-    return [each for each in found if each is not None]
+    summaries = await each_bounded(one, asked)
+    return [each for each in summaries if each is not None]

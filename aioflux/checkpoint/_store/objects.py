@@ -18,9 +18,7 @@ from aioflux._values.meta import ObjectMeta
 from aioflux.checkpoint._format.commit import StoredObject, plan_block_size
 from aioflux.checkpoint._store.commits import uri_below
 from aioflux.errors import (
-    AlreadyExistsError,
     CheckpointCorruptError,
-    CheckpointError,
     ChecksumError,
     NotFoundError,
     PreconditionFailedError,
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BlockDigest",
     "open_checkpoint",
-    "publish",
     "read_range",
     "verify_blocks",
     "write_object",
@@ -276,31 +273,3 @@ async def _read_blocks(
         f"{meta.uri} is damaged: bytes [{at}, {min(at + stored.block_size, stored.size)}) are not "
         f"those that were saved, {_MAX_READS} reads agree; load an earlier checkpoint"
     )
-
-
-async def publish(
-    store: Store, key: str, data: bytes, *, replaces: ObjectMeta | None, content_type: str = ""
-) -> ObjectMeta:
-    """Write a commit object: the checkpoint becomes visible, or stays as it was.
-
-    Args:
-        store: Where.
-        key: Name of the commit object in the store.
-        data: Its bytes.
-        replaces: The commit object that was there when the save began; None where there was none.
-        content_type: Media type.
-
-    Raises:
-        CheckpointError: Somebody else saved the same checkpoint meanwhile, and theirs stays.
-    """
-    try:
-        if replaces is None:
-            return await store.put(key, data, mode="create", content_type=content_type)
-        return await store.put(
-            key, data, if_generation_match=replaces.generation, content_type=content_type
-        )
-    except (AlreadyExistsError, PreconditionFailedError) as exc:
-        raise CheckpointError(
-            f"could not commit {uri_below(store, key)}: another save of this checkpoint was "
-            "committed meanwhile, and stays; save under another name, or again to replace it"
-        ) from exc

@@ -17,7 +17,7 @@ from aioflux import _bridge
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from aioflux.checkpoint.dcp._publish import Seen
+    from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.store import Store
 
 __all__ = ["Turn", "begin_turn", "run", "turn_of"]
@@ -39,7 +39,7 @@ class Turn:
     """This rank writes the commit object."""
     save_id: str = ""
     """Name of the save, once it is known."""
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[CommitObject, ...] = ()
     """Commit objects that there were when it began."""
     is_begun: bool = False
     """It was set up."""

@@ -21,16 +21,14 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from aioflux.checkpoint._format.commit import StoredItem, StoredObject
 from aioflux.checkpoint._save.items import (
-    ALIGNMENT_BYTES,
-    EncodedItem,
     check_storable,
     encode_subclass,
     encode_tensor,
     find_ties,
     has_plain_memory,
 )
+from aioflux.checkpoint._save.packing import EncodedItem, Packer
 from aioflux.checkpoint._store.objects import write_object
 from aioflux.checkpoint.dcp._object_plan import item_bytes
 from aioflux.errors import AiofluxError, CheckpointError
@@ -48,7 +46,8 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
-    from aioflux.checkpoint._format.codec import Codec, EncodedFrames
+    from aioflux.checkpoint._format.codec import Codec
+    from aioflux.checkpoint._format.commit import StoredObject
     from aioflux.store import Store
 
 __all__ = [
@@ -69,9 +68,6 @@ T = TypeVar("T")
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 _BATCH_ITEMS: Final = 256
 """What is resolved in one turn of a thread, which costs about 100 us: this many bytes or items."""
-
-_MIN_COMPRESSED_BYTES: Final = 16 * 1024
-"""Smaller tensors are stored as they are: a frame takes 0.4 ms, as 150 KiB of a large one do."""
 
 _SMALL_BYTES: Final = 64 * 1024
 """Copying so much costs less than writing it by itself."""
@@ -148,94 +144,48 @@ class RankUpload:
     """How the metadata calls what it compressed."""
 
 
-class _Packing:
-    """The bytes of one object: items one behind the other, and where they lie."""
+async def _pieces(
+    upload: RankUpload, packer: Packer, items: Sequence[WriteItem]
+) -> AsyncGenerator[bytes | memoryview]:
+    """Yield the bytes of one object; a few items are resolved ahead."""
+    for batch in batches(items):
+        if upload.codec is None:
+            for piece in await asyncio.to_thread(_pack, upload.planner, packer, batch):
+                yield piece
+            continue
+        encoded = await asyncio.to_thread(_encode, upload.planner, batch)
+        async with aclosing(packer.pack(encoded)) as pieces:
+            async for piece in pieces:
+                yield piece
 
-    def __init__(self, upload: RankUpload, items: Sequence[WriteItem]) -> None:
-        self._upload = upload
-        self._items = items
-        self._size = 0
-        self.stored: list[StoredItem] = []
-        """Where the items lie, as far as they were taken."""
 
-    async def pieces(self) -> AsyncGenerator[bytes | memoryview]:
-        """Yield the bytes; a few items are resolved ahead."""
-        for batch in batches(self._items):
-            if self._upload.codec is None:
-                for piece in await asyncio.to_thread(self._pack, batch):
-                    yield piece
+def _pack(
+    planner: SavePlanner, packer: Packer, items: Iterable[WriteItem]
+) -> list[bytes | memoryview]:
+    """Return the bytes of some items, with what is small gathered into larger pieces."""
+    pieces: list[bytes | memoryview] = []
+    small: list[bytes | memoryview] = []
+    for encoded in _encode(planner, items):
+        for piece in packer.lay(encoded):
+            if len(piece) <= _SMALL_BYTES:
+                small.append(piece)
                 continue
-            items = await asyncio.to_thread(self._encode, batch)
-            compressed = [self._compressed(item) for item in items]
-            async with aclosing(self._segments(compressed)) as segments:
-                for item, frames in zip(items, compressed, strict=True):
-                    if frames is None:
-                        for piece in self._lay(item):
-                            yield piece
-                        continue
-                    yield self._padding()
-                    for _ in range(frames.num_segments):
-                        yield memoryview(await anext(segments))
-                    self._note(frames.stored(self._size))
+            pieces += (b"".join(small), piece)
+            small = []
+    return [*pieces, b"".join(small)]
 
-    def _pack(self, items: Iterable[WriteItem]) -> list[bytes | memoryview]:
-        """Return the bytes of some items, with what is small gathered into larger pieces."""
-        pieces: list[bytes | memoryview] = []
-        small: list[bytes | memoryview] = []
-        for encoded in self._encode(items):
-            for piece in self._lay(encoded):
-                if len(piece) <= _SMALL_BYTES:
-                    small.append(piece)
-                    continue
-                pieces += (b"".join(small), piece)
-                small = []
-        return [*pieces, b"".join(small)]
 
-    def _lay(self, encoded: EncodedItem) -> tuple[bytes | memoryview, ...]:
-        """Return the bytes of an item that is stored as it is, with what aligns it."""
-        padding = self._padding()
-        start = self._size + encoded.data_start if encoded.data_start else 0
-        self._note(StoredItem(self._size, encoded.length, start, encoded.data_size))
-        return padding, *encoded.segments
-
-    def _padding(self) -> bytes:
-        padding = bytes(-self._size % ALIGNMENT_BYTES)
-        self._size += len(padding)
-        return padding
-
-    def _compressed(self, item: EncodedItem) -> EncodedFrames | None:
-        """Return what compresses an item, or None where it is stored as it is."""
-        codec = self._upload.codec
-        if codec is None or item.data_size < _MIN_COMPRESSED_BYTES:
-            return None
-        before, memory, after = item.segments
-        return codec.encode_item(before, memory, after, element_size=item.element_size)
-
-    async def _segments(
-        self, compressed: Sequence[EncodedFrames | None]
-    ) -> AsyncGenerator[bytes | bytearray]:
-        """Yield the segments of those that are compressed; later ones are begun ahead."""
-        if (codec := self._upload.codec) is not None:
-            frames = (item for item in compressed if item is not None)
-            async with aclosing(codec.encode_items_on_loop(frames)) as segments:
-                async for _, segment in segments:
-                    yield segment
-
-    def _note(self, stored: StoredItem) -> None:
-        self.stored.append(stored)
-        self._size = stored.offset + stored.length
-
-    def _encode(self, items: Iterable[WriteItem]) -> list[EncodedItem]:
-        encoded = list[EncodedItem]()
-        for item in items:
-            data: Any = resolve(self._upload.planner, item)
-            if isinstance(data, torch.Tensor) and has_plain_memory(data):
-                encoded.append(encode_tensor(data))
-                continue
-            if isinstance(data, torch.Tensor):
-                data = memoryview(encode_subclass(item.index.fqn, data))
-            encoded.append(EncodedItem((data,), data.nbytes, 0, 0))
-        return encoded
+def _encode(planner: SavePlanner, items: Iterable[WriteItem]) -> list[EncodedItem]:
+    encoded = list[EncodedItem]()
+    for item in items:
+        data: Any = resolve(planner, item)
+        if isinstance(data, torch.Tensor) and has_plain_memory(data):
+            encoded.append(encode_tensor(data))
+            continue
+        if isinstance(data, torch.Tensor):
+            data = memoryview(encode_subclass(item.index.fqn, data))
+        encoded.append(EncodedItem((data,), data.nbytes))
+    return encoded
 
 
 def find_tied_items(planner: SavePlanner, items: Sequence[WriteItem]) -> dict[int, int]:
@@ -279,11 +229,11 @@ async def upload_items(
     upload: RankUpload, key: str, items: Sequence[WriteItem]
 ) -> list[WriteResult]:
     """Write one object of DCP's layout, and return what became of each of its items."""
-    packing = _Packing(upload, items)
+    packer = Packer(upload.codec)
     hint = sum(item_bytes(item) + _ITEM_BYTES for item in items)
-    async with aclosing(packing.pieces()) as pieces:
+    async with aclosing(_pieces(upload, packer, items)) as pieces:
         stored = await write_object(upload.store, key, pieces, rank=upload.rank, size_hint=hint)
-    stored = msgspec.structs.replace(stored, items=tuple(packing.stored))
+    stored = msgspec.structs.replace(stored, items=tuple(packer.stored))
     descriptors = [upload.descriptor]
     return [
         WriteResult(
@@ -295,7 +245,7 @@ async def upload_items(
                 stored if number == 0 else None,
             ),
         )
-        for number, (item, at) in enumerate(zip(items, packing.stored, strict=True))
+        for number, (item, at) in enumerate(zip(items, packer.stored, strict=True))
     ]
 
 

@@ -385,7 +385,6 @@ class StorageWriter(dcp_storage.StorageWriter):
             encode_index(index_of(contents), commit),
             commit,
             turn.seen,
-            content_type="application/json",
             has_leftovers=bool(parts),
         )
 
