@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from aioflux import _bridge
 from aioflux._files import Holder, WritableFile
-from aioflux.checkpoint._store.target import split_uri
+from aioflux._values.uri import split_object_uri
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def open_writer(
     Raises:
         ValueError: The uri names no object, or a setting has no effect with it.
     """
-    root, key = split_uri(uri)
+    root, key = split_object_uri(uri)
     settings = {
         "mode": mode,
         "if_generation_match": if_generation_match,
