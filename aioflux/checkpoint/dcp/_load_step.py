@@ -1,4 +1,4 @@
-"""Loads of one step, into a state or without one."""
+"""Loads of one step, into a state or as a new one."""
 
 from __future__ import annotations
 
@@ -18,29 +18,28 @@ if TYPE_CHECKING:
     from aioflux.checkpoint._save.ranks import Ranks
     from aioflux.options import StoreOptions
 
-__all__ = ["Adapting", "load_into", "load_whole"]
+__all__ = ["AdaptiveState", "load_into", "load_whole"]
 
 
 @runtime_checkable
-class Adapting(Protocol):
-    """What asks for other things when the checkpoint holds other things."""
+class AdaptiveState(Protocol):
+    """A state that adapts what it loads to the contents of the checkpoint."""
 
     def template_for(self, contents: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state to load into.
 
         Args:
-            contents: What the checkpoint holds as DCP's metadata tells it, by names flattened with
-                dots.
+            contents: DCP's metadata of the checkpoint's values, by names flattened with dots.
         """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what was loaded."""
+        """Set the loaded state."""
 
 
 def load_whole(
     uri: str, *, map_location: Any, weights_only: bool, options: StoreOptions
 ) -> dict[str, Any]:
-    """Return the state of a checkpoint, nested as it was saved."""
+    """Load the state of a checkpoint, nested as it was saved."""
     return load_state(uri, map_location=map_location, weights_only=weights_only, **options)
 
 
@@ -50,12 +49,12 @@ def load_into(
     """Load a checkpoint into a state, each rank its part.
 
     Raises:
-        CheckpointCorruptError: On some rank what is stored is not what was saved.
-        CheckpointError: Something else went wrong on some rank.
+        CheckpointCorruptError: The bytes that a rank read are not those that were saved.
+        CheckpointError: A rank could not load.
     """
     group = ranks.group
     reader = StorageReader(uri, weights_only=weights_only, process_group=group, **options)
-    if isinstance(into, Adapting):
+    if isinstance(into, AdaptiveState):
         template = into.template_for(reader.read_metadata().state_dict_metadata)
         _load(template, reader, ranks)
         into.load_state_dict(template)
@@ -84,16 +83,16 @@ def _load(template: dict[str, Any], reader: StorageReader, ranks: Ranks) -> None
         _load_alone(planner, reader)
     else:
         try:
-            # The planner has the state; of this copy only the names at its top are looked at.
+            # The planner has the state; DCP uses only the top-level names of this copy.
             names = dict.fromkeys(map(str, template))
             load(names, storage_reader=reader, planner=planner, process_group=ranks.group)
         except CheckpointException as exc:
-            raise _as_ours(exc) from exc
+            raise _join_failures(exc) from exc
     planner.fill()
 
 
 def _load_alone(planner: IntoPlanner, reader: StorageReader) -> None:
-    """Do what `dcp.load` does in one process, which warns there, and wraps errors."""
+    """Do what `dcp.load` does, which warns in one process, and wraps errors."""
     metadata = reader.read_metadata()
     planner.set_up_planner({}, metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, True)
@@ -102,8 +101,8 @@ def _load_alone(planner: IntoPlanner, reader: StorageReader) -> None:
     reader.read_data(planner.finish_plan(plan), planner).wait()
 
 
-def _as_ours(error: CheckpointException) -> CheckpointError:
-    """Return the errors of all ranks as one, corrupt where one of them is."""
+def _join_failures(error: CheckpointException) -> CheckpointError:
+    """Return the errors of all ranks as one, corrupt if one of them is."""
     failures = {rank: failure for rank, (failure, _) in error.failures.items()}
     text = "; ".join(
         f"rank {rank}: {type(each).__name__}: {each}" for rank, each in sorted(failures.items())

@@ -31,7 +31,7 @@ from aioflux.checkpoint._save.nesting import CONTAINERS
 from aioflux.checkpoint._save.ranks import Ranks
 from aioflux.checkpoint._store.commits import uri_below
 from aioflux.checkpoint._store.objects import open_checkpoint
-from aioflux.checkpoint.dcp._ids import is_checkpoint_uri
+from aioflux.checkpoint.dcp._checkpoint_id import is_checkpoint_uri, require_checkpoint_uri
 from aioflux.errors import AiofluxError, CheckpointError, CheckpointNotFoundError
 
 if TYPE_CHECKING:
@@ -176,11 +176,7 @@ class StorageReader(dcp_storage.StorageReader):
         self._checkpoint = self._metadata_error = None
         if checkpoint_id is None or checkpoint_id == "":
             return
-        if not self.validate_checkpoint_id(checkpoint_id):
-            raise ValueError(
-                f"checkpoint_id must be a whole uri in a string, such as {self.checkpoint_id!r}, "
-                f"not {checkpoint_id!r}; a Path drops a slash of gs://"
-            )
+        require_checkpoint_uri(checkpoint_id, example=self.checkpoint_id)
         if str(checkpoint_id).rstrip("/") != self.checkpoint_id:
             self._store = self._open(str(checkpoint_id))
 
