@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from aioflux import _bridge
 from aioflux._files import Holder, WritableFile
@@ -20,16 +20,11 @@ if TYPE_CHECKING:
     from aioflux.options import StoreOptions
     from aioflux.store import ObjectWriter, WriteMode
 
-    class _BinaryFile(WritableFile, BinaryIO):
-        """What `torch.save` asks for by its annotations: a file of io is one to no type checker."""
-
-else:
-    _BinaryFile = WritableFile
 
 __all__ = ["CheckpointWriter", "open_writer"]
 
 
-class CheckpointWriter(_BinaryFile):
+class CheckpointWriter(WritableFile):
     """A file that `open_writer` opened: writable, not seekable.
 
     Parts leave while more is written; memory is bounded by `TransferOptions.max_buffered_bytes` and
