@@ -637,7 +637,7 @@ def test_metadata_that_tries_to_run_code_is_refused(
     hostile = pickle.loads(pickled)
     setattr(hostile, where, Runs(tmp_path / "ran"))
     copied.forge(pickle.dumps(hostile), commit)
-    assert "nothing was executed" in copied.refuse()
+    assert "nothing was run" in copied.refuse()
     copied.put(f"{copied.prefix}/.metadata", pickle.dumps(hostile))  # as stock would have written
     copied.refuse()
     assert not (tmp_path / "ran").exists()
