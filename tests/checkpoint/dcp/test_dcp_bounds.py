@@ -34,7 +34,7 @@ from aioflux.checkpoint._load.dcp_metadata import _check_tensor as check_tensor
 from aioflux.checkpoint._load.dcp_metadata import decode_metadata
 from aioflux.checkpoint._load.decode import load_value
 from aioflux.checkpoint.dcp import StorageWriter, load_state
-from aioflux.checkpoint.dcp._publish import Unfinished, sweep
+from aioflux.checkpoint.dcp._publish import UnfinishedSave, delete_failed
 from aioflux.checkpoint.dcp._safetensors_plan import WriteKind, plan_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -99,7 +99,7 @@ def test_lists_in_lists_are_no_index():
 
 def test_a_sweep_leaves_what_a_commit_names_under_whatever_name():
     """Ranks that cache plans may count differently: one commit, two names of saves."""
-    uri = "memory://dcp-bounds-sweep/a"
+    uri = "memory://dcp-bounds-delete_failed/a"
     save(uri)
     with aioflux.sync.open_store(uri) as store:
         pickled, commit = read_commit(store)
@@ -121,8 +121,8 @@ def test_a_sweep_leaves_what_a_commit_names_under_whatever_name():
 
 def unfinished(uri, save_id):
     store = aioflux.open_store(uri)
-    each = Unfinished(store, [COMMIT_KEY], save_id, lambda: None)
-    aioflux._bridge.run(sweep(each))
+    each = UnfinishedSave(store, [COMMIT_KEY], save_id, lambda: None)
+    aioflux._bridge.run(delete_failed(each))
     aioflux._bridge.run(store.aclose())
 
 
