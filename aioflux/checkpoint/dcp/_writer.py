@@ -37,7 +37,12 @@ from aioflux.checkpoint._format.safetensors import pack_metadata
 from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.checkpoint.dcp._checkpoint_id import is_checkpoint_uri, require_checkpoint_uri
 from aioflux.checkpoint.dcp._object_plan import RankPlacement, plan_objects
-from aioflux.checkpoint.dcp._publish import UnfinishedSave, delete_failed, finish_save
+from aioflux.checkpoint.dcp._publish import (
+    UnfinishedSave,
+    begin_save,
+    delete_failed,
+    finish_save,
+)
 from aioflux.checkpoint.dcp._safetensors_parts import UploadedPart, finish_objects
 from aioflux.checkpoint.dcp._safetensors_plan import plan_ranks
 from aioflux.checkpoint.dcp._safetensors_upload import collect_contents, index_of, plan_uploads
