@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux.checkpoint._save.items import (
-    ALIGNMENT_BYTES,
-    EncodedItem,
     _envelope,
     encode_object,
     encode_tensor,
 )
+from aioflux.checkpoint._save.packing import ALIGNMENT_BYTES, EncodedItem
 
 if TYPE_CHECKING:
     from pathlib import Path

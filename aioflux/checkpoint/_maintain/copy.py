@@ -25,18 +25,18 @@ from aioflux.checkpoint._format.commit import (
     parse_step,
     step_prefix,
 )
-from aioflux.checkpoint._maintain.orphans import save_of
 from aioflux.checkpoint._maintain.verify import check_listed, plan_pieces, verify
+from aioflux.checkpoint._store.commit import commit as commit_object
+from aioflux.checkpoint._store.commit import delete_logged
 from aioflux.checkpoint._store.commits import (
     as_prefix,
-    decode,
     each_bounded,
     is_home,
     list_prefixes,
     read_commits,
     uri_below,
 )
-from aioflux.checkpoint._store.objects import publish, read_range
+from aioflux.checkpoint._store.objects import read_range
 from aioflux.errors import (
     AlreadyExistsError,
     CheckpointCorruptError,
@@ -147,47 +147,39 @@ async def copy_checkpoint(
     if old is None:
         _tell(progress, done.num_bytes)
         return replace(done, is_new=False)
-    gone = {save_id for _, save_id in old.values()}
     is_pinned = look.is_valid and is_home(source.store, as_prefix(source.prefix), commit)
     stored = await _copy_objects(source, target, commit, progress, is_pinned=is_pinned)
     changed = msgspec.structs.replace(commit, uri=target.uri.rstrip("/"), objects=tuple(stored))
-    name = found.meta.key.rpartition("/")[2]
-    replaced, _ = old.pop(name, (None, ""))
+    key = as_prefix(target.prefix) + found.meta.key.rpartition("/")[2]
     try:
-        await publish(
-            target.store,
-            as_prefix(target.prefix) + name,
-            _encode(found, changed),
-            replaces=replaced,
+        is_alone = await commit_object(
+            target.store, key, _encode(found, changed), changed, replaces=old
         )
     except CheckpointError:
         # Another copy of the same at the same time?
         if await _occupied(target, commit, overwrite=False) is not None:
             raise
         return replace(done, is_new=False)
-    for meta, _ in old.values():
-        await target.store.delete(meta)
-    await _tidy(target, gone - {commit.save_id})
+    for each in old:
+        if each.commit is None and each.meta.key != key:
+            is_alone = await delete_logged(target.store, [each.meta], "another layout") and is_alone
+    if not is_alone:
+        raise CheckpointError(
+            f"{target.uri} was copied, and the commit object of another layout could not be "
+            "deleted there; delete it, and copy again"
+        )
     (await verify(target.store, target.prefix)).check()
     return done
 
 
-async def _occupied(
-    target: Spot, commit: Commit, *, overwrite: bool
-) -> dict[str, tuple[ObjectMeta, str]] | None:
-    """Return the commit objects at the target, and their saves; None where the same is there.
+async def _occupied(target: Spot, commit: Commit, *, overwrite: bool) -> list[CommitObject] | None:
+    """Return the commit objects at the target; None if the same checkpoint is there.
 
     Raises:
         CheckpointError: Another one is there, and is to stay.
     """
-    old = {}
-    for meta, data in await read_commits(target.store, target.prefix):
-        try:
-            theirs = decode(meta, data)
-        except CheckpointCorruptError:
-            theirs = None
-        old[meta.key.rpartition("/")[2]] = meta, theirs.save_id if theirs is not None else ""
-    is_same = {save_id for _, save_id in old.values()} == {commit.save_id}
+    old = await read_commits(target.store, target.prefix)
+    is_same = {each.commit.save_id if each.commit else "" for each in old} == {commit.save_id}
     if is_same and (await verify(target.store, target.prefix)).is_valid:
         return None
     if old and not is_same and not overwrite:
@@ -319,15 +311,6 @@ def _encode(found: CommitObject, commit: Commit) -> bytes:
     if found.meta.key.endswith(INDEX_KEY):
         return encode_index(decode_index(found.data, uri=found.meta.uri)[0], commit)
     return encode_commit(decode_commit(found.data, uri=found.meta.uri)[0], commit)
-
-
-async def _tidy(target: Spot, save_ids: set[str]) -> None:
-    """Delete the objects of saves that were replaced; what cannot be deleted `clean` finds."""
-    if save_ids:
-        prefix = as_prefix(target.prefix)
-        gone = [(prefix, save_id) for save_id in save_ids]
-        listing = await target.store.list_all(prefix)
-        await target.store.delete_many([meta for meta in listing if save_of(meta.key) in gone])
 
 
 async def copy_root(

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import pickle
 import re
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from aioflux._values.meta import CleanResult
 from aioflux.checkpoint._format.commit import COMMIT_KEY, find_save_id
-from aioflux.checkpoint._store.commits import decode, each_bounded, read_commits
-from aioflux.errors import CheckpointCorruptError, NotFoundError, StorageError
+from aioflux.checkpoint._store.commits import COMMIT_KEYS, each_bounded, read_commits
+from aioflux.errors import CheckpointCorruptError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from aioflux._values.meta import ObjectMeta
+    from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.store import Store
 
 __all__ = ["Leaving", "clean_saves", "clean_store", "group_saves", "named_keys", "save_of", "stale"]
@@ -87,41 +88,36 @@ def stale(
     return [meta for meta in leaving.metas if meta.key not in named]
 
 
-def named_keys(
-    prefix: str, commits: Iterable[tuple[ObjectMeta, bytes]], save_ids: Iterable[str]
-) -> set[str]:
+def named_keys(prefix: str, commits: Iterable[CommitObject], save_ids: Iterable[str]) -> set[str]:
     """Return the keys that the commit objects of a checkpoint name.
 
     Args:
         prefix: Prefix of the checkpoint.
-        commits: Its commit objects, and their bytes.
-        save_ids: Saves that one that we did not write must not speak of.
+        commits: Its commit objects.
+        save_ids: Saves that a commit object of another program must not mention.
 
     Raises:
-        CheckpointCorruptError: Nobody can tell: a commit object is damaged, or none of ours, and
-            speaks of one of these saves or was cut off.
+        CheckpointCorruptError: The keys are unknown: a commit object is damaged, or another program
+            wrote it, and it mentions one of these saves or was cut off.
     """
     named: set[str] = set()
-    for meta, data in commits:
-        commit = decode(meta, data)
-        if commit is not None:
-            named.update(prefix + each.key for each in commit.objects)
+    for each in commits:
+        if each.problem is not None:
+            raise each.problem
+        if each.commit is not None:
+            named.update(prefix + stored.key for stored in each.commit.objects)
             continue
-        is_cut = meta.key.endswith(COMMIT_KEY) and not data.endswith(pickle.STOP)
-        if is_cut or any(save_id.encode() in data for save_id in save_ids):
-            raise CheckpointCorruptError(f"{meta.uri} holds no commit of aioflux")
+        is_cut = each.meta.key.endswith(COMMIT_KEY) and not each.data.endswith(pickle.STOP)
+        if is_cut or any(save_id.encode() in each.data for save_id in save_ids):
+            raise CheckpointCorruptError(f"{each.meta.uri} holds no commit of aioflux")
     return named
 
 
-async def _rank_commits(store: Store, prefix: str) -> list[tuple[ObjectMeta, bytes]]:
-    """Return the commit objects that ranks wrote for themselves alone, without collectives."""
+async def _commit_names(store: Store, prefix: str) -> list[str]:
+    """Return the names of the commit objects, also those that ranks wrote without collectives."""
     level = await store.list_all(f"{prefix}__", delimiter="/")
-    found = []
-    for meta in level:
-        if _RANK_COMMIT.fullmatch(meta.key[len(prefix) :]):
-            with suppress(NotFoundError):  # removed meanwhile: it names nothing any more
-                found.append((meta, await store.get(meta.key)))
-    return found
+    names = (meta.key[len(prefix) :] for meta in level)
+    return [*COMMIT_KEYS, *filter(_RANK_COMMIT.fullmatch, names)]
 
 
 async def clean_saves(
@@ -163,11 +159,11 @@ async def clean_saves(
 
     async def left(within: str) -> list[ObjectMeta]:
         mine = [each for each in old if each.prefix == within]
-        commits = [*await read_commits(store, within), *await _rank_commits(store, within)]
+        commits = await read_commits(store, within, await _commit_names(store, within))
         try:
             named = named_keys(within, commits, [each.save_id for each in mine])
         except CheckpointCorruptError as exc:
-            meta = commits[0][0]
+            meta = commits[0].meta
             errors[meta.key] = StorageError(
                 f"kept {sum(len(each.metas) for each in mine)} objects of saves, since nobody can "
                 f"tell which of them are needed: {exc}; remove the checkpoint with `aioflux rm -r` "

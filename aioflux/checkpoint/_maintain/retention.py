@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from aioflux.checkpoint._format.commit import step_prefix
 from aioflux.checkpoint._maintain.orphans import save_of
 from aioflux.checkpoint._maintain.verify import verify_steps
-from aioflux.checkpoint._store.commits import (
-    CommitObject,
-    decode,
-    read_commits,
-    summarize,
-    uri_below,
-)
+from aioflux.checkpoint._store.commits import read_commits, summarize, uri_below
 from aioflux.errors import (
     CheckpointCorruptError,
     CheckpointNotFoundError,
@@ -34,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from aioflux._values.meta import DeleteResult, ObjectMeta
+    from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.errors import AiofluxError
     from aioflux.store import Store
 
@@ -208,24 +203,18 @@ async def _readable(store: Store, step: int) -> list[CommitObject]:
 
     The older one may lack objects by now: it must not be seen without the newer.
     """
-    found: list[CommitObject] = []
-    for meta, data in await read_commits(store, step_prefix(step)):
-        try:
-            commit = decode(meta, data)
-        except CheckpointCorruptError:
-            found.append(CommitObject(meta, data, None))
-            continue
-        if commit is None:
+    found = await read_commits(store, step_prefix(step))
+    for each in found:
+        if each.commit is None and each.problem is None:
             raise CheckpointCorruptError(
-                f"{meta.uri} stays: something else than aioflux wrote it; remove it with "
+                f"{each.meta.uri} stays: something else than aioflux wrote it; remove it with "
                 "`aioflux rm -r` if it is of no use"
             )
-        found.append(CommitObject(meta, data, commit))
     if not found:
         raise CheckpointNotFoundError(
             f"there is no step {step} in {store.uri} to remove: it has no commit object"
         )
-    return sorted(found, key=lambda each: each.commit.save_id if each.commit else "")
+    return found
 
 
 async def _made(store: Store, prefix: str, newest: str) -> list[ObjectMeta]:

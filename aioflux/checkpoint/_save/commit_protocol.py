@@ -32,15 +32,17 @@ from aioflux.checkpoint._format.commit import (
     encode_commit,
     step_prefix,
 )
-from aioflux.checkpoint._format.storage_data import Place, complete
+from aioflux.checkpoint._format.dcp_metadata import ItemLocation, add_storage_data
 from aioflux.checkpoint._maintain import history
 from aioflux.checkpoint._maintain.history import SaveRecord
 from aioflux.checkpoint._maintain.retention import prune
 from aioflux.checkpoint._save.heartbeat import Heartbeat, Watch
 from aioflux.checkpoint._save.job import Manifest, SaveResult, manifest_key
 from aioflux.checkpoint._save.packing import compressed_pieces, staged_pieces
-from aioflux.checkpoint._store.commits import CommitObject, read_commit, uri_below
-from aioflux.checkpoint._store.objects import publish, write_object
+from aioflux.checkpoint._store.commit import commit as commit_object
+from aioflux.checkpoint._store.commit import delete_replaced
+from aioflux.checkpoint._store.commits import read_commit, read_commits, uri_below
+from aioflux.checkpoint._store.objects import write_object
 from aioflux.errors import (
     AiofluxError,
     CheckpointError,
@@ -52,9 +54,9 @@ from aioflux.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable, Sequence
 
-    from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._maintain.history import Outcome
     from aioflux.checkpoint._save.job import Compression, Job, UploadSettings, Whole
+    from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.store import Store
 
 __all__ = ["Save", "Uploads"]
@@ -197,11 +199,11 @@ class Save:
             told = await self._told_before() if job.attempt else None
             if job.failure:
                 raise _StagingError(job.failure)  # noqa: TRY301  one way for all failures
-            replaces = None
+            replaces: list[CommitObject] = []
             if self._is_coordinator:
                 # Before anything is uploaded: without conditions, saves could replace each other.
                 await self._store.check_conditions()
-                replaces = await self._previous()
+                replaces = await read_commits(self._store, self._prefix)
             if told is None or self._is_coordinator:
                 told = await self._upload_watched()
             if self._is_coordinator:
@@ -244,16 +246,6 @@ class Save:
             upload_seconds=self._upload_seconds,
             seconds=time.time() - job.begun,
         )
-
-    async def _previous(self) -> tuple[ObjectMeta, Commit | None] | None:
-        """Return the commit object that this save replaces, and what it says."""
-        try:
-            found = await read_commit(self._store, self._prefix)
-        except CheckpointNotFoundError:
-            return None
-        except CheckpointError:  # damaged: it is replaced, and what it named is found by `clean`
-            return await self._store.head(self._prefix + COMMIT_KEY), None
-        return found.meta, found.commit
 
     async def _is_committed(self) -> bool:
         """Tell whether the step is that of this save.
@@ -554,7 +546,7 @@ class Save:
     async def _commit(
         self,
         told: Sequence[tuple[StoredObject, ...]],
-        replaces: tuple[ObjectMeta, Commit | None] | None,
+        replaces: Sequence[CommitObject],
     ) -> None:
         """Publish the commit object, and clear away what it made useless."""
         job = self._job
@@ -570,44 +562,48 @@ class Save:
             extra=dict(job.whole.extra),
         )
         data = encode_commit(self._describe(told), commit)
+        key = self._prefix + COMMIT_KEY
         while True:
-            before, replaced = replaces or (None, None)
             try:
-                await publish(self._store, self._prefix + COMMIT_KEY, data, replaces=before)
+                await commit_object(self._store, key, data, commit, replaces=replaces)
             except (AiofluxError, OSError) as exc:
-                found = await self._look_again(exc, before)
-                if found.commit is None or found.commit.save_id != commit.save_id:
-                    replaces = found.meta, found.commit
-                    continue
-            break
-        await self._afterwards(commit, replaced)
+                found = await self._read_conflicting(exc, replaces)
+                if any(each.commit and each.commit.save_id == commit.save_id for each in found):
+                    await delete_replaced(self._store, key, commit, replaces)
+                    break
+                replaces = found
+            else:
+                break
+        await self._after_commit(commit)
 
     def _describe(self, told: Sequence[tuple[StoredObject, ...]]) -> bytes:
         """Return the pickle of DCP's metadata."""
         assert self._job.whole is not None
         return _metadata(self._job.whole, told, self._settings.compression)
 
-    async def _look_again(self, error: Exception, before: ObjectMeta | None) -> CommitObject:
-        """Return the commit that failed, if it is there all the same, or an earlier one.
+    async def _read_conflicting(
+        self, error: Exception, replaces: Sequence[CommitObject]
+    ) -> list[CommitObject]:
+        """Return the commit objects after a commit that failed: its own, or those of earlier saves.
 
-        The last save goes before those under way: one of the same step may be committed meanwhile,
-        and is what it replaces.
+        An urgent save overtakes those under way: one of the same step may be committed meanwhile,
+        and is replaced.
 
         Raises:
-            CheckpointError: It is not, or nobody can tell.
+            CheckpointError: It is not committed, or that is unknown.
         """
         is_unknown = isinstance(error, TransientError)
         try:
-            found = await read_commit(self._store, self._prefix)
-        except CheckpointNotFoundError:
-            pass
+            found = await read_commits(self._store, self._prefix)
         except AiofluxError:
             is_unknown = True
         else:
-            mine, theirs = self._job.save_id, found.commit.save_id if found.commit else ""
-            is_new = before is None or found.meta.generation != before.generation
-            is_earlier = self._job.is_urgent and is_new and "" < theirs < mine
-            if theirs == mine or is_earlier:
+            is_unknown = is_unknown or any(each.problem is not None for each in found)
+            mine = self._job.save_id
+            theirs = [each.commit.save_id if each.commit else "" for each in found]
+            is_new = _generations(found) != _generations(replaces)
+            is_earlier = is_new and all("" < each < mine for each in theirs)
+            if mine in theirs or (self._job.is_urgent and found and is_earlier):
                 return found
         if is_unknown:
             raise _UnknownOutcomeError(
@@ -616,12 +612,10 @@ class Save:
             ) from error
         raise error
 
-    async def _afterwards(self, commit: Commit, replaced: Commit | None) -> None:
-        """Remove what the commit made useless, and note the save. The step is there in any case."""
+    async def _after_commit(self, commit: Commit) -> None:
+        """Remove manifests and old steps, and note the save. The step is there in any case."""
         job = self._job
         keys = [self._prefix + manifest_key(job.save_id, rank) for rank in range(1, job.world_size)]
-        if replaced is not None:
-            keys += [self._prefix + stored.key for stored in replaced.objects]
         try:
             if keys:
                 await self._store.delete_many(keys)
@@ -782,7 +776,7 @@ def _metadata(
     Raises:
         CheckpointError: A rank uploaded other things than it was to.
     """
-    places: list[tuple[bytes, Place]] = []
+    places: list[tuple[bytes, ItemLocation]] = []
     for rank, (order, objects) in enumerate(zip(whole.orders, told, strict=True)):
         items = [(stored.key, item) for stored in objects for item in stored.items]
         if len(items) != len(order):
@@ -791,5 +785,9 @@ def _metadata(
             )
         for index, (key, item) in zip(order, items, strict=True):
             done = (compression.descriptor,) if compression and item.frame_size else ()
-            places.append((index, Place(key, item.offset, item.length, done)))
-    return complete(whole.metadata, places)
+            places.append((index, ItemLocation(key, item.offset, item.length, done)))
+    return add_storage_data(whole.metadata, places)
+
+
+def _generations(found: Sequence[CommitObject]) -> set[tuple[str, str]]:
+    return {(each.meta.key, each.meta.generation) for each in found}

@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch._utils import _rebuild_tensor_v2, _rebuild_tensor_v3
 
+from aioflux.checkpoint._save.packing import ALIGNMENT_BYTES, EncodedItem
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "ALIGNMENT_BYTES",
-    "EncodedItem",
     "check_storable",
     "encode_object",
     "encode_subclass",
@@ -40,9 +40,6 @@ __all__ = [
     "has_plain_memory",
     "tensor_memory",
 ]
-
-ALIGNMENT_BYTES: Final = 64
-"""The bytes of a tensor begin at a multiple of this in its item."""
 
 _ROOT: Final = "archive/"
 """Folder that torch.save puts everything below when it writes to a file object."""
@@ -84,22 +81,6 @@ _MAX32: Final = 0xFFFFFFFF
 
 _YEAR_1980: Final = 0x0021
 """1 January 1980, the first day that the format knows."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedItem:
-    """One tensor as a zip archive, in pieces."""
-
-    segments: tuple[bytes | memoryview, ...]
-    """The pieces in order; those that are memoryviews are the tensor's own memory."""
-    length: int
-    """Bytes of all pieces together."""
-    data_start: int
-    """Where the bytes of the tensor begin in the item; 0 where they cannot be told apart."""
-    data_size: int
-    """How many they are; 0 where they cannot be told apart."""
-    element_size: int = 1
-    """Bytes of one element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +182,7 @@ def encode_tensor(tensor: torch.Tensor) -> EncodedItem:
     """
     if not has_plain_memory(tensor):
         data = encode_object(tensor)
-        return EncodedItem((data,), len(data), 0, 0)
+        return EncodedItem((data,), len(data))
     if not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         raise ValueError(
             "only a contiguous tensor on the CPU is encoded as it stands; call .cpu(), "

@@ -8,12 +8,12 @@ Beside the tensors in main memory it takes their headers, and what is copied fro
 
 from __future__ import annotations
 
-import io
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from aioflux._files import RawBinaryFile
 from aioflux._values.checksums import address_of
 from aioflux.checkpoint._save.save import leave_out_crc32
 from aioflux.checkpoint._save.staging_copy import Copy, copy_all
@@ -22,11 +22,6 @@ from aioflux.checkpoint._save.tensor_memory import TensorMemory
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-    class _BinaryFile(io.RawIOBase, BinaryIO):
-        """What `torch.save` asks for by its annotations: a file of io is one to no type checker."""
-
-else:
-    _BinaryFile = io.RawIOBase
 
 __all__ = ["Pickled", "pickled"]
 
@@ -34,7 +29,7 @@ _LEAST_NOTED_BYTES = 16 * 1024
 """Less is copied at once: to note a piece costs as much as a copy of some 16 KiB."""
 
 
-class Pickled(_BinaryFile):
+class Pickled(RawBinaryFile):
     """The file that torch.save writes to: what lies in tensors is noted and copied later."""
 
     def __init__(self, memory: TensorMemory) -> None:

@@ -23,13 +23,13 @@ import torch
 
 from aioflux.checkpoint._format.commit import StoredItem
 from aioflux.checkpoint._save.items import (
-    ALIGNMENT_BYTES,
     encode_object,
     encode_subclass,
     encode_tensor,
     find_ties,
     has_plain_memory,
 )
+from aioflux.checkpoint._save.packing import ALIGNMENT_BYTES
 from aioflux.checkpoint._save.staging_copy import Copy, address_of, copy_all
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemT
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
-from aioflux.checkpoint._format.storage_data import pickle_index, pickle_metadata
+from aioflux.checkpoint._format.dcp_metadata import pickle_index, pickle_metadata
 from aioflux.checkpoint._save.items import check_storable, find_ties
 from aioflux.checkpoint._save.job import Whole
 from aioflux.checkpoint._save.nesting import (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from aioflux.checkpoint._format.commit import StoredItem, StoredObject, part_key
-from aioflux.checkpoint._format.tag_metadata import describe
+from aioflux.checkpoint._format.dcp_metadata import pickle_metadata_of_parts
 from aioflux.checkpoint._save.commit_protocol import Save
 from aioflux.checkpoint._save.job import Job, UploadSettings, Whole
 from aioflux.checkpoint._store.commits import each_bounded
@@ -134,4 +134,6 @@ class TagSave(Save):
     def _describe(self, told: Sequence[tuple[StoredObject, ...]]) -> bytes:
         parts = [stored for objects in told for stored in objects]
         self.num_files = len(parts)
-        return describe((part_name(each.key), each.key, each.size) for each in parts)
+        return pickle_metadata_of_parts(
+            (part_name(each.key), each.key, each.size) for each in parts
+        )

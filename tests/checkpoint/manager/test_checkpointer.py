@@ -25,7 +25,6 @@ import aioflux
 from aioflux import PermissionDeniedError, _bridge
 from aioflux.checkpoint import Checkpointer, _checkpointer
 from aioflux.checkpoint._maintain import verify as _verify
-from aioflux.checkpoint._save import commit_protocol as _commit_protocol
 from aioflux.checkpoint._save import handle as _handle
 from aioflux.checkpoint._save import process_uploader as _process_uploader
 from aioflux.checkpoint._save import staging as _staging
@@ -544,30 +543,24 @@ def test_the_last_save_waits_for_no_room(server: GCSServer) -> None:
 
 
 @pytest.mark.clouds("gs")
-def test_the_last_save_replaces_one_of_its_step_that_was_under_way(
-    server: GCSServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    previous = _commit_protocol.Save._previous
-
-    async def previous_in_turn(save: _commit_protocol.Save) -> Any:
-        """Have both look before either is committed, and commit the first one first."""
-        found = await previous(save)
-        if save._job.is_urgent:
-            has_looked.set()
-            await first
-        else:
-            await has_looked.wait()
-        return found
-
-    has_looked = asyncio.Event()
-    monkeypatch.setattr(_commit_protocol.Save, "_previous", previous_in_turn)
-    with Checkpointer(URI, retry=FAST, timeouts=SLOW) as checkpointer:
+def test_the_last_save_replaces_one_of_its_step_that_was_under_way(server: GCSServer) -> None:
+    """Both have read what they replace before either is committed, and the first one commits."""
+    with (
+        Checkpointer(URI, retry=STUBBORN, timeouts=SLOW) as checkpointer,
+        concurrent.futures.ThreadPoolExecutor(1) as thread,
+        server.faults.inject(WRITE, key="*" + DATA, reset=True, skip=1),
+    ):
         checkpointer.save_on_signal(signal.SIGUSR1, deadline_seconds=LONG)
-        first = checkpointer.save_async(1, state_of(1))
-        signal.raise_signal(signal.SIGUSR1)
-        assert checkpointer.should_save(1)
-        checkpointer.save(1, state_of(2))
+        with server.faults.inject(WRITE, key="*.metadata", status=503):
+            first = checkpointer.save_async(1, state_of(1))
+            wait_until(lambda: server.faults.injected["status"])
+            signal.raise_signal(signal.SIGUSR1)
+            assert checkpointer.should_save(1)
+            last = thread.submit(checkpointer.save, 1, state_of(2))
+            wait_until(lambda: server.faults.injected["reset"])
         assert first.result().step == 1
+        server.faults.clear()
+        assert last.result().step == 1
         assert is_state_of(2, checkpointer.load())
         assert len(keys()) == 2  # what was replaced is gone
 

@@ -14,7 +14,12 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-from aioflux.checkpoint._format.storage_data import Place, complete, pickle_index, pickle_metadata
+from aioflux.checkpoint._format.dcp_metadata import (
+    ItemLocation,
+    add_storage_data,
+    pickle_index,
+    pickle_metadata,
+)
 from aioflux.checkpoint._save.ranks import Ranks
 from aioflux.checkpoint._save.staging import Stager
 from aioflux.checkpoint._save.staging_copy import Copy, address_of, copy_all
@@ -156,9 +161,10 @@ def test_the_last_piece_of_the_metadata(offset: int, transforms: tuple[str, ...]
     indices = [MetadataIndex("a.b", torch.Size([3, 0]), 1), MetadataIndex("c")]
     begun = pickle_metadata(Metadata({}, planner_data={"c": ("c",)}, version="1.0.0"))
     places = [
-        (pickle_index(index), Place("s/__0_0.distcp", offset, 5, transforms)) for index in indices
+        (pickle_index(index), ItemLocation("s/__0_0.distcp", offset, 5, transforms))
+        for index in indices
     ]
-    metadata = pickle.loads(complete(begun, places))
+    metadata = pickle.loads(add_storage_data(begun, places))
     told = _StorageInfo("s/__0_0.distcp", offset, 5, list(transforms) or None)
     assert metadata == Metadata(
         {}, planner_data={"c": ("c",)}, storage_data=dict.fromkeys(indices, told), version="1.0.0"

@@ -1,4 +1,4 @@
-"""Which item of a save goes to which object, and what the ranks agree on. Pure."""
+"""The plan of data objects: which item goes to which, and what the ranks agree on. Pure."""
 
 from __future__ import annotations
 
@@ -16,30 +16,29 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import WriteItem
 
-    from aioflux.checkpoint._save.safetensors import RankLayout
+    from aioflux.checkpoint.dcp._safetensors_plan import RankLayout
 
-__all__ = ["Placement", "item_bytes", "plan_objects"]
+__all__ = ["RankPlacement", "item_bytes", "plan_objects"]
 
 
 @dataclass
-class Placement:
-    """Where one rank writes: what a plan carries from the coordinator to the ranks.
+class RankPlacement:
+    """The storage data of a rank's plan, from the coordinator to the rank.
 
-    A planner that caches its plans hands out the same one for every save, this along with it. So it
+    A planner that caches its plans returns the same one for every save, with this in it. So it
     counts its uses, and names another save for each: all ranks count alike.
     """
 
     save_id: str
-    """The first save that it was made for."""
+    """The first save."""
     rank: int
-    """Rank that the plan is for."""
     layout: RankLayout | None = None
-    """Where its tensors go, in the layout of safetensors."""
+    """In the layout of safetensors only."""
     num_uses: int = 0
-    """Saves that it served in this process."""
+    """Saves with it in this process."""
 
     def use(self) -> str:
-        """Return the name of the save that begins now."""
+        """Return the name of the save that starts now."""
         number, self.num_uses = self.num_uses, self.num_uses + 1
         if not number:
             return self.save_id
@@ -48,7 +47,7 @@ class Placement:
 
 
 def item_bytes(item: WriteItem) -> int:
-    """Return how many bytes of tensors an item holds; 0 for another value."""
+    """Return the bytes of an item that is a tensor; 0 for another value."""
     data = item.tensor_data
     if data is None:
         return 0
@@ -56,10 +55,10 @@ def item_bytes(item: WriteItem) -> int:
 
 
 def plan_objects(items: Sequence[WriteItem], num_objects: int) -> list[list[WriteItem]]:
-    """Spread items over so many objects at most, none empty, the largest about as small as can be.
+    """Spread items over at most `num_objects` objects of about the same size, none empty.
 
-    Values that are no tensors come first in an object, and tensors in the order of the plan, which
-    is that of the state: what is loaded together lies together.
+    Values that are no tensors come first in an object. Tensors keep the order of the plan, which
+    is that of the state: items that are loaded together are stored together.
     """
     order = {id(item): number for number, item in enumerate(items)}
     heap = [(0, number) for number in range(num_objects)]
@@ -67,7 +66,7 @@ def plan_objects(items: Sequence[WriteItem], num_objects: int) -> list[list[Writ
     for item in sorted(items, key=item_bytes, reverse=True):
         num_bytes, number = heapq.heappop(heap)
         objects[number].append(item)
-        # One byte more, so that values of no size are spread too.
+        # One byte more, so that values without a size are spread, too.
         heapq.heappush(heap, (num_bytes + item_bytes(item) + 1, number))
     for each in objects:
         each.sort(key=lambda item: (item.type != WriteItemType.BYTE_IO, order[id(item)]))
