@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import ObjectMeta, open_store
-from aioflux.checkpoint._maintain.orphans import Leaving, clean_saves, clean_store, save_of, stale
+from aioflux.checkpoint._maintain.orphans import (
+    SaveLeftovers,
+    clean_saves,
+    clean_store,
+    save_of,
+    stale_objects,
+)
 from aioflux.checkpoint._maintain.verify import latest, verify
 from tests.checkpoint.saves import METADATA, encode, save, save_id, save_step
 
@@ -58,7 +64,7 @@ def test_only_what_is_old_and_named_by_none_is_stale(ages, named) -> None:
         for at, age in enumerate(ages)
     ]
     names = {str(each) for each in named}
-    found = stale(Leaving("", ID, metas), names, now=NOW, older_than_seconds=10)
+    found = stale_objects(SaveLeftovers("", ID, metas), names, now=NOW, older_than_seconds=10)
     is_old = all(age is not None and age >= 10 for age in ages)
     assert [meta.key for meta in found] == [
         meta.key for meta in metas if is_old and meta.key not in names

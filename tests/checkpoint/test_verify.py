@@ -7,7 +7,6 @@ import pytest
 
 from aioflux import open_store
 from aioflux.checkpoint._format.commit import COMMIT_KEY, StoredItem, step_prefix
-from aioflux.checkpoint._maintain import verify as _verify
 from aioflux.checkpoint._maintain.verify import (
     latest,
     newest_first,
@@ -224,21 +223,37 @@ async def test_a_copy_elsewhere_is_verified_by_size_and_crc32c(store, saved, clo
         assert [problem.kind for problem in found.problems] == ["bytes" if is_deep else "crc32c"]
 
 
-@pytest.mark.clouds("gs")
-async def test_latest_finds_what_is_committed_while_it_looks(store, saved, monkeypatch) -> None:
-    """A run that keeps one step then removes the others, of which parts may still be there."""
+class Changing:
+    """A store in which a step is saved, and others are removed, after steps were listed."""
 
-    async def verify_early(store, prefix, **options):
-        found = await verify(store, prefix, **options)
-        if prefix == step_prefix(200) and not found.is_committed:
-            await save_step(store, 200)
-            for step in (50, 100):
-                await store.delete(step_prefix(step) + COMMIT_KEY)
+    def __init__(self, store, saves) -> None:
+        self._store = store
+        self._saves = list(saves)
+
+    def __getattr__(self, name: str):
+        return getattr(self._store, name)
+
+    async def list_all(self, prefix: str = "", **options):
+        found = await self._store.list_all(prefix, **options)
+        if options and self._saves:  # the level of the steps
+            step, *old = self._saves.pop(0)
+            await save_step(self._store, step)
+            for each in old:
+                await self._store.delete(step_prefix(each) + COMMIT_KEY)
         return found
 
+
+@pytest.mark.clouds("gs")
+async def test_latest_finds_what_is_committed_while_it_looks(store, saved) -> None:
+    """A run that keeps one step then removes the others, of which parts may still be there."""
     await store.put(f"{step_prefix(200)}under-way", b"")
-    monkeypatch.setattr(_verify, "verify", verify_early)
-    assert await latest(store) == 200
+    assert await latest(Changing(store, [(200, 50, 100)])) == 200
+
+
+@pytest.mark.clouds("gs")
+async def test_steps_that_are_all_removed_meanwhile_give_way_to_newer_ones(store, saved) -> None:
+    """A run that keeps one step goes on beside the process that loads it."""
+    assert await latest(Changing(store, [(200, 50, 100), (300, 200)])) == 300
 
 
 @pytest.mark.clouds("gs")

@@ -19,13 +19,13 @@ from aioflux._transfer import conditions as _conditions
 from aioflux.checkpoint import Checkpointer
 from aioflux.checkpoint.dcp import StorageReader, StorageWriter
 from tests.checkpoint.dcp.states import no_warnings, save
-from tests.checkpoint.manager.desk import Ranks
 from tests.checkpoint.manager.trainer import is_state_of, state_of
+from tests.checkpoint.manager.worker_process import Ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.checkpoint.manager.desk import Forks
+    from tests.checkpoint.manager.worker_process import Forks
     from tests.servers.conditions import ConditionsGateway
     from tests.servers.moto import Moto
 

@@ -6,20 +6,20 @@ import os
 import re
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from aioflux.checkpoint import Checkpointer, clean
 from aioflux.testing import GCSServer
-from tests.checkpoint.manager.desk import Ranks, wait_until
 from tests.checkpoint.manager.trainer import is_state_of
+from tests.checkpoint.manager.worker_process import Ranks, uploader_of, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-    from tests.checkpoint.manager.desk import Forks, Rank
+    from tests.checkpoint.manager.worker_process import Forks, Rank
 
 WRITE = "*insert*"
 LONG = 250
@@ -210,14 +210,6 @@ def test_a_failure_that_was_told_is_final(two: Ranks, server: GCSServer, uri: st
     two.ask("close")
 
 
-def uploader_of(pid: int) -> int:
-    """Return the child of a process that uploads."""
-    for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        if b"_uploader" in Path(f"/proc/{number}/cmdline").read_bytes():
-            return int(number)
-    raise AssertionError("no uploader runs")
-
-
 def test_a_coordinator_that_may_not_delete_is_heard_all_the_same(
     two: Ranks, server: GCSServer, uri: str
 ) -> None:
@@ -329,7 +321,7 @@ def test_a_coordinator_that_dies_is_missed_in_time(
         ranks.all[1].tell("result", step=1)
         ok, _, text = ranks.all[1].hear()
         assert not ok
-        assert "within 300 s the coordinator (rank 0) told neither" in text
+        assert "within 300 s the coordinator (rank 0) reported neither" in text
 
 
 def test_a_rank_that_dies_fails_the_save_in_time(

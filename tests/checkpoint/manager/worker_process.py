@@ -1,4 +1,4 @@
-"""Processes of tests, and what they are told."""
+"""Processes that tests start, and the Checkpointer that is tested in them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from aioflux import RetryPolicy, Timeouts
+from aioflux import checkpoint as _checkpoint
+from aioflux.checkpoint._save.job import UploadSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,15 +34,40 @@ STUBBORN = RetryPolicy(max_attempts=100_000, initial_seconds=0.01, max_seconds=0
 """Asks until a fault is taken back: as long as a test wants, a refused request holds up a save."""
 
 
+class Clock:
+    """A monotonic clock that can be made to run faster."""
+
+    def __init__(self) -> None:
+        self.factor = 1
+
+    def __call__(self) -> float:
+        return self.factor * time.monotonic()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial, (time.monotonic,)  # the process that uploads has that of the system
+
+
+class Checkpointer(_checkpoint.Checkpointer):
+    """One that waits for its clean-up on a machine that stands still, and polls often."""
+
+    clock = Clock()
+    upload_settings = UploadSettings(cleanup_seconds=240.0, max_poll_seconds=0.2, clock=clock)
+
+
 class Forks:
-    """The process that forks others; see `forks`."""
+    """The process that forks others; see the fixture `forks`."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair()
         self._answers = self._control.makefile("rb")
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.checkpoint.manager.forks", str(theirs.fileno())],
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.checkpoint.manager.fork_server",
+                    str(theirs.fileno()),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -60,7 +88,7 @@ class Forks:
         return int(self._answers.readline())
 
     def fork(self, task: str, server: GCSServer, *told: Any, fds: Sequence[int]) -> int:
-        """Fork a process that does a task of `forks.TASKS`, and return its number.
+        """Fork a process that does a task of `fork_server.TASKS`, and return its number.
 
         Args:
             task: The name of it.
@@ -77,7 +105,7 @@ class Forked:
 
     Args:
         forks: What forks it.
-        task: What it does; one of `forks.TASKS`.
+        task: What it does; one of `fork_server.TASKS`.
         server: Where it looks for its bucket.
         told: Arguments of the task.
         errors: File that its errors go to; those of the tests by default.
@@ -124,9 +152,9 @@ class Rank(Forked):
     """One process of `rank_task`."""
 
     def __init__(
-        self, forks: Forks, server: GCSServer, rank: int, world_size: int, meeting: str
+        self, forks: Forks, server: GCSServer, rank: int, world_size: int, rendezvous: str
     ) -> None:
-        super().__init__(forks, "obey", server, rank, world_size, meeting)
+        super().__init__(forks, "obey", server, rank, world_size, rendezvous)
 
     def tell(self, name: str, **arguments: Any) -> None:
         self.stdin.write(json.dumps([name, arguments]) + "\n")
@@ -146,8 +174,8 @@ class Ranks:
     """Processes that save together."""
 
     def __init__(self, forks: Forks, server: GCSServer, world_size: int, folder: Path) -> None:
-        meeting = f"file://{folder}/meeting"
-        self.all = [Rank(forks, server, rank, world_size, meeting) for rank in range(world_size)]
+        rendezvous = f"file://{folder}/rendezvous"
+        self.all = [Rank(forks, server, rank, world_size, rendezvous) for rank in range(world_size)]
 
     def __enter__(self) -> Self:
         return self
@@ -175,6 +203,27 @@ def wait_until(is_so: Callable[[], object], seconds: float = 240) -> None:
     while not is_so():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.02)
+
+
+def uploader_of(pid: int) -> int:
+    """Return the process that uploads for a process, once there is one."""
+    found = find_uploaders(pid)
+    while not found:
+        time.sleep(0.02)
+        found = find_uploaders(pid)
+    return found[0]
+
+
+def find_uploaders(pid: int) -> list[int]:
+    found = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):  # of each thread
+        with suppress(OSError):  # the thread, or the process, has ended since
+            found += [
+                int(number)
+                for number in children.read_text().split()
+                if b"uploader_main" in Path(f"/proc/{number}/cmdline").read_bytes()
+            ]
+    return found
 
 
 def is_alive(pid: int) -> bool:

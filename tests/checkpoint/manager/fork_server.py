@@ -1,6 +1,6 @@
 """A process that has imported torch, and forks those that tests ask for: the import takes seconds.
 
-    python -m tests.checkpoint.manager.forks <descriptor of a socket>
+    python -m tests.checkpoint.manager.fork_server <descriptor of a socket>
 
 Each message is one question as JSON, with the descriptors that a new process gets for its first
 ones; each answer is a number.
