@@ -5,7 +5,7 @@
 
 `aioflux.sync` has the same names for blocking code, `aioflux.data` the datasets,
 `aioflux.checkpoint` the checkpoints and `aioflux.testing` a server to test against. They and the
-store load on first use: `import aioflux` imports neither torch nor a cloud SDK.
+store are imported on first use: `import aioflux` imports neither torch nor a cloud SDK.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from aioflux.errors import (
     TransientError,
     UnsupportedError,
 )
-from aioflux.options import RetryPolicy, Timeouts, TransferOptions
+from aioflux.options import RetryPolicy, S3Access, Timeouts, TransferOptions
 
 if TYPE_CHECKING:
     from aioflux import checkpoint as checkpoint
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from aioflux import testing as testing
     from aioflux._values.listing import Listing
     from aioflux._values.stats import LatencyHistogram, Progress, ProgressHook, StoreStats
-    from aioflux.options import S3Access
     from aioflux.store import Store, open_store
 
 __all__ = [
@@ -82,14 +81,13 @@ _LAZY_NAMES = {
     "Listing": "aioflux._values.listing",
     "Progress": "aioflux._values.stats",
     "ProgressHook": "aioflux._values.stats",
-    "S3Access": "aioflux.options",
     "Store": "aioflux.store",
     "StoreStats": "aioflux._values.stats",
     "open_store": "aioflux.store",
 }
 _LAZY_MODULES = ("checkpoint", "data", "sync", "testing")
 
-# Hidden from type checkers, to which it would promise that every name exists.
+# Hidden from type checkers, for which every name would exist.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:

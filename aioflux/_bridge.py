@@ -1,19 +1,19 @@
-r"""The bridge from synchronous callers to the event loop; only it knows threads, loops and fork.
+r"""The background event loop of blocking callers: its thread, fork hooks and end of process.
 
-One background thread runs one uvloop loop for the whole process; it starts with the first call. A
-call from the loop's own thread is refused, because it would wait for itself; a caller whose thread
-runs another loop (a notebook) is served.
+One thread runs one uvloop loop for the whole process; it starts with the first call. A call from
+the loop's own thread raises, because it would wait for itself; a caller whose thread runs another
+loop (a notebook) is served.
 
     caller's thread:  run(coroutine) -> waits ---------------------------> result, or error
                                     \\                                /
     loop's thread:                   task -> ... -> done, cancelled /
 
-After a fork the child starts over: the thread is not there, and neither may the parent's sockets be
-touched. Closing or collecting an inherited session in the child would remove the parent's sockets
-from the epoll set that both share, and the parent's next request would hang. So what is inherited
-is parked for ever, and the lock is replaced, since another thread may have held it at the fork.
+After a fork the child has no such thread, and must not touch the parent's sockets: closing or
+collecting an inherited session in the child removes the parent's sockets from the epoll set that
+both share, and the parent's next request hangs. So inherited objects are kept for ever, and the
+lock is replaced, because another thread may have held it at the fork.
 
-Over 500 lines, because what else knows of threads would have to be trusted with the same care.
+Over 500 lines: everything that depends on threads and forks is in this one module.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from aioflux import store as _store
 from aioflux._concurrency.async_iteration import nested
 from aioflux._concurrency.fan_out import Supply
+from aioflux._transfer.sessions import live_sessions
+from aioflux.store import sessions_of
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
         Iterator,
     )
     from contextlib import AbstractAsyncContextManager
+
+    from aioflux._transfer.sessions import Sessions
+    from aioflux.store import Store
 
 __all__ = [
     "Feed",
@@ -63,16 +67,18 @@ __all__ = [
 T = TypeVar("T")
 
 _CLEANUP_SECONDS = 30.0
-"""Time that cancelled work has to abort its uploads before the caller goes on."""
+"""Time that cancelled work has to abort its uploads before the caller continues."""
 
-_ENDING_SECONDS = 2.0
-"""Time that such work has at the end of the process, where the caller did not wait for it."""
+_EXIT_SECONDS = 2.0
+"""Time that such work has at the end of the process, if its caller did not wait for it."""
 
-_LOOK_UP_SECONDS = 0.5
-"""Time between two looks of a waiting caller at signals that came when it was about to wait."""
+_POLL_SECONDS = 0.5
+"""Interval at which a waiting caller wakes for signals that arrived just before it waited."""
 
 _FEED_SECONDS = 0.001
-_PLAIN: tuple[type, ...] = (
+"""Longest time for which a feed collects items in one crossing."""
+
+_BUILTIN_ITERABLES: tuple[type, ...] = (
     list,
     tuple,
     set,
@@ -84,25 +90,25 @@ _PLAIN: tuple[type, ...] = (
 )
 """Iterables that run no code of the caller."""
 
-_BEFORE_FORK = "what was opened before a fork cannot be used after it; open it again"
+_BEFORE_FORK = "an object opened before a fork cannot be used after it; open it again"
 
 _parked: list[Any] = []
-"""What a forked child inherited; never closed, never collected."""
+"""Objects that a forked child inherited; never closed, never collected."""
 
 
-class _Bridge:
-    """The loop thread of one process."""
+class _LoopThread:
+    """The background thread of one process, and the work on its loop."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._ending: set[asyncio.Task[Any]] = set()
-        self._left_alone: set[concurrent.futures.Future[Any]] = set()
-        self._begun: set[concurrent.futures.Future[Any]] = set()
-        self.is_ending = False
-        self.is_over = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._cancelled: set[concurrent.futures.Future[Any]] = set()
+        self._started: set[concurrent.futures.Future[Any]] = set()
+        self.is_exiting = False
+        self.is_closed = False
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Return the running loop, started on first use.
@@ -126,7 +132,7 @@ class _Bridge:
             return self._loop
 
     def stop(self) -> None:
-        """Stop the loop and wait for its thread; what is under way is cancelled first."""
+        """Cancel all tasks, stop the loop and wait for its thread."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
@@ -138,38 +144,39 @@ class _Bridge:
             loop.close()
 
     def start_if_own(self, coroutine: Callable[[], Coroutine[Any, Any, Any]]) -> bool:
-        """Start a coroutine without waiting where this is the loop's own thread; tell if it is."""
+        """Start a coroutine if this is the loop's own thread; return whether it is."""
         if self._loop is None or self._thread is not threading.current_thread():
             return False
         task = self._loop.create_task(coroutine())
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return True
 
-    def leave_alone(self, outcome: concurrent.futures.Future[Any]) -> None:
-        """Remember cancelled work that its caller may not wait for to the end."""
-        self._left_alone.add(outcome)
-        outcome.add_done_callback(self._left_alone.discard)
+    def track_cancelled(self, outcome: concurrent.futures.Future[Any]) -> None:
+        """Remember cancelled work whose caller may stop waiting before it has ended."""
+        self._cancelled.add(outcome)
+        outcome.add_done_callback(self._cancelled.discard)
 
-    def await_at_exit(self, outcome: concurrent.futures.Future[Any]) -> None:
+    def track_started(self, outcome: concurrent.futures.Future[Any]) -> None:
         """Remember work that the end of the process waits for."""
-        self._begun.add(outcome)
-        outcome.add_done_callback(self._begun.discard)
+        self._started.add(outcome)
+        outcome.add_done_callback(self._started.discard)
 
-    def wait_for_begun(self) -> None:
-        """Wait for what was begun."""
-        concurrent.futures.wait(list(self._begun))
+    def wait_for_started(self) -> None:
+        """Wait for all work of `begin`."""
+        concurrent.futures.wait(list(self._started))
 
-    def wait_for_cleanup(self) -> None:
-        """Wait a little for cancelled work that nobody waits for."""
-        concurrent.futures.wait(list(self._left_alone), timeout=_ENDING_SECONDS)
+    def wait_for_cancelled(self) -> None:
+        """Wait up to `_EXIT_SECONDS` for cancelled work."""
+        concurrent.futures.wait(list(self._cancelled), timeout=_EXIT_SECONDS)
 
-    def serves(self, sessions: _store.Sessions) -> bool:
-        """Tell whether there is a session of this loop."""
-        return self._loop is not None and self._loop in sessions
+    def serves(self, sessions: Sessions) -> bool:
+        """Return whether there is a session of this loop."""
+        return self._loop in sessions
 
     def inherited(self) -> tuple[Any, ...]:
-        return self._loop, self._thread, self._ending
+        """Return what a forked child must neither close nor collect."""
+        return self._loop, self._thread, self._tasks
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -181,10 +188,10 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the loop that all callers share past what would end the loop of one.
+    """Run the shared loop until it is stopped, past exceptions that leave `run_forever`.
 
     A SystemExit or KeyboardInterrupt in a task, from code of the caller such as a credentials
-    function, is raised where the task is waited for, and out of the loop as well.
+    function, is raised both where the task is awaited and out of the loop.
     """
     while True:
         with suppress(SystemExit, KeyboardInterrupt):
@@ -201,21 +208,21 @@ async def _wind_down(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _close_all(iterators: list[AsyncGenerator[Any, None]]) -> None:
-    # One that another thread is in the middle of refuses; its task is cancelled later.
+    # One that another thread is iterating raises; its task is cancelled later.
     await asyncio.gather(*(each.aclose() for each in iterators), return_exceptions=True)
 
 
-_bridge = _Bridge()
+_bridge = _LoopThread()
 _held: weakref.WeakSet[Held[Any]] = weakref.WeakSet()
 _iterating: weakref.WeakSet[AsyncGenerator[Any, None]] = weakref.WeakSet()
-"""What blocking objects and iterations hold open; ended before the loop is."""
+"""Contexts and iterations that blocking callers have open; closed before the loop is stopped."""
 
 
-def _own_bridge() -> _Bridge:
+def _own_bridge() -> _LoopThread:
     """Return the bridge of this process.
 
-    Ctrl-C just after a fork is raised in a hook, where it is lost and the hook with it: then the
-    child still has the bridge of its parent, whose thread does not run here.
+    Ctrl-C just after a fork is raised in the fork hook, which loses both: the child then still has
+    the bridge of its parent, whose thread does not run here.
     """
     if _bridge.pid != os.getpid():
         _after_fork_in_child()
@@ -223,16 +230,16 @@ def _own_bridge() -> _Bridge:
 
 
 def _at_exit() -> None:
-    _own_bridge().wait_for_begun()
-    _bridge.is_ending = True
+    _own_bridge().wait_for_started()
+    _bridge.is_exiting = True
     for held in list(_held):
         held.abandon()
     if iterators := list(_iterating):
         run(_close_all(iterators))
-    _bridge.wait_for_cleanup()
-    for each in _store.live_stores():
-        _close_session(each.sessions)
-    _bridge.is_over = True
+    _bridge.wait_for_cancelled()
+    for each in live_sessions():
+        _close_session(each)
+    _bridge.is_closed = True
     _bridge.stop()
 
 
@@ -240,21 +247,21 @@ def _park(*inherited: object) -> None:
     """Keep objects from ever being closed or collected, at the end of the process too."""
     _parked.append(inherited)
     if sys.implementation.name == "cpython":
-        # One reference that nobody gives back. The list alone is taken apart when the process ends,
-        # where aiohttp sessions and sockets close themselves.
+        # A reference that is never released: the list alone is cleared when the process ends, and
+        # aiohttp sessions and sockets would close themselves.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
 
 
 def _after_fork_in_child() -> None:
     global _bridge
-    stores = _store.live_stores()
-    # Parked before they are forgotten, and the new bridge last: Ctrl-C may come in between.
-    _park(_bridge, _bridge.inherited(), [list(each.sessions.items()) for each in stores])
-    for each in stores:
-        each.forget_sessions()
+    sessions = live_sessions()
+    # Parked before they are dropped, and the new bridge last: Ctrl-C may arrive in between.
+    _park(_bridge, _bridge.inherited(), [each.open_sessions() for each in sessions])
+    for each in sessions:
+        each.forget()
     _held.clear()
     _iterating.clear()
-    _bridge = _Bridge()
+    _bridge = _LoopThread()
 
 
 if hasattr(os, "register_at_fork"):
@@ -265,10 +272,10 @@ atexit.register(_at_exit)
 def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> T:
     """Run a coroutine on the background loop and return its result.
 
-    Where it takes items of a `feed`, they are produced here meanwhile.
+    If it takes items of a `feed`, they are produced in this thread meanwhile.
 
-    Ctrl-C (or any other exception that a signal handler raises here) cancels the coroutine and
-    waits until it has cleaned up before it goes on to the caller.
+    Ctrl-C (or any other exception that a signal handler raises here) cancels the coroutine, waits
+    until it has cleaned up, and is then raised in the caller.
 
     Raises:
         RuntimeError: Called on the background loop's own thread.
@@ -292,15 +299,15 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
     def cancel() -> None:
         if started:
             started[0].cancel()
-        else:  # Ctrl-C came before `start` was in line
+        else:  # Ctrl-C came before `start` was scheduled
             coroutine.close()
             outcome.set_exception(asyncio.CancelledError())
 
     # Ctrl-C may come anywhere from here on.
     try:
-        if _own_bridge().is_ending and threading.current_thread().daemon:
+        if _own_bridge().is_exiting and threading.current_thread().daemon:
             coroutine.close()
-            _stand_still()
+            _block_forever()
         outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
         loop = _bridge.loop()
         loop.call_soon_threadsafe(start)
@@ -312,10 +319,10 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
             coroutine.close()
         elif not outcome.done():
             loop.call_soon_threadsafe(cancel)
-            _bridge.leave_alone(outcome)  # another Ctrl-C ends the wait for it
+            _bridge.track_cancelled(outcome)  # another Ctrl-C ends the wait for it
             concurrent.futures.wait([outcome], timeout=_CLEANUP_SECONDS)
-        if _bridge.is_ending and threading.current_thread().daemon:
-            _stand_still()
+        if _bridge.is_exiting and threading.current_thread().daemon:
+            _block_forever()
         raise
 
 
@@ -329,10 +336,10 @@ def background_loop() -> asyncio.AbstractEventLoop:
 
 
 def begin(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-    """Start a coroutine on the background loop, and return without waiting for it.
+    """Start a coroutine on the background loop and return its future at once.
 
-    The end of the process waits for it. `cancel` of the future cancels it, and its clean-up goes
-    on. After a fork the child has no part in it.
+    The end of the process waits for it. `cancel` of the future cancels the coroutine, whose
+    clean-up still runs. After a fork only the parent runs it.
 
     Raises:
         RuntimeError: Called on the background loop's own thread.
@@ -343,28 +350,28 @@ def begin(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         coroutine.close()
         raise
     outcome = asyncio.run_coroutine_threadsafe(coroutine, loop)
-    _bridge.await_at_exit(outcome)
+    _bridge.track_started(outcome)
     return outcome
 
 
-def _stand_still() -> NoReturn:
-    """Wait in a daemon thread for the interpreter, which is ending, to end it.
+def _block_forever() -> NoReturn:
+    """Wait in a daemon thread until the exiting interpreter ends it.
 
-    What it used is closed already; an error would only be a traceback that says so.
+    Its stores are closed already; an error would only print a traceback that says so.
     """
     while True:
         threading.Event().wait()
 
 
 def _result(outcome: concurrent.futures.Future[T]) -> T:
-    """Wait for the outcome, and look up from time to time.
+    """Wait for the outcome, and wake every `_POLL_SECONDS`.
 
-    A signal that arrives just before the thread blocks interrupts nothing: CPython would run its
-    handler only when the wait is over.
+    A signal that arrives just before the thread blocks does not interrupt the wait: CPython would
+    run its handler only afterwards.
     """
     while True:
         try:
-            return outcome.result(_LOOK_UP_SECONDS)
+            return outcome.result(_POLL_SECONDS)
         except TimeoutError:  # of the wait, or of the work
             if outcome.done():
                 return outcome.result()
@@ -379,12 +386,12 @@ async def _step(iterator: AsyncIterator[T]) -> tuple[bool, T | None]:
 
 
 class OwnLock:
-    """A lock among threads of a process; free in a forked child, whoever held it at the fork.
+    """A lock among threads of a process that is free in a forked child.
 
         with own_lock.mine:
 
-    What `with` enters is the interpreter's lock itself: in methods of ours around it Ctrl-C could
-    come when it is taken and the block is not entered, or before it is given back.
+    `with` enters the interpreter's own lock: in a Python method around it, Ctrl-C could arrive
+    after the lock is acquired and before the block is entered, or before it is released.
     """
 
     def __init__(self) -> None:
@@ -401,81 +408,81 @@ class OwnLock:
 class Feed(Supply[T]):
     """A blocking caller's iterable, as an asynchronous iterator on the background loop.
 
-    The items are taken in the caller's own thread, while it waits in `run`: its generators may
-    block, use other stores through their blocking face, and meet no thread but their own. A
-    crossing takes what can be had within a millisecond. Up to `max_ahead` items are here ahead of
-    their use, and more are asked for when half of them are left, so that nobody waits for them.
+    Items are produced in the caller's own thread, while it waits in `run`: its generators may
+    block, use other blocking stores, and run in no thread but their own. One crossing takes the
+    items that are produced within a millisecond. Up to `max_ahead` items are buffered, and more
+    are requested when half of them are used.
     """
 
     def __init__(self, items: Iterable[T], *, max_ahead: int) -> None:
         self._items = iter(items)
         self._max_ahead = max_ahead
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ready: deque[T] = deque()
-        self._asked: asyncio.AbstractEventLoop | None = None
-        self._is_asking = False
+        self._requested_by: asyncio.AbstractEventLoop | None = None
+        self._is_requested = False
         self._waiter: asyncio.Future[None] | None = None
-        self._is_over = False
+        self._is_exhausted = False
         self._failure: BaseException | None = None
 
     async def __anext__(self) -> T:
         while not self._ready:
             if self._failure is not None:
                 raise self._failure
-            if self._is_over:
+            if self._is_exhausted:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
-            self._ask()
+            self._request()
             await self._waiter
         return self._ready.popleft()
 
     def has_ready(self) -> bool:
         """See base class."""
         if 2 * len(self._ready) <= self._max_ahead:
-            self._ask()
+            self._request()
         return bool(self._ready)
 
     def next_ready(self) -> T:
         """See base class."""
         return self._ready.popleft()
 
-    def _ask(self) -> None:
-        """Ask the caller's thread for more, unless it was asked, or there is no more."""
-        if not (self._is_asking or self._is_over or self._failure):
-            self._is_asking = True
-            self._asked = asyncio.get_running_loop()
-            self._bell.put(None)
+    def _request(self) -> None:
+        """Wake the caller's thread to produce more, unless it was woken or has no more."""
+        if not (self._is_requested or self._is_exhausted or self._failure):
+            self._is_requested = True
+            self._requested_by = asyncio.get_running_loop()
+            self._wakeups.put(None)
 
     def serve(self, outcome: concurrent.futures.Future[Any]) -> None:
-        """Produce items in this thread, as they are asked for, until there is an outcome."""
-        outcome.add_done_callback(lambda _: self._bell.put(None))
+        """Produce items in this thread, on request, until there is an outcome."""
+        outcome.add_done_callback(lambda _: self._wakeups.put(None))
         while not outcome.done():
             with suppress(queue.Empty):
-                self._bell.get(timeout=_LOOK_UP_SECONDS)
-            loop = self._asked
+                self._wakeups.get(timeout=_POLL_SECONDS)
+            loop = self._requested_by
             if loop is not None:
-                self._asked = None
-                self._supply(loop)
+                self._requested_by = None
+                self._produce(loop)
 
-    def _supply(self, loop: asyncio.AbstractEventLoop) -> None:
-        taken: list[T] = []
-        is_over, failure = False, None
+    def _produce(self, loop: asyncio.AbstractEventLoop) -> None:
+        items: list[T] = []
+        is_exhausted, failure = False, None
         room = self._max_ahead - len(self._ready)
         until = time.monotonic() + _FEED_SECONDS
         try:
-            while len(taken) < room and (not taken or time.monotonic() < until):
-                taken.append(next(self._items))
+            while len(items) < room and (not items or time.monotonic() < until):
+                items.append(next(self._items))
         except StopIteration:
-            is_over = True
+            is_exhausted = True
         except Exception as exc:  # the caller's own: raised where the items are used
             failure = exc
 
-        # At once: the loop may come to need them before it comes to what is called on it.
-        self._ready.extend(taken)
+        # At once: the loop may need them before it runs `accept`.
+        self._ready.extend(items)
 
         def accept() -> None:
-            self._is_over, self._failure = is_over, failure
-            self._is_asking = False
+            self._is_exhausted, self._failure = is_exhausted, failure
+            self._is_requested = False
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_result(None)
 
@@ -483,61 +490,61 @@ class Feed(Supply[T]):
 
 
 def feed(items: Iterable[T], *, max_ahead: int) -> Iterable[T] | Feed[T]:
-    """Return a feed of an iterable whose items are made by the caller's code, else the iterable."""
-    return items if type(items) in _PLAIN else Feed(items, max_ahead=max_ahead)
+    """Return a feed if iterating runs code of the caller, else the iterable itself."""
+    return items if type(items) in _BUILTIN_ITERABLES else Feed(items, max_ahead=max_ahead)
 
 
 def iterate(iterator: AsyncGenerator[T, None], *, feed: object = None) -> Iterator[T]:
     """Iterate from a synchronous caller.
 
-    Each item is one crossing, so it should be a page or a batch. Where the iterator takes items of
-    a `feed`, they are produced here.
+    Each item is one crossing, so it should be a page or a batch. If the iterator takes items of a
+    `feed`, they are produced in this thread.
 
-    Leaving the iteration early closes the asynchronous iterator and what it has under way.
+    Leaving the iteration early closes the asynchronous iterator and its pending requests.
     """
     pid = os.getpid()
     _iterating.add(iterator)
-    # Closed here alone: the loop would do it, too, where the collector finds both in one cycle,
-    # such as that of an error which a frame keeps.
+    # Closed here only: the loop's hook would close it a second time if the collector finds both in
+    # one cycle, such as that of an exception and its frame.
     items = nested(iterator)
     try:
         while True:
-            there_is, item = run(_step(items), feed=feed if isinstance(feed, Feed) else None)
-            if not there_is:
+            has_item, item = run(_step(items), feed=feed if isinstance(feed, Feed) else None)
+            if not has_item:
                 return
-            yield item  # type: ignore[misc]  # an item where there is one
+            yield item  # type: ignore[misc]  # not None if there is one
             del item
             if os.getpid() != pid:
                 raise RuntimeError(_BEFORE_FORK)
     finally:
         _iterating.discard(iterator)
-        _end(iterator, iterator.aclose, pid)
+        _close_dropped(iterator, iterator.aclose, pid)
 
 
-def _end(what: Any, ending: Callable[[], Coroutine[Any, Any, Any]], pid: int) -> None:
-    """End what was dropped: the collector runs in forked children and on the loop's thread, too."""
+def _close_dropped(target: Any, close: Callable[[], Coroutine[Any, Any, Any]], pid: int) -> None:
+    """Close an object that was dropped, from any thread and process that the collector runs in."""
     if os.getpid() != pid:
-        _park(what)
-    elif _bridge.is_over:
-        return  # ended with the loop
-    elif not _bridge.start_if_own(ending):
-        run(ending())
+        _park(target)
+    elif _bridge.is_closed:
+        return  # closed with the loop
+    elif not _bridge.start_if_own(close):
+        run(close())
 
 
-def close_when_dropped(store: _store.Store) -> None:
-    """Close the connections of a store that nobody holds any more, or when the process ends."""
-    # What is held until then is closed before the loop stops, wherever this stands among the hooks.
-    weakref.finalize(store, _close_session, store.sessions).atexit = False
+def close_when_dropped(store: Store) -> None:
+    """Close the connections of a store when it is collected, or when the process ends."""
+    # Not at exit: `_at_exit` closes those that still exist, before it stops the loop.
+    weakref.finalize(store, _close_session, sessions_of(store)).atexit = False
 
 
-def _close_session(sessions: _store.Sessions) -> None:
+def _close_session(sessions: Sessions) -> None:
     if _own_bridge().serves(sessions):
-        _end(sessions, lambda: _store.close_session(sessions), os.getpid())
+        _close_dropped(sessions, sessions.close_current, os.getpid())
 
 
 @contextmanager
 def entered(manager: AbstractAsyncContextManager[T]) -> Iterator[Held[T]]:
-    """Enter an asynchronous context manager, and leave it the way that the body ended."""
+    """Enter an asynchronous context manager, and exit it with the outcome of the body."""
     held = Held(manager)
     try:
         yield held
@@ -554,8 +561,8 @@ def entered(manager: AbstractAsyncContextManager[T]) -> Iterator[Held[T]]:
 class Held(Generic[T]):
     """An asynchronous context manager that a blocking object, such as a file, holds open.
 
-    Dropped without `leave`, by the garbage collector or with the process, it is left with an error:
-    what is under construction is aborted and never published. A forked child only forgets it.
+    Dropped without `leave`, by the garbage collector or with the process, it exits with an error:
+    an upload is aborted and its object never published. A forked child only drops it.
     """
 
     def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:
@@ -567,7 +574,7 @@ class Held(Generic[T]):
 
     @property
     def value(self) -> T:
-        """What the manager gave.
+        """The value that the manager returned on entry.
 
         Raises:
             RuntimeError: This is a forked child of the process that opened it.
@@ -577,13 +584,13 @@ class Held(Generic[T]):
         return self._value
 
     def leave(self, error: BaseException | None = None) -> bool:
-        """Leave the manager, because of `error` where one is given. Leaving twice does nothing.
+        """Exit the manager, with `error` if one is given. Doing it twice has no effect.
 
         Returns:
-            Whether the manager has dealt with the error.
+            Whether the manager has suppressed the error.
 
         Raises:
-            RuntimeError: This is a forked child of the process that opened it, and all went well.
+            RuntimeError: This is a forked child of the process that opened it, without an error.
         """
         if os.getpid() != self._pid and error is not None:
             self.abandon()
@@ -596,12 +603,12 @@ class Held(Generic[T]):
         return bool(run(manager.__aexit__(kind, error, trace)))
 
     def abandon(self) -> None:
-        """Leave the manager as if its body had failed, from any thread and process."""
+        """Exit the manager as if its body had failed, from any thread and process."""
         manager, self._manager = self._manager, None
         if manager is None:
             return
         error = RuntimeError("dropped without being closed")
-        _end((manager, self._value), lambda: _leave(manager, error), self._pid)
+        _close_dropped((manager, self._value), lambda: _leave(manager, error), self._pid)
 
     __del__ = abandon
 

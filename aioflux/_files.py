@@ -1,6 +1,6 @@
-"""What binary files over one object share: gathered writes, and a position to read from.
+"""Base classes of binary files over one object: buffered writes, and a position for reads.
 
-write -> small pieces gathered, 1 MiB -> ObjectWriter on the event loop
+write -> buffer of 1 MiB -> ObjectWriter on the event loop
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 __all__ = ["Holder", "PositionedFile", "WritableFile"]
 
 _PENDING_BYTES = 1024 * 1024
-"""Small writes are gathered up to here before they cross to the event loop: torch.save makes
+"""Small writes are buffered up to this size before they cross to the event loop: torch.save makes
 several for each tensor, and a crossing costs 35-125 us."""
 
 
 class Holder(Protocol):
-    """What `_bridge.Held` is to a file that is written."""
+    """The part of `_bridge.Held` that a writable file uses."""
 
     @property
     def value(self) -> ObjectWriter:
         """The object under construction."""
 
     def leave(self, error: BaseException | None = None, /) -> bool:
-        """Store it, or with an error abort it."""
+        """Store the object, or abort it if there is an error."""
 
 
 class WritableFile(io.BufferedIOBase):
-    """A file whose bytes go to one object while more is written; how it ends, subclasses say."""
+    """A file whose bytes are uploaded while more are written; subclasses define `close`."""
 
     def __init__(self, held: Holder, uri: str) -> None:
         self._uri = uri
         self._held = held
         self._pending = bytearray()
-        self._num_written = held.value.tell()  # what an appending file begins with
+        self._num_written = held.value.tell()  # above 0 when appending
         self._failure: BaseException | None = None
 
     def writable(self) -> bool:
@@ -49,16 +49,16 @@ class WritableFile(io.BufferedIOBase):
         return True
 
     def tell(self) -> int:
-        """Return how many bytes were written."""
+        """Return the number of bytes written."""
         self._require_open()
         return self._num_written
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Take the bytes of `data`, whose memory may be used again then; return how many they are.
+        """Write the bytes of `data`, whose memory may be reused afterwards; return their number.
 
         Raises:
-            StorageError: What was written before could not be stored. Every later write, and
-                `close`, raise the same.
+            StorageError: An earlier part could not be stored. Every later write, and `close`, raise
+                the same.
         """
         self._require_open()
         self._raise_failure()
@@ -67,7 +67,7 @@ class WritableFile(io.BufferedIOBase):
             return 0
         view = view.cast("B")
         try:
-            self._take(view)
+            self._buffer(view)
         except BaseException as exc:
             self._failure = exc
             raise
@@ -76,13 +76,13 @@ class WritableFile(io.BufferedIOBase):
 
     def _require_open(self) -> None:
         if self.closed:
-            raise ValueError(f"{self._uri} is written through a closed file")
+            raise ValueError(f"the file that writes {self._uri} is closed")
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
-    def _take(self, view: memoryview) -> None:
+    def _buffer(self, view: memoryview) -> None:
         if len(self._pending) + view.nbytes > _PENDING_BYTES:
             self._send_pending()
         if view.nbytes >= _PENDING_BYTES:
@@ -97,7 +97,7 @@ class WritableFile(io.BufferedIOBase):
 
 
 class PositionedFile(io.RawIOBase):
-    """A file over an object of a known size: where it is read is its own business."""
+    """A seekable file over an object of a known size, without its reads."""
 
     def __init__(self, meta: ObjectMeta) -> None:
         self.meta = meta
@@ -112,11 +112,11 @@ class PositionedFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Return where the next read begins."""
+        """Return the position of the next read."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Move to a position, also one beyond the end, and return it."""
+        """Move to a position, which may be beyond the end, and return it."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.meta.size}
         if whence not in base:
             raise ValueError(f"whence must be 0, 1 or 2, not {whence!r}")

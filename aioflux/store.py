@@ -1,17 +1,17 @@
-"""Store: objects below one uri. It guards arguments and owns the policies; `_transfer/` works.
+"""Store: the objects below one uri.
 
-Over 500 lines because it is the one place where every public operation is declared: more than half
-of it is signatures and docstrings, and a method does no more than check and hand on.
+A method checks its arguments and calls a module of `_transfer/`, which does the work. Over 500
+lines because every public operation is declared here: more than half are signatures and docstrings.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import warnings
 import weakref
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, overload
 
@@ -37,14 +37,13 @@ from aioflux._transfer.arguments import (
     parse_prefix,
     refuse_one_key,
 )
-from aioflux._transfer.counters import Tally
 from aioflux._transfer.get_many import fetch_many, try_many
 from aioflux._transfer.get_ranges import MAX_GAP_BYTES, fetch_ranges
-from aioflux._transfer.limits import Limits
+from aioflux._transfer.put import write_request
 from aioflux._transfer.reader import ObjectReader
-from aioflux._transfer.session import Session
+from aioflux._transfer.sessions import Sessions
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
-from aioflux._transfer.writer import ObjectWriter, WriteRequest
+from aioflux._transfer.writer import ObjectWriter
 from aioflux._transfer.zero_copy_writer import BorrowingWriter
 from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
 from aioflux._values.uri import Location, parse_uri
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
     )
     from types import TracebackType
 
+    from aioflux._services.base import WriteRequest
     from aioflux._transfer.get_many import FetchedBatch
     from aioflux._values.listing import Listing
     from aioflux._values.stats import ProgressHook, StoreStats
@@ -76,9 +76,6 @@ RangesData: TypeAlias = list[bytes]
 DataBatch: TypeAlias = list[tuple[str, bytes]]
 MetaBatch: TypeAlias = list[tuple[ObjectMeta, bytes]]
 TriedBatch: TypeAlias = list[tuple[ObjectMeta, bytes] | tuple[None, StorageError]]
-Sessions: TypeAlias = "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session]"
-
-_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
 def open_store(
@@ -108,24 +105,24 @@ def open_store(
             its `credentials` takes; by default what botocore finds. For `az://`: an account key, a
             SAS token, a connection string or "anonymous" as text, a credential of azure-identity,
             or a function that returns an access token or a SAS token (or an awaitable of one). A
-            function is called with the first request, again after 5 s of use and where the service
-            rejects what it returned (401), in a thread if it is no coroutine function. For `az://`
+            function is called with the first request, again after 5 s of use and when the service
+            rejects the token (401), in a thread if it is not a coroutine function. For `az://`
             the default is AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT with
             AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, or else azure-identity's
             DefaultAzureCredential.
-        endpoint_url: Another endpoint, such as that of an emulator. For `gs://` the environment
-            variable STORAGE_EMULATOR_HOST stands in where this is not given. `http://` endpoints
-            are asked without credentials. For `s3://` AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL and the
-            AWS profile do, and the other settings of botocore that `S3Access` lists.
-            For `az://` the connection string may tell it; where the account is not in the host's
-            name, it is taken to stand in the path, as emulators have it.
+        endpoint_url: Another endpoint, such as that of an emulator. The default for `gs://` is the
+            environment variable STORAGE_EMULATOR_HOST; requests to `http://` endpoints carry no
+            credentials. The default for `s3://` is AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or the AWS
+            profile, with the other settings of botocore that `S3Access` lists. For `az://` the
+            connection string may contain it; if the host's name does not contain the account, the
+            account is the first part of the path, as in emulators.
         ssl_context: TLS settings, such as a custom CA; the system's trust store by default. A store
             with one does not pickle.
-        progress: Called on the event loop with a `Progress` as bytes of objects move. It belongs to
-            this process: a pickled store leaves it behind.
+        progress: Called on the event loop with a `Progress` as bytes of objects move. A pickled
+            store does not carry it.
 
     Returns:
-        A store: use it as `async with`, or call `aclose` when done.
+        A store: use it with `async with`, or call `aclose` when done.
 
     Raises:
         ValueError: The uri cannot be opened, or a setting has no effect with it.
@@ -148,9 +145,8 @@ class Store:
     One store may be used from several event loops; each gets its own connections. A store pickles
     with its settings and without connections or credentials, and survives a fork.
 
-    Wherever a key is taken, an `ObjectMeta` from `list` or `head` may stand in: the read is then
-    pinned to the generation that was seen, and fails with NotFoundError where the object was
-    replaced since.
+    Every method that takes a key also takes an `ObjectMeta` from `list` or `head`: the read is then
+    pinned to that generation, and fails with NotFoundError if the object was replaced since.
     """
 
     def __init__(
@@ -181,15 +177,19 @@ class Store:
             verify=transfer.verify,
         )
         if location.scheme not in {"gs", "s3", "az", "file", "memory"}:
-            raise ValueError(f"{location}: aioflux does not yet speak {location.scheme}://")
-        is_ours = location.scheme in {"file", "memory"}
-        if is_ours and (credentials is not None or endpoint_url is not None):
+            raise ValueError(f"{location}: unsupported scheme {location.scheme}://")
+        is_local = location.scheme in {"file", "memory"}
+        if is_local and (credentials is not None or endpoint_url is not None):
             raise ValueError(f"{location} takes neither credentials nor an endpoint_url")
-        self.sessions: Sessions = weakref.WeakKeyDictionary()
-        self._progress = progress
-        self._tally = Tally()
-        self._closed = False
-        _stores.add(self)
+        self._sessions = Sessions(
+            partial(self._open_service, self._config),
+            transfer,
+            retry,
+            progress,
+            owner=repr(self),
+        )
+
+    _open_service = staticmethod(open_service)
 
     @property
     def uri(self) -> str:
@@ -198,8 +198,8 @@ class Store:
 
     @property
     def stats(self) -> StoreStats:
-        """What this store has done so far in this process: requests, retries, bytes, latency."""
-        return self._tally.stats(self.transfer.max_in_flight)
+        """Requests, retries, bytes and latency of this store so far, in this process."""
+        return self._sessions.stats()
 
     def __repr__(self) -> str:
         return f"<Store {self.uri}>"
@@ -213,11 +213,20 @@ class Store:
                 f"{self!r} does not pickle: credentials are never carried along; pass "
                 "a module-level function that returns them, or rely on the default credentials"
             )
-        settings = (self.transfer, self.retry, config.timeouts)
-        return _restore, (config.location, *settings, config.credentials, config.endpoint_url)
+        return _restore, (config.location, self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        config = self._config
+        return {
+            "transfer": self.transfer,
+            "retry": self.retry,
+            "timeouts": config.timeouts,
+            "credentials": config.credentials,
+            "endpoint_url": config.endpoint_url,
+        }
 
     async def __aenter__(self) -> Self:
-        self._session()
+        self._sessions.current()
         return self
 
     async def __aexit__(
@@ -226,54 +235,21 @@ class Store:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._closed = True
-        # Whoever was cancelled or interrupted does not wait long for a service that is away.
-        is_left = error is not None and not isinstance(error, Exception)
-        await close_session(self.sessions, seconds=2.0 if is_left else 5.0)
+        # After a cancellation or Ctrl-C a service that does not answer delays the end less.
+        is_interrupted = error is not None and not isinstance(error, Exception)
+        await self._sessions.aclose(seconds=2.0 if is_interrupted else 5.0)
 
     async def aclose(self) -> None:
         """Close the connections of the running loop and end the store; twice does nothing.
 
         Writers that are open are aborted, for which a service that does not answer is given 5 s.
         """
-        self._closed = True
-        await close_session(self.sessions)
+        await self._sessions.aclose()
 
     def reopened(self) -> Store:
         """Return a store of the same settings, with connections and limits of its own."""
         config = self._config
-        return Store(
-            config.location,
-            transfer=self.transfer,
-            retry=self.retry,
-            timeouts=config.timeouts,
-            credentials=config.credentials,
-            endpoint_url=config.endpoint_url,
-            ssl_context=config.ssl_context,
-        )
-
-    def forget_sessions(self) -> object:
-        """Drop all connections unclosed, and return what a forked child must never collect."""
-        inherited = list(self.sessions.items())
-        self.sessions.clear()
-        self._tally = Tally()
-        return inherited
-
-    def _session(self) -> Session:
-        if self._closed:
-            raise ValueError(f"{self!r} is closed; open another")
-        loop = asyncio.get_running_loop()
-        session = self.sessions.get(loop)
-        if session is None:
-            limits = Limits(
-                max_in_flight=self.transfer.max_in_flight,
-                max_in_flight_bytes=self.transfer.max_in_flight_bytes,
-            )
-            service = open_service(self._config)
-            counters = self._tally.join(loop, limits.requests)
-            session = Session(service, self.transfer, self.retry, limits, counters, self._progress)
-            self.sessions[loop] = session
-        return session
+        return Store(config.location, ssl_context=config.ssl_context, **self._settings())
 
     async def head(self, key: str | ObjectMeta) -> ObjectMeta:
         """Read the metadata of an object.
@@ -281,30 +257,30 @@ class Store:
         Raises:
             NotFoundError: No object has this key.
         """
-        session = self._session()
+        session = self._sessions.current()
         name, meta = parse_key(key)
         generation = meta.generation if meta else ""
         return await session.call(name, lambda _: session.service.head(name, generation=generation))
 
     async def get(self, key: str | ObjectMeta) -> bytes:
-        """Read a whole object, in parallel ranges where it is large, and verify its crc32c.
+        """Read a whole object, in parallel ranges if it is large, and verify its crc32c.
 
         A file of `file://` that aioflux did not write, or that was changed in place since, has no
-        crc32c: it is returned as it is.
+        crc32c and is returned unverified.
 
         Raises:
             NotFoundError: No object has this key, or not in the generation that was listed.
             ChecksumError: The bytes do not match the object's checksum, three times in a row.
-            PreconditionFailedError: A read by name met a replaced object at every try.
+            PreconditionFailedError: A read by name found the object replaced at every attempt.
         """
         name, meta = parse_key(key)
-        fetched = await _get.fetch(self._session(), name, meta)
+        fetched = await _get.fetch(self._sessions.current(), name, meta)
         return fetched.data
 
     async def get_into(
         self, key: str | ObjectMeta, buffer: bytearray | memoryview, *, start: int = 0
     ) -> int:
-        """Read an object straight into memory, in parallel ranges where there are several.
+        """Read an object straight into memory, in parallel ranges if it is large.
 
         The whole object is verified by its crc32c, a part of it as `TransferOptions.verify_ranges`
         says.
@@ -315,11 +291,11 @@ class Store:
             start: First byte.
 
         Returns:
-            Bytes read; fewer than `buffer` holds only where the object ends first.
+            Bytes read; fewer than the length of `buffer` only if the object ends first.
 
         Raises:
-            ChecksumError: What was read does not match, three times.
-            PreconditionFailedError: A read by name met a replaced object at every try.
+            ChecksumError: The bytes do not match their checksum, three times in a row.
+            PreconditionFailedError: A read by name found the object replaced at every attempt.
             ValueError: `start` is negative or `buffer` cannot be written.
         """
         view = memoryview(buffer).cast("B")
@@ -329,7 +305,7 @@ class Store:
         if start < 0:
             raise ValueError(f"start must be 0 or more, not {start}")
         name, meta = parse_key(key)
-        return await _get.fetch_into(self._session(), name, view, start=start, meta=meta)
+        return await _get.fetch_into(self._sessions.current(), name, view, start=start, meta=meta)
 
     async def get_range(self, key: str | ObjectMeta, *, start: int, end: int) -> bytes:
         """Read the bytes `[start, end)` of an object.
@@ -342,13 +318,13 @@ class Store:
             end: One past the last byte. Beyond the end of the object it means the end.
 
         Returns:
-            The bytes; fewer than `end - start` only where the object ends first.
+            The bytes; fewer than `end - start` only if the object ends first.
 
         Raises:
             NotFoundError: No object has this key.
             ChecksumError: Three reads gave three different contents.
-            PreconditionFailedError: A read by name met a replaced object at every try.
-            TypeError: `start` or `end` is no integer.
+            PreconditionFailedError: A read by name found the object replaced at every attempt.
+            TypeError: `start` or `end` is not an integer.
             ValueError: `start` is negative, or `end` is not above it.
         """
         check_position("start", start)
@@ -356,7 +332,9 @@ class Store:
         if start < 0 or end <= start:
             raise ValueError(f"a range needs 0 <= start < end, not [{start}, {end})")
         name, meta = parse_key(key)
-        return await _get.fetch_range(self._session(), name, start=start, end=end, meta=meta)
+        return await _get.fetch_range(
+            self._sessions.current(), name, start=start, end=end, meta=meta
+        )
 
     async def get_ranges(
         self,
@@ -368,26 +346,26 @@ class Store:
         """Read several ranges of an object, near ones together, all of one generation.
 
         Ranges that overlap or have small gaps between them are read as one, of at most
-        `TransferOptions.range_size_bytes`; what is read is verified as `get_range` does. A read by
-        name of what does not merge into one range begins with a request for the metadata.
+        `TransferOptions.range_size_bytes`, and verified as by `get_range`. A read by name of ranges
+        that do not merge into one begins with a request for the metadata.
 
         Args:
             key: Name of the object.
             ranges: Pairs `(start, end)` of the bytes `[start, end)`, in any order. An end beyond
                 the end of the object means the end.
-            max_gap_bytes: Bytes between two ranges that are read and dropped, at most, to save a
-                request; 1 MiB by default, which is what one connection brings in the time of
-                another round trip (20 ms at 50 MB/s).
+            max_gap_bytes: Most bytes between two ranges that are read and dropped to save a
+                request; 1 MiB by default, which is what one connection receives in one round trip
+                (20 ms at 50 MB/s).
 
         Returns:
-            The bytes of each range, in the order of `ranges`; fewer than `end - start` only where
-            the object ends first. Nothing is read where there are no ranges.
+            The bytes of each range, in the order of `ranges`; fewer than `end - start` only if the
+            object ends first. No request is sent if there are no ranges.
 
         Raises:
             NotFoundError: No object has this key.
             ChecksumError: Three reads gave three different contents.
-            PreconditionFailedError: A read by name met a replaced object at every try.
-            TypeError: A start or an end is no integer.
+            PreconditionFailedError: A read by name found the object replaced at every attempt.
+            TypeError: A start or an end is not an integer.
             ValueError: A `start` is negative, an `end` not above it, or `max_gap_bytes` negative.
         """
         if max_gap_bytes < 0:
@@ -397,28 +375,28 @@ class Store:
             if start < 0 or end <= start:
                 raise ValueError(f"a range needs 0 <= start < end, not [{start}, {end})")
         name, meta = parse_key(key)
-        session = self._session()
+        session = self._sessions.current()
         return await fetch_ranges(session, name, pairs, max_gap_bytes=max_gap_bytes, meta=meta)
 
     async def get_many(
         self, keys: Items[str | ObjectMeta], *, ordered: bool = True
     ) -> AsyncGenerator[tuple[str, bytes], None]:
-        """Yield `(key, data)` of many objects, verified, fetched ahead of the consumer.
+        """Yield `(key, data)` of many objects, verified and prefetched.
 
-        Up to `max_in_flight` requests are under way. Bytes in flight and objects that wait for the
+        Up to `max_in_flight` requests are in flight. Bytes in flight and objects that wait for the
         consumer take up to `max_in_flight_bytes` (256 MiB by default) together, plus one object; an
-        object larger than the whole budget is read alone. An object counts until the consumer asks
-        for the next one; objects smaller than a sixteenth of the budget are counted, and freed, in
+        object larger than the budget is read alone. An object counts until the consumer asks for
+        the next one; objects smaller than a sixteenth of the budget are counted, and freed, in
         batches of about that size.
 
         Args:
-            keys: Names, or metadata of a listing (saves a request where an object is large, and
-                pins generations). May be a generator, synchronous or asynchronous, such as `list`;
-                it is asked for the next key only when there is room for it.
+            keys: Names, or metadata of a listing (saves a request for a large object, and pins
+                generations). May be a generator, synchronous or asynchronous, such as `list`; the
+                next key is requested only when there is room for it.
             ordered: In the order of `keys`; otherwise as they arrive.
 
         Raises:
-            StorageError: The first object that cannot be read ends the iteration, named.
+            StorageError: An object cannot be read; the error names it and ends the iteration.
         """
         batches = self._fetch_many(keys, ordered=ordered)
         async with nested(batches) as inner:
@@ -430,11 +408,11 @@ class Store:
     async def get_batches(
         self, keys: Items[str | ObjectMeta], *, ordered: bool = True
     ) -> AsyncGenerator[DataBatch, None]:
-        """Yield what `get_many` yields, in lists of what is there at once: fewer steps.
+        """Yield what `get_many` yields, in lists of the objects that have arrived.
 
         Memory is bounded as in `get_many`. A list ends with the object that brings it to a
         sixteenth of `max_in_flight_bytes`; it counts against the budget until the next list is
-        asked for.
+        requested.
         """
         batches = self._fetch_many(keys, ordered=ordered)
         async with nested(batches) as inner:
@@ -465,7 +443,7 @@ class Store:
         ordered: bool = True,
         return_exceptions: bool = False,
     ) -> AsyncGenerator[Any, None]:
-        """Yield lists of `(meta, data)`: the metadata that was listed or came with the bytes.
+        """Yield lists of `(meta, data)`, with the metadata of the listing or of the response.
 
         Lists end, and memory is bounded, as in `get_batches`.
 
@@ -481,7 +459,7 @@ class Store:
                     yield [(fetched.meta(), fetched.data) for _, fetched in batch]
                     del batch
             return
-        session = self._session()
+        session = self._sessions.current()
         refuse_one_key(keys)
         async with nested(try_many(session, keys, ordered=ordered)) as tried:
             async for results in tried:
@@ -517,20 +495,20 @@ class Store:
         """Yield what `fetch_batches` yields, in order, with fewer requests for small objects.
 
         Up to 32 neighbours in `metas` are composed on the service into one temporary object, which
-        is read, cut up and deleted: three requests in place of up to 32. Composites lie below
-        `aioflux-composed-objects/`, where listings do not look; what a killed process leaves there
-        `clean` removes. Sources are pinned, and each slice is verified by its own crc32c.
+        is read, split and deleted: three requests instead of up to 32. Composites are below
+        `aioflux-composed-objects/`, which listings leave out; `clean` removes those of a killed
+        process. Sources are pinned, and each slice is verified by its own crc32c.
 
-        Faster than `fetch_batches` only where many objects of some 10 kB are far away: 9,004 of
-        them a second against 2,628 at 20 ms and 50 MB/s for each connection; of 500 KiB 695 against
-        1,564, since one connection carries what came over many.
+        Faster than `fetch_batches` only for many objects of some 10 kB at a long round trip: 9,004
+        objects/s against 2,628 at 20 ms and 50 MB/s for each connection; but 695 against 1,564 for
+        objects of 500 KiB, because one connection carries what many would.
 
         Read directly are objects larger than a composite, of another storage class than STANDARD,
         with a Content-Encoding, empty or without crc32c or generation, and all objects of `file://`.
 
         It needs storage.objects.create and storage.objects.delete on the bucket, and no retention
-        policy there; with soft delete or versioning, composites are billed for as long as these
-        keep them.
+        policy there; with soft delete or versioning, composites are billed as long as they are
+        retained.
 
         Args:
             metas: Metadata of a listing. May be a generator, as in `get_many`.
@@ -540,11 +518,11 @@ class Store:
 
         Raises:
             PermissionDeniedError: Composites may not be made or deleted.
-            StorageError: The first object that cannot be read ends the iteration, named.
+            StorageError: An object cannot be read; the error names it and ends the iteration.
             TypeError: A key, not metadata.
             ValueError: `max_composite_bytes` is below 1.
         """
-        session = self._session()
+        session = self._sessions.current()
         refuse_one_key(metas)
         if max_composite_bytes < 1:
             raise ValueError(f"max_composite_bytes must be above 0, not {max_composite_bytes!r}")
@@ -568,7 +546,7 @@ class Store:
     def _fetch_many(
         self, keys: Items[str | ObjectMeta], *, ordered: bool
     ) -> AsyncGenerator[FetchedBatch, None]:
-        session = self._session()
+        session = self._sessions.current()
         refuse_one_key(keys)
         return fetch_many(session, keys, ordered=ordered)
 
@@ -577,22 +555,22 @@ class Store:
     ) -> AsyncGenerator[ObjectMeta, None]:
         """Yield the metadata of every object whose key begins with `prefix`, sorted by key.
 
-        The order is that of the keys' UTF-8 bytes. What is written for a while, below
-        `.aioflux-uploads/` and `aioflux-composed-objects/`, is left out, unless `prefix` names it.
+        The order is that of the keys' UTF-8 bytes. Temporary objects, below `.aioflux-uploads/` and
+        `aioflux-composed-objects/`, are left out, unless `prefix` names them.
 
-        The first page is asked for alone, and the others only by who goes on: up to 32 at once
-        then, each for a range of the keys. An object that is there all along is listed once.
+        The first page is one request; once the consumer continues, up to 32 pages are prefetched,
+        each for a range of the keys. An object that exists all the time is listed once.
 
         Args:
             prefix: What keys begin with.
-            delimiter: List one level, as with "/": keys that have it behind `prefix` are left out.
-                `list_pages` and `list_all` tell their beginnings, in `prefixes`.
-            match_glob: Leave out keys that this pattern does not match: `*` and `?` stand for what
-                is no "/", `**` for all, `[a-z]` for one of a set and `{a,b}` for either. A part of
-                the key will not do: "**.jpg", and not "*.jpg", names what is below prefixes, too.
+            delimiter: List one level, as with "/": keys that contain it after `prefix` are left
+                out. `list_pages` and `list_all` return their common prefixes in `prefixes`.
+            match_glob: Leave out keys that this pattern does not match: `*` and `?` match anything
+                but "/", `**` anything, `[a-z]` one of a set and `{a,b}` either. The pattern matches
+                the whole key: "**.jpg", not "*.jpg", matches keys below prefixes, too.
 
         Raises:
-            ValueError: Both `delimiter` and `match_glob` are given, or the pattern is none.
+            ValueError: Both `delimiter` and `match_glob` are given, or the pattern is not valid.
         """
         pages = self.list_pages(prefix, delimiter=delimiter, match_glob=match_glob)
         async with nested(pages) as inner:
@@ -608,15 +586,14 @@ class Store:
         match_glob: str = "",
         page_size: int | None = None,
     ) -> AsyncGenerator[Listing, None]:
-        """Yield what `list` yields, a page of the service at a time.
+        """Yield the pages of `list`, as the service returns them.
 
         Args:
             prefix: As in `list`.
             delimiter: As in `list`.
             match_glob: As in `list`.
-            page_size: Keys and prefixes of one page, at most; what the service allows by default.
-                1 is for a look at whether there are any. Pages are asked for one after the other
-                if it is given.
+            page_size: Most keys and prefixes of one page; by default what the service allows. 1
+                finds out whether there are any. Pages are not prefetched if it is given.
 
         Raises:
             ValueError: As in `list`, or `page_size` is below 1.
@@ -625,7 +602,7 @@ class Store:
         if page_size is not None and page_size < 1:
             raise ValueError(f"page_size must be 1 or more, not {page_size!r}")
         pages = _list.list_pages(
-            self._session(),
+            self._sessions.current(),
             parse_prefix(prefix),
             delimiter=delimiter,
             match_glob=match_glob,
@@ -638,21 +615,24 @@ class Store:
     async def list_all(
         self, prefix: str = "", *, delimiter: str = "", match_glob: str = ""
     ) -> Listing:
-        """Return what `list` yields as one sequence, at some 120 bytes an object."""
+        """Return the listing as one sequence, which takes some 120 bytes for each object."""
         check_listing(delimiter, match_glob)
         return await _list.list_all(
-            self._session(), parse_prefix(prefix), delimiter=delimiter, match_glob=match_glob
+            self._sessions.current(),
+            parse_prefix(prefix),
+            delimiter=delimiter,
+            match_glob=match_glob,
         )
 
     async def save_manifest(self, key: str, prefix: str = "") -> ObjectMeta:
-        """List what is below `prefix`, and store the listing as an object.
+        """List the objects below `prefix`, and store the listing as an object.
 
         Many processes can open it, with `Listing.from_bytes(await store.get(key))` or a dataset's
-        `from_manifest`, for one request each, and have the same objects in the same order.
+        `from_manifest`, for one request each, and get the same objects in the same order.
 
         Args:
-            key: Name of the manifest, which replaces one of that name. It does not list itself.
-            prefix: What the keys that it lists begin with.
+            key: Name of the manifest; an object of this name is replaced. It does not list itself.
+            prefix: What the listed keys begin with.
         """
         name, _ = parse_key(key)
         listing = await self.list_all(prefix)
@@ -675,25 +655,24 @@ class Store:
 
         Args:
             key: Name of the object.
-            data: Its bytes; sent from where they are, in parallel parts where there are many.
-            mode: "overwrite" replaces an object of this name, "create" fails where there is one.
-                After an answer was lost, an object with these very bytes counts as created: give
-                locks bytes of their own.
+            data: Its bytes; sent without a copy, in parallel parts if it is large.
+            mode: "overwrite" replaces an object of this name, "create" fails if there is one.
+                After a lost response, an object with exactly these bytes counts as created: give
+                locks unique bytes.
             if_generation_match: Replace only this generation.
             content_type: Media type; `application/octet-stream` by default.
-            metadata: The user's own metadata. Names are stored in lower case on every service,
-                since most services return them so.
+            metadata: User metadata. Names are stored in lower case, as most services return them.
 
         Raises:
             AlreadyExistsError: `mode="create"`, and there is such an object.
             PreconditionFailedError: The object has another generation.
             UnsupportedError: The server ignores the condition; see `S3Access.require_conditions`.
-            ChecksumError: The service received or stored other bytes; a note says what stays.
-            ValueError: The service takes no such key, or it is below `.aioflux-uploads/`, or two
-                names of metadata differ in case only.
+            ChecksumError: The service received or stored other bytes; a note says what remains.
+            ValueError: The service does not allow this key, or it is below `.aioflux-uploads/`, or
+                two names of metadata differ in case only.
         """
         request = self._request(key, mode, if_generation_match, content_type, metadata)
-        return await _writer.put(self._session(), request, memoryview(data).cast("B"))
+        return await _writer.put(self._sessions.current(), request, memoryview(data).cast("B"))
 
     def put_many(
         self, pairs: Items[tuple[str, Buffer]], *, mode: WriteMode = "overwrite"
@@ -701,13 +680,13 @@ class Store:
         """Write many objects, and yield the metadata of each as it is stored.
 
         Nothing is sent until it is iterated; if it never is, it issues a RuntimeWarning when it is
-        collected. Up to `max_in_flight` requests are under way.
+        collected. Up to `max_in_flight` requests are in flight.
 
             async for meta in store.put_many(pairs): ...
 
         Raises:
-            StorageError: The first object that cannot be written ends the iteration, named; those
-                yielded are stored.
+            StorageError: An object cannot be written; the error names it and ends the iteration.
+                Those yielded are stored.
         """
         stored = self._put_many(pairs, mode, lambda: unused.detach())
         unused = weakref.finalize(stored, _warn_of_nothing_stored, self.uri, os.getpid())
@@ -718,11 +697,11 @@ class Store:
         self, pairs: Items[tuple[str, Buffer]], mode: WriteMode, begin: Callable[[], object]
     ) -> AsyncGenerator[ObjectMeta, None]:
         begin()
-        session = self._session()
+        session = self._sessions.current()
         condition = self._request("any", mode, None, "", None).precondition
 
         async def one(pair: tuple[str, Buffer]) -> ObjectMeta:
-            request = WriteRequest(parse_key(pair[0])[0], condition)
+            request = write_request(parse_key(pair[0])[0], condition)
             return await _writer.put(session, request, memoryview(pair[1]).cast("B"))
 
         stored = bounded_map(one, pairs, max_in_flight=self.transfer.max_in_flight, ordered=False)
@@ -743,9 +722,9 @@ class Store:
     ) -> AsyncIterator[ObjectWriter]:
         """Write an object piece by piece: `async with store.open_writer(key) as writer: ...`.
 
-        The object becomes visible, whole, when the body ends without an exception; otherwise
-        nothing does and nothing stays. Memory is bounded by `TransferOptions.max_buffered_bytes`.
-        Arguments and errors as `put`.
+        The object becomes visible, whole, when the body ends without an exception; otherwise the
+        upload is aborted. Memory is bounded by `TransferOptions.max_buffered_bytes`. Arguments and
+        errors as `put`.
 
         Args:
             key: Name of the object.
@@ -758,7 +737,7 @@ class Store:
         """
         request = self._request(key, mode, if_generation_match, content_type, metadata)
         kind = BorrowingWriter if borrow else ObjectWriter
-        async with kind(self._session(), request) as writer:
+        async with kind(self._sessions.current(), request) as writer:
             yield writer
 
     @asynccontextmanager
@@ -767,24 +746,24 @@ class Store:
     ) -> AsyncIterator[ObjectReader]:
         """Read an object piece by piece: `async with store.open_reader(key) as reader: ...`.
 
-        Pinned to the generation it has now. Ranges are fetched ahead.
+        Pinned to the generation it has now. Ranges are prefetched.
 
         Args:
             key: Name of the object, or its metadata, which pins the generation that was seen.
-            read_ahead_bytes: The most that is held, in two ranges or more;
-                `TransferOptions.max_buffered_bytes` by default.
+            read_ahead_bytes: Most bytes that are prefetched and not yet read, in two ranges or
+                more; `TransferOptions.max_buffered_bytes` by default.
 
         Raises:
             ValueError: `read_ahead_bytes` is not above 0.
             NotFoundError: No object has this key, or not in the generation that was listed.
-            ChecksumError: What was read is not what the service holds; raised at the latest where
-                the end would be told, or where the reader is left early.
+            ChecksumError: The bytes do not match the object's checksum; raised before the end is
+                reported at the latest, or when the reader is closed early.
         """
         name, meta = parse_key(key)
         if read_ahead_bytes is not None and read_ahead_bytes <= 0:
             raise ValueError(f"read_ahead_bytes must be above 0, not {read_ahead_bytes}")
         found = meta or await self.head(name)
-        reader = ObjectReader(self._session(), found, read_ahead_bytes=read_ahead_bytes)
+        reader = ObjectReader(self._sessions.current(), found, read_ahead_bytes=read_ahead_bytes)
         async with reader:
             yield reader
 
@@ -810,10 +789,10 @@ class Store:
 
         Raises:
             NotFoundError: A source does not exist, or not in the generation that was listed; or the
-                result is one of the sources, and was replaced before each try.
-            ValueError: No sources, or more than the service takes at once.
+                result is one of the sources, and was replaced before each attempt.
+            ValueError: No sources, or more than the service allows at once.
         """
-        session = self._session()
+        session = self._sessions.current()
         refuse_one_key(sources)
         most = session.service.capabilities.max_compose_sources
         if not 1 <= len(sources) <= most:
@@ -829,39 +808,43 @@ class Store:
         """Copy an object within the store, on the service.
 
         Raises:
-            NotFoundError: There is no such source.
+            NotFoundError: The source does not exist.
             AlreadyExistsError: `mode="create"`, and there is an object of this name.
         """
         precondition = self._request(key, mode, None, "", None).precondition
-        return await _compose.copy(self._session(), _source(source), key, precondition=precondition)
+        return await _compose.copy(
+            self._sessions.current(), _source(source), key, precondition=precondition
+        )
 
     async def delete(self, key: str | ObjectMeta) -> None:
         """Delete an object; with metadata of a listing, only in that generation.
 
-        A name costs a second request, which finds the generation to delete: so no attempt that is
-        repeated removes what somebody else wrote meanwhile. If others replace the object before
-        each of three tries, whatever has the name is deleted, by a request that is sent once.
+        A name costs a second request, which finds the generation to delete, so that a repeated
+        attempt cannot delete a newer object. If the object is replaced before each of three
+        attempts, whatever has the name is deleted, by a request that is sent once.
 
-        Some S3 servers delete whatever is there (Ceph, and gateways that ignore conditions). The
-        object is then looked at directly before each request, which costs one request more; one
-        that is written between the two is deleted. AWS compares, and is not looked at.
+        Some S3 servers ignore the generation when they delete (Ceph, and gateways that ignore
+        conditions). It is then compared by a HEAD request directly before; an object written
+        between the two is deleted. AWS compares it, and needs no such request.
 
         Raises:
             NotFoundError: No object has this key.
             PreconditionFailedError: The object was replaced since it was listed.
         """
         name, meta = parse_key(key)
-        await _delete.delete(self._session(), name, generation=meta.generation if meta else "")
+        await _delete.delete(
+            self._sessions.current(), name, generation=meta.generation if meta else ""
+        )
 
     async def delete_many(self, keys: Iterable[str | ObjectMeta]) -> DeleteResult:
-        """Delete many objects, up to `max_in_flight` at once, and tell what became of each.
+        """Delete many objects, up to `max_in_flight` at once, and return the outcome of each.
 
-        One that cannot be deleted does not keep the others: look at `DeleteResult.errors`. With
-        metadata of a listing, an object is deleted only in the generation that was listed.
+        The others are deleted if one cannot be: see `DeleteResult.errors`. With metadata of a
+        listing, an object is deleted only in the generation that was listed.
 
-        Where the server compares no generation when it deletes (see `delete`), what is there is
-        looked at directly before: by one request for each object, or by a listing for a page of
-        up to 1,000 objects. An object that is written between the two is deleted.
+        If the server ignores generations when it deletes (see `delete`), they are compared
+        directly before: by one HEAD request for each object, or by one listing for a page of up to
+        1,000 objects. An object written between the two is deleted.
 
         Raises:
             TypeError: `keys` is one string.
@@ -869,19 +852,19 @@ class Store:
         refuse_one_key(keys)
         sources = [_source(key) for key in keys]
         return await _delete.delete_many(
-            self._session(), sources, max_in_flight=self.transfer.max_in_flight
+            self._sessions.current(), sources, max_in_flight=self.transfer.max_in_flight
         )
 
     async def missing_permissions(self, names: Sequence[str]) -> Sequence[str]:
-        """Return those of `names` that the credentials in use do not have on the bucket, in order.
+        """Return those of `names` that the credentials do not have on the bucket, in order.
 
-        One request. A permission that is granted for some prefix alone counts as missing; a service
-        that knows no permissions misses none.
+        One request. A permission that is granted for some prefix only counts as missing; on a
+        service without permissions none is missing.
 
         Args:
             names: Permissions, such as "storage.objects.create".
         """
-        session = self._session()
+        session = self._sessions.current()
         refuse_one_key(names)
         if not names:
             return []
@@ -898,25 +881,24 @@ class Store:
 
         Raises:
             UnsupportedError: "create" or "replace" is ignored, and `S3Access.require_conditions`
-                is True, so that such writes are refused.
-            StorageError: It could not be tried: the credentials may not write, for one.
+                is True, so that such writes are rejected.
+            StorageError: The test failed; for example, the credentials may not write.
         """
-        return await _conditions.check(self._session())
+        return await _conditions.check(self._sessions.current())
 
     async def clean(
         self, prefix: str = "", *, older_than_seconds: float = 86_400.0, dry_run: bool = False
     ) -> CleanResult:
-        """Remove what dead processes left below a prefix, and tell what that was.
+        """Remove what killed processes left below a prefix, and return what that was.
 
-        Open multipart uploads are aborted; objects below `.aioflux-uploads/` (writes under a
-        condition, before they became visible) and `aioflux-composed-objects/` (composites that
-        serve one download), at any depth, are deleted. Lists the whole prefix.
+        Open multipart uploads are aborted; objects below `.aioflux-uploads/` (conditional writes
+        before they became visible) and `aioflux-composed-objects/` (composites of one download), at
+        any depth, are deleted. Lists the whole prefix.
 
         Args:
             prefix: What keys begin with.
-            older_than_seconds: Only what was begun or written at least so long ago, one day by
-                default. Younger uploads may be under way still.
-            dry_run: Tell, and remove nothing.
+            older_than_seconds: Minimum age, one day by default. Younger uploads may be in progress.
+            dry_run: Return what would be removed, and remove nothing.
 
         Raises:
             ValueError: `older_than_seconds` is negative.
@@ -924,7 +906,7 @@ class Store:
         if not older_than_seconds >= 0:
             raise ValueError(f"older_than_seconds must be 0 or more, not {older_than_seconds!r}")
         return await _clean.clean(
-            self._session(),
+            self._sessions.current(),
             prefix,
             now=datetime.now(UTC),
             older_than_seconds=older_than_seconds,
@@ -941,7 +923,7 @@ class Store:
     ) -> WriteRequest:
         check_mode(mode, if_generation_match)
         check_metadata(content_type, metadata)
-        return WriteRequest(
+        return write_request(
             parse_key(key)[0],
             Precondition(if_generation_match=if_generation_match, if_absent=mode == "create"),
             content_type,
@@ -949,22 +931,8 @@ class Store:
         )
 
 
-def _restore(
-    location: Location,
-    transfer: TransferOptions,
-    retry: RetryPolicy,
-    timeouts: Timeouts,
-    credentials: Any,
-    endpoint_url: str | None,
-) -> Store:
-    return Store(
-        location,
-        transfer=transfer,
-        retry=retry,
-        timeouts=timeouts,
-        credentials=credentials,
-        endpoint_url=endpoint_url,
-    )
+def _restore(location: Location, settings: dict[str, Any]) -> Store:
+    return Store(location, **settings)
 
 
 def _warn_of_nothing_stored(uri: str, pid: int) -> None:
@@ -977,7 +945,7 @@ def _warn_of_nothing_stored(uri: str, pid: int) -> None:
             f"put_many below {uri} was never iterated, so nothing was stored: iterate over what it "
             "returns, as in `async for meta in store.put_many(pairs): ...`",
             RuntimeWarning,
-            stacklevel=3,  # the code that drops it, beyond the finalizer
+            stacklevel=3,  # the code that drops it, above the finalizer
         )
 
 
@@ -986,13 +954,6 @@ def _source(key: str | ObjectMeta) -> Source:
     return Source(key=name, generation=meta.generation if meta else "")
 
 
-async def close_session(sessions: Sessions, *, seconds: float = 5.0) -> None:
-    """Close the connections of the running loop, after `seconds` for clean-up under way at most."""
-    session = sessions.pop(asyncio.get_running_loop(), None)
-    if session is not None:
-        await session.aclose(seconds=seconds)
-
-
-def live_stores() -> list[Store]:
-    """Return the stores of this process."""
-    return list(_stores)
+def sessions_of(store: Store) -> Sessions:
+    """Return the sessions of a store, for what closes connections on a loop of its own."""
+    return store._sessions  # noqa: SLF001  not for users

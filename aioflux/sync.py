@@ -1,10 +1,10 @@
-"""The synchronous face of Store: the same names and arguments, blocking.
+"""Blocking stores: the methods of `aioflux.Store` without `await`.
 
     store = aioflux.sync.open_store("gs://bucket/train")
     for meta in store.list(): ...
 
-Every call crosses to one background event loop, which all stores of the process share, once a call,
-page or batch. What the asynchronous method says of arguments, results and errors holds here too.
+Every call runs on one background event loop, which all stores of the process share, and crosses to
+it once a call, page or batch. Arguments, results and errors are those of the asynchronous method.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ObjectReader:
         self.meta = reader.value.meta
 
     def read(self, size: int = -1) -> bytes:
-        """Read up to `size` bytes, all that is left where it is negative."""
+        """Read up to `size` bytes, or to the end if it is negative."""
         return _bridge.run(self._reader.value.read(size))
 
     def readinto(self, view: bytearray | memoryview) -> int:
@@ -72,7 +72,7 @@ class ObjectReader:
         return _bridge.run(self._reader.value.readinto(view))
 
     def prefetch(self) -> None:
-        """Begin to fetch what is next, as much as may be held, and wait for none of it."""
+        """Start to read ahead, as much as may be buffered, without waiting."""
         _bridge.run(self._reader.value.prefetch())
 
     def tell(self) -> int:
@@ -97,11 +97,11 @@ class ObjectWriter:
         return self._object.meta
 
     def write(self, data: Buffer) -> int:
-        """Take the bytes of `data` and return how many they are."""
+        """Write the bytes of `data` and return their number."""
         return _bridge.run(self._writer.value.write(data))
 
     def write_copy(self, data: Buffer) -> int:
-        """As `write`; a writer that borrows what is written takes a copy of this."""
+        """As `write`; a zero-copy writer copies these bytes."""
         return _bridge.run(self._writer.value.write_copy(data))
 
     def tell(self) -> int:
@@ -136,7 +136,7 @@ class Store:
 
     @property
     def stats(self) -> StoreStats:
-        """What this store has done so far in this process."""
+        """Requests, retries, bytes and latency of this store so far, in this process."""
         return self._store.stats
 
     def __repr__(self) -> str:
@@ -196,7 +196,7 @@ class Store:
     def get_batches(
         self, keys: Iterable[str | ObjectMeta], *, ordered: bool = True
     ) -> Iterator[DataBatch]:
-        """Yield what `get_many` yields in lists of those that are there at once."""
+        """Yield what `get_many` yields, in lists of the objects that have arrived."""
         fed = _bridge.feed(keys, max_ahead=2 * self.transfer.max_in_flight)
         return _bridge.iterate(self._store.get_batches(fed, ordered=ordered), feed=fed)
 
@@ -253,7 +253,7 @@ class Store:
         return_exceptions: bool = False,
     ) -> Iterator[Any]:
         """Yield lists of `(meta, data)`, with fewer requests for small objects."""
-        # Each request in flight may be of a composite of 32 objects.
+        # Each request in flight may be for a composite of 32 objects.
         fed = _bridge.feed(metas, max_ahead=32 * self.transfer.max_in_flight)
         flag: Any = return_exceptions
         batches = self._store.fetch_composed(
@@ -276,7 +276,7 @@ class Store:
         match_glob: str = "",
         page_size: int | None = None,
     ) -> Iterator[Listing]:
-        """Yield what `list` yields, a page of the service at a time."""
+        """Yield the pages of `list`, as the service returns them."""
         return _bridge.iterate(
             self._store.list_pages(
                 prefix, delimiter=delimiter, match_glob=match_glob, page_size=page_size
@@ -284,11 +284,11 @@ class Store:
         )
 
     def list_all(self, prefix: str = "", *, delimiter: str = "", match_glob: str = "") -> Listing:
-        """Return what `list` yields as one sequence."""
+        """Return the listing as one sequence."""
         return _bridge.run(self._store.list_all(prefix, delimiter=delimiter, match_glob=match_glob))
 
     def save_manifest(self, key: str, prefix: str = "") -> ObjectMeta:
-        """List what is below `prefix`, and store the listing as an object."""
+        """List the objects below `prefix`, and store the listing as an object."""
         return _bridge.run(self._store.save_manifest(key, prefix))
 
     def put(
@@ -335,7 +335,7 @@ class Store:
         metadata: Mapping[str, str] | None = None,
         borrow: bool = False,
     ) -> Iterator[ObjectWriter]:
-        """Write an object piece by piece; it becomes visible when the body ends well."""
+        """Write an object piece by piece; it becomes visible if the body succeeds."""
         writer = self._store.open_writer(
             key,
             mode=mode,
@@ -385,15 +385,15 @@ class Store:
         return _bridge.run(self._store.copy(source, key, mode=mode))
 
     def delete(self, key: str | ObjectMeta) -> None:
-        """Delete an object; see `Store.delete` for what remains on servers that do not compare."""
+        """Delete an object; see `Store.delete` for servers that do not compare generations."""
         _bridge.run(self._store.delete(key))
 
     def delete_many(self, keys: Iterable[str | ObjectMeta]) -> DeleteResult:
-        """Delete many objects, and return what became of each; see `Store.delete_many`."""
+        """Delete many objects, and return the outcome of each; see `Store.delete_many`."""
         return _bridge.run(self._store.delete_many(list(keys)))
 
     def missing_permissions(self, names: Sequence[str]) -> Sequence[str]:
-        """Return those of `names` that the credentials in use do not have on the bucket."""
+        """Return those of `names` that the credentials do not have on the bucket."""
         return _bridge.run(self._store.missing_permissions(names))
 
     def check_conditions(self) -> Sequence[str]:
@@ -403,7 +403,7 @@ class Store:
     def clean(
         self, prefix: str = "", *, older_than_seconds: float = 86_400.0, dry_run: bool = False
     ) -> CleanResult:
-        """Remove what dead processes left below a prefix, and tell what that was."""
+        """Remove what killed processes left below a prefix, and return what that was."""
         return _bridge.run(
             self._store.clean(prefix, older_than_seconds=older_than_seconds, dry_run=dry_run)
         )

@@ -21,20 +21,20 @@ FAR_SECONDS = 600.0
 def be_patient(put: Callable[[Any, str, Any], object] = setattr) -> None:
     """Set these limits, in this process; a test passes `monkeypatch.setattr`."""
     import aioflux._bridge
-    from aioflux import store
     from aioflux._concurrency import shielded as _shielded
     from aioflux._transfer import composed_read as _composed_read
     from aioflux._transfer import publish as _publish
+    from aioflux._transfer import sessions
     from aioflux._transfer import writer as _writer
 
-    close_session = store.close_session
+    close_current = sessions.Sessions.close_current
 
-    async def close(sessions: Any, *, seconds: float = 0.0) -> None:
-        await close_session(sessions, seconds=FAR_SECONDS)
+    async def close(self: sessions.Sessions, *, seconds: float = 0.0) -> None:
+        await close_current(self, seconds=FAR_SECONDS)
 
-    put(store, "close_session", close)
+    put(sessions.Sessions, "close_current", close)
     for module, names in (
-        (aioflux._bridge, ("_CLEANUP_SECONDS", "_ENDING_SECONDS")),
+        (aioflux._bridge, ("_CLEANUP_SECONDS", "_EXIT_SECONDS")),
         (_composed_read, ("_LEAVE_SECONDS", "_REMOVE_SECONDS")),
         (_shielded, ("_LAST_SECONDS",)),
         (_publish, ("_REMOVE_SECONDS",)),

@@ -67,7 +67,7 @@ def test_not_from_the_loops_own_thread() -> None:
 def test_the_end_of_the_process_waits_for_it() -> None:
     script = """
 import asyncio
-from aioflux import bridge
+from aioflux import _bridge
 
 async def work():
     await asyncio.sleep(0.5)

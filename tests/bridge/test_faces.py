@@ -44,7 +44,7 @@ METHODS = {
 """The names of the plan."""
 
 ONLY_ASYNC = {"aclose", "abort"}
-LOOP_BUSINESS = {"end", "forget_sessions", "reopened", "sessions"}
+LOOP_BUSINESS = {"end", "reopened"}
 
 
 def public(kind: type) -> set[str]:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from aioflux._services.base import WriteRequest
+
 OBJECT_FIELDS = [
     "type",
     "uri",
@@ -188,8 +190,8 @@ def leave_behind(bucket, command) -> None:
     async def leave() -> None:
         store = aioflux.open_store(bucket.uri, endpoint_url=bucket.server.url)
         async with store:
-            session = store.sessions[asyncio.get_running_loop()]
-            await session.service.initiate_upload("run/u")
+            session = store._sessions.current()
+            await session.service.initiate_upload(WriteRequest("run/u"))
 
     asyncio.run(leave())
     bucket.put("run/.aioflux-uploads/1")

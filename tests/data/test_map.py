@@ -185,7 +185,8 @@ def test_an_unknown_option_is_a_type_error() -> None:
 def test_construction_leaves_no_connection_open(bucket: Bucket) -> None:
     bucket.fill(2)
     dataset = MapDataset(bucket.uri)
-    assert not dataset._objects._sections[0].store._store.sessions
+    sessions = dataset._objects._sections[0].store._store._sessions
+    assert sessions.open_sessions() == []
 
 
 @pytest.mark.clouds("gs")

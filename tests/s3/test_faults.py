@@ -133,7 +133,7 @@ async def test_a_region_is_learned_by_reads_without_a_task() -> None:
     async with asking(reply) as (service, _), opened(service) as store:
         keys = ["a"] * 20
         assert [data async for _, data in store.get_many(keys)] == [b"hello"] * 20
-        [session] = store.sessions.values()
+        session = store._sessions.current()
         sender = session.service._sender  # type: ignore[attr-defined]
         sender._move("us-east-1")  # as if the bucket had moved under reads that are under way
         assert [data async for _, data in store.get_many(keys)] == [b"hello"] * 20

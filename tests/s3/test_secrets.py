@@ -12,6 +12,7 @@ from botocore.credentials import Credentials
 
 import aioflux
 from aioflux import RetryPolicy, S3Access
+from aioflux._services.base import ReadRequest
 from tests.service.s3_rig import asking, hello, refusal
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ async def test_nothing_is_said_of_keys_that_work(
         "s3://bucket/secrets/", endpoint_url=seaweedfs.url, credentials=access
     ) as store:
         await everything(store, said)
-        for service in (session.service for session in store.sessions.values()):
+        for service in (session.service for _, session in store._sessions.open_sessions()):
             said += [repr(vars(service)), repr(vars(service._sender))]  # type: ignore[attr-defined]
     text = caplog.text + "".join(said) + repr(access)
     assert seaweedfs.secret_key not in text
@@ -95,7 +96,7 @@ async def test_nothing_is_said_of_keys_that_are_refused(
 async def test_the_keys_are_sent_only_as_a_signature() -> None:
     access = S3Access(credentials=module_level)
     async with asking(hello(), access=access) as (service, asked):
-        await service.get("a")
+        await service.get(ReadRequest("a"))
     assert SECRET not in repr(asked)
     assert asked[0].headers["x-amz-security-token"] == TOKEN
 

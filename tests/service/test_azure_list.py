@@ -15,6 +15,7 @@ import aioflux
 from aioflux import StorageError, TransientError
 from aioflux._services.azure import list_page as listing
 from aioflux._services.azure.list_page import ListedBlob, ListedPage
+from aioflux._services.base import ListRequest
 from tests.http.scripted import Peer, ok, serving
 
 if TYPE_CHECKING:
@@ -191,11 +192,11 @@ async def test_pages_of_what_was_sorted_are_given_one_by_one() -> None:
     async with serving(Namespace(KEYS, utf16)) as (_, origin):
         url = f"http://127.0.0.1:{origin.port}"
         async with aioflux.open_store("az://acct/c", endpoint_url=url) as store:
-            service = store._session().service
+            service = store._sessions.current().service
             got: list[str] = []
             token = ""
             for _ in range(9):
-                found = await service.list_page("", page_size=3, page_token=token)
+                found = await service.list_page(ListRequest("", page_size=3, page_token=token))
                 service._lister._sorted.clear()  # type: ignore[attr-defined]
                 got += [meta.key for meta in found.objects]
                 token = found.next_token

@@ -254,7 +254,7 @@ def test_what_was_opened_before_a_fork_does_not_speak_in_the_child(server):
     store = aioflux.open_store("gs://bucket/k", endpoint_url=server.url)
 
     async def play() -> None:
-        session = store._session()
+        session = store._sessions.current()
         await store.get("000")
         child = multiprocessing.get_context("fork").Process(target=speak, args=(session,))
         child.start()

@@ -69,7 +69,7 @@ async def opened(server: GCSServer, **options: Any) -> AsyncIterator[aioflux.Sto
 
 
 def session_of(store: aioflux.Store) -> Any:
-    return store.sessions[asyncio.get_running_loop()]
+    return store._sessions.current()
 
 
 def filled(server: GCSServer, count: int) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ import pytest
 
 import aioflux
 from aioflux import ChecksumError, PermissionDeniedError, TransientError
-from aioflux._services.base import Body
+from aioflux._services.base import Body, ListRequest, ReadRequest
 from aioflux._transfer.get_small import Fetched, judge_small
 
 if TYPE_CHECKING:
@@ -26,18 +26,18 @@ SOON = aioflux.RetryPolicy(initial_seconds=1e-4, max_seconds=1e-3)
 
 async def as_s3(store: aioflux.Store, **declared: Any) -> MemoryService:
     """Have the store's service declare more or less than it does, and tell less in listings."""
-    service: Any = store._session().service
+    service: Any = store._sessions.current().service
     service.capabilities = replace(service.capabilities, **declared)
     plain_get, plain_list = service.get, service.list_page
 
-    async def get(key: str, **asked: Any) -> Any:
-        body = await plain_get(key, **asked)
-        is_whole = not asked.get("start") and len(body.data) == body.size
+    async def get(request: ReadRequest, **settings: Any) -> Any:
+        body = await plain_get(request, **settings)
+        is_whole = not request.start and len(body.data) == body.size
         body.crc32c = body.crc32c if is_whole else None
         return body
 
-    async def list_page(prefix: str, **asked: Any) -> Any:
-        page = await plain_list(prefix, **asked)
+    async def list_page(request: ListRequest) -> Any:
+        page = await plain_list(request)
         return replace(page, objects=[replace(meta, crc32c=None) for meta in page.objects])
 
     service.get, service.list_page = get, list_page
@@ -54,9 +54,9 @@ async def test_a_large_object_is_compared_with_what_head_tells(*, guarded: bool)
         assert await store.get(meta) == await store.get("a") == data
         plain = service.get
 
-        async def flipped(key: str, **asked: Any) -> Any:
-            body = await plain(key, **asked)
-            if asked.get("start") and body.data:
+        async def flipped(request: ReadRequest, **settings: Any) -> Any:
+            body = await plain(request, **settings)
+            if request.start and body.data:
                 memoryview(body.data)[0] = 1
             return body
 
@@ -73,7 +73,7 @@ async def test_a_small_object_without_any_checksum_is_sure_over_tls_alone(*, gua
         meta = replace(await store.put("a", b"hello"), crc32c=None)
         await as_s3(store, guarded_transport=guarded)
         body = Body(b"hello", 5, meta.generation, None, lambda: meta)
-        found = judge_small(store._session(), body, 5, meta)
+        found = judge_small(store._sessions.current(), body, 5, meta)
         assert isinstance(found, Fetched) is guarded
 
 
@@ -81,7 +81,7 @@ async def deleting(
     store: aioflux.Store, fails: Mapping[str, StorageError], *, loses: int = 0
 ) -> list[int]:
     """Have the store's service delete by pages of ten; return how many were in each."""
-    service: Any = store._session().service
+    service: Any = store._sessions.current().service
     service.capabilities = replace(service.capabilities, delete_page_size=10)
     sizes: list[int] = []
 
@@ -139,11 +139,11 @@ async def test_few_and_those_far_apart_are_deleted_one_by_one() -> None:
             await store.put(f"{at}", b"1")
         sizes = await deleting(store, {})
         assert (await store.delete_many(["1", "2"])).deleted == ("1", "2")
-        service: Any = store._session().service
+        service: Any = store._sessions.current().service
         plain = service.list_page
 
-        async def endless(prefix: str, **asked: Any) -> Any:
-            return replace(await plain(prefix), next_token="more")
+        async def endless(request: ListRequest) -> Any:
+            return replace(await plain(ListRequest(request.prefix)), next_token="more")
 
         service.list_page = endless
         rest = [f"{at}" for at in range(10) if at not in {1, 2}]

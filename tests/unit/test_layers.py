@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, str] = {
         "errors options _values.* _concurrency.* _http _http.body _http.memory _services.base"
     ),
     "store": ("errors options _values.* _concurrency.* _services.base _services.open _transfer.*"),
-    "_bridge": "store _concurrency.*",
+    "_bridge": "store _concurrency.* _transfer.sessions",
     "_files": "_bridge store _values.*",
     "sync": f"{STORE} _bridge _transfer.get_ranges",
     # upon the store
@@ -102,7 +102,7 @@ MAY_IMPORT: dict[str, str] = {
     "compat.s3_datapipes": (
         f"{BLOCKING} data._cache.cache data._object_stream data._store_objects"
     ),
-    "testing": f"{STORE} sync _services.base testing.gcs_server.*",
+    "testing": f"{STORE} sync _services.base _services.open testing.gcs_server.*",
     "testing.gcs_server": "errors _values.*",
     # the front door and the command line
     "aioflux": f"{STORE} sync data checkpoint testing",
@@ -116,7 +116,7 @@ MAY_IMPORT: dict[str, str] = {
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "threading": ("_bridge", "testing", "cli"),
     "_thread": ("_bridge", "testing", "cli"),
-    "os.register_at_fork": ("_bridge", "testing.gcs_server._forks"),
+    "os.register_at_fork": ("_bridge", "testing.gcs_server._fork"),
     "torch": ("data", "checkpoint", "integrations", "compat", "cli"),
     "aiohttp": ("_http", "_auth", "_services.gcs"),
     "gcloud": ("_auth", "_services.gcs"),

@@ -16,7 +16,7 @@ from aioflux import _bridge
 from aioflux.integrations.fsspec._options import block_size_option, store_options
 from aioflux.integrations.fsspec._paths import place_of, strip
 from aioflux.integrations.fsspec._transaction import Transaction
-from aioflux.store import close_session, open_store
+from aioflux.store import open_store, sessions_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -80,7 +80,7 @@ class Stores(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
 
     def is_used_on(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Tell whether there are connections of a loop."""
-        return any(loop in store.sessions for store in list(self._stores.values()))
+        return any(loop in sessions_of(store) for store in list(self._stores.values()))
 
     @classmethod
     def _any_store(cls) -> str:
@@ -169,7 +169,7 @@ class Stores(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
         Only who awaits coroutines on a loop of their own has to, before that loop ends.
         """
         for store in list(self._stores.values()):
-            await close_session(store.sessions)
+            await sessions_of(store).close_current()
 
     async def __aenter__(self) -> Self:
         return self

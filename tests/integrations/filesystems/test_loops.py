@@ -39,8 +39,8 @@ async def test_coroutines_run_on_the_loop_that_awaits_them(shared: GCSServer, bu
         assert await fs._cat_file(f"{bucket}/a") == b"data"
         assert await fs._ls(bucket, detail=False) == [f"{bucket}/a"]
         store = fs.store(fs.place(bucket))
-        assert list(store.sessions) == [asyncio.get_running_loop()]
-    assert not store.sessions
+        assert [each for each, _ in store._sessions.open_sessions()] == [asyncio.get_running_loop()]
+    assert store._sessions.open_sessions() == []
 
 
 def test_several_loops_one_after_the_other(shared: GCSServer, bucket: str) -> None:
@@ -69,7 +69,7 @@ def test_a_loop_of_the_caller(shared: GCSServer, bucket: str) -> None:
         assert fs.loop is loop
         fs.pipe_file(f"{bucket}/a", b"data")
         assert list(fs.walk(bucket)) == [(bucket, [], ["a"])]
-        assert list(fs.store(fs.place(bucket)).sessions) == [loop]
+        assert loop in fs.store(fs.place(bucket))._sessions
         sync(loop, fs.aclose)
     finally:
         loop.call_soon_threadsafe(loop.stop)

@@ -1,0 +1,106 @@
+"""The sessions of one store: one for each event loop that it is used on."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import TYPE_CHECKING
+
+from aioflux._transfer.counters import Tally
+from aioflux._transfer.limits import Limits
+from aioflux._transfer.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aioflux._services.base import Service
+    from aioflux._values.stats import ProgressHook, StoreStats
+    from aioflux.options import RetryPolicy, TransferOptions
+
+__all__ = ["Sessions", "live_sessions"]
+
+_live: weakref.WeakSet[Sessions] = weakref.WeakSet()
+
+
+class Sessions:
+    """Opens a session on the first use of each event loop, and closes it."""
+
+    def __init__(
+        self,
+        open_service: Callable[[], Service],
+        transfer: TransferOptions,
+        retry: RetryPolicy,
+        progress: ProgressHook | None,
+        *,
+        owner: str,
+    ) -> None:
+        self._open_service = open_service
+        self._transfer = transfer
+        self._retry = retry
+        self._progress = progress
+        self._owner = owner
+        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._tally = Tally()
+        self._is_closed = False
+        _live.add(self)
+
+    def current(self) -> Session:
+        """Return the session of the running loop, opened on first use.
+
+        Raises:
+            ValueError: The store is closed.
+        """
+        if self._is_closed:
+            raise ValueError(f"{self._owner} is closed; open another")
+        loop = asyncio.get_running_loop()
+        session = self._by_loop.get(loop)
+        return session if session is not None else self._open(loop)
+
+    def _open(self, loop: asyncio.AbstractEventLoop) -> Session:
+        limits = Limits(
+            max_in_flight=self._transfer.max_in_flight,
+            max_in_flight_bytes=self._transfer.max_in_flight_bytes,
+        )
+        service = self._open_service()
+        counters = self._tally.join(loop, limits.requests)
+        session = Session(service, self._transfer, self._retry, limits, counters, self._progress)
+        self._by_loop[loop] = session
+        return session
+
+    def __contains__(self, loop: asyncio.AbstractEventLoop | None) -> bool:
+        return loop is not None and loop in self._by_loop
+
+    def stats(self) -> StoreStats:
+        """Return the sums over all loops of this process."""
+        return self._tally.stats(self._transfer.max_in_flight)
+
+    async def close_current(self, *, seconds: float = 5.0) -> None:
+        """Close the connections of the running loop; the store stays usable.
+
+        Args:
+            seconds: Time for clean-up that is under way.
+        """
+        session = self._by_loop.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.aclose(seconds=seconds)
+
+    async def aclose(self, *, seconds: float = 5.0) -> None:
+        """Close the store and the connections of the running loop; twice does nothing."""
+        self._is_closed = True
+        await self.close_current(seconds=seconds)
+
+    def open_sessions(self) -> list[tuple[asyncio.AbstractEventLoop, Session]]:
+        """Return each loop with its session."""
+        return list(self._by_loop.items())
+
+    def forget(self) -> None:
+        """Drop all connections unclosed, in a forked child."""
+        self._by_loop.clear()
+        self._tally = Tally()
+
+
+def live_sessions() -> list[Sessions]:
+    """Return the sessions of all stores of this process."""
+    return list(_live)
