@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, str] = {
     # upon the store
     "data": BLOCKING,
     "checkpoint._format": "errors _values.checksums",
-    "checkpoint._store": f"{STORE} checkpoint._format.*",
+    "checkpoint._store": f"{STORE} _transfer.retry checkpoint._format.*",
     "checkpoint._maintain": f"{STORE} checkpoint._format.* checkpoint._store.*",
     "checkpoint._save": (
         f"{BLOCKING} checkpoint._require_torch checkpoint._format.* checkpoint._store.* "
@@ -86,7 +86,7 @@ MAY_IMPORT: dict[str, str] = {
     "integrations.fsspec": BLOCKING,
     "integrations.lightning": (
         f"{BLOCKING} checkpoint checkpoint.dcp checkpoint._format.commit "
-        "checkpoint._save.save checkpoint._store.mapping checkpoint._store.target "
+        "checkpoint._save.save checkpoint._store.mapping "
         "integrations.fsspec"
     ),
     "integrations.deepspeed": f"{BLOCKING} {CHECKPOINT_PARTS}",

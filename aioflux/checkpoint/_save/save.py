@@ -14,9 +14,9 @@ from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
 from aioflux import _bridge
+from aioflux._values.uri import split_object_uri
 from aioflux.checkpoint._require_torch import require_torch
 from aioflux.checkpoint._save.writer import CheckpointWriter
-from aioflux.checkpoint._store.target import split_uri
 from aioflux.options import MIB, TransferOptions
 from aioflux.store import open_store
 
@@ -73,7 +73,7 @@ def save(
 
     from aioflux.checkpoint._save.tensor_memory import TensorMemory
 
-    root, key = split_uri(uri)
+    root, key = split_object_uri(uri)
     settings = {"mode": mode, "if_generation_match": if_generation_match, "metadata": metadata}
     memory = TensorMemory()
 

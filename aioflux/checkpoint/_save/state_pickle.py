@@ -8,12 +8,12 @@ Besides the tensors in main memory it holds their headers, and copies of tensors
 
 from __future__ import annotations
 
-import io
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from aioflux._files import RawBinaryFile
 from aioflux._values.checksums import address_of
 from aioflux.checkpoint._save.memory_copy import MemoryCopy, copy_all
 from aioflux.checkpoint._save.save import leave_out_crc32
@@ -22,11 +22,6 @@ from aioflux.checkpoint._save.tensor_memory import TensorMemory
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-    class _PickleFile(io.RawIOBase, BinaryIO):
-        """A file as the annotations of `torch.save` require it, which those of io are not."""
-
-else:
-    _PickleFile = io.RawIOBase
 
 __all__ = ["StatePickle", "pickle_state"]
 
@@ -34,7 +29,7 @@ _LEAST_NOTED_BYTES = 16 * 1024
 """Less is copied at once: to note a piece costs as much as a copy of about 16 KiB."""
 
 
-class StatePickle(_PickleFile):
+class StatePickle(RawBinaryFile):
     """The file that torch.save writes to: memory of tensors is noted, and copied later."""
 
     def __init__(self, memory: TensorMemory) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from aioflux import _bridge
 from aioflux._files import Holder, WritableFile
-from aioflux.checkpoint._store.target import split_uri
+from aioflux._values.uri import split_object_uri
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
@@ -20,16 +20,11 @@ if TYPE_CHECKING:
     from aioflux.options import StoreOptions
     from aioflux.store import ObjectWriter, WriteMode
 
-    class _WriterBase(WritableFile, BinaryIO):
-        """A file as the annotations of `torch.save` require it, which those of io are not."""
-
-else:
-    _WriterBase = WritableFile
 
 __all__ = ["CheckpointWriter", "open_writer"]
 
 
-class CheckpointWriter(_WriterBase):
+class CheckpointWriter(WritableFile):
     """A file that `open_writer` opened: writable, not seekable.
 
     Parts are sent while more is written; memory is bounded by `TransferOptions.max_buffered_bytes`
@@ -139,7 +134,7 @@ def open_writer(
     Raises:
         ValueError: The uri names no object, or a setting has no effect with it.
     """
-    root, key = split_uri(uri)
+    root, key = split_object_uri(uri)
     settings = {
         "mode": mode,
         "if_generation_match": if_generation_match,

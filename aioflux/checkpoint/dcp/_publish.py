@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from aioflux.checkpoint._format.commit import Commit
     from aioflux.checkpoint._store.commits import CommitObject
-    from aioflux.checkpoint.dcp._save_context import Turn
+    from aioflux.checkpoint.dcp._save_context import SaveContext
     from aioflux.store import Store
 
 __all__ = ["Unfinished", "begin", "finish", "sweep"]
@@ -34,13 +34,13 @@ class Unfinished(NamedTuple):
     store: Store
     keys: Sequence[str]
     save_id: str
-    turn: weakref.ref[Turn]
+    context: weakref.ref[SaveContext]
 
     @property
     def is_over(self) -> bool:
         """Whether nobody is at it any more."""
-        turn = self.turn()
-        return turn is None or turn.is_over
+        context = self.context()
+        return context is None or context.is_over
 
 
 async def begin(

@@ -1,8 +1,8 @@
-"""Items of a plan, to data objects: resolved in a thread, sent from where their memory lies.
+"""Uploads of the items of a rank's plan, from the memory of their tensors.
 
     planner.resolve_data -> CPU, contiguous -> zip in pieces -> write_object, several at once
 
-What is resolved ahead is bounded: a piece of it is asked for when the upload has room for it.
+Items are resolved in threads, a bounded batch ahead of the upload.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ __all__ = [
     "RankUpload",
     "UploadedItem",
     "batches",
+    "delete_objects",
     "describe",
     "find_tied_items",
-    "remove",
     "resolve",
     "tied_result",
     "upload_items",
@@ -67,41 +67,38 @@ T = TypeVar("T")
 
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 _BATCH_ITEMS: Final = 256
-"""What is resolved in one turn of a thread, which costs about 100 us: this many bytes or items."""
+"""Bytes or items that one call of a thread resolves, which costs about 100 us itself."""
 
 _SMALL_BYTES: Final = 64 * 1024
-"""Copying so much costs less than writing it by itself."""
+"""Smaller pieces are copied together: that costs less than a write of each."""
 
 _ITEM_BYTES: Final = 2048
-"""About what a zip adds to a tensor."""
+"""About the bytes of a zip beside the tensor in it."""
 
 _CLEANUP_SECONDS: Final = 30.0
-"""Time that a failed save has to delete what it uploaded."""
+"""Time for a failed save to delete its objects."""
 
 
 @dataclass(frozen=True)
 class UploadedItem:
-    """What one rank tells the coordinator of an item: the storage data of a `WriteResult`."""
+    """An item that a rank uploaded: the storage data of a `WriteResult`."""
 
     info: _StorageInfo
-    """Where stock readers find it."""
+    """Its location for stock readers."""
     save_id: str
-    """The save that it is part of."""
+    """Name of the save."""
     stored: StoredObject | None = None
     """Its object, with the first item of each."""
 
 
 def describe(error: BaseException) -> str:
-    """Return an error's class and message: what is left of one that may not pickle."""
+    """Return the class and message of an error, which may itself not pickle."""
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as its elements lie in a file: on the CPU, contiguous, nothing pending.
-
-    It is copied only where it is not so already.
-    """
+def _to_plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor on the CPU, contiguous, without lazy conjugation; copied only if needed."""
     tensor = tensor.detach()
     if not has_plain_memory(tensor):
         return tensor.cpu()
@@ -109,17 +106,17 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def resolve(planner: SavePlanner, item: WriteItem) -> memoryview | torch.Tensor:
-    """Return what an item stands for; bytes for a value that is no tensor.
+    """Return the tensor of an item, or the bytes of another value.
 
     Raises:
-        CheckpointError: The planner cannot tell.
+        CheckpointError: The planner cannot resolve it.
     """
     name = item.index.fqn
     try:
         data = planner.resolve_data(item)
         if isinstance(data, torch.Tensor) and item.type != WriteItemType.BYTE_IO:
             check_storable(name, data)
-            return _plain(data)
+            return _to_plain(data)
     except Exception as exc:
         raise CheckpointError(f"{name!r} of the state could not be read: {describe(exc)}") from exc
     if not isinstance(data, io.BytesIO) or item.type != WriteItemType.BYTE_IO:
@@ -132,7 +129,7 @@ def resolve(planner: SavePlanner, item: WriteItem) -> memoryview | torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class RankUpload:
-    """What one rank does to its objects in one save."""
+    """The upload of one rank in one save."""
 
     store: Store
     planner: SavePlanner
@@ -141,7 +138,7 @@ class RankUpload:
     codec: Codec | None = None
     """Compresses the tensors."""
     descriptor: str = ""
-    """How the metadata calls what it compressed."""
+    """Name of the compression in the metadata."""
 
 
 async def _pieces(
@@ -162,7 +159,7 @@ async def _pieces(
 def _pack(
     planner: SavePlanner, packer: Packer, items: Iterable[WriteItem]
 ) -> list[bytes | memoryview]:
-    """Return the bytes of some items, with what is small gathered into larger pieces."""
+    """Return the bytes of items, with small pieces joined to larger ones."""
     pieces: list[bytes | memoryview] = []
     small: list[bytes | memoryview] = []
     for encoded in _encode(planner, items):
@@ -189,9 +186,9 @@ def _encode(planner: SavePlanner, items: Iterable[WriteItem]) -> list[EncodedIte
 
 
 def find_tied_items(planner: SavePlanner, items: Sequence[WriteItem]) -> dict[int, int]:
-    """Return the items whose tensors show the same memory as those of an earlier item, by number.
+    """Return the items whose tensors share the memory of an earlier item: index -> index of that.
 
-    Asks no planner that may make tensors as it is asked: their memory is that of others later.
+    Only of stock planners: another one may create tensors in each call, at reused addresses.
     """
     kind, stock = type(planner), DefaultSavePlanner
     if not isinstance(planner, stock) or any(
@@ -206,13 +203,13 @@ def find_tied_items(planner: SavePlanner, items: Sequence[WriteItem]) -> dict[in
 
 
 def tied_result(item: WriteItem, first: WriteResult) -> WriteResult:
-    """Return the result of an item that is stored where another one is."""
-    told = dataclasses.replace(first.storage_data, stored=None)
-    return WriteResult(index=item.index, size_in_bytes=first.size_in_bytes, storage_data=told)
+    """Return the result of an item that shares the stored bytes of another one."""
+    uploaded = dataclasses.replace(first.storage_data, stored=None)
+    return WriteResult(item.index, first.size_in_bytes, uploaded)
 
 
 def batches(items: Iterable[WriteItem]) -> Iterator[list[WriteItem]]:
-    """Yield items in runs that one turn of a thread resolves."""
+    """Yield batches of items, each for one call of a thread."""
     batch: list[WriteItem] = []
     num_bytes = 0
     for item in items:
@@ -228,7 +225,7 @@ def batches(items: Iterable[WriteItem]) -> Iterator[list[WriteItem]]:
 async def upload_items(
     upload: RankUpload, key: str, items: Sequence[WriteItem]
 ) -> list[WriteResult]:
-    """Write one object of DCP's layout, and return what became of each of its items."""
+    """Write one object in the layout of DCP, and return the result of each item."""
     packer = Packer(upload.codec)
     hint = sum(item_bytes(item) + _ITEM_BYTES for item in items)
     async with aclosing(_pieces(upload, packer, items)) as pieces:
@@ -252,11 +249,11 @@ async def upload_items(
 async def upload_objects(
     upload: RankUpload, objects: Mapping[str, Callable[[], Awaitable[list[WriteResult]]]]
 ) -> list[WriteResult]:
-    """Write the objects of one rank, all at once: all of them, or none stays.
+    """Write the objects of one rank at once; if one fails, all are deleted.
 
     Args:
-        upload: What they are part of.
-        objects: What writes each, by key.
+        upload: The upload.
+        objects: The write of each, by key.
 
     Raises:
         CheckpointError: The first that could not be written, with rank and key.
@@ -264,11 +261,12 @@ async def upload_objects(
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(_named(upload, key, write)) for key, write in objects.items()
+                group.create_task(_upload_object(upload, key, write))
+                for key, write in objects.items()
             ]
     except BaseException as exc:
         error = exc.exceptions[0] if isinstance(exc, BaseExceptionGroup) else exc
-        if note := await asyncio.shield(remove(upload.store, objects)):
+        if note := await asyncio.shield(delete_objects(upload.store, objects)):
             error.add_note(note)
         if error is exc:
             raise
@@ -276,7 +274,7 @@ async def upload_objects(
     return [result for task in tasks for result in task.result()]
 
 
-async def _named(upload: RankUpload, key: str, write: Callable[[], Awaitable[T]]) -> T:
+async def _upload_object(upload: RankUpload, key: str, write: Callable[[], Awaitable[T]]) -> T:
     try:
         return await write()
     except Exception as exc:
@@ -285,13 +283,13 @@ async def _named(upload: RankUpload, key: str, write: Callable[[], Awaitable[T]]
         ) from exc
 
 
-async def remove(store: Store, keys: Iterable[str]) -> str:
-    """Delete what a failed save uploaded, and return what is to be said of what stays."""
+async def delete_objects(store: Store, keys: Iterable[str]) -> str:
+    """Delete the objects of a failed save, and return a note on those that are left."""
     try:
         async with asyncio.timeout(_CLEANUP_SECONDS):
             errors = (await store.delete_many(keys)).errors
     except (AiofluxError, TimeoutError) as exc:
-        return f"what was uploaded may still be there, `aioflux clean` finds it: {describe(exc)}"
+        return f"uploaded objects may be left, `aioflux clean` finds them: {describe(exc)}"
     if errors:
-        return f"{', '.join(errors)} could not be deleted; `aioflux clean` finds what stays"
+        return f"{', '.join(errors)} could not be deleted; `aioflux clean` finds them"
     return ""

@@ -13,10 +13,11 @@ import os
 import tempfile
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from aioflux._files import RawBinaryFile
 from aioflux._values.checksums import crc32c
 from aioflux.checkpoint._save.staging import Arena
 from aioflux.checkpoint._save.state_pickle import pickle_state
@@ -27,11 +28,6 @@ if TYPE_CHECKING:
 
     from aioflux.compat.nebula._client import Client
 
-    class _BinaryFile(io.RawIOBase, BinaryIO):
-        """What `torch.load` asks for by its annotations: a file of io is one to no type checker."""
-
-else:
-    _BinaryFile = io.RawIOBase
 
 __all__ = ["Snapshots", "load_piece"]
 
@@ -127,7 +123,7 @@ class Snapshots:
                 arena.close()
 
 
-class _Lent(_BinaryFile):
+class _Lent(RawBinaryFile):
     """The bytes of a part, read where the keeper has them."""
 
     def __init__(self, view: memoryview) -> None:

@@ -194,7 +194,7 @@ def test_a_value_is_no_larger_than_its_bytes():
         for entry in source.infolist():
             target.writestr(entry.filename, source.read(entry))
     assert load_value(memoryview(plain.getvalue()), "w", "u") == "x" * 100_000
-    with pytest.raises(CheckpointCorruptError, match="packed"):
+    with pytest.raises(CheckpointCorruptError, match="compressed"):
         load_value(memoryview(packed.getvalue()), "w", "u")
 
 

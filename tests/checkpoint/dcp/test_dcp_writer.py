@@ -31,7 +31,7 @@ from aioflux import (
 from aioflux.checkpoint._format.commit import Commit, decode_commit, find_save_id
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.checkpoint.dcp import StorageWriter
-from aioflux.checkpoint.dcp._upload import Upload, upload_items, upload_objects
+from aioflux.checkpoint.dcp._upload import RankUpload, upload_items, upload_objects
 from tests.checkpoint.dcp.states import (
     UnpicklableError,
     assert_equal,
@@ -358,7 +358,7 @@ async def test_a_cancelled_upload_leaves_nothing() -> None:
     planner.set_up_planner(small_state(), None, True)
     plans, _ = planner.create_global_plan([planner.create_local_plan()])
     async with open_store("memory://cancelled/c") as store:
-        upload = Upload(store, planner, 0, "20261122T031500.123Z-3f9a12cd")
+        upload = RankUpload(store, planner, 0, "20261122T031500.123Z-3f9a12cd")
         done, all_others = [], asyncio.Event()
 
         async def write(item: WriteItem) -> Any:

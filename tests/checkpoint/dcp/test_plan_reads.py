@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from aioflux.checkpoint._load.plan import (
     Box,
-    Piece,
-    Read,
+    NeededRange,
+    PlannedRead,
     cut_box,
     dense_strides,
     is_dense,
@@ -37,7 +37,7 @@ def narrow(tensor: torch.Tensor, offsets: list[int], lengths: list[int]) -> torc
     return tensor
 
 
-def execute(data: bytes, reads: list[Read], pieces: list[Piece]) -> list[bytes]:
+def execute(data: bytes, reads: list[PlannedRead], pieces: list[NeededRange]) -> list[bytes]:
     """Return the bytes of each piece, as an executor of the plan would bring them."""
     found = [bytearray(b"?" * (piece.end - piece.start)) for piece in pieces]
     missing = [[1] * (piece.end - piece.start) for piece in pieces]
@@ -47,14 +47,14 @@ def execute(data: bytes, reads: list[Read], pieces: list[Piece]) -> list[bytes]:
         if read.is_direct:
             (part,) = read.parts
             assert (part.start, part.end) == (read.start, read.end)
-            assert pieces[part.piece].is_direct
+            assert pieces[part.range_index].is_direct
         for part in read.parts:
-            at = pieces[part.piece].start
+            at = pieces[part.range_index].start
             span = slice(part.start - at, part.end - at)
-            found[part.piece][span] = buffer[part.start - read.start : part.end - read.start]
-            missing[part.piece][span] = [each - 1 for each in missing[part.piece][span]]
-            if not pieces[part.piece].is_direct:
-                assert (part.start, part.end) == pieces[part.piece][:2]
+            found[part.range_index][span] = buffer[part.start - read.start : part.end - read.start]
+            missing[part.range_index][span] = [each - 1 for each in missing[part.range_index][span]]
+            if not pieces[part.range_index].is_direct:
+                assert (part.start, part.end) == pieces[part.range_index][:2]
     assert all(each == 0 for piece in missing for each in piece)  # each byte once
     return [bytes(each) for each in found]
 
@@ -91,7 +91,7 @@ def test_boxes_and_reads_give_what_narrow_gives(
         )
         for box in cut_box(whole, sizes, item_size=item_size, max_span_bytes=max_span)
     ]
-    pieces = [Piece(box.start, box.end, is_run(box, item_size)) for box in boxes]
+    pieces = [NeededRange(box.start, box.end, is_run(box, item_size)) for box in boxes]
     reads = plan_reads(pieces, size=len(data), block_size=block_size, max_gap_bytes=max_gap)
     for read in reads:
         assert read.start % block_size == 0
@@ -121,7 +121,7 @@ def test_reads_bring_all_pieces_wherever_they_lie(
     spans: list[tuple[int, int, bool]], block_size: int, max_gap: int, max_read: int
 ) -> None:
     data = bytes(at % 251 for at in range(1200))
-    pieces = [Piece(at, at + size, direct) for at, size, direct in spans]
+    pieces = [NeededRange(at, at + size, direct) for at, size, direct in spans]
     reads = plan_reads(
         pieces,
         size=len(data),
@@ -148,7 +148,7 @@ def test_columns_near_each_other_are_read_with_what_is_between() -> None:
 
 def test_large_pieces_go_straight_to_memory_and_share_blocks_at_their_ends() -> None:
     cut = 3 * MIB + 700
-    pieces = [Piece(1000, cut, True), Piece(cut, 8 * MIB, True)]
+    pieces = [NeededRange(1000, cut, True), NeededRange(cut, 8 * MIB, True)]
     reads = plan_reads(pieces, size=9 * MIB, block_size=65_536)
     assert [(read.start, read.end, read.is_direct) for read in reads] == [
         (0, 65_536, False),
@@ -156,17 +156,17 @@ def test_large_pieces_go_straight_to_memory_and_share_blocks_at_their_ends() -> 
         (3 * MIB, 3 * MIB + 65_536, False),
         (3 * MIB + 65_536, 8 * MIB, True),
     ]
-    assert [part.piece for part in reads[2].parts] == [0, 1]
+    assert [part.range_index for part in reads[2].parts] == [0, 1]
 
 
 def test_a_large_piece_is_read_in_parallel() -> None:
-    reads = plan_reads([Piece(10, 50 * MIB, True)], size=50 * MIB, max_read_bytes=16 * MIB)
+    reads = plan_reads([NeededRange(10, 50 * MIB, True)], size=50 * MIB, max_read_bytes=16 * MIB)
     assert [read.end - read.start for read in reads] == [16 * MIB] * 3 + [2 * MIB - 10]
     assert all(read.is_direct for read in reads)
 
 
 def test_many_small_neighbours_are_one_read() -> None:
-    pieces = [Piece(at * 17_000 + 704, at * 17_000 + 704 + 16_000, True) for at in range(200)]
+    pieces = [NeededRange(at * 17_000 + 704, at * 17_000 + 704 + 16_000, True) for at in range(200)]
     (read,) = plan_reads(pieces, size=200 * 17_000)
     assert len(read.parts) == 200
 
@@ -176,7 +176,7 @@ def test_a_third_of_large_rows_costs_at_most_a_twentieth_more(block_size: int) -
     size, pieces = 64 * MIB, []
     for item in range(8):
         start = item * 8 * MIB + 704
-        pieces.append(Piece(start, start + 8 * MIB // 3, True))
+        pieces.append(NeededRange(start, start + 8 * MIB // 3, True))
     reads = plan_reads(pieces, size=size, block_size=block_size)
     needed = sum(piece.end - piece.start for piece in pieces)
     assert sum(read.end - read.start for read in reads) <= 1.05 * needed

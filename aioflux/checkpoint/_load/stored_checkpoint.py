@@ -1,4 +1,4 @@
-"""What a checkpoint is made of: its metadata, its commit, and where each item lies."""
+"""A stored checkpoint: its metadata, its commit, and the locations of its items."""
 
 from __future__ import annotations
 
@@ -33,11 +33,18 @@ if TYPE_CHECKING:
     from aioflux.checkpoint._format.commit import Commit, StoredItem, StoredObject
     from aioflux.store import Store
 
-__all__ = ["CommitBytes", "Shape", "Source", "Stored", "decode_source", "read_commit_object"]
+__all__ = [
+    "CommitBytes",
+    "LocatedItem",
+    "StoredCheckpoint",
+    "StoredShape",
+    "decode_checkpoint",
+    "read_commit_object",
+]
 
 
-class Stored(NamedTuple):
-    """Where one item lies."""
+class LocatedItem(NamedTuple):
+    """A stored item, and its location."""
 
     key: str
     """Name of its object, below the checkpoint's prefix."""
@@ -46,15 +53,15 @@ class Stored(NamedTuple):
     length: int
     """Bytes."""
     descriptors: tuple[str, ...]
-    """How stock DCP transformed it."""
+    """Of the extensions of DCP that transformed it."""
     obj: StoredObject | None
-    """What the commit says of the object; None in a checkpoint without a commit."""
+    """The object in the commit; None in a checkpoint without a commit."""
     item: StoredItem | None
-    """What the commit says of the item."""
+    """The item in the commit."""
 
 
-class Shape(NamedTuple):
-    """What a stored tensor, or a part of one, is like."""
+class StoredShape(NamedTuple):
+    """Sizes and dtype of a stored tensor, or of a part of one."""
 
     sizes: tuple[int, ...]
     dtype: torch.dtype
@@ -66,17 +73,17 @@ class Shape(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
-    """One checkpoint, as its commit object tells of it."""
+class StoredCheckpoint:
+    """One checkpoint, as its commit object describes it."""
 
     uri: str
     """Uri of the checkpoint."""
     metadata: Metadata
     """DCP's metadata."""
     commit: Commit | None
-    """Our commit; None where stock DCP wrote the checkpoint."""
+    """The commit of aioflux; None in a checkpoint of stock DCP."""
     is_pinned: bool
-    """It lies where it was saved, so that objects have the generations that the commit names."""
+    """It was not copied since, so that objects have the generations of the commit."""
     objects: Mapping[str, StoredObject] = field(init=False, repr=False)
     """The objects of the commit, by key."""
     items: Mapping[tuple[str, int], StoredItem] = field(init=False, repr=False)
@@ -88,28 +95,32 @@ class Source:
         object.__setattr__(self, "objects", objects)
         object.__setattr__(self, "items", items)
 
-    def find(self, index: MetadataIndex) -> Stored:
-        """Return where an item lies.
+    def locate(self, index: MetadataIndex) -> LocatedItem:
+        """Return an item and its location.
 
         Raises:
-            CheckpointCorruptError: The checkpoint does not say, or contradicts itself.
+            CheckpointCorruptError: The location is missing, or commit and metadata differ.
         """
         info = (self.metadata.storage_data or {}).get(index)
         if info is None:
-            raise self.corrupt(f"it does not say where {index.fqn!r} is stored")
+            raise self.corrupt_error(f"the location of {index.fqn!r} is missing")
         obj = item = None
         if self.commit is not None:
             obj = self.objects.get(info.relative_path)
             item = self.items.get((info.relative_path, info.offset))
             if obj is None or item is None or item.length != info.length:
-                raise self.corrupt(f"commit and metadata differ in where {index.fqn!r} is stored")
+                raise self.corrupt_error(
+                    f"commit and metadata differ in the location of {index.fqn!r}"
+                )
             if not 0 <= item.offset <= item.offset + item.length <= obj.size:
-                raise self.corrupt(f"{index.fqn!r} lies beyond the end of {info.relative_path!r}")
+                raise self.corrupt_error(
+                    f"{index.fqn!r} is beyond the end of {info.relative_path!r}"
+                )
         descriptors = tuple(info.transform_descriptors or ())
-        return Stored(info.relative_path, info.offset, info.length, descriptors, obj, item)
+        return LocatedItem(info.relative_path, info.offset, info.length, descriptors, obj, item)
 
-    def shape(self, index: MetadataIndex) -> Shape:
-        """Return what the stored part of a tensor is like that has this index.
+    def shape_of(self, index: MetadataIndex) -> StoredShape:
+        """Return sizes and dtype of a stored part of a tensor.
 
         Raises:
             CheckpointCorruptError: There is none.
@@ -118,11 +129,11 @@ class Source:
         if isinstance(tensor, TensorStorageMetadata):
             part = _part(tensor.chunks, index)
             if part is not None:
-                return Shape(tuple(part.sizes), tensor.properties.dtype)
-        raise self.corrupt(f"it holds no part of {index.fqn!r} at {index.offset}")
+                return StoredShape(tuple(part.sizes), tensor.properties.dtype)
+        raise self.corrupt_error(f"it holds no part of {index.fqn!r} at {index.offset}")
 
-    def corrupt(self, what: str) -> CheckpointCorruptError:
-        """Return the error that says what is wrong with it."""
+    def corrupt_error(self, what: str) -> CheckpointCorruptError:
+        """Return the error of a damaged checkpoint."""
         return CheckpointCorruptError(f"{self.uri} is damaged: {what}; load an earlier checkpoint")
 
 
@@ -134,16 +145,15 @@ def _part(parts: list[ChunkStorageMetadata], index: MetadataIndex) -> ChunkStora
 
 
 class CommitBytes(NamedTuple):
-    """A commit object as it was read: what ranks tell each other."""
+    """Key and bytes of a commit object, which ranks send to each other."""
 
     key: str
-    """Its name, below the checkpoint's prefix."""
+    """Below the checkpoint's prefix."""
     data: bytes
-    """All of its bytes."""
 
 
 async def read_commit_object(store: Store, rank: int | None = None) -> CommitBytes:
-    """Read the commit object of a checkpoint, or of one rank's that saved for itself alone.
+    """Read the commit object of a checkpoint, or of one rank that saved without collectives.
 
     Raises:
         CheckpointNotFoundError: There is none.
@@ -159,36 +169,36 @@ async def read_commit_object(store: Store, rank: int | None = None) -> CommitByt
     except NotFoundError as exc:
         raise CheckpointNotFoundError(
             f"there is no checkpoint {store.uri}: it has no commit object, and rank {rank} none of "
-            "its own; look at what there is with `aioflux ckpt list`"
+            "its own; list the checkpoints with `aioflux ckpt list`"
         ) from exc
 
 
-def decode_source(store: Store, read: CommitBytes) -> Source:
-    """Return the checkpoint that has this commit object.
+def decode_checkpoint(store: Store, read: CommitBytes) -> StoredCheckpoint:
+    """Return the checkpoint of a commit object.
 
     Raises:
-        CheckpointCorruptError: It is damaged, forged, or was cut off.
-        CheckpointError: Something else than DCP wrote it.
+        CheckpointCorruptError: It is damaged, forged or truncated.
+        CheckpointError: Neither aioflux nor DCP wrote it.
     """
     uri = uri_below(store, read.key)
     if read.key == INDEX_KEY:
         _, commit = decode_index(read.data, uri=uri)
         if commit is None:
             raise CheckpointError(
-                f"{uri} is an index that aioflux did not write, and names no shards of DCP; load "
-                "its objects with the safetensors library"
+                f"{uri} is an index that aioflux did not write, without metadata of DCP; load its "
+                "objects with the safetensors library"
             )
         pickled = unpack_metadata(commit, uri=uri)
     else:
         pickled, commit = decode_commit(read.data, uri=uri)
-    # What one rank wrote of itself alone is called `__<rank>.metadata`.
+    # A rank that saved without collectives writes `__<rank>.metadata`.
     is_partial = read.key not in {COMMIT_KEY, INDEX_KEY}
     metadata = decode_metadata(pickled, uri=uri, is_partial=is_partial)
     storage = (metadata.storage_data or {}).values()
     if commit is None and any(find_save_id(info.relative_path) for info in storage):
         raise CheckpointCorruptError(
-            f"{uri} was cut off: aioflux wrote it, and its commit is missing; load an earlier "
+            f"{uri} is truncated: aioflux wrote it, and its commit is missing; load an earlier "
             "checkpoint"
         )
     is_pinned = commit is not None and is_home(store, "", commit)
-    return Source(store.uri.rstrip("/"), metadata, commit, is_pinned)
+    return StoredCheckpoint(store.uri.rstrip("/"), metadata, commit, is_pinned)

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioflux.checkpoint._format.tensor_zip import HEAD_SIZE_BYTES, RawTensor, find_tensor
+from aioflux.checkpoint._format.tensor_zip import HEAD_SIZE_BYTES, ZippedTensor, find_tensor
 from aioflux.checkpoint._save.items import encode_tensor
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def test_the_memory_of_a_tensor_is_found(dtype: torch.dtype, shape: tuple[int, .
 def test_items_of_ours_are_found_where_they_say() -> None:
     item = encode_tensor(torch.arange(6.0).reshape(2, 3))
     data = b"".join(item.segments)
-    assert find_tensor(data[:HEAD_SIZE_BYTES]) == RawTensor("float32", (2, 3), item.data_start)
+    assert find_tensor(data[:HEAD_SIZE_BYTES]) == ZippedTensor("float32", (2, 3), item.data_start)
 
 
 def test_a_zip_whose_headers_tell_sizes_is_followed() -> None:
@@ -121,7 +121,7 @@ class Runs:
         return os.system, (f"touch {self.mark}",)
 
 
-def find(pickled: bytes) -> RawTensor | None:
+def find(pickled: bytes) -> ZippedTensor | None:
     """Look for the tensor of a pickle in a zip that holds just that and some bytes."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as target:
@@ -181,7 +181,7 @@ FOUND = find_tensor(ITEM[:HEAD_SIZE_BYTES])
 def test_damage_is_found_or_left_to_torch_load(at: int, new: bytes, cut: int) -> None:
     damaged = (ITEM[:at] + new + ITEM[at + len(new) :])[:cut]
     found = find_tensor(damaged)
-    assert found is None or isinstance(found, RawTensor)
+    assert found is None or isinstance(found, ZippedTensor)
 
 
 def test_a_short_head_tells_nothing() -> None:
