@@ -139,12 +139,8 @@ class Checkpointer:
             raise ValueError(f'staging must be "thread" or "process", not {staging!r}')
         if max_staged_bytes < 1:
             raise ValueError(f"max_staged_bytes must be above 0, not {max_staged_bytes!r}")
-        provider = options.get("credentials")
-        if staging == "process" and getattr(provider, "__module__", "") == "__main__":
-            raise ValueError(
-                f'staging="process" cannot use the credentials {provider!r}: the process that '
-                "uploads cannot import __main__; put the function into a module of its own"
-            )
+        if staging == "process":
+            _check_importable(options.get("credentials"))
         self._settings = replace(
             self.upload_settings,
             commit_seconds=commit_seconds,
@@ -642,6 +638,14 @@ class Checkpointer:
 async def _check_conditions(store: Store) -> Sequence[str]:
     async with asyncio.timeout(_CHECK_SECONDS):
         return await store.check_conditions()
+
+
+def _check_importable(credentials: object) -> None:
+    if getattr(credentials, "__module__", "") == "__main__":
+        raise ValueError(
+            f'staging="process" cannot use the credentials {credentials!r}: the process that '
+            "uploads cannot import __main__; put the function into a module of its own"
+        )
 
 
 def _without_torch(compression: ZStandard) -> Compression:

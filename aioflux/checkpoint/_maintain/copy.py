@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._format.commit import Commit, StoredObject
+    from aioflux.checkpoint._maintain.verify import Verification
     from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.errors import AiofluxError
     from aioflux.store import Store
@@ -126,14 +127,7 @@ async def copy_checkpoint(
     if source.uri == target.uri:
         raise ValueError(f"cannot copy {source.uri} to itself")
     step = parse_step(target.uri.rstrip("/").rpartition("/")[2])
-    verification = await verify(source.store, source.prefix)
-    # An object that was restored with the same bytes is copied: they are verified on the way.
-    damage = tuple(problem for problem in verification.problems if problem.kind != "generation")
-    replace(verification, problems=damage).check()
-    found = verification.found
-    assert found is not None
-    assert found.commit is not None
-    commit = found.commit
+    verification, found, commit = await _verify_source(source)
     if None not in {step, commit.step} and step != commit.step:
         raise ValueError(f"{source.uri} is step {commit.step}: {target.uri} would be another")
     result = Copied(
@@ -160,16 +154,27 @@ async def copy_checkpoint(
         if await _read_existing(target, commit, overwrite=False) is not None:
             raise
         return replace(result, is_new=False)
-    for each in old:
-        if each.commit is None and each.meta.key != key:
-            is_alone = await delete_logged(target.store, [each.meta], "another layout") and is_alone
-    if not is_alone:
+    unreadable = [each.meta for each in old if each.commit is None and each.meta.key != key]
+    if not (await delete_logged(target.store, unreadable, "another layout") and is_alone):
         raise CheckpointError(
             f"{target.uri} was copied, and the commit object of another layout could not be "
             "deleted there; delete it, and copy again"
         )
     (await verify(target.store, target.prefix)).check()
     return result
+
+
+async def _verify_source(
+    source: CheckpointLocation,
+) -> tuple[Verification, CommitObject, Commit]:
+    """Verify the source, without generations: bytes are verified when they are copied."""
+    verification = await verify(source.store, source.prefix)
+    damage = tuple(problem for problem in verification.problems if problem.kind != "generation")
+    replace(verification, problems=damage).check()
+    found = verification.found
+    assert found is not None
+    assert found.commit is not None
+    return verification, found, found.commit
 
 
 async def _read_existing(

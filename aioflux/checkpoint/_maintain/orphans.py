@@ -151,18 +151,10 @@ async def clean_saves(
         The keys that were deleted. If the commit object of a checkpoint is damaged, or another
         program wrote it, objects there stay, and its key is among the errors.
     """
-    saves: dict[tuple[str, str], SaveLeftovers] = {}
-    pages = store.list_pages(prefix)
-    async with aclosing(pages):
-        async for page in pages:
-            mine = [page[at] for at, key in enumerate(page.keys) if save_of(key) is not None]
-            for save, leftovers in group_saves(mine).items():
-                saves.setdefault(save, SaveLeftovers(*save)).metas += leftovers.metas
-    old = [
-        each
-        for each in saves.values()
-        if stale_objects(each, (), now=now, older_than_seconds=older_than_seconds)
-    ]
+
+    def stale(leftovers: SaveLeftovers, named: Collection[str] = ()) -> list[ObjectMeta]:
+        return stale_objects(leftovers, named, now=now, older_than_seconds=older_than_seconds)
+
     errors: dict[str, StorageError] = {}
 
     async def find_removable(within: str) -> list[ObjectMeta]:
@@ -179,22 +171,28 @@ async def clean_saves(
                 uri=meta.uri,
             )
             return []
-        return [
-            meta
-            for each in mine
-            for meta in stale_objects(each, named, now=now, older_than_seconds=older_than_seconds)
-        ]
+        return [meta for each in mine for meta in stale(each, named)]
 
+    old = [each for each in await _list_saves(store, prefix) if stale(each)]
     prefixes = sorted({each.prefix for each in old})
     metas = [meta for group in await each_bounded(find_removable, prefixes) for meta in group]
     metas.sort(key=lambda meta: meta.key)
     if dry_run:
-        removed: tuple[str, ...] = tuple(meta.key for meta in metas)
-    else:
-        deleted = await store.delete_many(metas)
-        removed = tuple(sorted(deleted.deleted))
-        errors |= deleted.errors
-    return CleanResult(aborted=(), removed=removed, errors=errors)
+        return CleanResult(aborted=(), removed=tuple(meta.key for meta in metas), errors=errors)
+    deleted = await store.delete_many(metas)
+    removed = tuple(sorted(deleted.deleted))
+    return CleanResult(aborted=(), removed=removed, errors={**errors, **deleted.errors})
+
+
+async def _list_saves(store: Store, prefix: str) -> Iterable[SaveLeftovers]:
+    """Return the objects below a prefix that saves wrote, by save."""
+    saves: dict[tuple[str, str], SaveLeftovers] = {}
+    async with aclosing(store.list_pages(prefix)) as pages:
+        async for page in pages:
+            mine = [page[at] for at, key in enumerate(page.keys) if save_of(key) is not None]
+            for save, leftovers in group_saves(mine).items():
+                saves.setdefault(save, SaveLeftovers(*save)).metas += leftovers.metas
+    return saves.values()
 
 
 async def clean_store(

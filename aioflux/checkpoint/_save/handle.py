@@ -7,7 +7,7 @@ import concurrent.futures
 import logging
 import math
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -22,13 +22,6 @@ _log = logging.getLogger("aioflux")
 _Cancelled = concurrent.futures.CancelledError
 _SIGNAL_CHECK_SECONDS = 0.5
 """Time after which a waiting caller wakes to handle signals."""
-
-
-class _Cancellable(Protocol):
-    """An upload as the handle knows it."""
-
-    def cancel(self) -> None:
-        """Request a cancellation; the outcome of the save shows whether it was in time."""
 
 
 class SaveHandle:
@@ -52,7 +45,7 @@ class SaveHandle:
         self._started = time.monotonic()
         self._outcome: concurrent.futures.Future[SaveResult] = concurrent.futures.Future()
         self._outcome.set_running_or_notify_cancel()
-        self._upload: _Cancellable | None = None
+        self._cancel: Callable[[], object] | None = None
         self._num_sent = 0
         self._is_read = False
 
@@ -124,8 +117,8 @@ class SaveHandle:
         Returns:
             Whether it is cancelled; False if it is committed or has failed.
         """
-        if self._upload is not None and not self.done():
-            self._upload.cancel()
+        if self._cancel is not None and not self.done():
+            self._cancel()
         self.wait()
         return isinstance(self._failure(), _Cancelled)
 
@@ -135,14 +128,14 @@ class SaveHandle:
 
     # For the Checkpointer and its uploads.
 
-    def attach(self, upload: _Cancellable) -> None:
-        """Set the upload."""
-        self._upload = upload
+    def attach(self, cancel: Callable[[], object]) -> None:
+        """Note that there is an upload, and what requests its cancellation."""
+        self._cancel = cancel
 
     @property
     def is_attached(self) -> bool:
         """Whether there is an upload, which will set the outcome."""
-        return self._upload is not None
+        return self._cancel is not None
 
     def advance(self, num_bytes: int) -> None:
         """Count bytes that were passed to the upload; 0 starts anew, for another attempt."""

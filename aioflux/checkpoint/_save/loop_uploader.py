@@ -61,7 +61,7 @@ class LoopUploader:
         """See base class."""
         running = _QueuedSave(self._queue, job, arena, handle)
         try:
-            handle.attach(running)
+            handle.attach(running.cancel)
             _bridge.begin(running.run())
         except BaseException as exc:  # such as Ctrl-C, before or after it was started
             running.cancel()

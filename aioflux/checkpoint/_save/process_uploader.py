@@ -15,6 +15,7 @@ import subprocess
 import sys
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux import _bridge
@@ -104,7 +105,7 @@ class ProcessUploader:
             self._num_jobs += 1
             number = self._num_jobs
             try:
-                handle.attach(_CancelRequest(self, number))
+                handle.attach(partial(self._request_cancel, number))
                 self._pending[number] = _Pending(job, arena, handle)
                 child = self._child or self._restart()
                 if child is not None:
@@ -130,8 +131,7 @@ class ProcessUploader:
                 child.arenas.discard(arena.number)
                 self._send(child, ("release", arena.number))
 
-    def cancel(self, number: int) -> None:
-        """Request the cancellation of one job."""
+    def _request_cancel(self, number: int) -> None:
         with self._lock.mine:
             if self._child is not None and number in self._pending:
                 self._send(self._child, ("cancel", number))
@@ -278,15 +278,3 @@ class ProcessUploader:
                     )
                 else:
                     self._send_job(another, number)
-
-
-@dataclass(frozen=True, slots=True)
-class _CancelRequest:
-    """Cancels one job; what a SaveHandle holds."""
-
-    uploader: ProcessUploader
-    number: int
-
-    def cancel(self) -> None:
-        """Request the cancellation."""
-        self.uploader.cancel(self.number)

@@ -98,8 +98,8 @@ class Task:
 
     def ask_to_stop(self, step: int) -> None:
         """Begin what `cancel` does, and return when the upload has heard of it."""
-        upload: Any = self.handles[step]._upload
-        upload.cancel()
+        cancel: Any = self.handles[step]._cancel
+        cancel()
         assert self.checkpointer is not None
         self.checkpointer.steps()  # on the loop of the upload, after it
 
