@@ -1,4 +1,4 @@
-"""A process that does with a Checkpointer what it is told to, line by line.
+"""A process that runs commands on a Checkpointer, line by line.
 
 Each line of the input is a command as JSON, each line of the output what became of it.
 """
@@ -63,11 +63,11 @@ class Task:
         self.checkpointer.load(into=into)
         step = self.checkpointer.loaded_step
         assert step is not None
-        told = self._state(int(into["model"]["same"][0].item()))
-        cut, whole = into["model"]["cut"], told["model"]["cut"]
+        expected = self._state(int(into["model"]["same"][0].item()))
+        cut, whole = into["model"]["cut"], expected["model"]["cut"]
         if self.world_size > 1:
             cut, whole = cut.to_local(), whole.to_local()
-        is_same = torch.equal(cut, whole) and into["optimizer"] == told["optimizer"]
+        is_same = torch.equal(cut, whole) and into["optimizer"] == expected["optimizer"]
         return [step, bool(is_same)]
 
     def load_whole(self) -> list[Any]:
@@ -133,10 +133,10 @@ def obey(rank: int, world_size: int, rendezvous: str) -> None:
     for line in sys.stdin:
         name, arguments = json.loads(line)
         try:
-            told: Any = [True, getattr(task, name)(**arguments)]
+            result: Any = [True, getattr(task, name)(**arguments)]
         except Exception as exc:
-            told = [False, type(exc).__name__, str(exc)]
-        sys.stdout.write(json.dumps(told) + "\n")
+            result = [False, type(exc).__name__, str(exc)]
+        sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -54,8 +54,8 @@ def train_and_kill(forks: Forks, server: GCSServer, plan: dict[str, Any], second
     with open(said) as lines, open(os.devnull) as nothing:
         try:
             for rank in range(plan["world_size"]):
-                told = {**plan, "rank": rank}
-                pids.append(forks.fork("train", server, told, fds=[nothing.fileno(), theirs]))
+                task = {**plan, "rank": rank}
+                pids.append(forks.fork("train", server, task, fds=[nothing.fileno(), theirs]))
             os.close(theirs)
             words = [lines.readline().split() for _ in pids]
             # No rank is past its beginning before all are.
@@ -65,7 +65,7 @@ def train_and_kill(forks: Forks, server: GCSServer, plan: dict[str, Any], second
         finally:
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
-                forks.ask(pid)
+                forks.call(pid)
         words += [line.split() for line in lines]
     numbers: dict[str, list[int]] = {"ready": [], "staged": [], "committed": []}
     for what, number in words:

@@ -90,13 +90,13 @@ def test_errors_and_cancellations_cross_it_too(
 def test_a_save_that_was_staged_outlives_its_trainer(forks: Forks, server: GCSServer) -> None:
     rank = Rank(forks, server, 0, 1, "")
     try:
-        rank.ask("open", uri=URI, staging="process", stubborn=[0])
-        rank.ask("save", step=1)
-        uploader = rank.ask("uploader")
+        rank.call("open", uri=URI, staging="process", stubborn=[0])
+        rank.call("save", step=1)
+        uploader = rank.call("uploader")
         with Checkpointer(URI) as checkpointer:
             with server.faults.inject(WRITE, key=DATA, status=503):
-                rank.ask("begin", step=2)
-                rank.ask("begin", step=3)
+                rank.call("begin", step=2)
+                rank.call("begin", step=3)
                 rank.kill()
                 assert checkpointer.steps() == [1]
             wait_until(lambda: not is_alive(uploader))
@@ -215,9 +215,9 @@ def test_every_error_crosses() -> None:
     class LocalError(Exception):
         pass
 
-    told = portable(LocalError("here"))
-    assert isinstance(told, CheckpointError)
-    assert str(told) == "LocalError: here"
+    error = portable(LocalError("here"))
+    assert isinstance(error, CheckpointError)
+    assert str(error) == "LocalError: here"
     mine = PermissionDeniedError("no", uri="gs://b/k", status=403)
     assert pickle.loads(pickle.dumps(portable(mine))).uri == "gs://b/k"
 

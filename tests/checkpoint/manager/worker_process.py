@@ -82,22 +82,22 @@ class Forks:
         self._control.close()
         self._process.wait()
 
-    def ask(self, told: Any, *fds: int) -> int:
-        """Send one question, and return the answer."""
-        socket.send_fds(self._control, [json.dumps(told).encode()], fds)
+    def call(self, request: Any, *fds: int) -> int:
+        """Send one request, and return the answer."""
+        socket.send_fds(self._control, [json.dumps(request).encode()], fds)
         return int(self._answers.readline())
 
-    def fork(self, task: str, server: GCSServer, *told: Any, fds: Sequence[int]) -> int:
+    def fork(self, task: str, server: GCSServer, *arguments: Any, fds: Sequence[int]) -> int:
         """Fork a process that does a task of `fork_server.TASKS`, and return its number.
 
         Args:
             task: The name of it.
-            server: Where the process looks for its bucket.
-            told: Arguments of the task.
+            server: The server of its bucket.
+            arguments: Arguments of the task.
             fds: Its standard input, output and errors, as many as it is to be given.
         """
         places = getattr(server, "environment", {"STORAGE_EMULATOR_HOST": server.url})
-        return self.ask([task, places, *told], *fds)
+        return self.call([task, places, *arguments], *fds)
 
 
 class Forked:
@@ -106,18 +106,23 @@ class Forked:
     Args:
         forks: What forks it.
         task: What it does; one of `fork_server.TASKS`.
-        server: Where it looks for its bucket.
-        told: Arguments of the task.
+        server: The server of its bucket.
+        arguments: Arguments of the task.
         errors: File that its errors go to; those of the tests by default.
 
     Attributes:
         pid: Its number.
-        stdin: Lines for it.
-        stdout: Lines that it says.
+        stdin: Its input.
+        stdout: Its output.
     """
 
     def __init__(
-        self, forks: Forks, task: str, server: GCSServer, *told: Any, errors: Path | None = None
+        self,
+        forks: Forks,
+        task: str,
+        server: GCSServer,
+        *arguments: Any,
+        errors: Path | None = None,
     ) -> None:
         self._forks = forks
         self._code: int | None = None
@@ -129,7 +134,7 @@ class Forked:
                 theirs.callback(os.close, fd)
             if errors is not None:
                 fds.append(theirs.enter_context(errors.open("w")).fileno())
-            self.pid = forks.fork(task, server, *told, fds=fds)
+            self.pid = forks.fork(task, server, *arguments, fds=fds)
 
     def kill(self) -> None:
         if self._code is None:
@@ -139,7 +144,7 @@ class Forked:
     def wait(self) -> int:
         """Wait for its end, and return its exit status, or the signal's number below 0."""
         if self._code is None:
-            self._code = self._forks.ask(self.pid)
+            self._code = self._forks.call(self.pid)
         return self._code
 
     def end(self) -> None:
@@ -156,18 +161,18 @@ class Rank(Forked):
     ) -> None:
         super().__init__(forks, "obey", server, rank, world_size, rendezvous)
 
-    def tell(self, name: str, **arguments: Any) -> None:
+    def send(self, name: str, **arguments: Any) -> None:
         self.stdin.write(json.dumps([name, arguments]) + "\n")
         self.stdin.flush()
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         return json.loads(self.stdout.readline())
 
-    def ask(self, name: str, **arguments: Any) -> Any:
-        self.tell(name, **arguments)
-        told = self.hear()
-        assert told[0], told
-        return told[1]
+    def call(self, name: str, **arguments: Any) -> Any:
+        self.send(name, **arguments)
+        result = self.receive()
+        assert result[0], result
+        return result[1]
 
 
 class Ranks:
@@ -184,17 +189,17 @@ class Ranks:
         for each in self.all:
             each.end()
 
-    def tell(self, name: str, **arguments: Any) -> list[Any]:
-        """Tell all the same, and return what became of it on each."""
+    def send(self, name: str, **arguments: Any) -> list[Any]:
+        """Send all the same command, and return the result of each."""
         for each in self.all:
-            each.tell(name, **arguments)
-        return [each.hear() for each in self.all]
+            each.send(name, **arguments)
+        return [each.receive() for each in self.all]
 
-    def ask(self, name: str, **arguments: Any) -> list[Any]:
-        """Tell all the same, which goes well on each, and return what they have."""
-        told = self.tell(name, **arguments)
-        assert all(each[0] for each in told), told
-        return [each[1] for each in told]
+    def call(self, name: str, **arguments: Any) -> list[Any]:
+        """Send all the same command, which succeeds on each, and return the results."""
+        results = self.send(name, **arguments)
+        assert all(each[0] for each in results), results
+        return [each[1] for each in results]
 
 
 def wait_until(is_so: Callable[[], object], seconds: float = 240) -> None:
