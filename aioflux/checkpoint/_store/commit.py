@@ -1,4 +1,4 @@
-"""commit: the write that makes a checkpoint visible, and what follows it.
+"""The commit: the write that makes a checkpoint visible, and the deletes after it.
 
     commit object, under its precondition -> objects of the commit that it replaced, pinned -> log
 
@@ -36,7 +36,7 @@ _log = logging.getLogger("aioflux")
 async def commit(
     store: Store, key: str, data: bytes, new: Commit, *, replaces: Sequence[CommitObject]
 ) -> bool:
-    """Write a commit object, and delete what it replaced: the step is visible, or as it was.
+    """Write a commit object, and delete the objects of the commit that it replaced.
 
     Args:
         store: A store that holds the checkpoint.
@@ -47,7 +47,7 @@ async def commit(
             same key is replaced in the generation that was read; of another layout it is deleted.
 
     Returns:
-        Whether no older commit object is left; what could not be deleted is logged.
+        Whether no older commit object is left; objects that could not be deleted are logged.
 
     Raises:
         CheckpointError: Another save of the checkpoint was committed meanwhile, and stays.
@@ -73,7 +73,7 @@ async def commit(
 async def delete_replaced(
     store: Store, key: str, new: Commit, replaces: Sequence[CommitObject]
 ) -> bool:
-    """Delete what was replaced by a commit that is there; log the commit, and what stays.
+    """Log a commit object that was written, and delete the objects of those that it replaced.
 
     Arguments and result are those of `commit`, which does this itself.
     """
@@ -89,7 +89,7 @@ async def delete_replaced(
     is_alone = True
     for old in replaces:
         if old.commit is None:
-            _log.info("what %s named stays: aioflux cannot read it", old.meta.uri)
+            _log.info("the objects of %s are left: aioflux cannot read it", old.meta.uri)
             continue
         if old.meta.key != key and not await delete_logged(store, [old.meta], "another layout"):
             is_alone = False
@@ -110,10 +110,10 @@ async def delete_replaced(
 
 
 async def delete_logged(store: Store, objects: Iterable[ObjectMeta | str], what: str) -> bool:
-    """Delete objects, and return whether all are gone; what stays is logged."""
+    """Delete objects, and return whether all are gone; those that are left are logged."""
     try:
         errors = (await store.delete_many(objects)).errors
-    except (AiofluxError, OSError, ValueError) as exc:  # what was committed stays committed
+    except (AiofluxError, OSError, ValueError) as exc:  # the commit stays valid
         _log.warning("%s below %s could not be deleted: %s", what, store.uri, exc)
         return False
     for key, error in errors.items():

@@ -259,8 +259,8 @@ async def _read_blocks(
             ) from exc
         if num_read < into.nbytes:
             raise CheckpointCorruptError(
-                f"{meta.uri} is truncated: it ends at byte {start + num_read} of {stored.size}; load "
-                "an earlier checkpoint"
+                f"{meta.uri} is truncated: it ends at byte {start + num_read} of {stored.size}; "
+                "load an earlier checkpoint"
             )
         found = verify_blocks(stored, start, into)
         if found is None:

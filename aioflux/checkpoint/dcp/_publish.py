@@ -1,7 +1,7 @@
-"""The end of a save: the commit, and objects of failed saves that are deleted.
+"""The begin and the end of a save: clean-up of failed saves, and the commit.
 
-begin    what a failed save left is deleted; the commit objects that there are, are remembered
-finish   the commit object replaces the one that was remembered, or no other; what that named goes
+begin_save    deletes objects of failed saves, and reads the existing commit objects
+finish_save   replaces the commit object that was read, if any, and deletes its objects
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from aioflux.checkpoint.dcp._save_context import SaveContext
     from aioflux.store import Store
 
-__all__ = ["Unfinished", "begin", "finish", "sweep"]
+__all__ = ["UnfinishedSave", "begin_save", "delete_failed", "finish_save"]
 
 _log = logging.getLogger("aioflux")
 
 
-class Unfinished(NamedTuple):
-    """A save that was begun and not committed."""
+class UnfinishedSave(NamedTuple):
+    """A save that was started and not committed."""
 
     store: Store
     keys: Sequence[str]
@@ -38,31 +38,31 @@ class Unfinished(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody is at it any more."""
+        """Whether it has ended or failed."""
         context = self.context()
         return context is None or context.is_over
 
 
-async def begin(
-    store: Store, keys: Sequence[str], unfinished: Sequence[Unfinished]
+async def begin_save(
+    store: Store, keys: Sequence[str], unfinished: Sequence[UnfinishedSave]
 ) -> tuple[CommitObject, ...]:
-    """Return what a save replaces, after what failed ones left was deleted.
+    """Delete the objects of failed saves, and return the commit objects that a save replaces.
 
     Raises:
         UnsupportedError: The server ignores the condition of the commit.
     """
     await store.check_conditions()
     for each in unfinished:
-        await sweep(each)
+        await delete_failed(each)
     found = await read_commits(store, "", keys)
-    for each_object in found:
-        if each_object.problem is not None:
-            _log.warning("the checkpoint that a save replaces is damaged: %s", each_object.problem)
+    for old in found:
+        if old.problem is not None:
+            _log.warning("the checkpoint that a save replaces is damaged: %s", old.problem)
     return tuple(found)
 
 
-async def sweep(unfinished: Unfinished) -> None:
-    """Delete what a save uploaded that failed on some rank, unless it was committed after all."""
+async def delete_failed(unfinished: UnfinishedSave) -> None:
+    """Delete the objects of a save that failed on some rank, unless it was committed after all."""
     store, save_id = unfinished.store, unfinished.save_id
     try:
         commits = await read_commits(store, "", unfinished.keys)
@@ -77,36 +77,36 @@ async def sweep(unfinished: Unfinished) -> None:
         for prefix in (f"{save_id}/", f"model-{save_id}-"):
             await _delete_unnamed(store, prefix, named, "a save that failed")
     except AiofluxError as exc:
-        _log.warning("what a failed save left below %s%s/ stays: %s", store.uri, save_id, exc)
+        _log.warning("objects of a failed save are left below %s%s/: %s", store.uri, save_id, exc)
 
 
-async def finish(
+async def finish_save(
     store: Store,
     key: str,
     data: bytes,
     commit: Commit,
-    seen: Sequence[CommitObject],
+    replaces: Sequence[CommitObject],
     *,
     has_leftovers: bool = False,
 ) -> None:
-    """Write the commit object, and delete what it replaced.
+    """Write the commit object, and delete the objects of the one that it replaced.
 
     Args:
-        store: Where.
+        store: The store of the checkpoint.
         key: Name of the commit object.
         data: Its bytes.
-        commit: What it says.
-        seen: The commit objects that there were when the save began.
-        has_leftovers: There are objects of this save that it does not name.
+        commit: The commit in them.
+        replaces: The commit objects of the checkpoint when the save began.
+        has_leftovers: The save wrote objects that are not in the commit.
     """
-    await commit_object(store, key, data, commit, replaces=seen)
+    await commit_object(store, key, data, commit, replaces=replaces)
     if not has_leftovers:
         return
     try:
         named = {each.key for each in commit.objects}
         await _delete_unnamed(store, f"{commit.save_id}/", named, "a save")
     except AiofluxError as exc:
-        _log.warning("what is left below %s%s/ stays: %s", store.uri, commit.save_id, exc)
+        _log.warning("objects are left below %s%s/: %s", store.uri, commit.save_id, exc)
 
 
 async def _delete_unnamed(store: Store, prefix: str, named: set[str], what: str) -> None:

@@ -37,7 +37,12 @@ from aioflux.checkpoint._format.safetensors import pack_metadata
 from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.checkpoint.dcp._checkpoint_id import is_checkpoint_uri, require_checkpoint_uri
 from aioflux.checkpoint.dcp._object_plan import RankPlacement, plan_objects
-from aioflux.checkpoint.dcp._publish import Unfinished, begin, finish, sweep
+from aioflux.checkpoint.dcp._publish import (
+    UnfinishedSave,
+    begin_save,
+    delete_failed,
+    finish_save,
+)
 from aioflux.checkpoint.dcp._safetensors_parts import UploadedPart, finish_objects
 from aioflux.checkpoint.dcp._safetensors_plan import plan_ranks
 from aioflux.checkpoint.dcp._safetensors_upload import collect_contents, index_of, plan_uploads
@@ -145,7 +150,7 @@ class StorageWriter(dcp_storage.StorageWriter):
         self._options = options
         self._store = self._open(uri)
         self._last = SaveContext(self._store)
-        self._unfinished: list[Unfinished] = []
+        self._unfinished: list[UnfinishedSave] = []
 
     def __repr__(self) -> str:
         return f"<StorageWriter {self.checkpoint_id}>"
@@ -229,7 +234,7 @@ class StorageWriter(dcp_storage.StorageWriter):
         self._unfinished = [each for each in self._unfinished if each not in over]
         with self._named_errors("start to save"):
             context.replaces = run_without_context(
-                begin(context.store, self._commit_keys(context), over)
+                begin_save(context.store, self._commit_keys(context), over)
             )
         if context.replaces and self.mode == "create":
             uri = context.replaces[0].meta.uri
@@ -356,7 +361,7 @@ class StorageWriter(dcp_storage.StorageWriter):
         except AiofluxError as exc:
             # After a TransientError it may be committed all the same, now or in a moment.
             if not isinstance(exc, TransientError):
-                await sweep(self._unfinished_of(context))
+                await delete_failed(self._unfinished_of(context))
             raise
 
     async def _finish_dcp(
@@ -373,7 +378,9 @@ class StorageWriter(dcp_storage.StorageWriter):
         stored = tuple(each.stored for each in uploaded if each.stored is not None)
         commit = msgspec.structs.replace(commit, objects=stored)
         data = encode_commit(pickle.dumps(metadata, protocol=_PICKLE_PROTOCOL), commit)
-        await finish(context.store, self._commit_keys(context)[0], data, commit, context.replaces)
+        await finish_save(
+            context.store, self._commit_keys(context)[0], data, commit, context.replaces
+        )
 
     async def _finish_safetensors(
         self,
@@ -393,7 +400,7 @@ class StorageWriter(dcp_storage.StorageWriter):
         commit = msgspec.structs.replace(
             commit, objects=contents.objects, extra=pack_metadata(pickled)
         )
-        await finish(
+        await finish_save(
             context.store,
             self._commit_keys(context)[0],
             encode_index(index_of(contents), commit),
@@ -402,8 +409,8 @@ class StorageWriter(dcp_storage.StorageWriter):
             has_leftovers=bool(parts),
         )
 
-    def _unfinished_of(self, context: SaveContext) -> Unfinished:
-        return Unfinished(
+    def _unfinished_of(self, context: SaveContext) -> UnfinishedSave:
+        return UnfinishedSave(
             context.store, self._commit_keys(context), context.save_id, weakref.ref(context)
         )
 

@@ -110,7 +110,7 @@ def test_fields_that_older_metadata_lacks_have_their_defaults() -> None:
     assert (read.storage_meta, read.version) == (None, None)
 
 
-def test_what_stands_behind_the_pickle_is_not_looked_at() -> None:
+def test_bytes_after_the_pickle_are_ignored() -> None:
     data = pickle.dumps(metadata())
     assert decode_metadata(data + b"\0aioflux-commit\0{}", uri=URI) == metadata()
 
@@ -215,7 +215,7 @@ def test_a_pickle_that_does_anything_else_is_refused(data: bytes) -> None:
     assert dict(vars(Metadata)) == before
 
 
-def test_tuples_that_hold_each_other_cost_what_they_are_long() -> None:
+def test_nested_tuples_cost_time_by_their_length() -> None:
     """Were it more, this would never end."""
     doubled = b"".join(b"h" + bytes([at]) + b"h" + bytes([at]) + b"\x86\x94" for at in range(200))
     data = opcodes(b"}K\x01\x94", doubled, b"K\x01s")
@@ -223,7 +223,7 @@ def test_tuples_that_hold_each_other_cost_what_they_are_long() -> None:
     refuse(opcodes(b")\x94" + b"\x85" * 300_000 + b"}h\x00K\x01s"))
 
 
-def test_memory_grows_with_the_bytes_and_not_with_what_they_claim() -> None:
+def test_memory_grows_with_the_bytes_and_not_with_the_numbers_in_them() -> None:
     tracemalloc.start()
     try:
         for claim in ("memo of an exabyte", "text of an exabyte", "byte array of an exabyte"):

@@ -61,13 +61,13 @@ def test_the_memory_of_a_tensor_is_found(dtype: torch.dtype, shape: tuple[int, .
     assert item[found.start : found.start + size] == memory(tensor)
 
 
-def test_items_of_ours_are_found_where_they_say() -> None:
+def test_tensors_of_encoded_items_are_found() -> None:
     item = encode_tensor(torch.arange(6.0).reshape(2, 3))
     data = b"".join(item.segments)
     assert find_tensor(data[:HEAD_SIZE_BYTES]) == ZippedTensor("float32", (2, 3), item.data_start)
 
 
-def test_a_zip_whose_headers_tell_sizes_is_followed() -> None:
+def test_headers_with_sizes_are_followed() -> None:
     source = zipfile.ZipFile(io.BytesIO(saved(torch.arange(5))))
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as target:
@@ -93,7 +93,7 @@ UNUSUAL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("value", UNUSUAL.values(), ids=UNUSUAL)
-def test_what_is_not_one_plain_tensor_is_left_to_torch_load(value: Any) -> None:
+def test_other_values_are_left_to_torch_load(value: Any) -> None:
     assert find_tensor(saved(value)) is None
 
 
@@ -184,6 +184,6 @@ def test_damage_is_found_or_left_to_torch_load(at: int, new: bytes, cut: int) ->
     assert found is None or isinstance(found, ZippedTensor)
 
 
-def test_a_short_head_tells_nothing() -> None:
+def test_nothing_is_found_in_a_short_head() -> None:
     assert FOUND is not None
     assert all(find_tensor(ITEM[:cut]) is None for cut in range(FOUND.start - 1))
