@@ -90,8 +90,8 @@ async def test_all_that_killed_saves_left_is_found_and_nothing_else(store) -> No
     foreign = ["step-00000002/notes.txt", "a/__0_0.distcp", "single/model.safetensors"]
     for key in (*orphans, *foreign):
         await store.put(key, b".")
-    told = await clean_store(store, older_than_seconds=0, dry_run=True)
-    assert told.removed == tuple(sorted(orphans))
+    result = await clean_store(store, older_than_seconds=0, dry_run=True)
+    assert result.removed == tuple(sorted(orphans))
     assert (await clean_store(store, "single/", older_than_seconds=0)).removed == (orphans[4],)
     done = await clean_store(store, older_than_seconds=0)
     assert done.removed == tuple(sorted(orphans[:4]))
@@ -133,7 +133,7 @@ async def test_by_default_nothing_of_today_goes(store) -> None:
 
 
 @pytest.mark.parametrize("kind", ["damaged", "cut", "cut to its pickle"])
-async def test_what_a_damaged_commit_object_may_name_stays_and_is_told(store, kind) -> None:
+async def test_what_a_damaged_commit_object_may_name_stays_and_is_reported(store, kind) -> None:
     saved = await save_step(store, 1)
     data = bytearray(await store.get(saved.meta.key))
     data[-30] ^= 1

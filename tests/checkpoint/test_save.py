@@ -133,7 +133,7 @@ def test_borrowed_memory_outlives_its_tensor() -> None:
 
 
 def test_memory_of_others_is_not_known() -> None:
-    """Neither memory elsewhere nor what reaches beyond a storage that was met."""
+    """Neither memory elsewhere nor what reaches beyond a storage that was found."""
     memory = TensorMemory()
     whole = torch.arange(100)
     part = torch.frombuffer(whole.numpy(), dtype=torch.int64, count=50)
@@ -160,17 +160,17 @@ def test_memory_that_is_not_known_is_copied_at_once(server: GCSServer) -> None:
 
 def test_crc32_is_left_out_in_one_context_alone(server: GCSServer) -> None:
     """Another thread that saves at the same time has its own."""
-    begun, ended = threading.Event(), threading.Event()
+    started, ended = threading.Event(), threading.Event()
     seen: list[bool] = []
 
     class Slow:
         def __reduce__(self) -> tuple[Any, ...]:
-            begun.set()
+            started.set()
             assert ended.wait(PATIENCE_SECONDS)
             return int, ()
 
     def look() -> None:
-        assert begun.wait(PATIENCE_SECONDS)
+        assert started.wait(PATIENCE_SECONDS)
         seen.append(config.save.compute_crc32)
         ended.set()
 

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is all there: each kind of damage is told, and passed over by `latest`."""
+"""Verification: each kind of damage is reported, and `latest` skips it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_shallow_costs_a_listing_and_the_commit_object(store, saved) -> No
     assert store.stats.num_requests - before <= 3
 
 
-async def test_nothing_committed_is_told(store, saved) -> None:
+async def test_nothing_committed_is_reported(store, saved) -> None:
     await store.delete(saved.meta)
     found = await verify(store, STEP)
     assert [problem.kind for problem in found.problems] == ["no_commit"]
@@ -134,7 +134,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-async def test_damage_is_told_and_passed_over(store, saved, cloud, name) -> None:
+async def test_damage_is_reported_and_skipped(store, saved, cloud, name) -> None:
     if (cloud, name) == ("s3", "rewritten"):
         pytest.skip("the same bytes have the same ETag")
     assert await latest(store) == 100
@@ -166,21 +166,21 @@ async def test_damage_is_told_and_passed_over(store, saved, cloud, name) -> None
         ({"size": 99_999}, "size"),
     ],
 )
-async def test_a_forged_commit_is_told(store, saved, cloud, changes, kind) -> None:
+async def test_a_forged_commit_is_reported(store, saved, cloud, changes, kind) -> None:
     await store.put(saved.meta.key, forge(saved.commit, **changes))
     is_deep = cloud != "gs" and kind == "crc32c"  # listings of others tell no checksum
     assert await kinds(store, deep=is_deep) == ["commit" if is_deep else kind]
     assert await latest(store, deep=is_deep) == 50
 
 
-async def test_a_commit_that_names_an_object_twice_is_told(store, saved) -> None:
+async def test_a_commit_that_names_an_object_twice_is_reported(store, saved) -> None:
     twice = saved.commit.objects[:1] * 2
     forged = encode(msgspec.structs.replace(saved.commit, objects=twice))
     await store.put(saved.meta.key, forged)
     assert await kinds(store) == ["commit"]
 
 
-async def test_blocks_that_do_not_make_up_the_whole_are_told_by_a_deep_look(store, saved) -> None:
+async def test_blocks_that_do_not_make_up_the_whole_are_found_by_a_deep_check(store, saved) -> None:
     crcs = bytearray(saved.commit.objects[0].block_crcs)
     crcs[0] ^= 1
     await store.put(saved.meta.key, forge(saved.commit, block_crcs=bytes(crcs)))
@@ -257,7 +257,7 @@ async def test_steps_that_are_all_removed_meanwhile_give_way_to_newer_ones(store
 
 
 @pytest.mark.clouds("gs")
-async def test_newest_first_asks_only_as_far_as_somebody_goes(store, saved) -> None:
+async def test_newest_first_reads_only_as_far_as_its_caller(store, saved) -> None:
     for step in (1, 2, 3):
         await save_step(store, step)
     before = store.stats.num_requests

@@ -173,7 +173,7 @@ async def test_what_was_put_back_from_a_backup_is_mended_by_a_copy(bucket, disk,
         assert not (await verify(store, "d/")).is_committed
 
 
-async def test_bytes_that_rot_while_nobody_looks_do_not_reach_the_copy(bucket, disk, tmp_path):
+async def test_bytes_that_rot_in_the_store_do_not_reach_the_copy(bucket, disk, tmp_path):
     import os
 
     saved = await save(disk, "a/", size=SIZE)
@@ -231,7 +231,7 @@ async def test_what_another_copy_created_meanwhile_is_taken_if_it_is_the_same(
             return []
         return await type(bucket).list_all(bucket, prefix)
 
-    await bucket.put(first, b"of somebody else")
+    await bucket.put(first, b"of another program")
     bucket.list_all = list_nothing
     with pytest.raises(CheckpointError, match="could not copy"):
         await copy_checkpoint(source, target)
