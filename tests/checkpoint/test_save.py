@@ -17,7 +17,7 @@ from torch.utils.serialization import config
 import aioflux
 from aioflux import TransferOptions, _bridge
 from aioflux.checkpoint import load, save
-from aioflux.checkpoint._save.save import _borrowing, _Opening, _StateFile, plan_part_size
+from aioflux.checkpoint._save.save import _borrowing, _LazyWriter, _StateFile, plan_part_size
 from aioflux.checkpoint._save.tensor_memory import TensorMemory
 from tests.checkpoint.test_torch import assert_equal, state
 from tests.patience import PATIENCE_SECONDS, PATIENT
@@ -148,7 +148,7 @@ def test_memory_of_others_is_not_known() -> None:
 def test_memory_that_is_not_known_is_copied_at_once(server: GCSServer) -> None:
     """torch copies memory of a GPU, hands the copy over, and lets go of it."""
     memory, expected = bytearray(2 * MIB), []
-    held = _Opening(lambda: _bridge.Held(_borrowing(f"{server.root}/run", "model.pt", {}, {})))
+    held = _LazyWriter(lambda: _bridge.Held(_borrowing(f"{server.root}/run", "model.pt", {}, {})))
     with _StateFile(held, URI, TensorMemory()) as file:
         for number in range(20):
             for size in (7, 100_000, 2 * MIB):
