@@ -51,7 +51,9 @@ class SaveHandle:
 
     def __del__(self) -> None:
         if self.has_unseen_error and not isinstance(self._failure(), _Cancelled):
-            _log.error("step %d was not saved: %s", self.step, self._failure())
+            _log.error(
+                "step %d was not saved, and its handle was not read: %s", self.step, self._failure()
+            )
 
     def __repr__(self) -> str:
         state = "under way" if not self.done() else "failed" if self._failure() else "committed"
