@@ -108,8 +108,8 @@ class Coordinator:
 
     async def commit(
         self, objects: Sequence[StoredObject], metadata: bytes, replaces: Sequence[CommitObject]
-    ) -> None:
-        """Commit the objects of all ranks with DCP's pickled metadata, and clean up."""
+    ) -> int:
+        """Commit the objects of all ranks with DCP's pickled metadata, and return their bytes."""
         job = self._job
         assert job.global_plan is not None
         new = Commit(
@@ -135,7 +135,8 @@ class Coordinator:
                 replaces = found
             else:
                 break
-        await self._after_commit(new)
+        await self._after_commit()
+        return new.num_bytes
 
     async def _read_conflicting(
         self, error: Exception, replaces: Sequence[CommitObject]
@@ -168,8 +169,8 @@ class Coordinator:
             ) from error
         raise error
 
-    async def _after_commit(self, new: Commit) -> None:
-        """Remove manifests and old steps, and record the save; the step is there in any case."""
+    async def _after_commit(self) -> None:
+        """Remove manifests and old steps; the step is there in any case."""
         job, manifests = self._job, self._manifests
         keys = [manifests.key(rank) for rank in range(1, job.world_size)]
         try:
@@ -190,9 +191,8 @@ class Coordinator:
                 manifests.uri,
                 exc,
             )
-        await self.record("committed", num_bytes=new.num_bytes)
 
-    async def record(self, outcome: Outcome, *, num_bytes: int = 0, error: str = "") -> None:
+    async def record(self, outcome: Outcome, *, num_bytes: int, error: str) -> None:
         """Add the save to the history; a failure of that is logged."""
         job = self._job
         record = SaveRecord(
