@@ -30,7 +30,7 @@ CHECKPOINT_FILES = (
 CHECKPOINT_PARTS = (
     "checkpoint checkpoint._format.commit checkpoint._store.commits checkpoint._store.objects "
     "checkpoint._store.tag_names checkpoint._maintain.tags checkpoint._save.job "
-    "checkpoint._save.pickled checkpoint._save.ranks checkpoint._save.staging "
+    "checkpoint._save.state_pickle checkpoint._save.ranks checkpoint._save.staging "
     "checkpoint._save.tag_save"
 )
 STORE = "errors options _values.* store"

@@ -141,7 +141,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all data objects."""
+        """Bytes of all data objects, without the commit object."""
         return sum(each.size for each in self.objects)
 
 

@@ -1,4 +1,4 @@
-"""CheckpointWriter: a binary file whose bytes become one object when it is closed, not before."""
+"""CheckpointWriter: a binary file whose bytes become one object when it is closed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ __all__ = ["CheckpointWriter", "open_writer"]
 class CheckpointWriter(WritableFile):
     """A file that `open_writer` opened: writable, not seekable.
 
-    Parts leave while more is written; memory is bounded by `TransferOptions.max_buffered_bytes` and
-    1 MiB. The object becomes visible, whole, when `close` returns, as it is at the end of a `with`
+    Parts are sent while more is written; memory is bounded by `TransferOptions.max_buffered_bytes`
+    and 1 MiB. The object becomes visible, whole, when `close` returns, as at the end of a `with`
     block. An exception in the block, an error of a write, `abort`, or a file that is dropped or
     left open at the end of the process publish nothing and abort the upload.
     """
@@ -43,7 +43,7 @@ class CheckpointWriter(WritableFile):
         """Metadata of the object that was stored.
 
         Raises:
-            AttributeError: Nothing was, or not yet.
+            AttributeError: It is not stored.
         """
         return self._held.value.meta
 
@@ -51,7 +51,7 @@ class CheckpointWriter(WritableFile):
         return f"<CheckpointWriter {self.uri}>"
 
     def flush(self) -> None:
-        """Do nothing: what was written becomes visible on `close`, and not in pieces before."""
+        """Do nothing: what was written becomes visible on `close`, all at once."""
         self._require_open()
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class CheckpointWriter(WritableFile):
         """Close the file and drop what was written: nothing becomes visible.
 
         Args:
-            reason: Takes a note where the upload cannot be aborted.
+            reason: Receives a note if the upload cannot be aborted.
         """
         if self.closed:
             return
@@ -93,8 +93,8 @@ class CheckpointWriter(WritableFile):
             self.close()
             return
         self.abort(error)
-        # torch.save turns the error of a write, and Ctrl-C too, into a RuntimeError about positions
-        # in a zip file.
+        # torch.save turns the error of a write, also Ctrl-C, into a RuntimeError about positions in
+        # a zip file.
         if self._failure is not None and error is not self._failure:
             raise self._failure from error
 
@@ -124,10 +124,10 @@ def open_writer(
 
     Args:
         uri: Whole uri of the object, such as `gs://bucket/run-7/model.pt`.
-        mode: "overwrite" replaces an object of this name, "create" fails where there is one.
+        mode: "overwrite" replaces an object of this name, "create" fails if there is one.
         if_generation_match: Replace only this generation.
         content_type: Media type; `application/octet-stream` by default.
-        metadata: The user's own metadata.
+        metadata: User metadata.
         options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
             as `aioflux.open_store`.
 

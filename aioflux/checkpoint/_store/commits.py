@@ -42,7 +42,6 @@ __all__ = [
     "list_steps",
     "read_commit",
     "read_commits",
-    "read_step",
     "summarize",
     "uri_below",
 ]
@@ -235,29 +234,6 @@ async def read_commit(store: Store, prefix: str) -> CommitObject:
     return found[-1]
 
 
-async def read_step(store: Store, step: int) -> tuple[ObjectMeta, bytes, Commit]:
-    """Return metadata and bytes of a step's commit object, and the decoded commit.
-
-    Args:
-        store: The root of the checkpoints.
-        step: The step.
-
-    Raises:
-        CheckpointNotFoundError: The step is not committed.
-        CheckpointCorruptError: Its commit object is damaged, or aioflux did not write it.
-    """
-    found = await read_commit(store, step_prefix(step))
-    if found.commit is None:
-        raise _foreign(found.meta.uri)
-    return found.meta, found.data, found.commit
-
-
-def _foreign(uri: str) -> CheckpointCorruptError:
-    return CheckpointCorruptError(
-        f"{uri} holds no commit of aioflux: another program wrote this checkpoint"
-    )
-
-
 async def summarize(store: Store, steps: Sequence[int] | None = None) -> list[StepSummary]:
     """Return summaries of the commits of many steps, ascending; they are not verified.
 
@@ -278,7 +254,7 @@ async def summarize(store: Store, steps: Sequence[int] | None = None) -> list[St
             return StepSummary(step=step, uri=uri, problem=str(exc))
         commit = found.commit
         if commit is None:
-            problem = _foreign(found.meta.uri).message
+            problem = f"{found.meta.uri} holds no commit of aioflux: another program wrote it"
             return StepSummary(step=step, uri=uri, problem=problem, is_ours=False)
         return StepSummary(
             step=step,

@@ -32,7 +32,7 @@ from aioflux import (
     sync,
 )
 from aioflux.checkpoint._format.commit import Commit, decode_commit, encode_commit
-from aioflux.checkpoint._save.nesting import CONTAINERS, nest, tell_containers
+from aioflux.checkpoint._save.nesting import CONTAINERS, describe_containers, nest
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.checkpoint.dcp import StorageReader, StorageWriter, load_state
 from aioflux.testing import GCSServer
@@ -274,8 +274,8 @@ def test_numbers_as_keys_and_empty_dictionaries_load_by_the_containers_of_the_co
         "none": {},
     }
     flat, ways = flatten_state_dict(state)
-    assert nest(flat, ways, tell_containers(state)) == state
-    assert nest({}, {}, tell_containers({})) == {}
+    assert nest(flat, ways, describe_containers(state)) == state
+    assert nest({}, {}, describe_containers({})) == {}
 
 
 def test_keys_that_are_no_text_come_back_as_they_were() -> None:
@@ -285,7 +285,7 @@ def test_keys_that_are_no_text_come_back_as_they_were() -> None:
         7: {"c": 8},
     }
     flat, ways = flatten_state_dict(state)
-    again = nest(flat, ways, tell_containers(state))
+    again = nest(flat, ways, describe_containers(state))
     assert again == state
     assert repr(again) == repr(state)  # 1 and True are equal
 
@@ -297,7 +297,7 @@ def test_keys_that_are_no_text_come_back_as_they_were() -> None:
 )
 def test_keys_that_no_load_could_bring_back_are_refused(key: Any) -> None:
     with pytest.raises(TypeError, match=r"\['x'\]\[0\] has a key of type "):
-        tell_containers({"x": [{key: torch.ones(1)}]})
+        describe_containers({"x": [{key: torch.ones(1)}]})
 
 
 def test_load_state_nests_by_the_containers_of_the_commit(server: GCSServer) -> None:
@@ -305,7 +305,7 @@ def test_load_state_nests_by_the_containers_of_the_commit(server: GCSServer) -> 
     save(state, StorageWriter(URI))
     pickled, commit = decode_commit(server.get("bucket", "run/step-1/.metadata"), uri="")
     assert commit is not None
-    told = msgspec.structs.replace(commit, extra={CONTAINERS: tell_containers(state)})
+    told = msgspec.structs.replace(commit, extra={CONTAINERS: describe_containers(state)})
     server.put("bucket", "run/step-1/.metadata", encode_commit(pickled, told))
     assert_equal(state, load_state(URI))
 

@@ -1,8 +1,8 @@
 """A process that has imported torch, and forks those that tests ask for: the import takes seconds.
 
-    python -m tests.checkpoint.manager.forks <descriptor of a socket>
+    python -m tests.checkpoint.manager.fork_server <descriptor of a socket>
 
-Each message is one question as JSON, with the descriptors that a new process gets for its first
+Each message is one request as JSON, with the descriptors that a new process gets for its first
 ones; each answer is a number.
 """
 
@@ -24,7 +24,7 @@ TASKS = {each.__name__: each for each in (rank_task.obey, trainer.train, trainer
 
 
 def begin(
-    control: socket.socket, fds: list[int], name: str, environment: dict[str, str], *told: Any
+    control: socket.socket, fds: list[int], name: str, environment: dict[str, str], *arguments: Any
 ) -> None:
     """Do in a process that was just forked what it was forked for; it ends as any program does."""
     control.close()
@@ -32,7 +32,7 @@ def begin(
         os.dup2(fd, at)
         os.close(fd)
     os.environ.update(environment)
-    TASKS[name](*told)
+    TASKS[name](*arguments)
 
 
 def main() -> None:
@@ -43,13 +43,13 @@ def main() -> None:
         data, fds, _, _ = socket.recv_fds(control, 1 << 16, 3)
         if not data:
             return
-        told = json.loads(data)
-        if isinstance(told, int):
-            answer = os.waitstatus_to_exitcode(os.waitpid(told, 0)[1])
+        request = json.loads(data)
+        if isinstance(request, int):
+            answer = os.waitstatus_to_exitcode(os.waitpid(request, 0)[1])
         else:
             answer = os.fork()
             if not answer:
-                begin(control, fds, *told)
+                begin(control, fds, *request)
                 return
             for fd in fds:
                 os.close(fd)

@@ -1,7 +1,7 @@
-"""When to save: every so many steps or seconds, and when the process is told to end.
+"""Schedule and StopSignals: when to save, after steps or seconds and before the process ends.
 
-A signal only sets a flag: a handler that saved would find the state half changed, and other ranks
-somewhere else. What is to be done is asked at the border of a step, where all ranks are.
+A signal only sets a flag: a handler that saved would find the state half changed, and the other
+ranks in other places. The flag is read between two steps, when all ranks are at the same place.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
 
-__all__ = ["Schedule", "Signals"]
+__all__ = ["Schedule", "StopSignals"]
 
 _Handler: TypeAlias = "Callable[[int, FrameType | None], Any] | int | signal.Handlers | None"
 
@@ -34,33 +34,33 @@ class Schedule:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the time decides, which is not the same on all ranks."""
+        """Whether saves are due by time, which differs between ranks."""
         return isinstance(self._every, timedelta)
 
     def is_due(self, step: int) -> bool:
-        """Tell whether to save after a step."""
+        """Return whether to save after a step."""
         if isinstance(self._every, timedelta):
             return time.monotonic() - self._last >= self._every.total_seconds()
         return self._every is not None and step > 0 and step % self._every == 0
 
-    def begin(self) -> None:
-        """Know that a save begins now."""
+    def restart(self) -> None:
+        """Start the interval anew: a save starts now."""
         self._last = time.monotonic()
 
 
-class Signals:
-    """Signals that ask for a last save."""
+class StopSignals:
+    """StopSignals that ask for a last save."""
 
     def __init__(self) -> None:
         self._before: dict[int, _Handler] = {}
         self._asked: float | None = None
         self._deadline_seconds = 0.0
         self.is_agreed = False
-        """Whether all ranks know of it."""
+        """Whether all ranks know that one received a signal."""
 
     @property
     def is_installed(self) -> bool:
-        """Whether signals are watched for."""
+        """Whether handlers are installed."""
         return bool(self._before)
 
     @property
@@ -76,7 +76,7 @@ class Signals:
         return max(0.0, self._asked + self._deadline_seconds - time.monotonic())
 
     def install(self, signals: Sequence[int], deadline_seconds: float) -> None:
-        """Watch for signals, from the main thread.
+        """Install handlers, from the main thread.
 
         Args:
             signals: Their numbers.
@@ -88,13 +88,13 @@ class Signals:
                 self._before[number] = signal.signal(number, self._note)
 
     def agree(self) -> None:
-        """Know that some rank was asked, and with it all are."""
+        """Note that some rank received a signal, which counts for all."""
         self.is_agreed = True
         if self._asked is None:
             self._asked = time.monotonic()
 
     def restore(self) -> None:
-        """Leave signals to whom they were left before."""
+        """Put the earlier handlers back."""
         before, self._before = self._before, {}
         for number, handler in before.items():
             if signal.getsignal(number) == self._note:

@@ -10,7 +10,7 @@ from aioflux._values.uri import Location, parse_uri
 from aioflux.checkpoint._maintain import copy as _copy
 from aioflux.checkpoint._maintain import orphans as _orphans
 from aioflux.checkpoint._maintain import verify as _verify
-from aioflux.checkpoint._maintain.copy import Spot
+from aioflux.checkpoint._maintain.copy import CheckpointLocation
 from aioflux.checkpoint._store.commits import as_prefix, read_commits
 from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.errors import CheckpointNotFoundError
@@ -37,7 +37,7 @@ _ONLY_REMOTE: Final[tuple[Literal["credentials", "endpoint_url", "ssl_context"],
 
 
 def verify(uri: str, *, deep: bool = False, **options: Unpack[StoreOptions]) -> Verification:
-    """Look whether a checkpoint is all there: `Verification.is_valid`, and what is wrong.
+    """Check that a checkpoint is complete: `Verification.is_valid`, or its problems.
 
     Costs the commit object and one listing; deep, also every byte, with a bounded part of them in
     memory.
@@ -48,7 +48,7 @@ def verify(uri: str, *, deep: bool = False, **options: Unpack[StoreOptions]) -> 
         options: As `aioflux.open_store`.
 
     Raises:
-        StorageError: The service could not be asked, which tells nothing about the checkpoint.
+        StorageError: A request failed; the checkpoint may be complete.
     """
 
     async def work() -> Verification:
@@ -66,33 +66,34 @@ def copy(
     overwrite: bool = False,
     **options: Unpack[StoreOptions],
 ) -> list[Copied]:
-    """Copy a checkpoint, or all below a root, and return what was copied; each appears last.
+    """Copy a checkpoint, or all below a root; each appears whole or not at all.
 
-    Within a bucket the service copies, between schemes all bytes come through here, verified. What
-    is there already is not copied twice, and what was interrupted goes on where it ended.
+    Within a bucket the service copies, between schemes all bytes come through here, verified.
+    Objects that are there already are not copied twice, and a copy that was interrupted continues.
 
     Args:
         source: Uri of one checkpoint, or of a root with steps below.
         target: Uri of the copy, or of the root of the copies.
         steps: Only these steps of a root; all by default.
         overwrite: Replace other checkpoints that are there.
-        options: As `aioflux.open_store`; what is for `gs://` goes to uris of that scheme.
+        options: As `aioflux.open_store`; `credentials`, `endpoint_url` and `ssl_context` are used
+            for uris of buckets only, if there is one.
 
     Raises:
         CheckpointNotFoundError: There is nothing to copy.
-        CheckpointError: A checkpoint does not verify, or another is there; steps behind it are
-            copied all the same, and notes on the error name others that could not be.
+        CheckpointError: A checkpoint does not verify, or another is there; later steps are copied
+            all the same, and notes on the error name others that could not be.
         ValueError: Source and target are the same, or `source` is one checkpoint and `steps` are
             given.
     """
 
     async def work() -> list[Copied]:
-        async with _spots([source, target], options) as spots:
-            if await read_commits(spots[0].store, spots[0].prefix):
+        async with _open_locations([source, target], options) as opened:
+            if await read_commits(opened[0].store, opened[0].prefix):
                 if steps is not None:
-                    raise ValueError(f"{source} is one checkpoint; steps are of what it is in")
-                return [await _copy.copy_checkpoint(*spots, overwrite=overwrite)]
-            copied, errors = await _copy.copy_root(*spots, steps=steps, overwrite=overwrite)
+                    raise ValueError(f"{source} is one checkpoint; steps are those of a root")
+                return [await _copy.copy_checkpoint(*opened, overwrite=overwrite)]
+            copied, errors = await _copy.copy_root(*opened, steps=steps, overwrite=overwrite)
         if errors:
             first, *others = errors.values()
             for other in others:
@@ -106,12 +107,14 @@ def copy(
 
 
 @asynccontextmanager
-async def _spots(uris: Sequence[str], options: StoreOptions) -> AsyncIterator[list[Spot]]:
-    """Open where uris point; those in one bucket are in one store, which copies by itself."""
+async def _open_locations(
+    uris: Sequence[str], options: StoreOptions
+) -> AsyncIterator[list[CheckpointLocation]]:
+    """Open the locations of uris; those in one bucket share a store, which copies by itself."""
     locations = [parse_uri(uri) for uri in uris]
     has_bucket = any(location.scheme in _REMOTE for location in locations)
     stores: dict[str, Store] = {}
-    spots = []
+    opened = []
     async with AsyncExitStack() as stack:
         for location in locations:
             is_disk = location.scheme == "file"
@@ -122,8 +125,10 @@ async def _spots(uris: Sequence[str], options: StoreOptions) -> AsyncIterator[li
                     for name in _ONLY_REMOTE:
                         mine.pop(name, None)
                 stores[root] = await stack.enter_async_context(open_checkpoint(root, **mine))
-            spots.append(Spot(stores[root], "" if is_disk else as_prefix(location.key)))
-        yield spots
+            opened.append(
+                CheckpointLocation(stores[root], "" if is_disk else as_prefix(location.key))
+            )
+        yield opened
 
 
 def clean(
@@ -133,20 +138,20 @@ def clean(
     dry_run: bool = False,
     **options: Unpack[StoreOptions],
 ) -> CleanResult:
-    """Remove what dead processes left below a uri: what `Store.clean` finds, and killed saves.
+    """Delete leftovers of dead processes below a uri: those of `Store.clean`, and killed saves.
 
-    Of a killed save there are objects that no commit object names. Nobody can tell a dead save from
-    a slow one but by its age: that of its youngest object. Lists all below the uri, twice.
+    A killed save leaves objects that no commit object names. Only its age distinguishes a dead save
+    from a slow one: that of its youngest object. Lists all below the uri, twice.
 
     Args:
         uri: Bucket, prefix or directory.
-        older_than_seconds: Only what was begun or written at least so long ago, one day by default.
-        dry_run: Tell, and remove nothing.
+        older_than_seconds: Only objects and uploads at least so old; one day by default.
+        dry_run: Only return what would be deleted.
         options: As `aioflux.open_store`.
 
     Returns:
-        What was removed. Objects of a checkpoint whose commit object is damaged stay, and it is
-        among the errors.
+        The keys that were deleted. Objects of a checkpoint whose commit object is damaged stay, and
+        it is among the errors.
 
     Raises:
         ValueError: `older_than_seconds` is negative.

@@ -1,4 +1,4 @@
-"""Processes of tests, and what they are told."""
+"""Processes that tests start, and the Checkpointer that is tested in them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from aioflux import RetryPolicy, Timeouts
+from aioflux import checkpoint as _checkpoint
+from aioflux.checkpoint._save.job import UploadSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,15 +34,40 @@ STUBBORN = RetryPolicy(max_attempts=100_000, initial_seconds=0.01, max_seconds=0
 """Asks until a fault is taken back: as long as a test wants, a refused request holds up a save."""
 
 
+class Clock:
+    """A monotonic clock that can be made to run faster."""
+
+    def __init__(self) -> None:
+        self.factor = 1
+
+    def __call__(self) -> float:
+        return self.factor * time.monotonic()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial, (time.monotonic,)  # the process that uploads has that of the system
+
+
+class Checkpointer(_checkpoint.Checkpointer):
+    """One that waits for its clean-up on a machine that stands still, and polls often."""
+
+    clock = Clock()
+    upload_settings = UploadSettings(cleanup_seconds=240.0, max_poll_seconds=0.2, clock=clock)
+
+
 class Forks:
-    """The process that forks others; see `forks`."""
+    """The process that forks others; see the fixture `forks`."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair()
         self._answers = self._control.makefile("rb")
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.checkpoint.manager.forks", str(theirs.fileno())],
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.checkpoint.manager.fork_server",
+                    str(theirs.fileno()),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -54,22 +82,22 @@ class Forks:
         self._control.close()
         self._process.wait()
 
-    def ask(self, told: Any, *fds: int) -> int:
-        """Send one question, and return the answer."""
-        socket.send_fds(self._control, [json.dumps(told).encode()], fds)
+    def call(self, request: Any, *fds: int) -> int:
+        """Send one request, and return the answer."""
+        socket.send_fds(self._control, [json.dumps(request).encode()], fds)
         return int(self._answers.readline())
 
-    def fork(self, task: str, server: GCSServer, *told: Any, fds: Sequence[int]) -> int:
-        """Fork a process that does a task of `forks.TASKS`, and return its number.
+    def fork(self, task: str, server: GCSServer, *arguments: Any, fds: Sequence[int]) -> int:
+        """Fork a process that does a task of `fork_server.TASKS`, and return its number.
 
         Args:
             task: The name of it.
-            server: Where the process looks for its bucket.
-            told: Arguments of the task.
+            server: The server of its bucket.
+            arguments: Arguments of the task.
             fds: Its standard input, output and errors, as many as it is to be given.
         """
         places = getattr(server, "environment", {"STORAGE_EMULATOR_HOST": server.url})
-        return self.ask([task, places, *told], *fds)
+        return self.call([task, places, *arguments], *fds)
 
 
 class Forked:
@@ -77,19 +105,24 @@ class Forked:
 
     Args:
         forks: What forks it.
-        task: What it does; one of `forks.TASKS`.
-        server: Where it looks for its bucket.
-        told: Arguments of the task.
+        task: What it does; one of `fork_server.TASKS`.
+        server: The server of its bucket.
+        arguments: Arguments of the task.
         errors: File that its errors go to; those of the tests by default.
 
     Attributes:
         pid: Its number.
-        stdin: Lines for it.
-        stdout: Lines that it says.
+        stdin: Its input.
+        stdout: Its output.
     """
 
     def __init__(
-        self, forks: Forks, task: str, server: GCSServer, *told: Any, errors: Path | None = None
+        self,
+        forks: Forks,
+        task: str,
+        server: GCSServer,
+        *arguments: Any,
+        errors: Path | None = None,
     ) -> None:
         self._forks = forks
         self._code: int | None = None
@@ -101,7 +134,7 @@ class Forked:
                 theirs.callback(os.close, fd)
             if errors is not None:
                 fds.append(theirs.enter_context(errors.open("w")).fileno())
-            self.pid = forks.fork(task, server, *told, fds=fds)
+            self.pid = forks.fork(task, server, *arguments, fds=fds)
 
     def kill(self) -> None:
         if self._code is None:
@@ -111,7 +144,7 @@ class Forked:
     def wait(self) -> int:
         """Wait for its end, and return its exit status, or the signal's number below 0."""
         if self._code is None:
-            self._code = self._forks.ask(self.pid)
+            self._code = self._forks.call(self.pid)
         return self._code
 
     def end(self) -> None:
@@ -124,30 +157,30 @@ class Rank(Forked):
     """One process of `rank_task`."""
 
     def __init__(
-        self, forks: Forks, server: GCSServer, rank: int, world_size: int, meeting: str
+        self, forks: Forks, server: GCSServer, rank: int, world_size: int, rendezvous: str
     ) -> None:
-        super().__init__(forks, "obey", server, rank, world_size, meeting)
+        super().__init__(forks, "obey", server, rank, world_size, rendezvous)
 
-    def tell(self, name: str, **arguments: Any) -> None:
+    def send(self, name: str, **arguments: Any) -> None:
         self.stdin.write(json.dumps([name, arguments]) + "\n")
         self.stdin.flush()
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         return json.loads(self.stdout.readline())
 
-    def ask(self, name: str, **arguments: Any) -> Any:
-        self.tell(name, **arguments)
-        told = self.hear()
-        assert told[0], told
-        return told[1]
+    def call(self, name: str, **arguments: Any) -> Any:
+        self.send(name, **arguments)
+        result = self.receive()
+        assert result[0], result
+        return result[1]
 
 
 class Ranks:
     """Processes that save together."""
 
     def __init__(self, forks: Forks, server: GCSServer, world_size: int, folder: Path) -> None:
-        meeting = f"file://{folder}/meeting"
-        self.all = [Rank(forks, server, rank, world_size, meeting) for rank in range(world_size)]
+        rendezvous = f"file://{folder}/rendezvous"
+        self.all = [Rank(forks, server, rank, world_size, rendezvous) for rank in range(world_size)]
 
     def __enter__(self) -> Self:
         return self
@@ -156,17 +189,17 @@ class Ranks:
         for each in self.all:
             each.end()
 
-    def tell(self, name: str, **arguments: Any) -> list[Any]:
-        """Tell all the same, and return what became of it on each."""
+    def send(self, name: str, **arguments: Any) -> list[Any]:
+        """Send all the same command, and return the result of each."""
         for each in self.all:
-            each.tell(name, **arguments)
-        return [each.hear() for each in self.all]
+            each.send(name, **arguments)
+        return [each.receive() for each in self.all]
 
-    def ask(self, name: str, **arguments: Any) -> list[Any]:
-        """Tell all the same, which goes well on each, and return what they have."""
-        told = self.tell(name, **arguments)
-        assert all(each[0] for each in told), told
-        return [each[1] for each in told]
+    def call(self, name: str, **arguments: Any) -> list[Any]:
+        """Send all the same command, which succeeds on each, and return the results."""
+        results = self.send(name, **arguments)
+        assert all(each[0] for each in results), results
+        return [each[1] for each in results]
 
 
 def wait_until(is_so: Callable[[], object], seconds: float = 240) -> None:
@@ -175,6 +208,27 @@ def wait_until(is_so: Callable[[], object], seconds: float = 240) -> None:
     while not is_so():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.02)
+
+
+def uploader_of(pid: int) -> int:
+    """Return the process that uploads for a process, once there is one."""
+    found = find_uploaders(pid)
+    while not found:
+        time.sleep(0.02)
+        found = find_uploaders(pid)
+    return found[0]
+
+
+def find_uploaders(pid: int) -> list[int]:
+    found = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):  # of each thread
+        with suppress(OSError):  # the thread, or the process, has ended since
+            found += [
+                int(number)
+                for number in children.read_text().split()
+                if b"uploader_main" in Path(f"/proc/{number}/cmdline").read_bytes()
+            ]
+    return found
 
 
 def is_alive(pid: int) -> bool:

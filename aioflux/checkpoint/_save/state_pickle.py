@@ -1,9 +1,9 @@
-"""What torch.save writes of an object, without a copy of its tensors: where the bytes are.
+"""StatePickle: the bytes that torch.save writes of an object, without a copy of its tensors.
 
-    torch.save -> Pickled: headers are gathered, tensors noted where they are -> how much it is
+    torch.save -> StatePickle: headers are gathered, tensors noted where they are -> the size
                -> one copy, by a few threads; or an upload of the pieces
 
-Beside the tensors in main memory it takes their headers, and what is copied from elsewhere.
+Besides the tensors in main memory it holds their headers, and copies of tensors of other devices.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import torch
 
 from aioflux._files import RawBinaryFile
 from aioflux._values.checksums import address_of
+from aioflux.checkpoint._save.memory_copy import MemoryCopy, copy_all
 from aioflux.checkpoint._save.save import leave_out_crc32
-from aioflux.checkpoint._save.staging_copy import Copy, copy_all
 from aioflux.checkpoint._save.tensor_memory import TensorMemory
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-__all__ = ["Pickled", "pickled"]
+__all__ = ["StatePickle", "pickle_state"]
 
 _LEAST_NOTED_BYTES = 16 * 1024
-"""Less is copied at once: to note a piece costs as much as a copy of some 16 KiB."""
+"""Less is copied at once: to note a piece costs as much as a copy of about 16 KiB."""
 
 
-class Pickled(RawBinaryFile):
-    """The file that torch.save writes to: what lies in tensors is noted and copied later."""
+class StatePickle(RawBinaryFile):
+    """The file that torch.save writes to: memory of tensors is noted, and copied later."""
 
     def __init__(self, memory: TensorMemory) -> None:
         self._memory = memory
@@ -61,7 +61,7 @@ class Pickled(RawBinaryFile):
         with address_of(target) as begin:
             for piece in self._pieces:
                 with address_of(piece) as source:
-                    copies.append(Copy(begin + at, source, piece.nbytes))
+                    copies.append(MemoryCopy(begin + at, source, piece.nbytes))
                 at += piece.nbytes
             copy_all(copies)
 
@@ -76,14 +76,14 @@ class Pickled(RawBinaryFile):
             self._small.clear()
 
 
-def pickled(value: Any) -> Pickled:
-    """Return what torch.save writes of a value, whose tensors stay as they are meanwhile."""
+def pickle_state(value: Any) -> StatePickle:
+    """Return what torch.save writes of a value, whose tensors must not change meanwhile."""
     memory = TensorMemory()
-    pieces = Pickled(memory)
+    pieces = StatePickle(memory)
 
     def run() -> None:
         leave_out_crc32()
         torch.save(value, pieces, pickle_module=memory.pickle_module())
 
-    copy_context().run(run)  # of its own: nobody else sees what is set there
+    copy_context().run(run)  # so that settings of torch are changed there only
     return pieces
