@@ -31,19 +31,20 @@ from aioflux._transfer.arguments import (
     check_listing,
     check_metadata,
     check_mode,
+    check_offset,
     check_policies,
-    check_position,
     parse_key,
     parse_prefix,
-    refuse_one_key,
+    require_many_keys,
 )
 from aioflux._transfer.get_many import fetch_many, try_many
 from aioflux._transfer.get_ranges import MAX_GAP_BYTES, fetch_ranges
+from aioflux._transfer.put import write_request
 from aioflux._transfer.reader import ObjectReader
 from aioflux._transfer.sessions import Sessions
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
-from aioflux._transfer.writer import ObjectWriter, WriteRequest
-from aioflux._transfer.zero_copy_writer import BorrowingWriter
+from aioflux._transfer.writer import ObjectWriter
+from aioflux._transfer.zero_copy_writer import ZeroCopyWriter
 from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
 from aioflux._values.uri import Location, parse_uri
 from aioflux.errors import StorageError
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     )
     from types import TracebackType
 
+    from aioflux._services.base import WriteRequest
     from aioflux._transfer.get_many import FetchedBatch
     from aioflux._values.listing import Listing
     from aioflux._values.stats import ProgressHook, StoreStats
@@ -184,6 +186,7 @@ class Store:
             transfer,
             retry,
             progress,
+            cleanup_timeouts=timeouts.cleanup,
             owner=repr(self),
         )
 
@@ -235,7 +238,7 @@ class Store:
     ) -> None:
         # After a cancellation or Ctrl-C a service that does not answer delays the end less.
         is_interrupted = error is not None and not isinstance(error, Exception)
-        await self._sessions.aclose(seconds=2.0 if is_interrupted else 5.0)
+        await self._sessions.aclose(is_interrupted=is_interrupted)
 
     async def aclose(self) -> None:
         """Close the connections of the running loop and end the store; twice does nothing.
@@ -299,7 +302,7 @@ class Store:
         view = memoryview(buffer).cast("B")
         if view.readonly:
             raise ValueError("get_into needs writable memory, such as a bytearray")
-        check_position("start", start)
+        check_offset("start", start)
         if start < 0:
             raise ValueError(f"start must be 0 or more, not {start}")
         name, meta = parse_key(key)
@@ -325,8 +328,8 @@ class Store:
             TypeError: `start` or `end` is not an integer.
             ValueError: `start` is negative, or `end` is not above it.
         """
-        check_position("start", start)
-        check_position("end", end)
+        check_offset("start", start)
+        check_offset("end", end)
         if start < 0 or end <= start:
             raise ValueError(f"a range needs 0 <= start < end, not [{start}, {end})")
         name, meta = parse_key(key)
@@ -458,7 +461,7 @@ class Store:
                     del batch
             return
         session = self._sessions.current()
-        refuse_one_key(keys)
+        require_many_keys(keys)
         async with nested(try_many(session, keys, ordered=ordered)) as tried:
             async for results in tried:
                 yield [
@@ -521,7 +524,7 @@ class Store:
             ValueError: `max_composite_bytes` is below 1.
         """
         session = self._sessions.current()
-        refuse_one_key(metas)
+        require_many_keys(metas)
         if max_composite_bytes < 1:
             raise ValueError(f"max_composite_bytes must be above 0, not {max_composite_bytes!r}")
         batches: AsyncGenerator[Any, None]
@@ -545,7 +548,7 @@ class Store:
         self, keys: Items[str | ObjectMeta], *, ordered: bool
     ) -> AsyncGenerator[FetchedBatch, None]:
         session = self._sessions.current()
-        refuse_one_key(keys)
+        require_many_keys(keys)
         return fetch_many(session, keys, ordered=ordered)
 
     async def list(
@@ -699,7 +702,7 @@ class Store:
         condition = self._request("any", mode, None, "", None).precondition
 
         async def one(pair: tuple[str, Buffer]) -> ObjectMeta:
-            request = WriteRequest(parse_key(pair[0])[0], condition)
+            request = write_request(parse_key(pair[0])[0], condition)
             return await _writer.put(session, request, memoryview(pair[1]).cast("B"))
 
         stored = bounded_map(one, pairs, max_in_flight=self.transfer.max_in_flight, ordered=False)
@@ -734,7 +737,7 @@ class Store:
                 it is, without a copy, and `write` returns before it was sent.
         """
         request = self._request(key, mode, if_generation_match, content_type, metadata)
-        kind = BorrowingWriter if borrow else ObjectWriter
+        kind = ZeroCopyWriter if borrow else ObjectWriter
         async with kind(self._sessions.current(), request) as writer:
             yield writer
 
@@ -791,7 +794,7 @@ class Store:
             ValueError: No sources, or more than the service allows at once.
         """
         session = self._sessions.current()
-        refuse_one_key(sources)
+        require_many_keys(sources)
         most = session.service.capabilities.max_compose_sources
         if not 1 <= len(sources) <= most:
             raise ValueError(
@@ -847,7 +850,7 @@ class Store:
         Raises:
             TypeError: `keys` is one string.
         """
-        refuse_one_key(keys)
+        require_many_keys(keys)
         sources = [_source(key) for key in keys]
         return await _delete.delete_many(
             self._sessions.current(), sources, max_in_flight=self.transfer.max_in_flight
@@ -863,7 +866,7 @@ class Store:
             names: Permissions, such as "storage.objects.create".
         """
         session = self._sessions.current()
-        refuse_one_key(names)
+        require_many_keys(names)
         if not names:
             return []
         granted = await session.call("", lambda _: session.service.granted_permissions(list(names)))
@@ -921,7 +924,7 @@ class Store:
     ) -> WriteRequest:
         check_mode(mode, if_generation_match)
         check_metadata(content_type, metadata)
-        return WriteRequest(
+        return write_request(
             parse_key(key)[0],
             Precondition(if_generation_match=if_generation_match, if_absent=mode == "create"),
             content_type,

@@ -21,6 +21,7 @@ import aioflux
 from aioflux import Timeouts
 from aioflux._http import FixedHeaders, Origin, Pool
 from aioflux._http.codec import encode_head, parse_head
+from aioflux._services.base import ReadRequest
 from aioflux._values.checksums import crc32c
 from aioflux.store import sessions_of
 
@@ -249,12 +250,12 @@ def _response_bytes(memory: memoryview, num_bytes: int, reads: Reads) -> int:
 
 
 class _PoolReader:
-    """Reads over `Pool.start`, as its own waiter."""
+    """Reads over `Pool.start_get`, as its own future."""
 
     def __init__(self, reads: Reads, pool: Pool, turn: _Turn) -> None:
         self._reads, self._pool, self._turn = reads, pool, turn
         self._origin = Origin.from_url(reads.url)
-        self._fields = FixedHeaders(_HEADERS).encoded
+        self._fixed = FixedHeaders(_HEADERS)
         self._connection: Any = None
 
     def start(self) -> None:
@@ -262,29 +263,30 @@ class _PoolReader:
         key = next(self._turn.keys, None)
         if key is None:
             return
-        self._connection = self._pool.start(
+        self._connection = self._pool.start_get(
             self._origin,
             self._reads.target(key),
-            self._fields,
+            (),
             self,
             into=bytes,
             max_body_bytes=self._reads.size_bytes,
+            fixed=self._fixed,
         )
         if self._connection is None:
             self._turn.fail(RuntimeError("no connection is idle"))
 
     def done(self) -> bool:
-        """See Waiter."""
+        """See ResponseFuture."""
         return self._connection is None
 
     def set_exception(self, exception: Exception) -> None:
-        """See Waiter."""
+        """See ResponseFuture."""
         self._turn.fail(exception)
 
     def set_result(self, result: Response) -> None:
-        """See Waiter."""
+        """See ResponseFuture."""
         connection, self._connection = self._connection, None
-        self._pool.end(self._origin, connection)
+        self._pool.release(self._origin, connection)
         if result.num_bytes != self._reads.size_bytes:
             self._turn.fail(ValueError(f"{result.num_bytes} bytes came"))
             return
@@ -301,7 +303,7 @@ class _ServiceReader:
         self._reads, self._session, self._turn = reads, session, turn
         self._service: Service = session.service
         self._verifies, self._limits = verifies, limits
-        self._key, self._began = "", 0.0
+        self._request, self._began = ReadRequest(""), 0.0
         self._exchange: Any = None
 
     def start(self) -> None:
@@ -310,34 +312,34 @@ class _ServiceReader:
         if key is None:
             return
         size = self._reads.size_bytes
-        self._key = key
+        self._request = ReadRequest(key, "", 0, size)
         if self._limits and self._session.limits.take(size) is None:
             self._turn.fail(RuntimeError("no place is free"))
             return
-        self._exchange = self._service.begin_get(key, generation="", end=size, waiter=self)
+        self._exchange = self._service.begin_get(self._request, self)
         if self._exchange is None:
             self._turn.fail(RuntimeError("no connection is idle"))
         elif self._limits:
             self._began = self._session.begin()
 
     def done(self) -> bool:
-        """See Waiter."""
+        """See ResponseFuture."""
         return self._exchange is None
 
     def set_exception(self, exception: Exception) -> None:
-        """See Waiter."""
+        """See ResponseFuture."""
         self._turn.fail(exception)
 
     def set_result(self, result: Response) -> None:
-        """See Waiter."""
+        """See ResponseFuture."""
         size, exchange, self._exchange = self._reads.size_bytes, self._exchange, None
         try:
-            body = self._service.end_get(self._key, exchange, result, generation="", end=size)
+            body = self._service.end_get(self._request, exchange, result)
         except aioflux.StorageError as exc:  # here is no caller to raise it to
             self._turn.fail(exc)
             return
         if self._limits:
-            self._session.succeeded(self._key, body, size, self._began)
+            self._session.succeeded(self._request.key, body, size, self._began)
         if body is None or body.size != size:
             self._turn.fail(ValueError("another object came"))
         elif self._verifies and crc32c(body.data) != body.crc32c:
@@ -426,7 +428,7 @@ async def _session(reads: Reads, stack: AsyncExitStack) -> Session:
     store = await stack.enter_async_context(_store(reads))
     session = sessions_of(store).current()
     key = next(reads.each_key())
-    await asyncio.gather(*(session.service.get(key) for _ in range(reads.in_flight)))
+    await asyncio.gather(*(session.service.get(ReadRequest(key)) for _ in range(reads.in_flight)))
     return session
 
 

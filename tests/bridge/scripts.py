@@ -13,13 +13,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aioflux.testing.gcs_server._app import Hook
+from aioflux.testing.gcs_server import Hook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from aioflux.testing import GCSServer
-    from aioflux.testing.gcs_server._messages import Request
+    from aioflux.testing.gcs_server import Request
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 1000 if "AIOFLUX_TEST_ROUNDS" in os.environ else 250
@@ -28,12 +28,11 @@ PRELUDE = """
 import os, sys, warnings
 warnings.simplefilter("error")
 import aioflux, aioflux.sync
-from tests.bridge.patience import be_patient
-be_patient()
+from tests.bridge.patience import PATIENT
 options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
 def give_token():
     return "token"  # https is never asked without credentials
-settings = {"endpoint_url": sys.argv[1]}
+settings = {"endpoint_url": sys.argv[1], "timeouts": PATIENT}
 if sys.argv[1].startswith("https"):
     settings["credentials"] = give_token
 store = aioflux.sync.open_store("gs://bucket/p", transfer=options, **settings)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux.testing.gcs_server._app import Hook
+from aioflux.testing.gcs_server import Hook
 from tests.bridge.scripts import LIMIT_SECONDS, ROOT, Watch, finish, line, running
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from aioflux.testing import GCSServer
-    from aioflux.testing.gcs_server._messages import Request
+    from aioflux.testing.gcs_server import Request
 
 MOST_SECONDS = 100.0
 """Two are promised, of a machine with nothing else to do. Here whoever waits for a limit waits for
@@ -29,10 +29,9 @@ six times as long as this."""
 OPENED = """
 import asyncio, gc, os, sys, threading, time
 import aioflux, aioflux.sync
-from tests.bridge.patience import be_patient
-be_patient()
+from tests.bridge.patience import PATIENT
 options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
-settings = {"transfer": options}
+settings = {"transfer": options, "timeouts": PATIENT}
 if sys.argv[1].startswith("gs"):
     settings["endpoint_url"] = sys.argv[2]
 

@@ -9,9 +9,11 @@ import pytest
 
 import aioflux
 from aioflux import NotFoundError, StorageError, TransferOptions, TransientError
-from aioflux._auth.google import WAIT, AnonymousToken, GoogleToken, ProvidedToken
+from aioflux._auth.access_token import NOT_READY, AnonymousToken, ProvidedToken
+from aioflux._auth.google import GoogleToken
 from aioflux._http import ConnectionLostError, Pool
-from aioflux._http.proxy import AiohttpPool
+from aioflux._http.aiohttp_pool import AiohttpPool
+from aioflux._services.base import ReadRequest
 from aioflux.testing import GCSServer
 from tests.faults.gateway import Gateway
 from tests.service.gcs_rig import Answering, opened
@@ -36,12 +38,10 @@ class Read:
 
     def __init__(self, service: Service, key: str, *, generation: str = "", end: int = 1000):
         self.service = service
-        self.key = key
-        self.generation = generation
-        self.end = end
+        self.request = ReadRequest(key, generation, 0, end)
         self.result: asyncio.Future[Body | None] = asyncio.get_running_loop().create_future()
         self.error: Exception | None = None
-        self.exchange = service.begin_get(key, generation=generation, end=end, waiter=self)
+        self.exchange = service.begin_get(self.request, self)
 
     def done(self) -> bool:
         return self.result.done()
@@ -49,9 +49,7 @@ class Read:
     def set_result(self, response: Any) -> None:
         assert self.exchange is not None
         try:
-            body = self.service.end_get(
-                self.key, self.exchange, response, generation=self.generation, end=self.end
-            )
+            body = self.service.end_get(self.request, self.exchange, response)
         except StorageError as exc:
             self.result.set_exception(exc)
         else:
@@ -60,7 +58,7 @@ class Read:
     def set_exception(self, error: Exception) -> None:
         assert self.exchange is not None
         self.error = error
-        failed = self.service.fail_get(self.key, self.exchange, error)
+        failed = self.service.fail_get(self.request, self.exchange, error)
         if failed is None:
             self.result.set_result(None)
         else:
@@ -73,7 +71,7 @@ def told(body: Body) -> object:
 
 async def warm(service: Service) -> None:
     """Have one connection that is idle."""
-    await service.get("a")
+    await service.get(ReadRequest("a"))
 
 
 async def test_it_needs_a_connection_that_is_there(server: GCSServer) -> None:
@@ -92,7 +90,7 @@ async def test_it_reads_what_get_reads(
     server: GCSServer, key: str, end: int, *, is_pinned: bool
 ) -> None:
     async with opened(server.url) as service:
-        expected = await service.get(key, start=0, end=end)
+        expected = await service.get(ReadRequest(key, start=0, end=end))
         generation = expected.generation if is_pinned else ""
         body = await Read(service, key, generation=generation, end=end).result
         assert body is not None
@@ -130,7 +128,7 @@ async def test_it_raises_what_get_raises(
         await warm(service)
         server.faults.add("objects.media", **fault)
         with pytest.raises(error) as expected:
-            await service.get("a", start=0, end=1000)
+            await service.get(ReadRequest("a", start=0, end=1000))
         assert str(raised.value) == str(expected.value)
         assert raised.value.uri == "gs://bucket/p/a"
         assert raised.value.status == expected.value.status == status
@@ -155,7 +153,7 @@ async def test_one_that_is_dropped_is_told_nothing(server: GCSServer) -> None:
         await warm(service)
         read = Read(service, "a")
         assert read.exchange is not None
-        service.drop_get(read.exchange)
+        service.abort_get(read.exchange)
         await warm(service)
         assert not read.result.done()
 
@@ -170,12 +168,16 @@ async def test_a_key_that_no_object_can_have_sends_nothing(server: GCSServer, ke
         assert server.stats.operation("xml.objects.get").requests == 2
 
 
-@pytest.mark.parametrize("generation", ["1 HTTP/1.1\r\nX: y", "1&alt=media", "\u0661", "-1"])
-async def test_a_generation_that_is_none_is_left_to_get(server: GCSServer, generation: str) -> None:
+@pytest.mark.parametrize("generation", ["1 HTTP/1.1\r\nX: y", "\u0661"])
+async def test_a_generation_that_cannot_be_sent_sends_nothing(
+    server: GCSServer, generation: str
+) -> None:
     async with opened(server.url) as service:
         await warm(service)
-        assert Read(service, "a", generation=generation).exchange is None
-        assert server.stats.operation("xml.objects.get").requests == 1
+        with pytest.raises(ValueError, match="target"):
+            Read(service, "a", generation=generation)
+        await warm(service)
+        assert server.stats.operation("xml.objects.get").requests == 2
 
 
 async def test_it_sends_what_get_sends(server: GCSServer) -> None:
@@ -186,9 +188,9 @@ async def test_it_sends_what_get_sends(server: GCSServer) -> None:
 
     server.app.hooks = (*server.app.hooks, Answering(keep))
     async with opened(server.url) as service:
-        for generation in ("", (await service.get("a")).generation):
+        for generation in ("", (await service.get(ReadRequest("a"))).generation):
             seen.clear()
-            await service.get("a", generation=generation, start=0, end=100)
+            await service.get(ReadRequest("a", generation=generation, start=0, end=100))
             await Read(service, "a", generation=generation, end=100).result
             assert seen[0] == seen[1]
 
@@ -213,7 +215,7 @@ async def test_a_new_token_is_sent_as_soon_as_there_is_one(server: GCSServer) ->
     async with opened(server.url, credentials=mine) as service:
         await warm(service)
         await Read(service, "a").result
-        service._token.refuse("one")
+        service._token.invalidate("one")
         assert Read(service, "a").exchange is None  # there is none at once
         await warm(service)
         await Read(service, "a").result
@@ -231,7 +233,7 @@ async def test_a_token_of_a_coroutine_function_is_asked_for_by_a_coroutine(
     tokens = iter(["one", "two"])
     async with opened(server.url, credentials=provide) as service:
         await warm(service)
-        service._token.refuse("one")
+        service._token.invalidate("one")
         assert Read(service, "a").exchange is None
         await warm(service)
     assert hook.tokens == ["Bearer one", "Bearer two"]
@@ -261,7 +263,7 @@ async def test_a_function_for_tokens_is_not_called_by_a_read_without_a_task(
 
     async with opened(server.url, credentials=provide) as service:
         await warm(service)
-        service._token.refuse("one")
+        service._token.invalidate("one")
         assert Read(service, "a").exchange is None
         assert num_asked == 1
 
@@ -269,16 +271,16 @@ async def test_a_function_for_tokens_is_not_called_by_a_read_without_a_task(
 async def test_what_is_ready_of_each_kind_of_token() -> None:
     from google.oauth2.credentials import Credentials
 
-    assert AnonymousToken().ready() is None
+    assert AnonymousToken().get_nowait() is None
     provided = ProvidedToken(lambda: "t")
-    assert provided.ready() is WAIT
-    assert await provided.get() == "t" == provided.ready()
+    assert provided.get_nowait() is NOT_READY
+    assert await provided.get() == "t" == provided.get_nowait()
     now = [1000.0]
     token = GoogleToken(Credentials("t"), clock=lambda: now[0])
-    assert token.ready() is WAIT
-    assert await token.get() == "t" == token.ready()
+    assert token.get_nowait() is NOT_READY
+    assert await token.get() == "t" == token.get_nowait()
     now[0] += 10_000
-    assert token.ready() is WAIT
+    assert token.get_nowait() is NOT_READY
     await token.close()
 
 

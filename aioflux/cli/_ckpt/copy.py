@@ -15,7 +15,7 @@ from aioflux.cli._text import format_count, format_size, one_line
 from aioflux.cli._uri_or_path import Anonymous, Endpoint, open_root, parse_arguments
 
 if TYPE_CHECKING:
-    from aioflux.checkpoint._maintain.copy import Copied, Spot
+    from aioflux.checkpoint._maintain.copy import CheckpointLocation, Copied
     from aioflux.cli._uri_or_path import Access, UriOrPath
     from aioflux.errors import AiofluxError
     from aioflux.store import Store
@@ -56,17 +56,17 @@ def copy_command(
         progress = Progress()
         async with AsyncExitStack() as stack:
             stores: dict[str, Store] = {}
-            spots = [await _spot(each, access, stores, stack) for each in arguments]
-            is_one = bool(await read_commits(spots[0].store, spots[0].prefix))
+            locations = [await _locate(each, access, stores, stack) for each in arguments]
+            is_one = bool(await read_commits(locations[0].store, locations[0].prefix))
             if is_one and step:
                 raise ValueError(f"{source} is one checkpoint; --step needs the run's root")
             stack.enter_context(progress.show())
             count = progress.advance
             if is_one:
-                copied = [await copy_checkpoint(*spots, overwrite=overwrite, progress=count)]
+                copied = [await copy_checkpoint(*locations, overwrite=overwrite, progress=count)]
             else:
                 copied, errors = await copy_root(
-                    *spots, steps=step, overwrite=overwrite, progress=count
+                    *locations, steps=step, overwrite=overwrite, progress=count
                 )
         for _, error in sorted(errors.items()):
             report.fail(error)
@@ -80,17 +80,17 @@ def copy_command(
     return run(work)
 
 
-async def _spot(
+async def _locate(
     argument: UriOrPath, access: Access, stores: dict[str, Store], stack: AsyncExitStack
-) -> Spot:
+) -> CheckpointLocation:
     """Return store and prefix of an argument; two in one bucket share the store, which copies."""
-    from aioflux.checkpoint._maintain.copy import Spot
+    from aioflux.checkpoint._maintain.copy import CheckpointLocation
 
     root, prefix = argument.split()
     if root not in stores:
         store = open_root(root, access, transfer=VERIFIED_BY_BLOCKS)
         stores[root] = await stack.enter_async_context(store)
-    return Spot(stores[root], prefix)
+    return CheckpointLocation(stores[root], prefix)
 
 
 def _line(copied: Copied) -> str:

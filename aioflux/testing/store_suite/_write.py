@@ -1,0 +1,149 @@
+"""Contract of put."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aioflux.errors import AlreadyExistsError, PreconditionFailedError
+from aioflux.testing.store_suite._base import PART, SuiteBase, pattern
+
+if TYPE_CHECKING:
+    from aioflux.store import Store
+
+__all__ = ["WriteContract"]
+
+SIZES = [0, 1, 100_000, PART, PART + 1, 4 * PART + 1]
+"""Around one part, and so much that it is sent from the caller's memory."""
+
+
+@pytest.mark.asyncio
+class WriteContract(SuiteBase):
+    """Writes of whole objects."""
+
+    @pytest.mark.parametrize("size", SIZES)
+    async def test_put_stores_the_bytes(self, store: Store, size: int) -> None:
+        """Objects of any size; the returned metadata is that of the object."""
+        data = pattern(size)
+        meta = await store.put("d/a", data)
+        assert self.read_back_door("d/a") == data
+        head = await store.head("d/a")
+        assert (meta.key, meta.uri, meta.size) == ("d/a", head.uri, size)
+        assert (meta.generation, meta.crc32c) == (head.generation, head.crc32c)
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            bytearray(b"abcdefgh"),
+            memoryview(b"xxabcdefghxx")[2:10],
+            memoryview(array("i", [1, 2])),
+            array("d", [1.0]),
+        ],
+        ids=["bytearray", "slice", "ints", "array"],
+    )
+    async def test_put_accepts_any_memory(self, store: Store, data: Any) -> None:
+        """The object has the bytes of the memory."""
+        meta = await store.put("a", data)
+        assert meta.size == 8
+        assert self.read_back_door("a") == memoryview(data).tobytes()
+
+    @pytest.mark.parametrize("data", ["text", None, 5])
+    async def test_put_rejects_other_types(self, store: Store, data: Any) -> None:
+        """Text is a TypeError: the caller decides its encoding."""
+        with pytest.raises(TypeError, match="bytes-like"):
+            await store.put("a", data)
+        assert self.is_absent("a")
+
+    async def test_put_replaces_by_default(self, store: Store) -> None:
+        """The new bytes, in a new generation."""
+        first = await store.put("a", b"1")
+        second = await store.put("a", b"22")
+        assert self.read_back_door("a") == b"22"
+        assert first.generation != second.generation
+
+    @pytest.mark.parametrize("size", SIZES[1:])
+    async def test_create_never_replaces(self, store: Store, size: int) -> None:
+        """`mode="create"` stores once; then it raises AlreadyExistsError and changes nothing."""
+        data = pattern(size)
+        await store.put("a", data, mode="create")
+        with pytest.raises(AlreadyExistsError, match=r"/a\b") as failure:
+            await store.put("a", pattern(size, seed=1), mode="create")
+        assert failure.value.uri.endswith("/a")
+        assert self.read_back_door("a") == data
+        assert [meta.key for meta in await store.list_all()] == ["a"]
+
+    @pytest.mark.parametrize("size", SIZES[1:])
+    async def test_if_generation_match_replaces_only_that_one(
+        self, store: Store, size: int
+    ) -> None:
+        """A known generation can be replaced, once."""
+        self.write_back_door("a", b"old")
+        seen = (await store.head("a")).generation
+        data = pattern(size)
+        await store.put("a", data, if_generation_match=seen)
+        with pytest.raises(PreconditionFailedError, match=r"/a\b"):
+            await store.put("a", pattern(size, seed=1), if_generation_match=seen)
+        assert self.read_back_door("a") == data
+        assert [meta.key for meta in await store.list_all()] == ["a"]
+
+    async def test_if_generation_match_needs_an_object(self, store: Store) -> None:
+        """A deleted object has no generation to match."""
+        self.write_back_door("a", b"old")
+        seen = (await store.head("a")).generation
+        await store.delete("a")
+        with pytest.raises(PreconditionFailedError):
+            await store.put("a", b"new", if_generation_match=seen)
+        assert self.is_absent("a")
+
+    async def test_invalid_modes_are_rejected(self, store: Store) -> None:
+        """An unknown mode, or two conditions that exclude each other, are ValueErrors."""
+        with pytest.raises(ValueError, match="append"):
+            await store.put("a", b"", mode="append")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="exclude each other"):
+            await store.put("a", b"", mode="create", if_generation_match="1")
+        with pytest.raises(ValueError, match="empty"):
+            await store.put("", b"")
+        assert await store.list_all() == []
+
+    @pytest.mark.parametrize("size", [3, PART + 1])
+    @pytest.mark.parametrize("mode", ["overwrite", "create"])
+    async def test_metadata_is_kept(self, store: Store, size: int, mode: Any) -> None:
+        """`head` returns the content type and the user's metadata, for writes of any size."""
+        self.require("keeps_metadata")
+        stored = await store.put(
+            "a", pattern(size), mode=mode, content_type="image/png", metadata={"label": "cat 7"}
+        )
+        for meta in (stored, await store.head("a")):
+            assert meta.content_type == "image/png"
+            assert dict(meta.metadata) == {"label": "cat 7"}
+
+    @pytest.mark.parametrize("size", [3, PART + 1])
+    @pytest.mark.parametrize("mode", ["overwrite", "create"])
+    async def test_metadata_names_are_lower_case(self, store: Store, size: int, mode: Any) -> None:
+        """A write returns the names that `head` returns, whatever the case of the given ones."""
+        self.require("keeps_metadata")
+        stored = await store.put("a", pattern(size), mode=mode, metadata={"RunId": "Cat 7"})
+        for meta in (stored, await store.head("a")):
+            assert dict(meta.metadata) == {"runid": "Cat 7"}
+
+    async def test_metadata_names_that_differ_in_case_only_are_rejected(self, store: Store) -> None:
+        """They would be one name on most services; nothing is written."""
+        with pytest.raises(ValueError, match="both 'Label' and 'label'"):
+            await store.put("a", b"1", metadata={"Label": "1", "label": "2"})
+        assert await store.list_all() == []
+
+    @pytest.mark.parametrize("size", [3, PART + 1])
+    async def test_a_write_returns_the_same_as_head(self, store: Store, size: int) -> None:
+        """The metadata that identify the object are those of `head`."""
+        stored, head = await store.put("a", pattern(size)), await store.head("a")
+        for name in ("key", "uri", "size", "generation", "crc32c", "content_type"):
+            assert getattr(stored, name) == getattr(head, name), name
+
+    async def test_an_overwrite_drops_old_metadata(self, store: Store) -> None:
+        """Metadata belongs to a generation."""
+        self.require("keeps_metadata")
+        await store.put("a", b"1", metadata={"label": "cat"})
+        await store.put("a", b"2")
+        assert dict((await store.head("a")).metadata) == {}
