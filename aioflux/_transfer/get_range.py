@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from aioflux._concurrency.fan_out import gather, pair
-from aioflux._http.body import new_buffer
+from aioflux._http.memory import new_buffer
 from aioflux._services.base import ReadRequest
 from aioflux._values.checksums import combine_crc32c, crc32c
 from aioflux.errors import ChecksumError, NotFoundError, StorageError, TransientError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["SCHEMES", "Location", "check_name", "parse_uri", "quote_path"]
+__all__ = ["SCHEMES", "Location", "check_name", "parse_uri", "quote_path", "split_object_uri"]
 
 SCHEMES = ("gs", "s3", "az", "file", "memory")
 """Schemes that aioflux knows; `gcs` is taken for `gs`."""
@@ -57,7 +57,7 @@ def check_name(name: str) -> None:
         reason = f"names that begin with {_CHALLENGES} are reserved"
     else:
         return
-    raise ValueError(f"{name!r} is no name for an object: {reason}")
+    raise ValueError(f"{name!r} is not a valid object name: {reason}")
 
 
 def parse_uri(uri: str) -> Location:
@@ -97,6 +97,21 @@ def parse_uri(uri: str) -> Location:
             "(it ends with -s3alias) in place of the bucket"
         )
     return Location(scheme, bucket, key)
+
+
+def split_object_uri(uri: str) -> tuple[str, str]:
+    """Split the uri of one object into the uri of a store and the key in it, at the last slash.
+
+    Raises:
+        ValueError: The uri names no object.
+    """
+    location = parse_uri(uri)
+    prefix, slash, key = location.key.rpartition("/")
+    if not key:
+        raise ValueError(
+            f"{uri!r} names no object; write all of it, such as {location.scheme}://bucket/model.pt"
+        )
+    return str(Location(location.scheme, location.bucket, prefix + slash)), key
 
 
 def _parse_file(uri: str) -> Location:
