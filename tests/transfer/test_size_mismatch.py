@@ -56,7 +56,9 @@ async def test_a_listed_size_that_is_wrong_is_never_a_short_read(
     meta = replace(scripted.put("a", DATA), size=size)
     if read in {stream, stream_part} and size <= 50:
         return  # nothing is asked for
-    with pytest.raises(ChecksumError, match=rf"/a.* has {size} bytes in its metadata, but 3500") as raised:
+    with pytest.raises(
+        ChecksumError, match=rf"/a.* has {size} bytes in its metadata, but 3500"
+    ) as raised:
         await read(scripted.session, meta)
     assert raised.value.uri.endswith("/a")
     assert scripted.is_clean()
