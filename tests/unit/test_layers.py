@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, str] = {
     # upon the store
     "data": BLOCKING,
     "checkpoint._format": "errors _values.checksums",
-    "checkpoint._store": f"{STORE} _transfer.retry checkpoint._format.*",
+    "checkpoint._store": f"{STORE} _concurrency.fan_out _transfer.retry checkpoint._format.*",
     "checkpoint._maintain": f"{STORE} checkpoint._format.* checkpoint._store.*",
     "checkpoint._save": (
         f"{BLOCKING} checkpoint._require_torch checkpoint._format.* checkpoint._store.* "

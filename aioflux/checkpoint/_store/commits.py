@@ -8,11 +8,11 @@ Nothing is unpickled here: the commit is JSON after the pickle.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from aioflux._concurrency.fan_out import gather_bounded
 from aioflux._values.uri import parse_uri, quote_path
 from aioflux.checkpoint._format.commit import (
     COMMIT_KEY,
@@ -128,20 +128,7 @@ async def each_bounded(
 
     The first failure cancels the others and is raised.
     """
-    results: dict[int, R] = {}
-    waiting = iter(enumerate(items))
-
-    async def work() -> None:
-        for at, item in waiting:
-            results[at] = await act(item)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(len(items), max_in_flight)):
-                group.create_task(work())
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [results[at] for at in range(len(items))]
+    return await gather_bounded(act, items, max_in_flight=max_in_flight)
 
 
 async def list_prefixes(store: Store, root: str = "") -> list[int]:
