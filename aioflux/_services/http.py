@@ -10,10 +10,10 @@ what is sent again, is in `sender`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from aioflux._http import ConnectionLostError, ProtocolError
-from aioflux._services.base import Body, Page, Service, UploadedPart
+from aioflux._services.base import Body, Service, UploadedPart
 from aioflux._services.sender import READ, Terms
 from aioflux.errors import StorageError, TransientError, UnsupportedError
 
@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from aioflux._services.base import (
         Exchange,
         Into,
-        ListRequest,
         ReadRequest,
         Source,
         WriteRequest,
     )
-    from aioflux._services.lister import Lister
     from aioflux._services.sender import Sender
     from aioflux._values.meta import ObjectMeta
 
@@ -69,8 +67,6 @@ class HTTPService(Service):
     _no_compose: ClassVar[str] = ""
     """What to do instead of a compose, where there is none."""
     _sender: Sender
-    _lister: Lister[Any]
-    """Reads listings, where the service does not list as the contract wants it."""
 
     # --- reads ---------------------------------------------------------------------------
 
@@ -227,9 +223,6 @@ class HTTPService(Service):
             ValueError: The answer tells one that is damaged.
         """
         return None
-
-    async def list_page(self, request: ListRequest) -> Page:
-        return await self._lister.page(request, request.page_size or self.capabilities.page_size)
 
     async def compose(self, request: WriteRequest, sources: Sequence[Source]) -> ObjectMeta:
         """See base class. The error of a service without it says what to do instead."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+
+from aioflux._values.uri import check_endpoint
 
 if TYPE_CHECKING:
     import ssl
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from aioflux._values.uri import Location
     from aioflux.options import Timeouts
 
-__all__ = ["ServiceConfig", "checked_endpoint", "open_service", "resolve_endpoint"]
+__all__ = ["ServiceConfig", "open_service", "resolve_endpoint"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,39 +52,6 @@ def resolve_endpoint(endpoint_url: str | None) -> tuple[str | None, bool]:
     return (host if "://" in host else f"http://{host}"), True
 
 
-def checked_endpoint(url: str, *, may_have_path: bool = False) -> str:
-    """Return the url of a server with its scheme in lower case, as what depends on it expects it.
-
-    Args:
-        url: The url.
-        may_have_path: A path is taken, too.
-
-    Raises:
-        ValueError: It is none, or has more in it; what may be a secret is not told.
-    """
-    scheme, separator, rest = url.strip().partition("://")
-    url = f"{scheme.lower()}{separator}{rest}"
-    if "@" in url:
-        raise ValueError(
-            "endpoint_url has credentials in it, which is not accepted: give scheme, host and "
-            "port, and the credentials as credentials="
-        )
-    parts = urlsplit(url)
-    if parts.query or parts.fragment:
-        raise ValueError(
-            "endpoint_url has a query or a fragment: give scheme, host and port, and a token as "
-            "credentials="
-        )
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError(
-            f"endpoint_url {url!r} is no url of a server: write it as http://127.0.0.1:9000 or "
-            "https://storage.example"
-        )
-    if not may_have_path and parts.path not in {"", "/"}:
-        raise ValueError(f"endpoint_url {url!r} has a path; give scheme, host and port only")
-    return url
-
-
 def open_service(config: ServiceConfig) -> Service:
     """Open the service that the location's scheme names.
 
@@ -114,7 +82,7 @@ def _open_gcs(config: ServiceConfig) -> Service:
     from aioflux._services.gcs.service import DEFAULT_ENDPOINT, GCSService
 
     endpoint, emulator = resolve_endpoint(config.endpoint_url)
-    endpoint = None if endpoint is None else checked_endpoint(endpoint)
+    endpoint = None if endpoint is None else check_endpoint(endpoint)
     return GCSService(
         config.location.bucket,
         config.location.key,
@@ -136,7 +104,7 @@ def _open_azure(config: ServiceConfig) -> Service:
         account,
         container,
         config.location.key,
-        endpoint_url=checked_endpoint(endpoint, may_have_path=True) if endpoint else None,
+        endpoint_url=check_endpoint(endpoint, may_have_path=True) if endpoint else None,
         credentials=config.credentials,
         timeouts=config.timeouts,
         max_connections=config.max_connections,
@@ -150,7 +118,7 @@ def _open_s3(config: ServiceConfig) -> Service:
     from aioflux.options import S3Access
 
     # What the environment and the profile name is read with the first request.
-    endpoint = checked_endpoint(config.endpoint_url) if config.endpoint_url else ""
+    endpoint = check_endpoint(config.endpoint_url) if config.endpoint_url else ""
     access = config.credentials
     return S3Service(
         config.location.bucket,

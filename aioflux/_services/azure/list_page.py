@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from aioflux._services.azure.wire import parse_xml
-from aioflux._services.gcs.wire import parse_http_date
+from aioflux._services.headers import parse_http_date
 from aioflux._values.columns import TimeColumn
 from aioflux._values.listing import MAX_SIZE_BYTES, Kind, Listing
 

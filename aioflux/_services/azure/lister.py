@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from aioflux._services.azure import list_page as listing
 from aioflux._services.azure import wire
 from aioflux._services.base import Page
-from aioflux._services.lister import Lister
 from aioflux._services.status import EmptyPages, not_a_listing, wrong_page
 from aioflux.errors import StorageError
 
@@ -20,18 +19,21 @@ if TYPE_CHECKING:
 __all__ = ["AzureLister"]
 
 
-class AzureLister(Lister["AzureSender"]):
+class AzureLister:
     """Reads pages below a prefix; what is in doubt is sorted here, as a whole."""
 
     def __init__(
         self, sender: AzureSender, path: bytes, prefix: str, *, uri: Callable[[str], str]
     ) -> None:
         """Take what is listed; `path` is that of the container."""
-        super().__init__(sender, prefix, uri=uri)
+        self._sender = sender
+        self._prefix = prefix
+        self._uri = uri
         self._path = path
         self._sorted: dict[str, listing.ListedPage] = {}
 
     async def page(self, request: ListRequest, size: int) -> Page:
+        """Read one page of `size` objects at most; see `Service.list_page`."""
         prefix, delimiter = request.prefix, request.delimiter
         marker, _, offset = request.page_token.rpartition(":")
         found = self._sorted.pop(request.page_token, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aioflux._services import ranges
+from aioflux._services import headers as _headers
 from aioflux._services.azure.wire import etag_of
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ __all__ = ["is_whole", "object_size", "range_header", "size_past_the_end"]
 
 def range_header(start: int, end: int | None) -> tuple[bytes, bytes]:
     """Write the header that asks for the bytes `[start, end)`; None means the end of the object."""
-    return b"x-ms-range", ranges.byte_range(start, end)
+    return b"x-ms-range", _headers.byte_range(start, end)
 
 
 def is_whole(
@@ -48,7 +48,7 @@ def object_size(
 ) -> int:
     """Return the size of the whole object that an answer to a read belongs to, in bytes.
 
-    Takes what `size_told` takes, and the generation that was asked for.
+    Takes what `size_from_response` takes, and the generation that was asked for.
 
     Raises:
         ValueError: The answer is another than the one that was asked for; says how.
@@ -67,7 +67,7 @@ def object_size(
         raise ValueError(f"the answer is of generation {told}")
     if status == 206 and not start and end is None:
         raise ValueError("a part came where the whole was asked for")
-    return ranges.size_told(status, headers, num_bytes, start=start, end=end)
+    return _headers.size_from_response(status, headers, num_bytes, start=start, end=end)
 
 
 def size_past_the_end(headers: Mapping[bytes, bytes], *, start: int) -> int | None:
@@ -77,9 +77,9 @@ def size_past_the_end(headers: Mapping[bytes, bytes], *, start: int) -> int | No
         headers: Headers of the answer, names in lower case.
         start: First byte that was asked for: an object that is longer has it.
     """
-    part = ranges.parse_content_range(headers)
+    part = _headers.parse_content_range(headers)
     if part is None:
-        return ranges.size_past_the_end(headers, start=start)
+        return _headers.size_from_unsatisfied(headers, start=start)
     first, last, size = part
     # An emulator answers 206 with no bytes where the first one asked for is the end.
     return size if first == last + 1 and size <= start else None

@@ -30,6 +30,7 @@ from aioflux._services.azure.lister import AzureLister
 from aioflux._services.azure.md5 import md5, md5_header, md5_now
 from aioflux._services.azure.sender import AzureSender
 from aioflux._services.base import Body, Capabilities, Precondition
+from aioflux._services.headers import DEFAULT_TYPE
 from aioflux._services.http import COMPLETE_SECONDS, DELETE_SECONDS, EncodedRead, HTTPService
 from aioflux._services.sender import CONDITIONAL, PLAIN, Terms
 from aioflux._services.status import EmptyPages
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from aioflux._http import Response, ResponseFuture
     from aioflux._services.base import (
         Exchange,
+        ListRequest,
+        Page,
         ReadRequest,
         Source,
         UploadedPart,
@@ -240,7 +243,7 @@ class AzureService(HTTPService):
             uri=self.uri(key),
             size=size,
             # The headers of the response describe its own body, not the object.
-            content_type=request.content_type or wire.DEFAULT_TYPE,
+            content_type=request.content_type or DEFAULT_TYPE,
             metadata=dict(request.metadata or {}),
         )
 
@@ -299,6 +302,9 @@ class AzureService(HTTPService):
             raise TransientError(
                 f"could not {action} {uri}: the answer is none ({exc})", uri=uri, maybe_done=True
             ) from exc
+
+    async def list_page(self, request: ListRequest) -> Page:
+        return await self._lister.page(request, request.page_size or self.capabilities.page_size)
 
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
         # Looked at first: the answer to a copy tells neither size nor type.

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from aioflux._services.gcs.wire import parse_http_date
+from aioflux._services.headers import DEFAULT_TYPE, parse_http_date
 from aioflux._services.status import error_from_status, words_of
 from aioflux._values.meta import ObjectMeta
 from aioflux.errors import (
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from aioflux._services.base import Precondition
 
 __all__ = [
-    "DEFAULT_TYPE",
     "VERSION",
     "BlockList",
     "block_id",
@@ -55,8 +54,6 @@ __all__ = [
 
 VERSION = b"2023-11-03"
 """Version of the service's protocol that requests ask for."""
-DEFAULT_TYPE = "application/octet-stream"
-"""The type of objects that are told none."""
 _USER_PREFIX = b"x-ms-meta-"
 _META_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ETAG = re.compile(r"[!#-~]+")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aioflux._services.ranges import size_told
+from aioflux._services.headers import size_from_response
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +50,7 @@ def object_size(
 ) -> int:
     """Return the size of the whole object that an answer to a read belongs to, in bytes.
 
-    Takes what `size_told` takes, and the generation that was asked for.
+    Takes what `size_from_response` takes, and the generation that was asked for.
 
     Raises:
         ValueError: The answer is another than the one that was asked for; says how.
@@ -70,7 +70,7 @@ def object_size(
         raise ValueError(f"the answer is of generation {told.decode('latin-1')}")
     if status == 206 and not start and end is None:
         raise ValueError("a part came where the whole was asked for")
-    size = size_told(status, headers, num_bytes, start=start, end=end)
+    size = size_from_response(status, headers, num_bytes, start=start, end=end)
     stored = headers.get(b"x-goog-stored-content-length") if status == 200 else None
     if stored is not None and stored != b"%d" % num_bytes:
         raise ValueError(f"{num_bytes} bytes came of an object of {stored.decode('latin-1')}")

@@ -22,8 +22,8 @@ from aioflux._services.gcs import read as reading
 from aioflux._services.gcs import wire
 from aioflux._services.gcs.control import GCSControl
 from aioflux._services.gcs.sender import GCSSender
+from aioflux._services.headers import DEFAULT_TYPE, byte_range, size_from_unsatisfied
 from aioflux._services.http import COMPLETE_SECONDS, EncodedRead
-from aioflux._services.ranges import byte_range, size_past_the_end
 from aioflux._services.status import not_a_listing, wrong_page
 from aioflux._services.xml_uploads import XMLService
 from aioflux.errors import TransientError
@@ -131,7 +131,7 @@ class GCSService(XMLService):
         key, generation, start, end = request
         status, headers = response.status, response.headers
         if status == 416:
-            past = size_past_the_end(headers, start=start)
+            past = size_from_unsatisfied(headers, start=start)
             return None if past is None else self._body(key, response, b"", past)
         size = reading.object_size(
             status, headers, response.num_bytes, start=start, end=end, generation=generation
@@ -168,7 +168,7 @@ class GCSService(XMLService):
                 uri=self.uri(key),
                 size=size,
                 # The Content-Type of the response is that of its own body, not the object's.
-                content_type=request.content_type or wire.DEFAULT_TYPE,
+                content_type=request.content_type or DEFAULT_TYPE,
                 metadata=request.metadata or {},
             )
         except ValueError as exc:

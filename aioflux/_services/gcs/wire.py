@@ -6,14 +6,19 @@ cloud.google.com/storage/docs/xml-api/reference-headers.
 
 from __future__ import annotations
 
-import binascii
 import re
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import msgspec
 
+from aioflux._services.headers import (
+    DEFAULT_TYPE,
+    decode_crc32c,
+    encode_crc32c,
+    parse_http_date,
+)
 from aioflux._values.listing import MAX_SIZE_BYTES
 from aioflux._values.meta import ObjectMeta
 
@@ -23,30 +28,23 @@ if TYPE_CHECKING:
     from aioflux._services.base import Precondition
 
 __all__ = [
-    "DEFAULT_TYPE",
     "ErrorBody",
     "ObjectResource",
-    "decode_crc32c",
     "decode_error",
     "decode_permissions",
     "decode_resource",
-    "encode_crc32c",
     "generation_of",
     "hash_crc32c",
     "hash_headers",
     "meta_from_headers",
     "meta_from_resource",
     "object_headers",
-    "parse_http_date",
     "precondition_headers",
     "precondition_params",
     "quote_key",
 ]
 
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _PERMISSIONS = "storage#testIamPermissionsResponse"
-DEFAULT_TYPE = "application/octet-stream"
-"""The type of objects that are told none."""
 _USER_PREFIX = b"x-goog-meta-"
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
@@ -160,25 +158,6 @@ def quote_key(key: str) -> str:
     return quote(key, safe="")
 
 
-def encode_crc32c(value: int) -> str:
-    """Write a crc32c as base64 of 4 big-endian bytes."""
-    return binascii.b2a_base64(value.to_bytes(4, "big"), newline=False).decode()
-
-
-def decode_crc32c(text: str | bytes) -> int | None:
-    """Read a base64 crc32c; None for an empty text.
-
-    Raises:
-        ValueError: It is not base64 of 4 bytes.
-    """
-    if not text:
-        return None
-    value = binascii.a2b_base64(text, strict_mode=True)
-    if len(value) != 4:
-        raise ValueError(f"a crc32c has 4 bytes, not {len(value)}")
-    return int.from_bytes(value, "big")
-
-
 def hash_crc32c(header: bytes | None) -> int | None:
     """Return the crc32c in an `x-goog-hash` header (`crc32c=...,md5=...`), or None.
 
@@ -275,20 +254,6 @@ def _as_text(value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError:
         return value.decode("latin-1")
-
-
-def parse_http_date(text: str) -> datetime | None:
-    """Read the fixed form of an HTTP date (RFC 9110, 5.6.7), or None where it is another.
-
-    A fraction of the cost of `email.utils.parsedate_to_datetime`, which takes every form of mail.
-    """
-    try:
-        month = _MONTHS.index(text[8:11]) + 1
-        day, year, clock = int(text[5:7]), int(text[12:16]), text[17:25]
-        hour, minute, second = int(clock[:2]), int(clock[3:5]), int(clock[6:8])
-        return datetime(year, month, day, hour, minute, second, tzinfo=UTC)
-    except ValueError:
-        return None
 
 
 def precondition_headers(precondition: Precondition) -> list[tuple[bytes, bytes]]:

@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux._services.base import Page
-from aioflux._services.lister import Lister
 from aioflux._services.s3 import list_page as listing
 from aioflux._services.status import EmptyPages, not_a_listing, wrong_page
 
@@ -24,7 +23,7 @@ _MAX_SORTED: Final = 4
 """Listings sorted here that are kept for their next page."""
 
 
-class S3Lister(Lister["S3Sender"]):
+class S3Lister:
     """Reads pages below a prefix; those of servers that do not sort are sorted here."""
 
     def __init__(
@@ -44,7 +43,9 @@ class S3Lister(Lister["S3Sender"]):
             note_unsorted: Called where the server turns out not to sort: each range of keys would
                 be read by a whole listing.
         """
-        super().__init__(sender, prefix, uri=uri)
+        self._sender = sender
+        self._prefix = prefix
+        self._uri = uri
         self._note_unsorted = note_unsorted
         # Listings come out of order: they are read whole, and sorted here.
         self._is_unsorted = False
@@ -52,6 +53,7 @@ class S3Lister(Lister["S3Sender"]):
         self._sorted: dict[str, listing.ListPage] = {}
 
     async def page(self, request: ListRequest, size: int) -> Page:
+        """Read one page of `size` objects at most; see `Service.list_page`."""
         prefix, page_token = request.prefix, request.page_token
         start = request.start_offset and self._prefix + request.start_offset
         end = request.end_offset and self._prefix + request.end_offset

@@ -13,7 +13,7 @@ import re
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from aioflux._services import ranges
+from aioflux._services import headers as _headers
 from aioflux._services.s3.wire import etag_of, full_crc32c, generation_of
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def byte_range(start: int, end: int | None, pin: Pin) -> bytes:
     """Write the value of a Range header for `[start, end)`; empty where it is the whole object."""
     if start == 0 and (end is None or (pin.size is not None and end >= pin.size)):
         return b""
-    return ranges.byte_range(start, end)
+    return _headers.byte_range(start, end)
 
 
 def object_size(
@@ -53,7 +53,7 @@ def object_size(
 ) -> int:
     """Return the size of the whole object that an answer to a read belongs to, in bytes.
 
-    Takes what `size_told` takes, and the content that was asked for.
+    Takes what `size_from_response` takes, and the content that was asked for.
 
     Raises:
         ValueError: The answer is another than the one that was asked for; says how.
@@ -64,7 +64,7 @@ def object_size(
         raise ValueError("the answer tells no entity tag: S3 did not send it")
     if pin.etag and etag != pin.etag:
         raise ValueError(f"the answer is of another content, with the entity tag {etag!r}")
-    size = ranges.size_told(status, headers, num_bytes, start=start, end=end)
+    size = _headers.size_from_response(status, headers, num_bytes, start=start, end=end)
     if pin.size is not None and size != pin.size:
         raise ValueError(f"{size} bytes are there now, not {pin.size}")
     return size
@@ -72,7 +72,7 @@ def object_size(
 
 def generation_of_head(headers: Mapping[bytes, bytes]) -> str:
     """Return the generation that the head of an answer to a read tells; empty where it does not."""
-    part = ranges.parse_content_range(headers)
+    part = _headers.parse_content_range(headers)
     if part is not None:
         return generation_of(etag_of(headers), part[2])
     told = headers.get(b"content-length", b"")
@@ -88,7 +88,7 @@ def size_past_the_end(headers: Mapping[bytes, bytes], body: Any, *, start: int) 
         start: First byte that was asked for: an object that is longer has it.
     """
     if b"content-range" in headers:
-        return ranges.size_past_the_end(headers, start=start)
+        return _headers.size_from_unsatisfied(headers, start=start)
     match = _ACTUAL_SIZE.search(bytes(body))
     return int(match[1]) if match is not None and int(match[1]) <= start else None
 

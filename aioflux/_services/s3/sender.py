@@ -16,11 +16,11 @@ from aioflux._auth.aws import NOT_READY, AWSSource, Settings
 from aioflux._auth.sigv4 import EMPTY_HASH, UNSIGNED, Signer, canonical_query
 from aioflux._http import FixedHeaders, TransportError, default_context, open_pool
 from aioflux._services import xml_multipart as multipart
-from aioflux._services.open import checked_endpoint
 from aioflux._services.s3.endpoint import DEFAULT_REGION, discovery_site, region_told, site_of
 from aioflux._services.s3.errors import EXPIRED_CODES, SKEWED_CODE, refusal
 from aioflux._services.s3.read import generation_of_head
 from aioflux._services.sender import USER_AGENT, Answer, Call, Sender, Terms, as_read
+from aioflux._values.uri import check_endpoint
 from aioflux.errors import CredentialsError, TransientError
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class S3Sender(Sender):
         told = self._settings = await self._named(self._source.settings(), action, key)
         endpoint_url = self._endpoint_url
         if not endpoint_url and told.endpoint_url:
-            endpoint_url = self._endpoint_url = checked_endpoint(told.endpoint_url)
+            endpoint_url = self._endpoint_url = check_endpoint(told.endpoint_url)
         region = self._access.region or told.region
         if self._access.addressing == "auto" and told.addressing:
             self._addressing = told.addressing

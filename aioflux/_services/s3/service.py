@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflux._services import xml_multipart as multipart
 from aioflux._services.base import Body, Capabilities, Precondition, WriteRequest
+from aioflux._services.headers import DEFAULT_TYPE
 from aioflux._services.http import COMPLETE_SECONDS, EncodedRead, is_too_long
 from aioflux._services.s3 import read as reading
 from aioflux._services.s3 import wire
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from aioflux._http import Response, ResponseFuture
     from aioflux._services.base import (
         Exchange,
+        ListRequest,
+        Page,
         ReadRequest,
         Source,
         UploadedPart,
@@ -430,6 +433,9 @@ class S3Service(XMLService):
             failed[key] = deletion_error(code, words, uri=self.uri(key))
         return failed
 
+    async def list_page(self, request: ListRequest) -> Page:
+        return await self._lister.page(request, request.page_size or self.capabilities.page_size)
+
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
         original = await self.head(source.key, generation=source.generation)
         await self._check(key, precondition)
@@ -611,7 +617,7 @@ class S3Service(XMLService):
             etag=etag,
             generation=wire.generation_of(etag, size),
             crc32c=checksum if self._has_checksums else None,
-            content_type=request.content_type or wire.DEFAULT_TYPE,
+            content_type=request.content_type or DEFAULT_TYPE,
             metadata=dict(request.metadata or {}),
         )
 

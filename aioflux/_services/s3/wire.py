@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 from xml.sax.saxutils import escape
 
-from aioflux._services.gcs.wire import decode_crc32c, encode_crc32c, parse_http_date
+from aioflux._services.headers import (
+    DEFAULT_TYPE,
+    decode_crc32c,
+    encode_crc32c,
+    parse_http_date,
+)
 from aioflux._values.meta import ObjectMeta
 
 if TYPE_CHECKING:
@@ -25,7 +30,6 @@ if TYPE_CHECKING:
     from aioflux._services.base import Precondition
 
 __all__ = [
-    "DEFAULT_TYPE",
     "MAX_COPY_BYTES",
     "Pin",
     "can_be_xml",
@@ -50,8 +54,6 @@ __all__ = [
     "version_query",
 ]
 
-DEFAULT_TYPE = "application/octet-stream"
-"""The type of objects that are told none."""
 MAX_COPY_BYTES = 5 * 1024**3
 """Largest object that one request copies
 (docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html)."""
