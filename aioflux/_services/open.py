@@ -1,4 +1,4 @@
-"""Which service a uri means, opened on the running loop."""
+"""The service of a uri, opened on the running loop."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ __all__ = ["ServiceConfig", "open_service", "resolve_endpoint"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceConfig:
-    """What opens a service, before any socket."""
+    """Settings with which a service is opened."""
 
     location: Location
     """Bucket and prefix; the prefix is empty or ends with a slash."""
     timeouts: Timeouts
     """How long one attempt waits."""
     max_connections: int
-    """Connections that the data plane keeps."""
+    """Connections of the data plane, at most."""
     credentials: Any = field(default=None, repr=False)
-    """As `open_store` takes them."""
+    """As in `open_store`."""
     endpoint_url: str | None = None
-    """Another endpoint than the service's own."""
+    """Url of another endpoint than the service's own."""
     ssl_context: ssl.SSLContext | None = None
     """TLS settings; None for the system's trust store."""
     verify: bool = True
-    """Bytes are compared with checksums, also those that only the service knows of."""
+    """Bytes are compared with checksums, those of the service's own kinds included."""
 
 
 def resolve_endpoint(endpoint_url: str | None) -> tuple[str | None, bool]:
-    """Return the endpoint for `gs://`, and whether it is asked without credentials.
+    """Return the endpoint for `gs://`, and whether requests to it have no credentials.
 
-    The environment variable STORAGE_EMULATOR_HOST (a url, or host:port) stands in where no endpoint
-    is given, as it does for Google's own clients.
+    The environment variable STORAGE_EMULATOR_HOST (a url, or host:port) is the default, as it is
+    for Google's own clients.
     """
     if endpoint_url is not None:
         return endpoint_url, endpoint_url.strip().lower().startswith("http://")
@@ -53,10 +53,10 @@ def resolve_endpoint(endpoint_url: str | None) -> tuple[str | None, bool]:
 
 
 def open_service(config: ServiceConfig) -> Service:
-    """Open the service that the location's scheme names.
+    """Open the service of a location's scheme.
 
     Raises:
-        ValueError: The scheme has no service here, or a setting has no effect with it.
+        ValueError: The scheme is not supported, or a setting has no effect with it.
     """
     location = config.location
     if location.scheme == "gs":
@@ -75,7 +75,7 @@ def open_service(config: ServiceConfig) -> Service:
         from aioflux._services.local.service import LocalService
 
         return LocalService(location.key)
-    raise ValueError(f"{location}: aioflux does not yet speak {location.scheme}://")
+    raise ValueError(f"{location}: unsupported scheme {location.scheme}://")
 
 
 def _open_gcs(config: ServiceConfig) -> Service:
@@ -117,7 +117,7 @@ def _open_s3(config: ServiceConfig) -> Service:
     from aioflux._services.s3.service import S3Service
     from aioflux.options import S3Access
 
-    # What the environment and the profile name is read with the first request.
+    # Settings of the environment and the profile are read with the first request.
     endpoint = check_endpoint(config.endpoint_url) if config.endpoint_url else ""
     access = config.credentials
     return S3Service(

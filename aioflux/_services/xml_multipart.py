@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from aioflux._services.base import UploadedPart
 
 __all__ = [
-    "abort_target",
     "combined_crc32c",
     "complete_body",
     "initiate_target",
@@ -30,6 +29,7 @@ __all__ = [
     "parse_fields",
     "parse_uploads",
     "part_target",
+    "upload_target",
 ]
 
 
@@ -43,7 +43,7 @@ def part_target(path: bytes, upload_id: str, number: int) -> bytes:
     return b"%b?partNumber=%d&uploadId=%b" % (path, number, quote(upload_id, safe="").encode())
 
 
-def abort_target(path: bytes, upload_id: str) -> bytes:
+def upload_target(path: bytes, upload_id: str) -> bytes:
     """Return the request target of an upload as a whole: to complete, abort or list it."""
     return b"%b?uploadId=%b" % (path, quote(upload_id, safe="").encode())
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from aioflux._services import xml_multipart as multipart
 from aioflux._services.http import HTTPService
-from aioflux._services.status import EmptyPages
+from aioflux._services.status import EmptyPageCounter
 from aioflux._values.uri import check_name
 from aioflux.errors import TransientError
 
@@ -43,18 +43,18 @@ class XMLService(HTTPService):
         return self._fields(response, "UploadId", action, key)["UploadId"]
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
-        target = multipart.abort_target(self._path(key), upload_id)
+        target = multipart.upload_target(self._path(key), upload_id)
         action = "abort the upload of"
         response = await self._sender.send(b"DELETE", target, action, key, accept=404)
         if response.num_bytes and response.status != 404:
-            raise self._foreign(action, key, response)
+            raise self._not_from_service(action, key, response)
 
     async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
         found: list[OpenUpload] = []
         key_marker = id_marker = ""
         is_encoded = False
         cut, whole, action = len(self._prefix), self._prefix + prefix, "list the uploads of"
-        empty = EmptyPages(self.uri(prefix))
+        empty = EmptyPageCounter(self.uri(prefix))
         while True:
             target = multipart.list_uploads_target(
                 self._bucket_path,

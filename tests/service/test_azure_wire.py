@@ -126,7 +126,7 @@ def test_the_md5_of_the_whole_is_told_by_one_header_or_the_other() -> None:
 @given(now=st.integers(0, 2**32 - 1), random=st.binary(min_size=12, max_size=12))
 def test_an_upload_is_told_by_its_blocks(now: int, random: bytes) -> None:
     upload_id = wire.new_upload_id(now, random)
-    assert wire.upload_begun(upload_id).timestamp() == now
+    assert wire.upload_initiated(upload_id).timestamp() == now
     ids = [wire.block_id(upload_id, number) for number in (1, 17, 50_000)]
     assert len({len(each) for each in ids}) == 1  # the service wants them of one length
     assert all(len(base64.b64decode(each)) <= 64 for each in ids)
@@ -208,7 +208,9 @@ def test_an_error_is_its_code_and_message(
 )
 def test_what_an_answer_means(status: int, code: str, error: type[Exception], says: str) -> None:
     uri = "az://acct/container/key"
-    found = wire.error_of(status, action="read", uri=uri, code=code, detail="", retry_after="7")
+    found = wire.service_error(
+        status, action="read", uri=uri, code=code, detail="", retry_after="7"
+    )
     with pytest.raises(error, match=says):
         raise found
     assert type(found) is error
@@ -219,7 +221,7 @@ def test_what_an_answer_means(status: int, code: str, error: type[Exception], sa
 
 def test_what_must_have_a_generation_and_is_not_there_has_not_got_it() -> None:
     def error(code: str) -> StorageError:
-        return wire.error_of(
+        return wire.service_error(
             404, action="a", uri="u", code=code, detail="", retry_after=None, is_conditional=True
         )
 
@@ -283,13 +285,13 @@ TOLD = {b"etag": b'"0x8D"', b"x-ms-request-id": b"1"}
         (206, b"bytes 2-4/5", 3, 2, 9, "", 5),
         (206, b"bytes 2-4/5", 3, 2, None, "", 5),
         (206, b"bytes 0-4/5", 5, 0, None, "", "the whole was asked"),
-        (206, b"bytes 1-4/5", 4, 0, 5, "", "another part"),
-        (206, b"bytes 0-4/9", 4, 0, 5, "", "another part"),
-        (206, b"bytes 0-4/4", 5, 0, 5, "", "another part"),
+        (206, b"bytes 1-4/5", 4, 0, 5, "", "another range"),
+        (206, b"bytes 0-4/9", 4, 0, 5, "", "another range"),
+        (206, b"bytes 0-4/4", 5, 0, 5, "", "another range"),
         (206, b"bytes 0-4/9", 5, 0, 4, "", "more than"),
-        (206, None, 5, 0, 5, "", "no part of known size"),
+        (206, None, 5, 0, 5, "", "no range of known size"),
         (206, b"bytes 0-4/9", 5, 0, 5, "0x9", "of generation 0x8D"),
-        (204, None, 0, 0, 5, "", "no answer to a read"),
+        (204, None, 0, 0, 5, "", "is not a response to a read"),
     ],
 )
 def test_an_answer_is_what_was_asked_for_or_refused(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["MAX_DELETES", "SubAnswer", "batch_body", "batch_type", "parse_batch"]
+__all__ = ["MAX_DELETES", "SubResponse", "batch_body", "batch_type", "parse_batch"]
 
 MAX_DELETES = 256
 """Requests in one batch."""
@@ -21,7 +21,7 @@ _TOLD_BOUNDARY = re.compile(rb'boundary="?([^";]+)"?', re.IGNORECASE)
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})")
 
 
-class SubAnswer(NamedTuple):
+class SubResponse(NamedTuple):
     """The answer to one request of a batch."""
 
     status: int
@@ -61,7 +61,9 @@ def batch_body(requests: Sequence[tuple[bytes, Sequence[tuple[bytes, bytes]]]]) 
     return b"".join(parts) + b"--" + _BOUNDARY + b"--\r\n"
 
 
-def parse_batch(content_type: bytes, data: bytes | bytearray | memoryview) -> dict[int, SubAnswer]:
+def parse_batch(
+    content_type: bytes, data: bytes | bytearray | memoryview
+) -> dict[int, SubResponse]:
     """Return the answers of a batch, by the numbers of their requests.
 
     Raises:
@@ -70,7 +72,7 @@ def parse_batch(content_type: bytes, data: bytes | bytearray | memoryview) -> di
     told = _TOLD_BOUNDARY.search(content_type)
     if told is None:
         raise ValueError("the answer is not one of several parts")
-    answers: dict[int, SubAnswer] = {}
+    answers: dict[int, SubResponse] = {}
     for part in bytes(data).split(b"--" + told[1])[1:]:
         if part.startswith(b"--"):
             return answers
@@ -81,7 +83,7 @@ def parse_batch(content_type: bytes, data: bytes | bytearray | memoryview) -> di
         status = _STATUS.match(first)
         if status is None or not number.isdigit():
             raise ValueError("a part of the answer is no answer to a request")
-        answers[int(number)] = SubAnswer(int(status[1]), _headers(lines), body.rstrip(b"\r\n"))
+        answers[int(number)] = SubResponse(int(status[1]), _headers(lines), body.rstrip(b"\r\n"))
     raise ValueError("the answer was cut off")
 
 

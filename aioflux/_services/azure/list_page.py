@@ -3,7 +3,7 @@
 Three orders are met. Ours is that of UTF-8. A flat namespace is sorted by UTF-16 in emulators,
 which differs where characters beyond U+FFFF meet others above U+D7FF. A hierarchical namespace is
 sorted by segment, so that "a/b" comes before "a-b". Both are told by a page: nothing before the
-first directory or high character is out of order, whatever follows (`is_in_doubt`).
+first directory or high character is out of order, whatever follows (`may_be_unsorted`).
 Source: learn.microsoft.com/rest/api/storageservices/list-blobs.
 """
 
@@ -22,7 +22,7 @@ from aioflux._values.listing import MAX_SIZE_BYTES, Kind, Listing
 if TYPE_CHECKING:
     import xml.etree.ElementTree as ET
 
-__all__ = ["ListedBlob", "ListedPage", "in_range", "is_in_doubt", "listing_of", "parse_page"]
+__all__ = ["ListedBlob", "ListedPage", "in_range", "listing_of", "may_be_unsorted", "parse_page"]
 
 _FIRST_DOUBTFUL = "\ud7ff"
 
@@ -106,7 +106,7 @@ def _add(page: ListedPage, element: ET.Element) -> None:
     page.blobs.append(blob)
 
 
-def is_in_doubt(page: ListedPage) -> bool:
+def may_be_unsorted(page: ListedPage) -> bool:
     """Tell whether what follows a page may belong before its end.
 
     A level with prefixes is, since a hierarchical namespace has "a/" before "a-b".

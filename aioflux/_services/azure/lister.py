@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from aioflux._services.azure import list_page as listing
 from aioflux._services.azure import wire
 from aioflux._services.base import Page
-from aioflux._services.status import EmptyPages, not_a_listing, wrong_page
+from aioflux._services.status import EmptyPageCounter, malformed_page, unexpected_page
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ class AzureLister:
         found = self._sorted.pop(request.page_token, None)
         if found is None:
             found = await self.read(prefix, delimiter=delimiter, marker=marker, size=size)
-            if offset or listing.is_in_doubt(found):
-                found = await self._listed_to_the_end(prefix, delimiter, found, size)
+            if offset or listing.may_be_unsorted(found):
+                found = await self._read_all_pages(prefix, delimiter, found, size)
         whole = self._prefix + prefix
         try:
             page = listing.in_range(
@@ -50,7 +50,7 @@ class AzureLister:
                 end=request.end_offset and self._prefix + request.end_offset,
             )
         except ValueError as exc:
-            raise wrong_page(self._uri(prefix), exc) from exc
+            raise unexpected_page(self._uri(prefix), exc) from exc
         return self._page(page, marker, int(offset or 0), size)
 
     def _page(self, page: listing.ListedPage, marker: str, offset: int, size: int) -> Page:
@@ -73,7 +73,7 @@ class AzureLister:
             next_token=token,
         )
 
-    async def _listed_to_the_end(
+    async def _read_all_pages(
         self, prefix: str, delimiter: str, first: listing.ListedPage, size: int
     ) -> listing.ListedPage:
         """Read all pages that follow one, and return them as one: what follows may belong before.
@@ -81,7 +81,7 @@ class AzureLister:
         This keeps the rest of the listing in memory, and is what sorted listings cost here.
         """
         whole = first
-        empty = EmptyPages(self._uri(prefix))
+        empty = EmptyPageCounter(self._uri(prefix))
         while whole.next_marker:
             page = await self.read(prefix, delimiter=delimiter, marker=whole.next_marker, size=size)
             empty.count(len(page.blobs) + len(page.prefixes))
@@ -116,7 +116,7 @@ class AzureLister:
             page = listing.parse_page(response.body)
         except ValueError as exc:
             response.discard_connection()
-            raise not_a_listing(self._uri(prefix), exc) from exc
+            raise malformed_page(self._uri(prefix), exc) from exc
         if page.next_marker and page.next_marker == marker:
             uri = self._uri(prefix)
             raise StorageError(

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 from aioflux._auth.azure import is_sas
 from aioflux._http import FixedHeaders
 from aioflux._services.azure import wire
-from aioflux._services.sender import USER_AGENT, Answer, Terms, TokenSender
+from aioflux._services.sender import USER_AGENT, ErrorResponse, RequestKind, TokenSender
 from aioflux.errors import (
     CredentialsError,
     NotFoundError,
@@ -106,23 +106,29 @@ class AzureSender(TokenSender):
     def _generation_of(self, headers: Mapping[bytes, bytes]) -> str:
         return wire.etag_of(headers)
 
-    def _refusal(
-        self, response: Answer, terms: Terms, *, action: str, uri: str, retry_after: str | None
+    def _service_error(
+        self,
+        response: ErrorResponse,
+        kind: RequestKind,
+        *,
+        action: str,
+        uri: str,
+        retry_after: str | None,
     ) -> StorageError:
         code, detail = wire.parse_error(response.headers, response.body)
-        error = wire.error_of(
+        error = wire.service_error(
             response.status,
             action=action,
             uri=uri,
             code=code,
             detail=detail,
             retry_after=retry_after,
-            is_conditional=terms.is_conditional,
+            is_conditional=kind.is_conditional,
         )
-        if not (terms.generation and isinstance(error, PreconditionFailedError)):
+        if not (kind.generation and isinstance(error, PreconditionFailedError)):
             return error
         replaced = NotFoundError(
-            f"{uri} is no longer in generation {terms.generation}: it was replaced; list again",
+            f"{uri} is no longer in generation {kind.generation}: it was replaced; list again",
             uri=uri,
             status=error.status,
         )

@@ -14,6 +14,7 @@ checksum: over TLS they are trusted, else read twice, as `TransferOptions.verify
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
@@ -27,13 +28,12 @@ from aioflux._services.azure import batch, wire
 from aioflux._services.azure import read as reading
 from aioflux._services.azure.copy import wait_for_copy
 from aioflux._services.azure.lister import AzureLister
-from aioflux._services.azure.md5 import md5, md5_header, md5_now
 from aioflux._services.azure.sender import AzureSender
 from aioflux._services.base import Body, Capabilities, Precondition
 from aioflux._services.headers import DEFAULT_TYPE
 from aioflux._services.http import COMPLETE_SECONDS, DELETE_SECONDS, EncodedRead, HTTPService
-from aioflux._services.sender import CONDITIONAL, PLAIN, Terms
-from aioflux._services.status import EmptyPages
+from aioflux._services.sender import CONDITIONAL, PLAIN, RequestKind, hash_body
+from aioflux._services.status import EmptyPageCounter
 from aioflux._values.meta import OpenUpload
 from aioflux.errors import NotFoundError, PreconditionFailedError, StorageError, TransientError
 
@@ -131,12 +131,12 @@ class AzureService(HTTPService):
             "read the metadata of",
             key,
             headers=headers,
-            terms=Terms(generation=generation) if generation else PLAIN,
+            kind=RequestKind(generation=generation) if generation else PLAIN,
         )
-        self._refuse_directory(response, key)
+        self._require_blob(response, key)
         told = response.headers.get(b"content-length", b"")
         if not told.isdigit() or not wire.etag_of(response.headers):
-            raise self._foreign("read the metadata of", key, response)
+            raise self._not_from_service("read the metadata of", key, response)
         return wire.meta_from_headers(response.headers, key=key, uri=self.uri(key), size=int(told))
 
     def _encode_read(self, request: ReadRequest) -> EncodedRead:
@@ -159,12 +159,14 @@ class AzureService(HTTPService):
         body = super().end_get(request, exchange, response)
         expected = None if body is None else self._expected_md5(request, response, body)
         if expected is not None:
-            self._compare(request.key, md5_now([memoryview(response.body)]), expected)
+            self._compare(
+                request.key, hashlib.md5(response.body, usedforsecurity=False).digest(), expected
+            )
         return body
 
     def _decode_read(self, request: ReadRequest, response: Response) -> Body | None:
         key, generation, start, end = request
-        self._refuse_directory(response, key)
+        self._require_blob(response, key)
         status, headers = response.status, response.headers
         if status == 416 or (status == 206 and not response.num_bytes):
             past = reading.size_past_the_end(headers, start=start)
@@ -185,14 +187,14 @@ class AzureService(HTTPService):
             lambda: wire.meta_from_headers(headers, key=key, uri=self.uri(key), size=size),
         )
 
-    def _check_whole(
+    def _verify_body(
         self, request: ReadRequest, response: Response, body: Body
     ) -> Awaitable[None] | None:
         expected = self._expected_md5(request, response, body)
         return None if expected is None else self._check_md5(request.key, body, expected)
 
     async def _check_md5(self, key: str, body: Body, expected: bytes) -> None:
-        self._compare(key, await md5([memoryview(body.data)]), expected)
+        self._compare(key, await hash_body("md5", body.data), expected)
 
     def _expected_md5(self, request: ReadRequest, response: Response, body: Body) -> bytes | None:
         """Return the MD5 that a body must have: of one that is a whole blob, if it tells one."""
@@ -202,7 +204,7 @@ class AzureService(HTTPService):
         try:
             return wire.md5_of(response.headers, is_part=response.status == 206)
         except ValueError as exc:
-            raise self._damaged(request.key, exc) from exc
+            raise self._malformed_response(request.key, exc) from exc
 
     def _compare(self, key: str, actual: bytes, expected: bytes) -> None:
         if actual != expected:
@@ -221,7 +223,7 @@ class AzureService(HTTPService):
         headers += wire.object_headers(request.content_type, request.metadata)
         headers += wire.precondition_headers(request.precondition)
         if crc32c is not None:
-            headers.append(await md5_header([data]))
+            headers.append(wire.md5_header(await hash_body("md5", data)))
         response = await self._sender.send(
             b"PUT",
             self._path(request.key),
@@ -229,14 +231,14 @@ class AzureService(HTTPService):
             request.key,
             headers=headers,
             body=data,
-            terms=CONDITIONAL if request.precondition else PLAIN,
+            kind=CONDITIONAL if request.precondition else PLAIN,
         )
-        return self._stored(request, response, memoryview(data).nbytes)
+        return self._written_meta(request, response, memoryview(data).nbytes)
 
-    def _stored(self, request: WriteRequest, response: Response, size: int) -> ObjectMeta:
+    def _written_meta(self, request: WriteRequest, response: Response, size: int) -> ObjectMeta:
         key = request.key
         if not wire.etag_of(response.headers):
-            raise self._foreign("write", key, response)
+            raise self._not_from_service("write", key, response)
         return wire.meta_from_headers(
             response.headers,
             key=key,
@@ -253,13 +255,13 @@ class AzureService(HTTPService):
             b"DELETE", self._path(key), "delete", key, headers=headers
         )
         if response.num_bytes or response.status != 202:
-            raise self._foreign("delete", key, response)
+            raise self._not_from_service("delete", key, response)
 
     async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
         told, signer = await self._delete_batch(sources)
         refused = [source for source, answer in told.items() if answer.status == 401]
         # Each request of a batch has a token of its own, which `send` does not renew.
-        if refused and self._sender.learn(told[refused[0]], signer):
+        if refused and self._sender.should_resend(told[refused[0]], signer):
             try:
                 again, _ = await self._delete_batch(refused)
             except TransientError as exc:
@@ -267,14 +269,14 @@ class AzureService(HTTPService):
                 raise
             told.update(again)
         return {
-            source.key: self._sender.refused(answer, "delete", source.key)
+            source.key: self._sender.response_error(answer, "delete", source.key)
             for source, answer in told.items()
             if answer.status != 202
         }
 
     async def _delete_batch(
         self, sources: Sequence[Source]
-    ) -> tuple[dict[Source, batch.SubAnswer], str | None]:
+    ) -> tuple[dict[Source, batch.SubResponse], str | None]:
         """Return the answer to each delete, and the token by which they were asked."""
         action = "delete objects of"
         signer = await self._sender.make_ready(action, "")
@@ -322,7 +324,7 @@ class AzureService(HTTPService):
                 key,
                 headers=headers,
                 body=b"",
-                terms=CONDITIONAL if precondition else PLAIN,
+                kind=CONDITIONAL if precondition else PLAIN,
             )
         except PreconditionFailedError as exc:
             # Which of the two was it?
@@ -370,7 +372,7 @@ class AzureService(HTTPService):
     async def _part_headers(
         self, pieces: Sequence[bytes | memoryview], crc32c: int
     ) -> Sequence[tuple[bytes, bytes]]:
-        return [await md5_header(pieces)]
+        return [wire.md5_header(await hash_body("md5", pieces))]
 
     def _part_etag(self, response: Response, upload_id: str, number: int) -> str:
         is_written = response.status == 201 and b"x-ms-request-id" in response.headers
@@ -392,9 +394,9 @@ class AzureService(HTTPService):
             ],
             body=wire.block_list(part.etag for part in parts),
             head_seconds=COMPLETE_SECONDS,
-            terms=CONDITIONAL if precondition else PLAIN,
+            kind=CONDITIONAL if precondition else PLAIN,
         )
-        meta = self._stored(request, response, sum(part.size for part in parts))
+        meta = self._written_meta(request, response, sum(part.size for part in parts))
         self._own_uploads.discard(upload_id)
         return meta
 
@@ -424,7 +426,7 @@ class AzureService(HTTPService):
                 key,
                 headers=[(b"Content-Type", b"application/xml"), (b"If-None-Match", b"*")],
                 body=wire.block_list(()),
-                terms=CONDITIONAL,
+                kind=CONDITIONAL,
             )
             await self.delete(key, generation=wire.etag_of(response.headers))
         except (NotFoundError, PreconditionFailedError):
@@ -453,7 +455,7 @@ class AzureService(HTTPService):
         """
         found: list[OpenUpload] = []
         marker, cut = "", len(self._prefix)
-        empty = EmptyPages(self.uri(prefix))
+        empty = EmptyPageCounter(self.uri(prefix))
         while True:
             page = await self._lister.read(
                 prefix,
@@ -468,7 +470,7 @@ class AzureService(HTTPService):
                     continue
                 known = {wire.parse_block_id(each) for each in held.uncommitted}
                 for upload_id in sorted({each[0] for each in known if each is not None}):
-                    begun = wire.upload_begun(upload_id)
+                    begun = wire.upload_initiated(upload_id)
                     found.append(OpenUpload(key=key, upload_id=upload_id, initiated=begun))
             marker = page.next_marker
             if not marker:
@@ -482,7 +484,7 @@ class AzureService(HTTPService):
             name = quote(name, safe="/")
         return b"%b/%b" % (self._container_path, name.encode())
 
-    def _refuse_directory(self, response: Response, key: str) -> None:
+    def _require_blob(self, response: Response, key: str) -> None:
         if wire.is_directory(response.headers):
             uri = self.uri(key)
             raise NotFoundError(

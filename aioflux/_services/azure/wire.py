@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from aioflux._services.headers import DEFAULT_TYPE, parse_http_date
-from aioflux._services.status import error_from_status, words_of
+from aioflux._services.status import describe_response, error_from_status
 from aioflux._values.meta import ObjectMeta
 from aioflux.errors import (
     ChecksumError,
@@ -35,10 +35,10 @@ __all__ = [
     "block_id",
     "block_list",
     "check_name",
-    "error_of",
     "etag_of",
     "is_directory",
     "match_header",
+    "md5_header",
     "md5_of",
     "meta_from_headers",
     "new_upload_id",
@@ -49,7 +49,8 @@ __all__ = [
     "precondition_headers",
     "query_target",
     "root_path",
-    "upload_begun",
+    "service_error",
+    "upload_initiated",
 ]
 
 VERSION = b"2023-11-03"
@@ -232,6 +233,11 @@ def object_headers(
     return headers
 
 
+def md5_header(digest: bytes) -> tuple[bytes, bytes]:
+    """Return the header by which the service checks the bytes that it receives."""
+    return b"Content-MD5", binascii.b2a_base64(digest, newline=False)
+
+
 def md5_of(headers: Mapping[bytes, bytes], *, is_part: bool) -> bytes | None:
     """Return the MD5 of the whole blob that an answer tells, or None.
 
@@ -303,7 +309,7 @@ def new_upload_id(now: float, random: bytes) -> str:
     return f"{int(now):08x}{random.hex()}"
 
 
-def upload_begun(upload_id: str) -> datetime:
+def upload_initiated(upload_id: str) -> datetime:
     """Return when an upload was begun."""
     return datetime.fromtimestamp(int(upload_id[:8], 16), UTC)
 
@@ -380,7 +386,7 @@ def parse_error(
     return code or root.findtext("Code") or "", message
 
 
-def error_of(
+def service_error(
     status: int,
     *,
     action: str,
@@ -401,7 +407,7 @@ def error_of(
         retry_after: Retry-After header.
         is_conditional: The request was to change the object only in a generation.
     """
-    said, tail = words_of(status, code, detail)
+    said, tail = describe_response(status, code, detail)
     what = f"could not {action} {uri}"
     if code in _WRONG_BYTES:
         return ChecksumError(

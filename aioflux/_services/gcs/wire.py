@@ -1,4 +1,4 @@
-"""How Google Cloud Storage writes things: JSON resources, `x-goog-` headers, base64 checksums.
+"""Encodings of Google Cloud Storage: JSON resources, `x-goog-` headers. No I/O.
 
 Sources: cloud.google.com/storage/docs/json_api/v1/objects and
 cloud.google.com/storage/docs/xml-api/reference-headers.
@@ -65,7 +65,7 @@ class ObjectResource(msgspec.Struct, rename="camel"):
 
 
 class _Permissions(msgspec.Struct):
-    """The answer of `buckets.testIamPermissions`."""
+    """The response of `buckets.testIamPermissions`."""
 
     kind: str = ""
     permissions: list[str] = []
@@ -90,25 +90,25 @@ def decode_resource(data: bytes | bytearray | memoryview) -> ObjectResource:
     """Parse an object resource.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is malformed.
     """
     return _resource_decoder.decode(data)
 
 
 def decode_permissions(data: bytes | bytearray | memoryview) -> list[str]:
-    """Parse which permissions are granted.
+    """Parse the granted permissions; none are if the response lists none.
 
     Raises:
-        ValueError: It is no answer to that. One that says nothing means that none is granted.
+        ValueError: It is not such a response.
     """
-    answer = _permissions_decoder.decode(data)
-    if answer.kind != _PERMISSIONS:
-        raise ValueError(f"kind is {answer.kind!r}")
-    return answer.permissions
+    response = _permissions_decoder.decode(data)
+    if response.kind != _PERMISSIONS:
+        raise ValueError(f"kind is {response.kind!r}")
+    return response.permissions
 
 
 def decode_error(data: bytes | bytearray | memoryview) -> str:
-    """Return the message of a JSON error body, or the empty string where it is none."""
+    """Return the message of a JSON error body; empty if it is malformed."""
     try:
         return _error_decoder.decode(data).error.message
     except msgspec.DecodeError:
@@ -116,27 +116,27 @@ def decode_error(data: bytes | bytearray | memoryview) -> str:
 
 
 def generation_of(headers: Mapping[bytes, bytes]) -> str:
-    """Return the generation that an answer belongs to; empty where it tells none."""
+    """Return the generation of a response; empty if it has none."""
     return (headers.get(b"x-goog-generation") or b"").decode("latin-1")
 
 
 def object_headers(
     content_type: str, metadata: Mapping[str, str] | None
 ) -> list[tuple[bytes, bytes]]:
-    """Write what a new object is told to be as headers of the XML API.
+    """Return content type and metadata as headers of the XML API.
 
     Raises:
-        ValueError: No header can carry it.
+        ValueError: A header cannot hold it.
     """
     for name, value in (metadata or {}).items():
         if _HEADER_NAME.fullmatch(name) is None:
             raise ValueError(
-                f"metadata cannot have the name {name!r}: it travels as a header, whose name is "
+                f"metadata cannot have the name {name!r}: it is sent as a header, whose name is "
                 "ASCII letters, digits and -_.!#$%&'*+^`|~"
             )
         if value != value.strip() or not value.replace("\t", " ").isprintable():
             raise ValueError(
-                f"metadata {name!r} cannot have the value {value!r}: it travels as a header, which "
+                f"metadata {name!r} cannot have the value {value!r}: it is sent as a header, which "
                 "has no line ends or control characters, and no space around it"
             )
     headers = [(b"Content-Type", (content_type or DEFAULT_TYPE).encode())]
@@ -147,7 +147,7 @@ def object_headers(
 
 
 def hash_headers(crc32c: int | None) -> list[tuple[bytes, bytes]]:
-    """Write the crc32c that the service compares with what it receives."""
+    """Return the header by which the service checks the bytes that it receives."""
     if crc32c is None:
         return []
     return [(b"x-goog-hash", f"crc32c={encode_crc32c(crc32c)}".encode())]
@@ -162,7 +162,7 @@ def hash_crc32c(header: bytes | None) -> int | None:
     """Return the crc32c in an `x-goog-hash` header (`crc32c=...,md5=...`), or None.
 
     Raises:
-        ValueError: It is damaged.
+        ValueError: It is malformed.
     """
     if not header:
         return None
@@ -176,7 +176,7 @@ def meta_from_resource(resource: ObjectResource, *, key: str, uri: str) -> Objec
     """Build the metadata of an object from its JSON resource.
 
     Raises:
-        ValueError: Its size or crc32c is none.
+        ValueError: Its size or crc32c is malformed.
     """
     size = int(resource.size)
     if not 0 <= size <= MAX_SIZE_BYTES:
@@ -205,10 +205,10 @@ def meta_from_headers(
     content_type: str | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> ObjectMeta:
-    """Build the metadata of an object from the headers of an XML API answer.
+    """Build the metadata of an object from the headers of a response of the XML API.
 
-    Names of the user's own metadata are in lower case here, as names of headers are. Its values are
-    read as UTF-8; the service's documentation keeps to ASCII
+    Names of the user's own metadata are in lower case, as names of headers are. Its values are
+    decoded as UTF-8; the service's documentation is limited to ASCII
     (cloud.google.com/storage/docs/metadata).
 
     Args:
@@ -216,11 +216,11 @@ def meta_from_headers(
         key: Name of the object.
         uri: Its whole uri.
         size: Its stored size, in bytes.
-        content_type: Its media type, where the answer speaks of another body.
-        metadata: The user's own metadata, where the answer does not repeat it.
+        content_type: Its media type, if the header is about another body.
+        metadata: The user's own metadata, if the headers do not repeat it.
 
     Raises:
-        ValueError: The crc32c is none.
+        ValueError: The crc32c is malformed.
     """
     get = headers.get
     changed = get(b"last-modified", b"").decode("latin-1")
@@ -257,20 +257,20 @@ def _as_text(value: bytes) -> str:
 
 
 def precondition_headers(precondition: Precondition) -> list[tuple[bytes, bytes]]:
-    """Write a precondition as headers of the XML API.
+    """Return a precondition as headers of the XML API.
 
     Raises:
-        ValueError: It is no generation of this service.
+        ValueError: It is not a generation of this service.
     """
     expected = _expected(precondition)
     return [] if expected is None else [(b"x-goog-if-generation-match", expected.encode())]
 
 
 def precondition_params(precondition: Precondition) -> Mapping[str, str]:
-    """Write a precondition as query parameters of the JSON API.
+    """Return a precondition as query parameters of the JSON API.
 
     Raises:
-        ValueError: It is no generation of this service.
+        ValueError: It is not a generation of this service.
     """
     expected = _expected(precondition)
     return {} if expected is None else {"ifGenerationMatch": expected}
@@ -280,7 +280,7 @@ def _expected(precondition: Precondition) -> str | None:
     expected = "0" if precondition.if_absent else precondition.if_generation_match
     if expected is not None and not (expected.isascii() and expected.isdigit()):
         raise ValueError(
-            f"{expected!r} is no generation of Cloud Storage, which is a number; pass "
+            f"{expected!r} is not a generation of Cloud Storage, which is a number; pass "
             "ObjectMeta.generation"
         )
     return expected

@@ -8,14 +8,14 @@ import os
 from aioflux._services.local.walk import is_temporary
 from aioflux.errors import NotFoundError, PermissionDeniedError, StorageError, TransientError
 
-__all__ = ["error_of"]
+__all__ = ["error_from_os"]
 
 _PASSING = frozenset({errno.ESTALE, errno.ETIMEDOUT})
 """What NFS says of a file that is gone under an open handle, and of a server that is away, where it
 is mounted `soft`. Another attempt finds what is there now."""
 
 
-def error_of(error: OSError, what: str, uri: str, *, reading: bool) -> StorageError:
+def error_from_os(error: OSError, what: str, uri: str, *, reading: bool) -> StorageError:
     """Return our error for one of the system.
 
     Args:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aioflux._services.base import Page
 from aioflux._services.s3 import list_page as listing
-from aioflux._services.status import EmptyPages, not_a_listing, wrong_page
+from aioflux._services.status import EmptyPageCounter, malformed_page, unexpected_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,12 +67,12 @@ class S3Lister:
             most = 0 if request.delimiter else size
             page = await self._sorted_page(ask, page, prefix, page_token, start, most)
         if page_token and page.next_token == page_token:
-            raise wrong_page(self._uri(prefix), "the next page is the same one again")
+            raise unexpected_page(self._uri(prefix), "the next page is the same one again")
         listing.cut(page, start=start, end=end)
         try:
             objects = listing.listing_of(page, prefix=self._prefix, root=self._uri(""))
         except ValueError as exc:
-            raise wrong_page(self._uri(prefix), exc) from exc
+            raise unexpected_page(self._uri(prefix), exc) from exc
         skipped = len(self._prefix)
         return Page(
             objects=objects,
@@ -102,7 +102,7 @@ class S3Lister:
             return listing.decode_page(response.body)
         except ValueError as exc:
             response.discard_connection()
-            raise not_a_listing(self._uri(prefix), exc) from exc
+            raise malformed_page(self._uri(prefix), exc) from exc
 
     async def _sorted_page(
         self,
@@ -129,10 +129,10 @@ class S3Lister:
         if page is None or not token.startswith(listing.AFTER):
             page = await ask("", "")
             tokens: set[str] = set()
-            empty = EmptyPages(self._uri(prefix))
+            empty = EmptyPageCounter(self._uri(prefix))
             while page.next_token:
                 if page.next_token in tokens:
-                    raise wrong_page(self._uri(prefix), "the next page is one that was before")
+                    raise unexpected_page(self._uri(prefix), "the next page is one that was before")
                 tokens.add(page.next_token)
                 other = await ask("", page.next_token)
                 empty.count(len(other.names) + len(other.prefixes))

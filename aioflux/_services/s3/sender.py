@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
-import hashlib
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,10 +15,23 @@ from aioflux._auth.aws import NOT_READY, AWSSource, Settings
 from aioflux._auth.sigv4 import EMPTY_HASH, UNSIGNED, Signer, canonical_query
 from aioflux._http import FixedHeaders, TransportError, default_context, open_pool
 from aioflux._services import xml_multipart as multipart
-from aioflux._services.s3.endpoint import DEFAULT_REGION, discovery_site, region_told, site_of
-from aioflux._services.s3.errors import EXPIRED_CODES, SKEWED_CODE, refusal
-from aioflux._services.s3.read import generation_of_head
-from aioflux._services.sender import USER_AGENT, Answer, Call, Sender, Terms, as_read
+from aioflux._services.s3.endpoint import (
+    DEFAULT_REGION,
+    discovery_endpoint,
+    endpoint_of,
+    region_from_response,
+)
+from aioflux._services.s3.errors import EXPIRED_CODES, SKEWED_CODE, service_error
+from aioflux._services.s3.read import generation_from_head
+from aioflux._services.sender import (
+    USER_AGENT,
+    AuthorizedRequest,
+    ErrorResponse,
+    RequestKind,
+    Sender,
+    as_read,
+    hash_body,
+)
 from aioflux._values.uri import check_endpoint
 from aioflux.errors import CredentialsError, TransientError
 
@@ -28,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from aioflux._http import Connection, Response, ResponseFuture
-    from aioflux._services.s3.endpoint import Site
+    from aioflux._services.s3.endpoint import Endpoint
     from aioflux._services.s3.wire import Pin
     from aioflux.errors import StorageError
     from aioflux.options import S3Access, Timeouts
@@ -36,8 +48,6 @@ if TYPE_CHECKING:
 __all__ = ["S3Sender"]
 
 _FIXED: Final = FixedHeaders([USER_AGENT])
-_HASHED_AT_ONCE_BYTES: Final = 256 * 1024
-"""Bodies up to this size are hashed on the event loop: 0.2 ms."""
 _MIN_SKEW_SECONDS: Final = 60.0
 
 
@@ -46,7 +56,7 @@ class S3Sender(Sender):
 
     Attributes:
         is_guarded: Requests go over TLS.
-        site: Where the bucket is asked; None before the first request.
+        endpoint: Where the bucket is asked; None before the first request.
     """
 
     _num_sends = 4
@@ -61,13 +71,13 @@ class S3Sender(Sender):
         timeouts: Timeouts,
         max_connections: int,
         ssl_context: ssl.SSLContext | None,
-        note_site: Callable[[], None],
+        on_endpoint: Callable[[], None],
     ) -> None:
         super().__init__(uri)
-        self.site: Site | None = None
+        self.endpoint: Endpoint | None = None
         # A profile may tell another endpoint.
         self.is_guarded = endpoint_url.startswith("https://")
-        self._note_site = note_site
+        self._on_endpoint = on_endpoint
         self._bucket = bucket
         self._access = access
         self._endpoint_url = endpoint_url
@@ -80,7 +90,7 @@ class S3Sender(Sender):
         self._opening: asyncio.Lock | None = None
         self._addressing = access.addressing
         self._settings = Settings()
-        self._under_way: dict[Connection, tuple[Site, Signer | None]] = {}
+        self._under_way: dict[Connection, tuple[Endpoint, Signer | None]] = {}
         self._is_closed = False
 
     async def _authorize(
@@ -91,30 +101,34 @@ class S3Sender(Sender):
         body: Any,
         action: str,
         key: str,
-        terms: Terms,
-    ) -> Call:
+        kind: RequestKind,
+    ) -> AuthorizedRequest:
         payload = EMPTY_HASH
-        site = self.site or await self._open(action, key)
+        endpoint = self.endpoint or await self._open(action, key)
         if body is not None and not self._access.anonymous:
-            payload = UNSIGNED if site.origin.scheme == "https" else await _hash(body)
-        whole = _whole(site, target)
+            payload = (
+                UNSIGNED
+                if endpoint.origin.scheme == "https"
+                else (await hash_body("sha256", body)).hex().encode()
+            )
+        whole = _whole(endpoint, target)
         signer = self._signer
         if signer is None or signer.keys is not self._source.get_nowait():
-            signer = await self._find_signer(site, action, key)
+            signer = await self._find_signer(endpoint, action, key)
         if signer is not None:
             headers = signer.sign(method, whole, headers, payload)
-        return site.origin, whole, headers, _FIXED, (site, signer)
+        return endpoint.origin, whole, headers, _FIXED, (endpoint, signer)
 
     def begin(
         self, target: bytes, pin: Pin, byte_range: bytes, waiter: ResponseFuture, *, end: int
     ) -> Connection | None:
         """Begin a GET without a task; None where that cannot be done at once."""
-        keys, site, signer = self._source.get_nowait(), self.site, self._signer
-        if keys is NOT_READY or site is None or self._pool is None:
+        keys, endpoint, signer = self._source.get_nowait(), self.endpoint, self._signer
+        if keys is NOT_READY or endpoint is None or self._pool is None:
             return None
         if (signer.keys if signer is not None else None) is not keys:
             return None
-        target = _whole(site, target)
+        target = _whole(endpoint, target)
         etag = pin.quoted
         if signer is not None:
             lines = signer.sign_get(target, byte_range=byte_range, etag=etag)
@@ -124,25 +138,25 @@ class S3Sender(Sender):
                 b"Range: %b\r\n" % byte_range if byte_range else b"",
             )
         exchange = self._pool.start_get(
-            site.origin, target, _FIXED.encoded + lines, waiter, into=bytes, max_body_bytes=end
+            endpoint.origin, target, _FIXED.encoded + lines, waiter, into=bytes, max_body_bytes=end
         )
         if exchange is not None:
             # The bucket may turn out to be elsewhere before the answer is here.
-            self._under_way[exchange] = site, signer
+            self._under_way[exchange] = endpoint, signer
         return exchange
 
-    def end(self, exchange: Connection) -> tuple[Site, Signer | None]:
+    def end(self, exchange: Connection) -> tuple[Endpoint, Signer | None]:
         assert self._pool is not None
-        site, signer = self._under_way.pop(exchange)
-        self._pool.release(site.origin, exchange)
-        return site, signer
+        endpoint, signer = self._under_way.pop(exchange)
+        self._pool.release(endpoint.origin, exchange)
+        return endpoint, signer
 
-    def learn(self, response: Response, signer: tuple[Site, Signer | None]) -> bool:
-        site, keys = signer
+    def should_resend(self, response: Response, signer: tuple[Endpoint, Signer | None]) -> bool:
+        endpoint, keys = signer
         fields = _fields(response)
         code = fields.get("Code", "")
-        region = region_told(response.headers, fields)
-        if region and region != site.region and response.status in {301, 307, 400, 403}:
+        region = region_from_response(response.headers, fields)
+        if region and region != endpoint.region and response.status in {301, 307, 400, 403}:
             self._move(region)
             return True
         if keys is None:
@@ -160,27 +174,33 @@ class S3Sender(Sender):
         return False
 
     def _generation_of(self, headers: Mapping[bytes, bytes]) -> str:
-        return generation_of_head(headers)
+        return generation_from_head(headers)
 
-    def _refusal(
-        self, response: Answer, terms: Terms, *, action: str, uri: str, retry_after: str | None
+    def _service_error(
+        self,
+        response: ErrorResponse,
+        kind: RequestKind,
+        *,
+        action: str,
+        uri: str,
+        retry_after: str | None,
     ) -> StorageError:
         fields = _fields(response)
-        return refusal(
+        return service_error(
             response.status,
             action=action,
             uri=uri,
             code=fields.get("Code", ""),
             detail=fields.get("Message", ""),
             retry_after=retry_after,
-            generation=terms.generation,
-            is_conditional=terms.is_conditional,
-            is_completion=terms.is_completion,
+            generation=kind.generation,
+            is_conditional=kind.is_conditional,
+            is_completion=kind.is_completion,
         )
 
-    async def endpoint(self) -> str:
+    async def endpoint_url(self) -> str:
         """Return the url of the endpoint, empty if it is that of AWS. Sends nothing."""
-        if self.site is None and not self._endpoint_url:
+        if self.endpoint is None and not self._endpoint_url:
             told = await self._named(self._source.settings(), "look at", "")
             return str(told.endpoint_url)
         return self._endpoint_url
@@ -191,20 +211,20 @@ class S3Sender(Sender):
             await self._pool.aclose()
         await self._source.close()
 
-    async def _open(self, action: str, key: str) -> Site:
+    async def _open(self, action: str, key: str) -> Endpoint:
         """Find out where the bucket is asked, once."""
         if self._opening is None:
             self._opening = asyncio.Lock()
         async with self._opening:
-            if self.site is None:
+            if self.endpoint is None:
                 if self._is_closed:
-                    raise self.failed(RuntimeError(), action, key)
-                self.site = await self._find_site(action, key)
-                self.is_guarded = self.site.origin.scheme == "https"
-                self._note_site()
-        return self.site
+                    raise self.transport_error(RuntimeError(), action, key)
+                self.endpoint = await self._find_endpoint(action, key)
+                self.is_guarded = self.endpoint.origin.scheme == "https"
+                self._on_endpoint()
+        return self.endpoint
 
-    async def _find_site(self, action: str, key: str) -> Site:
+    async def _find_endpoint(self, action: str, key: str) -> Endpoint:
         told = self._settings = await self._named(self._source.settings(), action, key)
         endpoint_url = self._endpoint_url
         if not endpoint_url and told.endpoint_url:
@@ -216,22 +236,26 @@ class S3Sender(Sender):
             self._addressing = self._access.addressing
         is_unknown = not region and not endpoint_url
         if is_unknown:
-            site = discovery_site(
+            endpoint = discovery_endpoint(
                 self._bucket, use_fips=told.use_fips, use_dualstack=told.use_dualstack
             )
         else:
-            site = self._site_in(region or DEFAULT_REGION)
+            endpoint = self._endpoint_in(region or DEFAULT_REGION)
         if self._pool is None:
             self._pool = open_pool(
-                site.origin,
+                endpoint.origin,
                 max_connections=self._max_connections,
                 timeouts=self._timeouts,
                 ssl_context=self._ssl_context or _context_of(told.ca_bundle),
             )
-        return self._site_in(await self._discover(site, action, key)) if is_unknown else site
+        return (
+            self._endpoint_in(await self._discover(endpoint, action, key))
+            if is_unknown
+            else endpoint
+        )
 
-    def _site_in(self, region: str) -> Site:
-        return site_of(
+    def _endpoint_in(self, region: str) -> Endpoint:
+        return endpoint_of(
             self._bucket,
             region=region,
             endpoint_url=self._endpoint_url,
@@ -240,31 +264,31 @@ class S3Sender(Sender):
             use_dualstack=self._settings.use_dualstack,
         )
 
-    async def _discover(self, site: Site, action: str, key: str) -> str:
+    async def _discover(self, endpoint: Endpoint, action: str, key: str) -> str:
         """Ask AWS for the region of the bucket; it tells everybody."""
         assert self._pool is not None
         try:
             response = await self._pool.request(
-                site.origin, b"HEAD", site.root + b"/", [], fixed=_FIXED
+                endpoint.origin, b"HEAD", endpoint.root + b"/", [], fixed=_FIXED
             )
         except (RuntimeError, TransportError) as exc:
-            raise as_read(self.failed(exc, action, key)) from exc
-        region = region_told(response.headers, {})
+            raise as_read(self.transport_error(exc, action, key)) from exc
+        region = region_from_response(response.headers, {})
         if region:
             return region
         if response.status == 404:
-            raise refusal(404, action=action, uri=self._uri(key), code="NoSuchBucket")
-        error = as_read(self.refused(response, action, key))
+            raise service_error(404, action=action, uri=self._uri(key), code="NoSuchBucket")
+        error = as_read(self.response_error(response, action, key))
         if isinstance(error, TransientError) or response.status >= 500:
             raise error
         return DEFAULT_REGION
 
     def _move(self, region: str) -> None:
         """Ask in another region from now on."""
-        self.site = self._site_in(region)
+        self.endpoint = self._endpoint_in(region)
         self._signer = None
 
-    async def _find_signer(self, site: Site, action: str, key: str) -> Signer | None:
+    async def _find_signer(self, endpoint: Endpoint, action: str, key: str) -> Signer | None:
         """Return what signs with the keys that are valid now; None where nothing is signed."""
         keys = self._source.get_nowait()
         if keys is NOT_READY:
@@ -276,12 +300,12 @@ class S3Sender(Sender):
         if signer is None or signer.keys is not keys:
             signer = Signer(
                 keys,
-                region=site.region,
-                host=site.origin.authority,
+                region=endpoint.region,
+                host=endpoint.origin.authority,
                 requester_pays=self._access.requester_pays,
                 skew_seconds=self._skew_seconds,
             )
-            if site is self.site:  # else the bucket was found elsewhere meanwhile
+            if endpoint is self.endpoint:  # else the bucket was found elsewhere meanwhile
                 self._signer = signer
         return signer
 
@@ -313,32 +337,18 @@ def _context_of(ca_bundle: str) -> ssl.SSLContext | None:
         ) from exc
 
 
-def _whole(site: Site, target: bytes) -> bytes:
+def _whole(endpoint: Endpoint, target: bytes) -> bytes:
     """Return path and query below the server, of those below the bucket, as they are signed."""
     path, _, query = target.partition(b"?")
-    path = site.root + path or b"/"
+    path = endpoint.root + path or b"/"
     return b"%b?%b" % (path, canonical_query(query)) if query else path
 
 
-def _fields(response: Answer) -> Mapping[str, str]:
+def _fields(response: ErrorResponse) -> Mapping[str, str]:
     try:
         return multipart.parse_fields(response.body)
     except ValueError:
         return {}
-
-
-async def _hash(body: Any) -> bytes:
-    """Hash a body, in a thread where that takes long."""
-    pieces = body if isinstance(body, (list, tuple)) else (body,)
-
-    def run() -> bytes:
-        digest = hashlib.sha256()
-        for piece in pieces:
-            digest.update(piece)
-        return digest.hexdigest().encode()
-
-    size = sum(memoryview(piece).nbytes for piece in pieces)
-    return run() if size <= _HASHED_AT_ONCE_BYTES else await asyncio.to_thread(run)
 
 
 def _seconds_ahead(date: str) -> float | None:
