@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ EMPTY_HASH: Final = hashlib.sha256(b"").hexdigest().encode()
 UNSIGNED: Final = b"UNSIGNED-PAYLOAD"
 """In place of the hash of a body that TLS and a checksum protect."""
 _SERVICE: Final = b"s3"
+_MAX_TEMPLATES: Final = 64
+"""Cached templates: one for each set of header names, of which metadata has many."""
 _BLOCK_BYTES: Final = 64
 """Block of SHA-256."""
 
@@ -75,7 +78,6 @@ class Signer:
         *,
         region: str,
         host: bytes,
-        requester_pays: bool = False,
         skew_seconds: float = 0.0,
     ) -> None:
         """Keep the keys.
@@ -84,7 +86,6 @@ class Signer:
             keys: The keys.
             region: Region of the signature.
             host: Value of the Host header.
-            requester_pays: Each request says that the requester pays.
             skew_seconds: Time by which the service's clock is ahead of ours.
         """
         self.keys = keys
@@ -97,15 +98,9 @@ class Signer:
         self._hashes = _keyed(b"")
         self._timestamp = b""
         self._scope = b""
-        # Headers of every request, sorted as in the canonical request.
-        self._common: tuple[tuple[bytes, bytes], ...] = ()
-        if requester_pays:
-            self._common += ((b"x-amz-request-payer", b"requester"),)
-        if keys.token:
-            self._common += ((b"x-amz-security-token", keys.token.encode()),)
-        self._common_canonical = b"".join(b"%b:%b\n" % pair for pair in self._common)
-        self._common_names = b"".join(b";%b" % name for name, _ in self._common)
-        self._common_lines = b"".join(b"%b: %b\r\n" % pair for pair in self._common)
+        # Headers of every request.
+        self._common = ((b"x-amz-security-token", keys.token.encode()),) if keys.token else ()
+        self._templates: dict[tuple[bytes, ...], tuple[Any, bytes, bytes]] = {}
 
     def __repr__(self) -> str:
         return "<Signer>"
@@ -132,74 +127,49 @@ class Signer:
             now: Unix time, in seconds; the clock's by default.
         """
         self._update_time(now)
-        added = [
+        names = tuple([name for name, _ in headers])
+        pick, template, signed = self._templates.get(names) or self._new_template(names)
+        values = [
+            b" ".join(value.split()) if b" " in value or b"\t" in value else value
+            for _, value in headers
+        ]
+        path, _, query = target.partition(b"?")
+        canonical = template % (
+            method,
+            path,
+            canonical_query(query) if query else b"",
+            *pick((*values, payload, self._timestamp)),
+            payload,
+        )
+        return [
             *headers,
             (b"x-amz-content-sha256", payload),
             (b"x-amz-date", self._timestamp),
             *self._common,
+            (b"Authorization", self._authorization(canonical, signed)),
         ]
-        signed = {name.lower(): b" ".join(value.split()) for name, value in added}
-        signed[b"host"] = self._host
-        names = sorted(signed)
-        path, _, query = target.partition(b"?")
-        canonical = b"%b\n%b\n%b\n%b\n%b\n%b" % (
-            method,
-            path,
-            canonical_query(query),
-            b"".join(b"%b:%b\n" % (name, signed[name]) for name in names),
-            b";".join(names),
-            payload,
-        )
-        added.append((b"Authorization", self._authorization(canonical, b";".join(names))))
-        return added
 
-    def sign_get(self, target: bytes, *, byte_range: bytes = b"", etag: bytes = b"") -> bytes:
-        """Return the header lines of a signed GET of an object, each with its end.
+    def _new_template(self, names: tuple[bytes, ...]) -> tuple[Any, bytes, bytes]:
+        """Return the template of the canonical request for headers of these names.
 
-        Like `sign`, in a third of the time.
+        It is cached: with it, a signature takes half of the time.
 
-        Args:
-            target: Path and query, as they are sent.
-            byte_range: Value of the Range header; empty for none.
-            etag: Value of the If-Match header; empty for none.
+        Returns:
+            What picks the values in the order of the template, the template, and the signed names.
         """
-        self._update_time(None)
-        path, _, query = target.partition(b"?")
-        matched = b"if-match:%b\n" % etag if etag else b""
-        ranged = b"range:%b\n" % byte_range if byte_range else b""
-        names = b"host%b%b;x-amz-checksum-mode;x-amz-content-sha256;x-amz-date%b" % (
-            b";if-match" if etag else b"",
-            b";range" if byte_range else b"",
-            self._common_names,
-        )
-        canonical = (
-            b"GET\n%b\n%b\nhost:%b\n%b%bx-amz-checksum-mode:ENABLED\nx-amz-content-sha256:%b\n"
-            b"x-amz-date:%b\n%b\n%b\n%b"
-            % (
-                path,
-                canonical_query(query) if query else b"",
-                self._host,
-                matched,
-                ranged,
-                EMPTY_HASH,
-                self._timestamp,
-                self._common_canonical,
-                names,
-                EMPTY_HASH,
-            )
-        )
-        return (
-            b"x-amz-checksum-mode: ENABLED\r\nx-amz-content-sha256: %b\r\nx-amz-date: %b\r\n%b"
-            b"%b%bAuthorization: %b\r\n"
-            % (
-                EMPTY_HASH,
-                self._timestamp,
-                self._common_lines,
-                b"If-Match: %b\r\n" % etag if etag else b"",
-                b"Range: %b\r\n" % byte_range if byte_range else b"",
-                self._authorization(canonical, names),
-            )
-        )
+        fixed = {b"host": self._host, **dict(self._common)}
+        given = [*(name.lower() for name in names), b"x-amz-content-sha256", b"x-amz-date"]
+        signed = sorted([*given, *fixed])
+        lines = [
+            b"%b:%b\n" % (name, fixed[name].replace(b"%", b"%%") if name in fixed else b"%b")
+            for name in signed
+        ]
+        template = b"%%b\n%%b\n%%b\n%b\n%b\n%%b" % (b"".join(lines), b";".join(signed))
+        pick = itemgetter(*(given.index(name) for name in signed if name not in fixed))
+        if len(self._templates) >= _MAX_TEMPLATES:
+            self._templates.clear()
+        self._templates[names] = pick, template, b";".join(signed)
+        return self._templates[names]
 
     def _authorization(self, canonical: bytes, names: bytes) -> bytes:
         digest = hashlib.sha256(canonical).hexdigest().encode()

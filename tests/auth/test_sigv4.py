@@ -84,37 +84,11 @@ def test_a_signature_is_that_of_botocore(
     expected = by_botocore(method, target, headers, body, keys, signs_body=signs_body)
     payload = hashlib.sha256(body).hexdigest().encode() if signs_body else UNSIGNED
     given_headers = [(name.encode(), value.encode()) for name, value in headers.items()]
-    sent = dict(
-        signer_of(keys).sign(method.encode(), target.encode(), given_headers, payload, now=NOW)
-    )
+    signer = signer_of(keys)
+    # The template of the canonical request is cached by the names of headers.
+    signer.sign(b"GET", b"/", [(name, b"x") for name, _ in given_headers], EMPTY_HASH, now=NOW)
+    sent = dict(signer.sign(method.encode(), target.encode(), given_headers, payload, now=NOW))
     assert sent[b"Authorization"].decode() == expected
-
-
-@given(
-    name=names,
-    version=st.sampled_from(["", "versionId=a.B_c"]),
-    byte_range=st.sampled_from([b"", b"bytes=0-99"]),
-    etag=st.sampled_from([b"", b'"5d41402abc4b2a76b9719d911017c592"']),
-    token=st.sampled_from(["", "token"]),
-    requester_pays=st.booleans(),
-)
-def test_a_read_is_signed_as_any_request(
-    name: str, version: str, byte_range: bytes, etag: bytes, token: str, *, requester_pays: bool
-) -> None:
-    """The header lines of a read are the headers of a signed request."""
-    keys = Keys("AKIDEXAMPLE", "secret", token)
-    target = ("/" + quote(name, safe="/~") + (f"?{version}" if version else "")).encode()
-    headers = [(b"x-amz-checksum-mode", b"ENABLED")]
-    headers += [(b"If-Match", etag)] if etag else []
-    headers += [(b"Range", byte_range)] if byte_range else []
-    with mock.patch("time.time", return_value=NOW):
-        lines = signer_of(keys, requester_pays=requester_pays).sign_get(
-            target, byte_range=byte_range, etag=etag
-        )
-    signed = signer_of(keys, requester_pays=requester_pays).sign(
-        b"GET", target, headers, EMPTY_HASH, now=NOW
-    )
-    assert sorted(lines.split(b"\r\n")[:-1]) == sorted(b"%b: %b" % pair for pair in signed)
 
 
 def test_a_day_that_ends_changes_the_key() -> None:

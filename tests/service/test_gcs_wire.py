@@ -233,7 +233,7 @@ def test_metadata_that_is_not_utf_8_is_latin_1() -> None:
 @pytest.mark.parametrize("expected", ["abc", "1.5", "-1", "", "²"])
 def test_a_generation_of_another_service_is_refused(expected: str) -> None:
     for write in (wire.precondition_headers, wire.precondition_params):
-        with pytest.raises(ValueError, match="no generation of Cloud Storage"):
+        with pytest.raises(ValueError, match="not a generation of Cloud Storage"):
             write(Precondition(if_generation_match=expected))
 
 

@@ -284,14 +284,14 @@ async def test_an_answer_of_another_content_is_refused() -> None:
     async with asking(hello()) as (service, _):
         with pytest.raises(StorageError, match="another content"):
             await service.get(ReadRequest("a", generation="abc/5"))
-        with pytest.raises(StorageError, match="5 bytes are there now, not 6"):
+        with pytest.raises(StorageError, match="the object has 5 bytes now, not 6"):
             await service.get(ReadRequest("a", generation=f"{ETAG}/6"))
 
 
 @pytest.mark.parametrize("generation", ['a"b', "a\nb", "ü"])
 async def test_a_generation_that_is_none_is_refused(generation: str) -> None:
     async with asking(hello()) as (service, asked):
-        with pytest.raises(ValueError, match="no generation of S3"):
+        with pytest.raises(ValueError, match="not a generation of S3"):
             await service.get(ReadRequest("a", generation=generation))
     assert not asked
 
@@ -588,7 +588,7 @@ async def test_a_name_that_xml_cannot_hold_is_deleted_by_itself() -> None:
 async def test_a_deletion_that_failed_under_another_name_is_not_one_that_was_done() -> None:
     told = "<DeleteResult><Error><Key>q%2Fb</Key><Code>AccessDenied</Code></Error></DeleteResult>"
     async with asking(answer(200, told)) as (service, _):
-        with pytest.raises(TransientError, match="AccessDenied of 'q%2Fb'") as error:
+        with pytest.raises(TransientError, match="AccessDenied for 'q%2Fb'") as error:
             await service.delete_page([Source(key="b", generation=PIN)])
     assert error.value.maybe_done
 

@@ -103,7 +103,7 @@ async def test_a_conditional_delete_is_spelled_alike() -> None:
 
 async def test_a_pinned_head_notices_a_server_that_ignores_the_pin() -> None:
     async with asking(OTHER) as (service, _):
-        with pytest.raises(NotFoundError, match="replaced since it was seen"):
+        with pytest.raises(NotFoundError, match="replaced since it was listed"):
             await service.head("a", generation=PIN)
 
 

@@ -72,9 +72,9 @@ def test_a_region_is_asked_for_in_the_first_one() -> None:
     ("bucket", "settings", "why"),
     [
         ("b--usw2-az1--x-s3", {}, "directory bucket"),
-        ("b.c", {"addressing": "virtual"}, "cannot stand"),
-        ("b", {"region": "eu west"}, "no name of a region"),
-        ("b", {"region": "x.evil.com/"}, "no name of a region"),
+        ("b.c", {"addressing": "virtual"}, "cannot be a part of a host"),
+        ("b", {"region": "eu west"}, "not the name of a region"),
+        ("b", {"region": "x.evil.com/"}, "not the name of a region"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(bucket: str, settings: dict[str, str], why: str) -> None:
@@ -115,7 +115,7 @@ def test_an_entity_tag_alone_matches_what_is_told_with_its_size() -> None:
 
 def test_a_size_that_differs_is_told() -> None:
     wire.require_size(wire.Pin("a"), 5)
-    with pytest.raises(ValueError, match="5 bytes are there, not 6"):
+    with pytest.raises(ValueError, match="the object has 5 bytes, not 6"):
         wire.require_size(wire.Pin("a", 6), 5)
 
 
@@ -194,7 +194,7 @@ def test_parts_of_a_copy_are_all_of_it() -> None:
         (206, {**TOLD, b"content-range": b"bytes 1-2/5"}, 2, 0, 4, "another range"),
         (206, {**TOLD, b"content-range": b"bytes 0-2/5"}, 2, 0, 4, "another range"),
         (206, {**TOLD, b"content-range": b"bytes 0-4/5"}, 5, 0, 4, "more than the range"),
-        (206, {**TOLD, b"content-range": b"bytes 0-3/9"}, 4, 0, 4, "9 bytes are there now"),
+        (206, {**TOLD, b"content-range": b"bytes 0-3/9"}, 4, 0, 4, "the object has 9 bytes now"),
     ],
 )
 def test_an_answer_that_is_another_is_refused(
@@ -263,7 +263,7 @@ def test_an_entity_tag_is_not_always_an_md5(headers: dict[bytes, bytes]) -> None
 
 @pytest.mark.parametrize("name", [".", "..", "", "\u00e9" * 513, "a" * 1025, "\ud800"])
 def test_names_that_no_object_can_have_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"is no name for an object|surrogates not allowed"):
+    with pytest.raises(ValueError, match=r"is not a name for an object|surrogates not allowed"):
         wire.quote_name(name)
 
 

@@ -1,8 +1,8 @@
 """Checks of responses to reads of S3, and of their checksums. No I/O.
 
 As for Cloud Storage, a response that could hold other bytes than the requested ones is rejected.
-S3 returns a checksum only for a read of a whole object: its crc32c, or another one, or an entity tag
-that is the MD5 of an object of one part.
+S3 returns a checksum only for a read of a whole object: its crc32c, or another one, or an entity
+tag that is the MD5 of an object of one part.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sending requests to one bucket of S3: where it is, with which keys, and asked again where told.
+"""Requests to one bucket of S3: endpoint, keys, headers, signature.
 
-Some refusals tell how to ask better: the bucket lives in another region, the keys have ended, the
-clock is wrong. The request is then sent again, once for each; it was not carried out before.
+A request is sent again if the bucket is in another region, the keys have expired or the clock is
+wrong, once for each; it was not carried out before.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
     from aioflux._http import Connection, Response, ResponseFuture
     from aioflux._services.s3.endpoint import Endpoint
-    from aioflux._services.s3.wire import Pin
     from aioflux.errors import StorageError
     from aioflux.options import S3Access, Timeouts
 
 __all__ = ["S3Sender"]
 
-_FIXED: Final = FixedHeaders([USER_AGENT])
+_UNSIGNED_HEADERS: Final = FixedHeaders([USER_AGENT])
+"""Headers of every request that are not signed; `S3Sender._complete` adds those that are."""
 _MIN_SKEW_SECONDS: Final = 60.0
 
 
@@ -56,7 +56,7 @@ class S3Sender(Sender):
 
     Attributes:
         is_guarded: Requests go over TLS.
-        endpoint: Where the bucket is asked; None before the first request.
+        endpoint: Endpoint of the bucket; None before the first request.
     """
 
     _num_sends = 4
@@ -75,11 +75,13 @@ class S3Sender(Sender):
     ) -> None:
         super().__init__(uri)
         self.endpoint: Endpoint | None = None
-        # A profile may tell another endpoint.
+        # A profile may name another endpoint.
         self.is_guarded = endpoint_url.startswith("https://")
         self._on_endpoint = on_endpoint
         self._bucket = bucket
         self._access = access
+        # Headers of every request that are signed.
+        self._headers = ((b"x-amz-request-payer", b"requester"),) if access.requester_pays else ()
         self._endpoint_url = endpoint_url
         self._source = AWSSource(access)
         self._timeouts = timeouts
@@ -115,33 +117,49 @@ class S3Sender(Sender):
         signer = self._signer
         if signer is None or signer.keys is not self._source.get_nowait():
             signer = await self._find_signer(endpoint, action, key)
-        if signer is not None:
-            headers = signer.sign(method, whole, headers, payload)
-        return endpoint.origin, whole, headers, _FIXED, (endpoint, signer)
+        headers = self._complete(signer, method, whole, headers, payload)
+        return endpoint.origin, whole, headers, _UNSIGNED_HEADERS, (endpoint, signer)
+
+    def _complete(
+        self,
+        signer: Signer | None,
+        method: bytes,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        payload: bytes,
+    ) -> Sequence[tuple[bytes, bytes]]:
+        """Return the headers of a request with those of all requests, signed if there are keys."""
+        if self._headers:
+            headers = [*headers, *self._headers]
+        return headers if signer is None else signer.sign(method, target, headers, payload)
 
     def begin(
-        self, target: bytes, pin: Pin, byte_range: bytes, waiter: ResponseFuture, *, end: int
+        self,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        waiter: ResponseFuture,
+        *,
+        end: int,
     ) -> Connection | None:
-        """Begin a GET without a task; None where that cannot be done at once."""
+        """Begin a GET without a task; None if that is not possible at once."""
         keys, endpoint, signer = self._source.get_nowait(), self.endpoint, self._signer
         if keys is NOT_READY or endpoint is None or self._pool is None:
             return None
         if (signer.keys if signer is not None else None) is not keys:
             return None
         target = _whole(endpoint, target)
-        etag = pin.quoted
-        if signer is not None:
-            lines = signer.sign_get(target, byte_range=byte_range, etag=etag)
-        else:
-            lines = b"x-amz-checksum-mode: ENABLED\r\n%b%b" % (
-                b"If-Match: %b\r\n" % etag if etag else b"",
-                b"Range: %b\r\n" % byte_range if byte_range else b"",
-            )
+        headers = self._complete(signer, b"GET", target, headers, EMPTY_HASH)
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
         exchange = self._pool.start_get(
-            endpoint.origin, target, _FIXED.encoded + lines, waiter, into=bytes, max_body_bytes=end
+            endpoint.origin,
+            target,
+            _UNSIGNED_HEADERS.encoded + lines,
+            waiter,
+            into=bytes,
+            max_body_bytes=end,
         )
         if exchange is not None:
-            # The bucket may turn out to be elsewhere before the answer is here.
+            # The bucket may turn out to be in another region before the response comes.
             self._under_way[exchange] = endpoint, signer
         return exchange
 
@@ -151,23 +169,24 @@ class S3Sender(Sender):
         self._pool.release(endpoint.origin, exchange)
         return endpoint, signer
 
-    def should_resend(self, response: Response, signer: tuple[Endpoint, Signer | None]) -> bool:
-        endpoint, keys = signer
+    def should_resend(
+        self, response: Response, credentials: tuple[Endpoint, Signer | None]
+    ) -> bool:
+        endpoint, signer = credentials
         fields = _fields(response)
         code = fields.get("Code", "")
         region = region_from_response(response.headers, fields)
         if region and region != endpoint.region and response.status in {301, 307, 400, 403}:
             self._move(region)
             return True
-        if keys is None:
+        if signer is None:
             return False
         if code in EXPIRED_CODES:
-            self._source.invalidate(keys.keys)
+            self._source.invalidate(signer.keys)
             return True
         if code == SKEWED_CODE:
-            told = response.headers.get(b"date", b"").decode("latin-1")
-            skew = _seconds_ahead(told)
-            if skew is not None and abs(skew - keys.skew_seconds) > _MIN_SKEW_SECONDS:
+            skew = _seconds_ahead(response.headers.get(b"date", b"").decode("latin-1"))
+            if skew is not None and abs(skew - signer.skew_seconds) > _MIN_SKEW_SECONDS:
                 self._skew_seconds = skew
                 self._signer = None
                 return True
@@ -201,8 +220,8 @@ class S3Sender(Sender):
     async def endpoint_url(self) -> str:
         """Return the url of the endpoint, empty if it is that of AWS. Sends nothing."""
         if self.endpoint is None and not self._endpoint_url:
-            told = await self._named(self._source.settings(), "look at", "")
-            return str(told.endpoint_url)
+            settings = await self._named(self._source.settings(), "find the endpoint of", "")
+            return str(settings.endpoint_url)
         return self._endpoint_url
 
     async def aclose(self) -> None:
@@ -212,7 +231,7 @@ class S3Sender(Sender):
         await self._source.close()
 
     async def _open(self, action: str, key: str) -> Endpoint:
-        """Find out where the bucket is asked, once."""
+        """Find the endpoint of the bucket, once."""
         if self._opening is None:
             self._opening = asyncio.Lock()
         async with self._opening:
@@ -225,19 +244,19 @@ class S3Sender(Sender):
         return self.endpoint
 
     async def _find_endpoint(self, action: str, key: str) -> Endpoint:
-        told = self._settings = await self._named(self._source.settings(), action, key)
+        found = self._settings = await self._named(self._source.settings(), action, key)
         endpoint_url = self._endpoint_url
-        if not endpoint_url and told.endpoint_url:
-            endpoint_url = self._endpoint_url = check_endpoint(told.endpoint_url)
-        region = self._access.region or told.region
-        if self._access.addressing == "auto" and told.addressing:
-            self._addressing = told.addressing
+        if not endpoint_url and found.endpoint_url:
+            endpoint_url = self._endpoint_url = check_endpoint(found.endpoint_url)
+        region = self._access.region or found.region
+        if self._access.addressing == "auto" and found.addressing:
+            self._addressing = found.addressing
         else:
             self._addressing = self._access.addressing
         is_unknown = not region and not endpoint_url
         if is_unknown:
             endpoint = discovery_endpoint(
-                self._bucket, use_fips=told.use_fips, use_dualstack=told.use_dualstack
+                self._bucket, use_fips=found.use_fips, use_dualstack=found.use_dualstack
             )
         else:
             endpoint = self._endpoint_in(region or DEFAULT_REGION)
@@ -246,7 +265,7 @@ class S3Sender(Sender):
                 endpoint.origin,
                 max_connections=self._max_connections,
                 timeouts=self._timeouts,
-                ssl_context=self._ssl_context or _context_of(told.ca_bundle),
+                ssl_context=self._ssl_context or _context_of(found.ca_bundle),
             )
         return (
             self._endpoint_in(await self._discover(endpoint, action, key))
@@ -265,11 +284,11 @@ class S3Sender(Sender):
         )
 
     async def _discover(self, endpoint: Endpoint, action: str, key: str) -> str:
-        """Ask AWS for the region of the bucket; it tells everybody."""
+        """Return the region of the bucket, from AWS; the request needs no credentials."""
         assert self._pool is not None
         try:
             response = await self._pool.request(
-                endpoint.origin, b"HEAD", endpoint.root + b"/", [], fixed=_FIXED
+                endpoint.origin, b"HEAD", endpoint.root + b"/", [], fixed=_UNSIGNED_HEADERS
             )
         except (RuntimeError, TransportError) as exc:
             raise as_read(self.transport_error(exc, action, key)) from exc
@@ -284,12 +303,12 @@ class S3Sender(Sender):
         return DEFAULT_REGION
 
     def _move(self, region: str) -> None:
-        """Ask in another region from now on."""
+        """Send requests to another region from now on."""
         self.endpoint = self._endpoint_in(region)
         self._signer = None
 
     async def _find_signer(self, endpoint: Endpoint, action: str, key: str) -> Signer | None:
-        """Return what signs with the keys that are valid now; None where nothing is signed."""
+        """Return the signer of the current keys; None if requests are not signed."""
         keys = self._source.get_nowait()
         if keys is NOT_READY:
             keys = await self._named(self._source.get(), action, key)
@@ -302,15 +321,14 @@ class S3Sender(Sender):
                 keys,
                 region=endpoint.region,
                 host=endpoint.origin.authority,
-                requester_pays=self._access.requester_pays,
                 skew_seconds=self._skew_seconds,
             )
-            if endpoint is self.endpoint:  # else the bucket was found elsewhere meanwhile
+            if endpoint is self.endpoint:  # else the bucket was found in another region meanwhile
                 self._signer = signer
         return signer
 
     async def _named(self, found: Any, action: str, key: str) -> Any:
-        """Await something of credentials; its failure names what needed them."""
+        """Await credentials or settings; errors name the action and the key."""
         uri = self._uri(key)
         try:
             return await found
@@ -321,11 +339,7 @@ class S3Sender(Sender):
 
 
 def _context_of(ca_bundle: str) -> ssl.SSLContext | None:
-    """Return TLS settings that trust the authorities of a file; None if there is no file.
-
-    Raises:
-        ValueError: It cannot be read.
-    """
+    """Return TLS settings that trust the authorities of a file; None if there is no file."""
     if not ca_bundle:
         return None
     try:
@@ -338,7 +352,7 @@ def _context_of(ca_bundle: str) -> ssl.SSLContext | None:
 
 
 def _whole(endpoint: Endpoint, target: bytes) -> bytes:
-    """Return path and query below the server, of those below the bucket, as they are signed."""
+    """Return the path and query on the server, as they are signed, of those in the bucket."""
     path, _, query = target.partition(b"?")
     path = endpoint.root + path or b"/"
     return b"%b?%b" % (path, canonical_query(query)) if query else path
@@ -352,7 +366,7 @@ def _fields(response: ErrorResponse) -> Mapping[str, str]:
 
 
 def _seconds_ahead(date: str) -> float | None:
-    """Return what the clock that wrote a date is ahead of ours, or None where it is no date."""
+    """Return the seconds by which a date is ahead of our clock; None if it is malformed."""
     try:
         return email.utils.parsedate_to_datetime(date).timestamp() - time.time()
     except (ValueError, TypeError, OverflowError):

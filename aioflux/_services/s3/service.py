@@ -1,6 +1,6 @@
-"""S3 and what speaks as it does: all of it on the data plane, signed here.
+"""S3 and servers with its API, all on the data plane.
 
-operation -> `sender`: endpoint, keys, signature, data plane -> what the answer means
+    operation -> `sender`: endpoint, keys, signature, data plane -> decoded response
 
 Over 500 lines because it is one class with a method for each operation of the contract.
 """
@@ -225,8 +225,8 @@ class S3Service(XMLService):
             # A server that ignores `If-Match`.
             uri = self.uri(key)
             raise NotFoundError(
-                f"could not read the metadata of {uri}: it was replaced since it was listed; list it "
-                "again",
+                f"could not read the metadata of {uri}: it was replaced since it was listed; list "
+                "it again",
                 uri=uri,
                 status=412,
             )
@@ -249,15 +249,14 @@ class S3Service(XMLService):
         return EncodedRead(self._target(key, pin), headers, bool(byte_range), is_guess)
 
     def begin_get(self, request: ReadRequest, waiter: ResponseFuture) -> Exchange | None:
-        key, generation, _, end = request
-        assert end is not None
         try:
-            pin = wire.parse_pin(generation)
+            target, headers, _, is_guess = self._encode_read(request)
         except ValueError:
-            return None  # `get` raises it
-        is_guess = not generation and self._guesses.reads_all(end)
-        byte_range = b"" if is_guess else reading.byte_range(0, end, pin)
-        exchange = self._sender.begin(self._target(key, pin), pin, byte_range, waiter, end=end)
+            if request.generation:
+                return None  # `get` raises it
+            raise
+        assert request.end is not None
+        exchange = self._sender.begin(target, headers, waiter, end=request.end)
         if is_guess and exchange is not None:
             self._guesses.in_flight.add(exchange)
         return exchange
