@@ -283,7 +283,7 @@ async def test_a_copy_is_of_the_generation_that_was_seen(server: GCSServer) -> N
         assert (meta.key, meta.size) == ("b", 10)
         with pytest.raises(NotFoundError):
             await service.copy(Source(key="a", generation="1"), "b", precondition=ANY)
-        with pytest.raises(PreconditionFailedError, match=r"to gs://bucket/p/b: the generation"):
+        with pytest.raises(PreconditionFailedError, match=r"to gs://bucket/p/b: the target"):
             await service.copy(Source(key="a"), "b", precondition=Precondition(if_absent=True))
 
 

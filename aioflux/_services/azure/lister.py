@@ -20,12 +20,12 @@ __all__ = ["AzureLister"]
 
 
 class AzureLister:
-    """Reads pages below a prefix; what is in doubt is sorted here, as a whole."""
+    """Reads pages below a prefix; listings that may be unsorted are sorted here, as a whole."""
 
     def __init__(
         self, sender: AzureSender, path: bytes, prefix: str, *, uri: Callable[[str], str]
     ) -> None:
-        """Take what is listed; `path` is that of the container."""
+        """Initialize; `path` is that of the container."""
         self._sender = sender
         self._prefix = prefix
         self._uri = uri
@@ -54,9 +54,9 @@ class AzureLister:
         return self._page(page, marker, int(offset or 0), size)
 
     def _page(self, page: listing.ListedPage, marker: str, offset: int, size: int) -> Page:
-        """Cut what was sorted as a whole into pages; others are one page already.
+        """Cut a listing that was sorted as a whole into pages; others are one page already.
 
-        The token of such a page is where the sorting began, and how far it was given away.
+        The token of such a page is the marker where the sorting began, and an offset.
         """
         blobs = page.blobs
         token = f"{page.next_marker}:" if page.next_marker else ""
@@ -76,10 +76,7 @@ class AzureLister:
     async def _read_all_pages(
         self, prefix: str, delimiter: str, first: listing.ListedPage, size: int
     ) -> listing.ListedPage:
-        """Read all pages that follow one, and return them as one: what follows may belong before.
-
-        This keeps the rest of the listing in memory, and is what sorted listings cost here.
-        """
+        """Read all pages from one on, and return them as one, in memory: they may be unsorted."""
         whole = first
         empty = EmptyPageCounter(self._uri(prefix))
         while whole.next_marker:
@@ -99,7 +96,7 @@ class AzureLister:
         size: int,
         include: str = "metadata",
     ) -> listing.ListedPage:
-        """Read one page as the service has it."""
+        """Read one page in the order of the service."""
         query = {
             "restype": "container",
             "comp": "list",

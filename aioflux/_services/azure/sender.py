@@ -1,4 +1,4 @@
-"""Requests to one container: signed by an account key, or with a SAS token or access token."""
+"""Requests to one container: signed with an account key, or with a SAS token or access token."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class AzureSender(TokenSender):
         origin: Origin,
         uri: Callable[[str], str],
     ) -> None:
-        """Take how requests are authorized and sent.
+        """Initialize.
 
         Args:
             access: Key, SAS token or access token.
-            pool: Sends them.
-            origin: Where to.
+            pool: Sends requests.
+            origin: The server.
             uri: Returns the whole uri of a key, for errors.
         """
         self._access = access
@@ -96,7 +96,7 @@ class AzureSender(TokenSender):
         *,
         end: int,
     ) -> Connection | None:
-        """Begin a GET of `end` bytes at most without a task; None where that cannot be done."""
+        """Begin a GET of `end` bytes at most without a task; None if that is not possible."""
         if not self.is_ready():
             return None
         target, headers = self._sign(b"GET", path, headers, None)
@@ -136,7 +136,7 @@ class AzureSender(TokenSender):
         return replaced
 
     def with_sas(self, url: bytes) -> bytes:
-        """Return a url that the SAS token authorizes, where there is one."""
+        """Return a url with the SAS token, if there is one."""
         if not self._sas:
             return url
         return b"%b%b%b" % (url, b"&" if b"?" in url else b"?", self._sas)
@@ -144,11 +144,11 @@ class AzureSender(TokenSender):
     def sign(
         self, method: bytes, path: bytes, headers: Sequence[tuple[bytes, bytes]]
     ) -> Sequence[tuple[bytes, bytes]]:
-        """Return the headers of a request that travels in the body of another one."""
+        """Return the headers of a request that is sent in the body of another one."""
         if self._access.key is not None:
             return [*headers, *self._access.key.sign(method, path, {}, headers)]
         return [*headers, *(item for item in self._fixed.items if item[0] == b"Authorization")]
 
     def url(self, path: bytes) -> bytes:
-        """Return the whole url of a path, as the service is told it."""
+        """Return the whole url of a path."""
         return b"%b://%b%b" % (self._origin.scheme.encode(), self._origin.authority, path)

@@ -1,16 +1,16 @@
 """Objects as files below one directory: `file:///dir`.
 
 A write goes to a temporary name beside its target, is synced, and becomes visible by a rename, or
-by a link where it must be new; both are atomic on local file systems and on NFS. Writers of one
-object take turns for that moment, in whatever process they are, so that its preconditions hold.
-User metadata and content types are not kept.
+by a link if it must be new; both are atomic on local file systems and on NFS. Writers of one object
+hold a lock for that step, in all processes, so that its preconditions hold. User metadata and
+content types are not stored.
 
-A key whose parent is an object cannot be written: `a` and `a/b` are not both files. What else is in
-the directory, and what becomes of symbolic links, is told in `walk`.
+A key whose parent is an object cannot be written: `a` and `a/b` are not both files. See `walk` for
+other entries of the directory and for symbolic links, and `write` for NFS.
 
-Generations are made of modification time, inode and size. What is written here has its crc32c in an
-extended attribute (`checksums`), which is compared by reads of the whole object; reads of
-other files are not verified. What holds on NFS is told in `write`.
+Generations are made of modification time, inode and size. Objects written here have their crc32c in
+an extended attribute (`checksums`), which reads of the whole object compare; reads of other files
+are not verified.
 
 Over 500 lines because it is one class with a method for each request of the contract.
 """
@@ -75,16 +75,16 @@ if TYPE_CHECKING:
 __all__ = ["LocalService"]
 
 _MAX_WALKS = 16
-"""Listings that are remembered between two of their pages; another one begins by a search."""
+"""Listings that are kept between two of their pages; others search for the next key."""
 
 
 def generation_of(status: os.stat_result) -> str:
-    """Return the identity of a file's content."""
+    """Return the generation of a file."""
     return f"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"
 
 
 def _memory_for(into: Into | None, num_bytes: int) -> memoryview:
-    """Return the caller's memory for so many bytes."""
+    """Return the caller's memory for a number of bytes."""
     assert into is not None
     return into(num_bytes) if callable(into) else into
 
@@ -146,10 +146,10 @@ class LocalService(Service):
 
     @contextmanager
     def _opened(self, key: str, generation: str) -> Iterator[tuple[int, ObjectMeta]]:
-        """Open an object and read its metadata, in the generation where one is given."""
+        """Open an object and read its metadata, in one generation if it is given."""
         with self._mapped_errors("read", key, reading=True):
             path, _ = self._status(key)
-            # Not to wait for a writer, should it be replaced by a pipe in this moment.
+            # If it is replaced by a pipe now, open does not wait for a writer.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 status = os.fstat(descriptor)
@@ -161,7 +161,7 @@ class LocalService(Service):
     def _require_unchanged(
         self, key: str, status: os.stat_result, meta: ObjectMeta, done: int, wanted: int
     ) -> None:
-        """Refuse what was read of a file that somebody wrote into meanwhile: no store does that."""
+        """Raise if a file was changed in place while it was read; no store does that."""
         if (generation_of(status), done) != (meta.generation, wanted):
             uri = self.uri(key)
             raise TransientError(
@@ -197,7 +197,7 @@ class LocalService(Service):
                     if generation and generation_of(status) != generation:
                         raise self._changed(key, generation_of(status), generation)
                     stop.check()
-                    # It was there under the lock: NFS sends a delete again whose answer was lost.
+                    # It exists, under the lock: NFS repeats a delete whose response was lost.
                     path.unlink(missing_ok=True)
             prune(path, self._root)
 
@@ -216,7 +216,7 @@ class LocalService(Service):
             else:
                 start = max(prefix, request.start_offset, next_key)
                 current = Walk(str(self._root), prefix, start)
-            found, prefixes, follows = current.take(
+            found, prefixes, follows = current.read_page(
                 limit, end=request.end_offset, delimiter=request.delimiter
             )
             metas = [self._meta(key, status, "", None) for key, status in found]
@@ -267,7 +267,7 @@ class LocalService(Service):
             return done, checksum
 
     def _compare(self, key: str, actual: int, expected: int | None) -> None:
-        """Compare the crc32c of bytes with the one that they should have, if that is known."""
+        """Compare the crc32c of bytes with the expected one, if that is known."""
         if expected not in {None, actual}:
             uri = self.uri(key)
             raise ChecksumError(
@@ -275,7 +275,7 @@ class LocalService(Service):
             )
 
     def _finish(self, descriptor: int, key: str, checksum: int | None) -> ObjectMeta:
-        """Finish a file, and return the metadata of the object that it is about to become."""
+        """Finish a file, and return the metadata of its object."""
         status = finish(descriptor, checksum)
         return self._meta(key, status, "", read_checksum(descriptor, status))
 
@@ -349,7 +349,7 @@ class LocalService(Service):
         return meta
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
-        """See base class. An upload of another process, too: its id is its temporary name."""
+        """See base class. Uploads of other processes, too: the id is the temporary name."""
         if not is_temporary(upload_id):
             return
 
@@ -365,7 +365,7 @@ class LocalService(Service):
         self._uploads.pop(upload_id, None)
 
     async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
-        """See base class. What other processes have under way, or left behind, is there, too."""
+        """See base class. Uploads of other processes are listed, too."""
         own = dict(self._uploads)
 
         def find(_: Stop) -> list[OpenUpload]:
@@ -382,7 +382,7 @@ class LocalService(Service):
             return await in_thread(find)
 
     async def aclose(self) -> None:
-        """Forget the listings under way: no file is kept open."""
+        """Forget the listings in progress: no file is kept open."""
         self._walks.clear()
 
     def _meta(
@@ -422,7 +422,7 @@ class LocalService(Service):
         precondition: Precondition,
         stop: Stop,
     ) -> ObjectMeta:
-        """Make a finished file visible as an object, and return its metadata, which is given."""
+        """Make a finished file visible as an object, and return its metadata."""
         key = meta.key
         expected = precondition.if_generation_match
         with locked(path, stop, required=expected is not None):
@@ -439,7 +439,7 @@ class LocalService(Service):
         return meta
 
     def _current(self, key: str) -> str | None:
-        """Return the generation of an object, or None where there is none."""
+        """Return the generation of an object, or None if there is no object."""
         try:
             return generation_of(self._status(key)[1])
         except FileNotFoundError:
@@ -447,7 +447,7 @@ class LocalService(Service):
 
     @contextmanager
     def _temporary(self, key: str) -> Iterator[tuple[Path, Path]]:
-        """Make a file for the bytes of an object; yield the path of the object, and its own."""
+        """Create a file for the bytes of an object; yield the object's path and the file's."""
         path = Path(locate(str(self._root), key))
         temporary = new_temporary(path, self._root)
         try:
@@ -463,7 +463,7 @@ class LocalService(Service):
     def _mapped_errors(self, action: str, key: str, *, reading: bool = False) -> Iterator[None]:
         """Map OSError to ours, naming the object.
 
-        Reading `a` or `a/b/c` where there is an object `a/b` finds nothing; writing them fails.
+        With an object `a/b`, reads of `a` or `a/b/c` find nothing, and writes of them fail.
         """
         uri = self.uri(key)
         try:
