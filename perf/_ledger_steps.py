@@ -255,7 +255,7 @@ class _PoolReader:
     def __init__(self, reads: Reads, pool: Pool, turn: _Turn) -> None:
         self._reads, self._pool, self._turn = reads, pool, turn
         self._origin = Origin.from_url(reads.url)
-        self._fields = FixedHeaders(_HEADERS).encoded
+        self._fixed = FixedHeaders(_HEADERS)
         self._connection: Any = None
 
     def start(self) -> None:
@@ -266,10 +266,11 @@ class _PoolReader:
         self._connection = self._pool.start_get(
             self._origin,
             self._reads.target(key),
-            self._fields,
+            (),
             self,
             into=bytes,
             max_body_bytes=self._reads.size_bytes,
+            fixed=self._fixed,
         )
         if self._connection is None:
             self._turn.fail(RuntimeError("no connection is idle"))

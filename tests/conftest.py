@@ -18,7 +18,7 @@ from aioflux._transfer import conditions as _conditions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.integrations.lightning.zygote import Zygote
+    from tests.integrations.lightning.fork_server import ForkServer
     from tests.servers.azurite import Azurite
     from tests.servers.conditions import ConditionsGateway
     from tests.servers.moto import Moto
@@ -47,6 +47,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("clouds")
     if marker is not None and marker.args and "cloud" in metafunc.fixturenames:
         metafunc.parametrize("cloud", marker.args, indirect=True)
+
+
+SERVERS = {"azurite", "ceph_like_server", "ignoring_server", "moto", "rclone", "seaweedfs"}
+"""Fixtures that start servers of other projects."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a server of another project as `more`: `make test-more` runs it."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        cloud = callspec.params.get("cloud", "gs") if callspec is not None else "gs"
+        if cloud != "gs" or SERVERS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.more)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -116,12 +129,12 @@ def rclone() -> Iterator[Rclone]:
 
 
 @pytest.fixture(scope="session")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    """A process that forks others; started once, since Lightning takes its time to import."""
-    from tests.integrations.lightning.zygote import Zygote
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """A process that forks others; started once, since it takes seconds to import Lightning."""
+    from tests.integrations.lightning.fork_server import ForkServer
 
-    with Zygote(tmp_path_factory.mktemp("zygote")) as zygote:
-        yield zygote
+    with ForkServer(tmp_path_factory.mktemp("fork_server")) as fork_server:
+        yield fork_server
 
 
 @pytest.fixture(scope="session")

@@ -78,6 +78,7 @@ class Signer:
         *,
         region: str,
         host: bytes,
+        requester_pays: bool = False,
         skew_seconds: float = 0.0,
     ) -> None:
         """Keep the keys.
@@ -86,6 +87,7 @@ class Signer:
             keys: The keys.
             region: Region of the signature.
             host: Value of the Host header.
+            requester_pays: Each request says that the requester pays.
             skew_seconds: Time by which the service's clock is ahead of ours.
         """
         self.keys = keys
@@ -99,7 +101,11 @@ class Signer:
         self._timestamp = b""
         self._scope = b""
         # Headers of every request.
-        self._common = ((b"x-amz-security-token", keys.token.encode()),) if keys.token else ()
+        self._common: tuple[tuple[bytes, bytes], ...] = ()
+        if requester_pays:
+            self._common += ((b"x-amz-request-payer", b"requester"),)
+        if keys.token:
+            self._common += ((b"x-amz-security-token", keys.token.encode()),)
         self._templates: dict[tuple[bytes, ...], tuple[Any, bytes, bytes]] = {}
 
     def __repr__(self) -> str:

@@ -136,11 +136,12 @@ class AiohttpPool:
         self,
         origin: Origin,
         target: bytes,
-        fields: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
         future: ResponseFuture,
         *,
         into: Destination | None,
         max_body_bytes: int | None,
+        fixed: FixedHeaders = _NO_HEADERS,
     ) -> Connection | None:
         """Return None: aiohttp needs a task for each request."""
         return None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from aioflux._http.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
 __all__ = [
     "MAX_HEAD_BYTES",
@@ -113,7 +113,7 @@ class ResponseHead(NamedTuple):
 def encode_head(
     method: bytes,
     target: bytes,
-    headers: Iterable[tuple[bytes, bytes]] = (),
+    headers: Sequence[tuple[bytes, bytes]] = (),
     *,
     fixed: bytes = b"",
 ) -> bytes:
@@ -135,19 +135,20 @@ def encode_head(
     return b"%b %b HTTP/1.1\r\n%b%b\r\n" % (method, target, fixed, encode_fields(headers))
 
 
-def encode_fields(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def encode_fields(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Encode the lines of headers, each with its end.
 
     Raises:
         ValueError: A part could end its line early or start another one.
     """
     lines = b""
-    for name, value in headers:
-        if name not in _names:
-            _checked_name(name, ValueError)
-        if b"\n" in value or b"\r" in value or b"\0" in value:
-            raise ValueError("header values must not contain CR, LF or NUL")
-        lines += b"%b: %b\r\n" % (name, value)
+    for field in headers:
+        if field[0] not in _names:
+            _checked_name(field[0], ValueError)
+        lines += b"%b: %b\r\n" % field
+    # Once for all lines: three searches in each value take three times as long.
+    if len(lines) - len(lines.translate(None, b"\r\n\0")) != 2 * len(headers):
+        raise ValueError("header values must not contain CR, LF or NUL")
     return lines
 
 

@@ -200,11 +200,12 @@ class Pool:
         self,
         origin: Origin,
         target: bytes,
-        fields: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
         future: ResponseFuture,
         *,
         into: Destination | None,
         max_body_bytes: int | None,
+        fixed: FixedHeaders = _NO_HEADERS,
     ) -> Connection | None:
         """Start a GET without a task or a coroutine, if a connection is idle.
 
@@ -213,17 +214,21 @@ class Pool:
 
         Args:
             origin: The server.
-            target: Path and query, percent-encoded; not checked.
-            fields: Header lines, each with its end, as `FixedHeaders.encoded`; not checked.
+            target: As in `request`, and so are `headers`, `into`, `max_body_bytes` and `fixed`.
+            headers: Further headers.
             future: Receives the response, within the callback that reads its last byte.
-            into: As in `request`, and so is `max_body_bytes`.
+            into: Memory for the body.
             max_body_bytes: Longest body that is accepted.
+            fixed: Headers before `headers`.
 
         Returns:
             The connection; None if none is idle, in which case nothing was done.
+
+        Raises:
+            ValueError: The request cannot be encoded.
         """
         slots = self._slots_of(origin)
-        head = b"GET %b HTTP/1.1\r\n%b%b\r\n" % (target, slots.host_line, fields)
+        head = encode_head(b"GET", target, headers, fixed=slots.host_line + fixed.encoded)
         connection = None if self._is_closed else slots.acquire_idle()
         if connection is not None:
             connection.send(

@@ -43,11 +43,12 @@ class RequestPool(Protocol):
         self,
         origin: Origin,
         target: bytes,
-        fields: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
         future: ResponseFuture,
         *,
         into: Destination | None,
         max_body_bytes: int | None,
+        fixed: FixedHeaders = ...,
     ) -> Connection | None:
         """Start a GET without a task; return None if that is not possible at once."""
 

@@ -1,7 +1,7 @@
 """Reads and parts, as the services on the data plane share them.
 
-    get -> _encode_read -> Sender.send -> _decode_read -> Body
-    begin_get (of the service) -> Sender.begin ~> end_get -> _decode_read -> Body
+    get -------> _encode_read -> Sender.send ------------------> _decode_read -> Body
+    begin_get -> _encode_read -> Sender.start_read ~> end_get -> _decode_read -> Body
 
 A service encodes requests and decodes responses. Errors, and requests that are sent again, are in
 `sender`.
@@ -20,7 +20,7 @@ from aioflux.errors import StorageError, TransientError, UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
-    from aioflux._http import Response
+    from aioflux._http import Response, ResponseFuture
     from aioflux._services.base import (
         Exchange,
         Into,
@@ -68,6 +68,11 @@ class HTTPService(Service):
     """Advice in the error of a compose, if the service has none."""
     _sender: Sender
 
+    def __init__(self, *, root_uri: str, prefix: str) -> None:
+        super().__init__(root_uri=root_uri, prefix=prefix)
+        # Reads without a task that are guesses (`EncodedRead.is_guess`).
+        self._guesses_started: set[Exchange] = set()
+
     # --- reads ---------------------------------------------------------------------------
 
     async def get(self, request: ReadRequest, *, into: Into | None = None) -> Body:
@@ -102,8 +107,18 @@ class HTTPService(Service):
             await check
         return body
 
+    def begin_get(self, request: ReadRequest, waiter: ResponseFuture) -> Exchange | None:
+        assert request.end is not None
+        target, headers, _, is_guess = self._encode_read(request)
+        exchange = self._sender.start_read(target, headers, waiter, max_body_bytes=request.end)
+        if is_guess and exchange is not None:
+            self._guesses_started.add(exchange)
+        return exchange
+
     def end_get(self, request: ReadRequest, exchange: Exchange, response: Response) -> Body | None:
-        credentials = self._sender.end(exchange)
+        if self._guesses_started:
+            self._guesses_started.discard(exchange)
+        credentials = self._sender.finish_read(exchange)
         if 200 <= response.status < 300 or response.status == 416:
             try:
                 return self._decode_read(request, response)
@@ -118,14 +133,21 @@ class HTTPService(Service):
     def fail_get(
         self, request: ReadRequest, exchange: Exchange, error: Exception
     ) -> StorageError | None:
-        self._sender.end(exchange)
+        is_guess = exchange in self._guesses_started
+        self._guesses_started.discard(exchange)
+        self._sender.finish_read(exchange)
+        if is_guess and is_too_long(error):
+            # `get` reads a range then.
+            self._note_wrong_guess()
+            return None
         if isinstance(error, ConnectionLostError) and exchange.is_stale:
             return None
         return self._sender.transport_error(error, "read", request.key)
 
     def abort_get(self, exchange: Exchange) -> None:
         exchange.abort()
-        self._sender.end(exchange)
+        self._guesses_started.discard(exchange)
+        self._sender.finish_read(exchange)
 
     @abstractmethod
     def _encode_read(self, request: ReadRequest) -> EncodedRead:

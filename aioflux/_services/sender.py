@@ -4,7 +4,7 @@
                                                        -> should_resend -> send again, or raise
 
 A subclass authorizes requests, and knows the error codes of its service. Reads without a task
-take the same path in two halves: `begin`, and `end` for the response.
+take the same path in two halves: `start_read`, and `finish_read` for the response.
 """
 
 from __future__ import annotations
@@ -124,6 +124,8 @@ class Sender(ABC):
         """Initialize with a function that returns the whole uri of a key, for errors."""
         self._uri = uri
         self._pool: RequestPool | None = None
+        # Server and credentials of each read that was started without a task.
+        self._started: dict[Connection, tuple[Origin, Any]] = {}
 
     async def send(
         self,
@@ -188,6 +190,38 @@ class Sender(ABC):
                 error = self.response_error(response, action, key, kind)
                 raise as_read(error) if method in _READS else error
 
+    def start_read(
+        self,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        future: ResponseFuture,
+        *,
+        max_body_bytes: int,
+    ) -> Connection | None:
+        """Start a GET without a task; None if it cannot be authorized or sent at once.
+
+        Raises:
+            ValueError: The request cannot be encoded.
+        """
+        authorized = self._authorize_nowait(target, headers)
+        pool = self._pool
+        if authorized is None or pool is None:
+            return None
+        origin, whole, signed, fixed, credentials = authorized
+        connection = pool.start_get(
+            origin, whole, signed, future, into=bytes, max_body_bytes=max_body_bytes, fixed=fixed
+        )
+        if connection is not None:
+            self._started[connection] = origin, credentials
+        return connection
+
+    def finish_read(self, connection: Connection) -> Any:
+        """Release the connection of a started read, and return the read's credentials."""
+        origin, credentials = self._started.pop(connection)
+        assert self._pool is not None
+        self._pool.release(origin, connection)
+        return credentials
+
     @abstractmethod
     async def _authorize(
         self,
@@ -207,6 +241,12 @@ class Sender(ABC):
         """
 
     @abstractmethod
+    def _authorize_nowait(
+        self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
+    ) -> AuthorizedRequest | None:
+        """Return a read as it is sent; None if credentials have to be found or renewed first."""
+
+    @abstractmethod
     def should_resend(self, response: Response, credentials: Any) -> bool:
         """Return whether a request should be sent again, as with other credentials.
 
@@ -214,10 +254,6 @@ class Sender(ABC):
             response: The error response.
             credentials: Credentials of the request; invalidated if they are no longer valid.
         """
-
-    @abstractmethod
-    def end(self, exchange: Connection) -> Any:
-        """Release the connection of a read without a task, and return the read's credentials."""
 
     @abstractmethod
     def _generation_of(self, headers: Mapping[bytes, bytes]) -> str:
@@ -324,47 +360,36 @@ class TokenSender(Sender):
         token = self._token.get_nowait()
         if token is NOT_READY:
             token = await self._await_token(action, key)
-        self._use(token)
-        target, headers = self._sign(method, target, headers, body)
-        fixed = self._fixed_for_reads if kind.is_read else self._fixed
-        return self._origin, target, headers, fixed, token
+        return self._signed(method, target, headers, body, token, is_read=kind.is_read)
 
-    def is_ready(self) -> bool:
-        """Return whether a token is there without waiting; `begin` uses it."""
+    def _authorize_nowait(
+        self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
+    ) -> AuthorizedRequest | None:
         token = self._token.get_nowait()
         if token is NOT_READY:
-            return False
-        self._use(token)
-        return True
+            return None
+        return self._signed(b"GET", target, headers, None, token, is_read=True)
+
+    def _signed(
+        self,
+        method: bytes,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: Any,
+        token: str | None,
+        *,
+        is_read: bool,
+    ) -> AuthorizedRequest:
+        if token != self._fixed_token:
+            self._use(token)
+        target, headers = self._sign(method, target, headers, body)
+        fixed = self._fixed_for_reads if is_read else self._fixed
+        return self._origin, target, headers, fixed, token
 
     async def make_ready(self, action: str, key: str) -> str | None:
         """Wait for a token, and return it: for requests that are sent in the body of another."""
-        if not self.is_ready():
-            self._use(await self._await_token(action, key))
-        return self._fixed_token
-
-    def begin(
-        self, target: bytes, lines: bytes, waiter: ResponseFuture, *, end: int
-    ) -> Connection | None:
-        """Begin a GET of `end` bytes at most, without a task; None if that is not possible.
-
-        Args:
-            target: Path and query, signed.
-            lines: Header lines of this request alone, each with its end.
-            waiter: Receives the response.
-            end: Largest body of the response, in bytes.
-        """
-        return self._pool.start_get(
-            self._origin,
-            target,
-            self._fixed_for_reads.encoded + lines,
-            waiter,
-            into=bytes,
-            max_body_bytes=end,
-        )
-
-    def end(self, exchange: Connection) -> str | None:
-        self._pool.release(self._origin, exchange)
+        token = self._token.get_nowait()
+        self._use(await self._await_token(action, key) if token is NOT_READY else token)
         return self._fixed_token
 
     def should_resend(self, response: ErrorResponse, credentials: str | None) -> bool:
@@ -374,9 +399,7 @@ class TokenSender(Sender):
         return True
 
     def _use(self, token: str | None) -> None:
-        """Encode the headers of all requests anew if the token is a new one."""
-        if token == self._fixed_token:
-            return
+        """Encode the headers of all requests with a new token."""
         self._fixed, self._fixed_for_reads = self._fix(token)
         self._fixed_token = token
 

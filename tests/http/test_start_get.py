@@ -124,9 +124,9 @@ class Reader:
     def done(self) -> bool:
         return self.connection is None
 
-    def start(self, target: bytes = b"/", *, fields: bytes = b"", limit: int = 10**6) -> bool:
+    def start(self, target: bytes = b"/", headers: Any = (), *, limit: int = 10**6) -> bool:
         self.connection = self.pool.start_get(
-            self.origin, target, fields, self, into=bytes, max_body_bytes=limit
+            self.origin, target, headers, self, into=bytes, max_body_bytes=limit
         )
         return self.connection is not None
 
@@ -173,7 +173,7 @@ class TestStartGet:
 
         async with serving(script) as (server, origin), opening() as pool:
             reader = await warm(pool, origin)
-            assert reader.start(b"/a?b=c", fields=b"Range: bytes=0-4\r\n")
+            assert reader.start(b"/a?b=c", [(b"Range", b"bytes=0-4")])
             assert pool.num_idle == 0
             await until(reader.done)
             assert pool.num_idle == 1
@@ -323,8 +323,8 @@ class TestStartGet:
     async def test_a_request_that_cannot_be_encoded_takes_no_connection(self) -> None:
         async with serving(answering(ok())) as (_, origin), opening(max_connections=1) as pool:
             reader = await warm(pool, origin)
-            with pytest.raises(TypeError):
-                pool.start_get(origin, None, b"", reader, into=bytes, max_body_bytes=1)  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="target"):
+                pool.start_get(origin, b"/a b", (), reader, into=bytes, max_body_bytes=1)  # type: ignore[arg-type]
             assert pool.num_idle == 1
             assert (await pool.request(origin, b"GET", b"/")).status == 200
 

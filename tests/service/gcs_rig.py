@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from aioflux import Timeouts
 from aioflux._services.base import ListRequest, Precondition, ReadRequest, Source, WriteRequest
 from aioflux._services.gcs.service import GCSService
-from aioflux.testing.gcs_server._app import Hook
+from aioflux.testing.gcs_server import Hook
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from aioflux.testing.gcs_server._messages import Request, Response
+    from aioflux.testing.gcs_server import Request, Response
 
 ANY = Precondition()
 

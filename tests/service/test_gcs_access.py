@@ -18,7 +18,7 @@ from aioflux import (
 )
 from aioflux._services.base import ReadRequest
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server._messages import Response
+from aioflux.testing.gcs_server import Response
 from tests.http.scripted import Peer, ok, serving
 from tests.service.gcs_rig import OPERATIONS, Answering, opened
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterator
 
-    from aioflux.testing.gcs_server._messages import Request
+    from aioflux.testing.gcs_server import Request
 
 each_operation = pytest.mark.parametrize("operation", OPERATIONS)
 

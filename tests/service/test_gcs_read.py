@@ -15,14 +15,14 @@ from aioflux._services.base import ReadRequest, WriteRequest
 from aioflux._services.gcs.read import object_size
 from aioflux._services.headers import size_from_unsatisfied
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server._messages import Response
+from aioflux.testing.gcs_server import Response
 from tests.http.scripted import answering, ok, serving
 from tests.service.gcs_rig import OPERATIONS, Answering, opened
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from aioflux.testing.gcs_server._messages import Request
+    from aioflux.testing.gcs_server import Request
 
 PART = b"206 Partial Content"
 

@@ -19,7 +19,6 @@ from aioflux._services.s3.wire import etag_of, full_crc32c, generation_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from aioflux._services.base import Exchange
     from aioflux._services.s3.wire import Pin
 
 __all__ = [
@@ -173,13 +172,9 @@ class WholeObjectGuesses:
     Only a response for all of an object has a checksum, and most reads of small objects by name
     have a range beyond its end. If the object turns out to be larger, the connection is lost, and
     no read is guessed for a while.
-
-    Attributes:
-        in_flight: Guesses without a task.
     """
 
     def __init__(self) -> None:
-        self.in_flight: set[Exchange] = set()
         self._num_not_guessed = 0
 
     def reads_all(self, end: int | None) -> bool:

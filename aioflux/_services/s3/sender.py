@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping, Sequence
 
-    from aioflux._http import Connection, Response, ResponseFuture
+    from aioflux._http import Response
     from aioflux._services.s3.endpoint import Endpoint
     from aioflux.errors import StorageError
     from aioflux.options import S3Access, Timeouts
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["S3Sender"]
 
 _UNSIGNED_HEADERS: Final = FixedHeaders([USER_AGENT])
-"""Headers of every request that are not signed; `S3Sender._complete` adds those that are."""
+"""Headers of every request that are not signed; `Signer` adds those that are."""
 _MIN_SKEW_SECONDS: Final = 60.0
 
 
@@ -80,8 +80,6 @@ class S3Sender(Sender):
         self._on_endpoint = on_endpoint
         self._bucket = bucket
         self._access = access
-        # Headers of every request that are signed.
-        self._headers = ((b"x-amz-request-payer", b"requester"),) if access.requester_pays else ()
         self._endpoint_url = endpoint_url
         self._source = AWSSource(access)
         self._timeouts = timeouts
@@ -92,7 +90,6 @@ class S3Sender(Sender):
         self._opening: asyncio.Lock | None = None
         self._addressing = access.addressing
         self._settings = Settings()
-        self._under_way: dict[Connection, tuple[Endpoint, Signer | None]] = {}
         self._is_closed = False
 
     async def _authorize(
@@ -113,61 +110,20 @@ class S3Sender(Sender):
                 if endpoint.origin.scheme == "https"
                 else (await hash_body("sha256", body)).hex().encode()
             )
-        whole = _whole(endpoint, target)
         signer = self._signer
         if signer is None or signer.keys is not self._source.get_nowait():
             signer = await self._find_signer(endpoint, action, key)
-        headers = self._complete(signer, method, whole, headers, payload)
-        return endpoint.origin, whole, headers, _UNSIGNED_HEADERS, (endpoint, signer)
+        return _signed(method, target, headers, payload, endpoint, signer)
 
-    def _complete(
-        self,
-        signer: Signer | None,
-        method: bytes,
-        target: bytes,
-        headers: Sequence[tuple[bytes, bytes]],
-        payload: bytes,
-    ) -> Sequence[tuple[bytes, bytes]]:
-        """Return the headers of a request with those of all requests, signed if there are keys."""
-        if self._headers:
-            headers = [*headers, *self._headers]
-        return headers if signer is None else signer.sign(method, target, headers, payload)
-
-    def begin(
-        self,
-        target: bytes,
-        headers: Sequence[tuple[bytes, bytes]],
-        waiter: ResponseFuture,
-        *,
-        end: int,
-    ) -> Connection | None:
-        """Begin a GET without a task; None if that is not possible at once."""
+    def _authorize_nowait(
+        self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
+    ) -> AuthorizedRequest | None:
         keys, endpoint, signer = self._source.get_nowait(), self.endpoint, self._signer
-        if keys is NOT_READY or endpoint is None or self._pool is None:
+        if keys is NOT_READY or endpoint is None:
             return None
         if (signer.keys if signer is not None else None) is not keys:
             return None
-        target = _whole(endpoint, target)
-        headers = self._complete(signer, b"GET", target, headers, EMPTY_HASH)
-        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
-        exchange = self._pool.start_get(
-            endpoint.origin,
-            target,
-            _UNSIGNED_HEADERS.encoded + lines,
-            waiter,
-            into=bytes,
-            max_body_bytes=end,
-        )
-        if exchange is not None:
-            # The bucket may turn out to be in another region before the response comes.
-            self._under_way[exchange] = endpoint, signer
-        return exchange
-
-    def end(self, exchange: Connection) -> tuple[Endpoint, Signer | None]:
-        assert self._pool is not None
-        endpoint, signer = self._under_way.pop(exchange)
-        self._pool.release(endpoint.origin, exchange)
-        return endpoint, signer
+        return _signed(b"GET", target, headers, EMPTY_HASH, endpoint, signer)
 
     def should_resend(
         self, response: Response, credentials: tuple[Endpoint, Signer | None]
@@ -321,6 +277,7 @@ class S3Sender(Sender):
                 keys,
                 region=endpoint.region,
                 host=endpoint.origin.authority,
+                requester_pays=self._access.requester_pays,
                 skew_seconds=self._skew_seconds,
             )
             if endpoint is self.endpoint:  # else the bucket was found in another region meanwhile
@@ -336,6 +293,21 @@ class S3Sender(Sender):
             raise CredentialsError(f"could not {action} {uri}: {exc.message}") from exc
         except TransientError as exc:
             raise TransientError(f"could not {action} {uri}: {exc.message}", uri=uri) from exc
+
+
+def _signed(
+    method: bytes,
+    target: bytes,
+    headers: Sequence[tuple[bytes, bytes]],
+    payload: bytes,
+    endpoint: Endpoint,
+    signer: Signer | None,
+) -> AuthorizedRequest:
+    """Return a request as it is sent, signed if there are keys."""
+    whole = _whole(endpoint, target)
+    if signer is not None:
+        headers = signer.sign(method, whole, headers, payload)
+    return endpoint.origin, whole, headers, _UNSIGNED_HEADERS, (endpoint, signer)
 
 
 def _context_of(ca_bundle: str) -> ssl.SSLContext | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aioflux._services import xml_multipart as multipart
 from aioflux._services.base import Body, Capabilities, Precondition, WriteRequest
 from aioflux._services.headers import DEFAULT_TYPE
-from aioflux._services.http import COMPLETE_SECONDS, EncodedRead, is_too_long
+from aioflux._services.http import COMPLETE_SECONDS, EncodedRead
 from aioflux._services.s3 import read as reading
 from aioflux._services.s3 import wire
 from aioflux._services.s3.conditions import refuse_ignored, unquoted_endpoints
@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from aioflux._http import Response, ResponseFuture
+    from aioflux._http import Response
     from aioflux._services.base import (
-        Exchange,
         ListRequest,
         Page,
         ReadRequest,
@@ -248,41 +247,8 @@ class S3Service(XMLService):
         headers = wire.read_headers(pin, byte_range)
         return EncodedRead(self._target(key, pin), headers, bool(byte_range), is_guess)
 
-    def begin_get(self, request: ReadRequest, waiter: ResponseFuture) -> Exchange | None:
-        try:
-            target, headers, _, is_guess = self._encode_read(request)
-        except ValueError:
-            if request.generation:
-                return None  # `get` raises it
-            raise
-        assert request.end is not None
-        exchange = self._sender.begin(target, headers, waiter, end=request.end)
-        if is_guess and exchange is not None:
-            self._guesses.in_flight.add(exchange)
-        return exchange
-
     def _note_wrong_guess(self) -> None:
         self._guesses.note_wrong()
-
-    def end_get(self, request: ReadRequest, exchange: Exchange, response: Response) -> Body | None:
-        self._guesses.in_flight.discard(exchange)
-        return super().end_get(request, exchange, response)
-
-    def fail_get(
-        self, request: ReadRequest, exchange: Exchange, error: Exception
-    ) -> StorageError | None:
-        is_guess = exchange in self._guesses.in_flight
-        self._guesses.in_flight.discard(exchange)
-        found = super().fail_get(request, exchange, error)
-        if is_guess and is_too_long(error):
-            # The object may be larger than the guess: `get` reads the range.
-            self._guesses.note_wrong()
-            return None
-        return found
-
-    def abort_get(self, exchange: Exchange) -> None:
-        self._guesses.in_flight.discard(exchange)
-        super().abort_get(exchange)
 
     def _decode_read(self, request: ReadRequest, response: Response) -> Body | None:
         key, generation, start, end = request

@@ -23,7 +23,7 @@ from tests.integrations.lightning.watch import Watch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.integrations.lightning.zygote import Zygote
+    from tests.integrations.lightning.fork_server import ForkServer
 
 RUN = "gs://bucket/run"
 KEEP_TRYING = RetryPolicy(max_attempts=10_000, initial_seconds=0.01, max_seconds=0.02)
@@ -41,11 +41,11 @@ def assert_equal(one: Tiny, other: Tiny) -> None:
 
 
 def test_a_killed_run_resumes_from_the_bucket_and_ends_as_an_unbroken_one(
-    server: GCSServer, zygote: Zygote, tmp_path: Path
+    server: GCSServer, fork_server: ForkServer, tmp_path: Path
 ) -> None:
     """Killed while a save is under way in the background."""
     log = tmp_path / "log"
-    ended = zygote.run("killed", RUN, log=log, STORAGE_EMULATOR_HOST=server.url)
+    ended = fork_server.run("killed", RUN, log=log, STORAGE_EMULATOR_HOST=server.url)
     assert ended == [-signal.SIGKILL], log.read_text()
     begun: list[int] = []
     noting = At(None, lambda trainer: begun.append(trainer.global_step))
@@ -152,12 +152,12 @@ def test_what_ends_a_run_early_is_saved_before(
 
 
 def test_a_run_in_forked_processes_brings_its_weights_home(
-    server: GCSServer, zygote: Zygote, tmp_path: Path
+    server: GCSServer, fork_server: ForkServer, tmp_path: Path
 ) -> None:
     """Lightning hands them over through the plugin, after its end, in a file that must be whole."""
     log = tmp_path / "log"
     args = (RUN, str(tmp_path))
-    assert zygote.run("forked", *args, log=log, STORAGE_EMULATOR_HOST=server.url) == [0], (
+    assert fork_server.run("forked", *args, log=log, STORAGE_EMULATOR_HOST=server.url) == [0], (
         log.read_text()
     )
     assert server.keys("bucket") == ["run/epoch=0-step=4.ckpt", "run/last.ckpt"]
