@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from aioflux._http import ConnectionLostError, ProtocolError
 from aioflux._services.base import Body, Service, UploadedPart
-from aioflux._services.sender import READ, RequestKind
+from aioflux._services.sender import READ, RequestKind, as_read
 from aioflux.errors import StorageError, TransientError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class HTTPService(Service):
         if self._sender.should_resend(response, credentials) and response.status != 401:
             return None
         kind = RequestKind(is_read=True, generation=request.generation)
-        raise self._sender.response_error(response, "read", request.key, kind)
+        raise as_read(self._sender.response_error(response, "read", request.key, kind))
 
     def fail_get(
         self, request: ReadRequest, exchange: Exchange, error: Exception
@@ -142,7 +142,7 @@ class HTTPService(Service):
             return None
         if isinstance(error, ConnectionLostError) and exchange.is_stale:
             return None
-        return self._sender.transport_error(error, "read", request.key)
+        return as_read(self._sender.transport_error(error, "read", request.key))
 
     def abort_get(self, exchange: Exchange) -> None:
         exchange.abort()

@@ -298,6 +298,7 @@ class AzureService(HTTPService):
                 f"could not {action} {uri}: the response cannot be read ({exc})",
                 uri=uri,
                 maybe_done=True,
+                is_malformed=True,
             ) from exc
 
     async def list_page(self, request: ListRequest) -> Page:

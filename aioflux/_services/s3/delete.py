@@ -54,6 +54,7 @@ async def delete_many(
             f"could not {action} {uri}: the response cannot be read ({exc})",
             uri=uri,
             maybe_done=True,
+            is_malformed=True,
         ) from exc
 
 
