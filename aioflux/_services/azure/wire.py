@@ -145,7 +145,7 @@ def check_name(name: str, key: str) -> None:
         why = "no name between slashes may be '.' or '..', or end with a dot"
     else:
         return
-    raise ValueError(f"{key!r} is not a name for a blob: {why}")
+    raise ValueError(f"{key!r} is not a valid blob name: {why}")
 
 
 def root_path(url: str, account: str) -> str:

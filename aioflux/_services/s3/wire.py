@@ -140,7 +140,7 @@ def check_name(name: str) -> None:
         why = "in a url it would mean the bucket"
     else:
         return
-    raise ValueError(f"{name!r} is not a name for an object: {why}")
+    raise ValueError(f"{name!r} is not a valid object name: {why}")
 
 
 def quote_name(name: str) -> bytes:
