@@ -11,8 +11,6 @@ other entries of the directory and for symbolic links, and `write` for NFS.
 Generations are made of modification time, inode and size. Objects written here have their crc32c in
 an extended attribute (`checksums`), which reads of the whole object compare; reads of other files
 are not verified.
-
-Over 500 lines because it is one class with a method for each request of the contract.
 """
 
 from __future__ import annotations
