@@ -61,7 +61,7 @@ def answer(status: int, body: bytes | str = b"", **headers: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + data
 
 
-def refusal(status: int, code: str, *, fields: str = "", **headers: str) -> bytes:
+def service_error(status: int, code: str, *, fields: str = "", **headers: str) -> bytes:
     return answer(status, f"<Error><Code>{code}</Code>{fields}</Error>", **headers)
 
 
@@ -81,7 +81,7 @@ class Probed:
         there = self.etags.get(asked.target)
         expected = asked.headers.get("if-match", there or "").strip('"')
         if (there or "") != expected or (there and "if-none-match" in asked.headers):
-            return refusal(412, "PreconditionFailed")
+            return service_error(412, "PreconditionFailed")
         if asked.method == "PUT":
             etag = self.etags[asked.target] = f"{self.num_requests:032x}"
             return answer(200, etag=f'"{etag}"')
