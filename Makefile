@@ -20,9 +20,9 @@ PURE := $(addprefix aioflux/,_transfer/arguments.py _values/checksums.py errors.
 	_transfer/temp_keys.py cli/_copy_plan.py \
 	_auth/sigv4.py _services/s3/read.py _services/s3/endpoint.py _services/s3/wire.py \
 	_services/azure/batch.py _services/azure/list_page.py _services/azure/read.py _services/azure/wire.py \
-	checkpoint/_format/tag_metadata.py checkpoint/_store/tag_names.py \
+	checkpoint/_store/tag_names.py \
 	checkpoint/_format/commit.py checkpoint/_format/frames.py checkpoint/_format/methods.py checkpoint/_format/planes.py \
-	checkpoint/_format/storage_data.py \
+	checkpoint/_format/dcp_metadata.py checkpoint/_format/safetensors.py \
 	compat/dataflux/lightning/_uris.py integrations/fsspec/_paths.py)
 
 PYTEST_ARGS ?= -n 2 --dist loadfile

@@ -85,7 +85,7 @@ class ProvidedToken:
         self._clock = clock
         self._token = ""
         self._call_at = -math.inf
-        self._calls = SingleFlight(self._call)
+        self._calls: SingleFlight[None] = SingleFlight()
 
     def get_nowait(self) -> str | NotReady | None:
         """Return the token, or `NOT_READY` if the function has to be called first."""
@@ -98,7 +98,7 @@ class ProvidedToken:
             CredentialsError: The token cannot be sent.
         """
         if self._clock() >= self._call_at:
-            await self._calls.run()
+            await self._calls.run(self._call)
         return self._token
 
     async def _call(self) -> None:
@@ -130,7 +130,7 @@ class RenewedToken(ABC):
         self._token: str | None = None
         self._renew_at = 0.0
         self._expires_at = 0.0
-        self._renewal = SingleFlight(self._renew)
+        self._renewal: SingleFlight[None] = SingleFlight()
         self._is_rejected = False
 
     @abstractmethod
@@ -154,12 +154,13 @@ class RenewedToken(ABC):
         now = self._clock()
         if now < self._renew_at:
             return self._token
-        if self._renewal.start():
+        if not self._renewal.is_running:
+            self._renewal.start(self._renew)
             # While the old token is valid, a renewal that fails is repeated later, and its error
             # raised once the token has expired.
             self._renew_at = min(now + _RETRY_SECONDS, self._expires_at)
         if now >= self._expires_at:
-            await self._renewal.run()
+            await self._renewal.run(self._renew)
         return self._token
 
     def invalidate(self, token: str) -> None:

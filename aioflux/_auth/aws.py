@@ -87,7 +87,7 @@ class AWSSource:
         self._keys: Keys | None = None
         self._check_at = 0.0
         self._is_rejected = False
-        self._renewal = SingleFlight(self._renew)
+        self._renewal: SingleFlight[None] = SingleFlight()
         given = access.credentials
         if given is None:
             pass
@@ -98,7 +98,6 @@ class AWSSource:
             self._session = getattr(given, "_session", given)
         elif callable(given):
             self._provider = given
-            self._renewal = SingleFlight(self._call_provider)
         else:
             raise TypeError(
                 "credentials must be aioflux.S3Access, botocore credentials, a session of botocore "
@@ -139,18 +138,18 @@ class AWSSource:
         if now < self._check_at:
             return self._keys
         if self._provider is not None:
-            await self._renewal.run()
+            await self._renewal.run(self._call_provider)
             return self._keys
         is_usable = self._keys is not None and not self._is_rejected
         if is_usable and not self._expires_within(_RENEW_SECONDS):
             self._check_at = now + _CHECK_SECONDS
             return self._keys
-        self._renewal.start()
+        self._renewal.start(self._renew)
         if is_usable and not self._expires_within(_UNUSABLE_SECONDS):
             # The old keys are still valid, and the new ones are not awaited.
             self._check_at = now + _CHECK_SECONDS
             return self._keys
-        await self._renewal.run()
+        await self._renewal.run(self._renew)
         return self._keys
 
     def invalidate(self, keys: Keys) -> None:

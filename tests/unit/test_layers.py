@@ -30,7 +30,7 @@ CHECKPOINT_FILES = (
 CHECKPOINT_PARTS = (
     "checkpoint checkpoint._format.commit checkpoint._store.commits checkpoint._store.objects "
     "checkpoint._store.tag_names checkpoint._maintain.tags checkpoint._save.job "
-    "checkpoint._save.pickled checkpoint._save.ranks checkpoint._save.staging "
+    "checkpoint._save.state_pickle checkpoint._save.ranks checkpoint._save.staging "
     "checkpoint._save.tag_save"
 )
 # What every service on the data plane is made of.
@@ -66,7 +66,7 @@ MAY_IMPORT: dict[str, str] = {
     # upon the store
     "data": BLOCKING,
     "checkpoint._format": "errors _values.checksums",
-    "checkpoint._store": f"{STORE} checkpoint._format.*",
+    "checkpoint._store": f"{STORE} _transfer.retry checkpoint._format.*",
     "checkpoint._maintain": f"{STORE} checkpoint._format.* checkpoint._store.*",
     "checkpoint._save": (
         f"{BLOCKING} checkpoint._require_torch checkpoint._format.* checkpoint._store.* "
@@ -89,22 +89,20 @@ MAY_IMPORT: dict[str, str] = {
     "integrations.fsspec": BLOCKING,
     "integrations.lightning": (
         f"{BLOCKING} checkpoint checkpoint.dcp checkpoint._format.commit "
-        "checkpoint._save.save checkpoint._store.mapping checkpoint._store.target "
+        "checkpoint._save.save checkpoint._store.mapping "
         "integrations.fsspec"
     ),
     "integrations.deepspeed": f"{BLOCKING} {CHECKPOINT_PARTS}",
     "compat": "",
     "compat.dataflux": (
-        f"{BLOCKING} data data._composites checkpoint checkpoint.dcp integrations.lightning "
+        f"{BLOCKING} data data._store_reader checkpoint checkpoint.dcp integrations.lightning "
         "integrations.lightning._uris"
     ),
     "compat.nebula": (
         f"{BLOCKING} {CHECKPOINT_PARTS} checkpoint._maintain.history "
         "checkpoint._save.uploader_messages"
     ),
-    "compat.s3_datapipes": (
-        f"{BLOCKING} data._cache.cache data._object_stream data._store_objects"
-    ),
+    "compat.s3_datapipes": f"{BLOCKING} data._object_stream data._store_reader",
     "testing": f"{STORE} sync _services.base _services.open testing.gcs_server.*",
     "testing.gcs_server": "errors _values.*",
     # the front door and the command line
