@@ -34,8 +34,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from aioflux._concurrency.async_iteration import nested
-from aioflux._concurrency.fan_out import Supply
-from aioflux._transfer.sessions import live_sessions
+from aioflux._concurrency.fan_out import BufferedIterator
+from aioflux._transfer.sessions import live_sessions, longest_cleanup
 from aioflux.store import sessions_of
 
 if TYPE_CHECKING:
@@ -67,12 +67,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-_CLEANUP_SECONDS = 30.0
-"""Time that cancelled work has to abort its uploads before the caller continues."""
-
-_EXIT_SECONDS = 2.0
-"""Time that such work has at the end of the process, if its caller did not wait for it."""
 
 _WORKER_SHUTDOWN_SECONDS = 10.0
 """Time that a terminated DataLoader worker has to clean up; the main process waits for it."""
@@ -145,7 +139,7 @@ class _LoopThread:
         if loop is None or thread is None or not thread.is_alive():
             return
         asyncio.run_coroutine_threadsafe(_wind_down(loop), loop)
-        thread.join(_CLEANUP_SECONDS)
+        thread.join(longest_cleanup().total_seconds)
         if not thread.is_alive():
             loop.close()
 
@@ -173,8 +167,9 @@ class _LoopThread:
         concurrent.futures.wait(list(self._started))
 
     def wait_for_cancelled(self) -> None:
-        """Wait up to `_EXIT_SECONDS` for cancelled work."""
-        concurrent.futures.wait(list(self._cancelled), timeout=_EXIT_SECONDS)
+        """Wait a little for cancelled work."""
+        seconds = longest_cleanup().interrupted_seconds
+        concurrent.futures.wait(list(self._cancelled), timeout=seconds)
 
     def serves(self, sessions: Sessions) -> bool:
         """Return whether there is a session of this loop."""
@@ -352,7 +347,7 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
         elif not outcome.done():
             loop.call_soon_threadsafe(cancel)
             _bridge.track_cancelled(outcome)  # another Ctrl-C ends the wait for it
-            concurrent.futures.wait([outcome], timeout=_CLEANUP_SECONDS)
+            concurrent.futures.wait([outcome], timeout=longest_cleanup().total_seconds)
         if _bridge.is_exiting and threading.current_thread().daemon:
             _block_forever()
         raise
@@ -437,7 +432,7 @@ class OwnLock:
         return self._lock
 
 
-class Feed(Supply[T]):
+class Feed(BufferedIterator[T]):
     """A blocking caller's iterable, as an asynchronous iterator on the background loop.
 
     Items are produced in the caller's own thread, while it waits in `run`: its generators may

@@ -19,7 +19,8 @@ from aioflux.data import MapDataset, ObjectSampler, Sample, loader
 from aioflux.data._batch_prefetch import BatchPrefetcher, predict_indices
 from aioflux.store import COMPOSITE_PREFIX
 from aioflux.testing.gcs_server import Network
-from tests.data.transforms import key_of, key_of_patient
+from tests.bridge.patience import PATIENT
+from tests.data.transforms import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -304,10 +305,11 @@ def test_workers_that_are_ended_leave_no_composite(bucket: Bucket, start_method:
     bucket.server.network = Network(latency_seconds=0.02)
     dataset = MapDataset(
         bucket.uri,
-        transform=key_of_patient,
+        transform=key_of,
         compose="on",
         transfer=aioflux.TransferOptions(max_in_flight=8),
         endpoint_url=bucket.server.url,
+        timeouts=PATIENT,
     )
     batches = iter(loader(dataset, batch_size=10, num_workers=2, start_method=start_method))
     for _ in range(8):

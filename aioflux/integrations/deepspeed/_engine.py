@@ -24,9 +24,9 @@ from aioflux.checkpoint import save as save_object
 from aioflux.checkpoint._format.commit import new_save_id
 from aioflux.checkpoint._maintain.tags import read_part, read_tag
 from aioflux.checkpoint._save.job import UploadSettings
-from aioflux.checkpoint._save.pickled import pickled
 from aioflux.checkpoint._save.ranks import Ranks, open_ranks
 from aioflux.checkpoint._save.staging import Arena
+from aioflux.checkpoint._save.state_pickle import pickle_state
 from aioflux.checkpoint._save.tag_save import PartData, TagSave, tag_job, write_part
 from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.errors import AiofluxError, CheckpointError, CheckpointNotFoundError
@@ -150,7 +150,7 @@ class AiofluxCheckpointEngine:
             save_id,
             rank=ranks.rank,
             world_size=ranks.world_size,
-            begun=time.time(),
+            started=time.time(),
             staged_seconds=0.0,
         )
         self._current = _UnderWay(info, uri, job)
@@ -310,7 +310,7 @@ class AiofluxCheckpointEngine:
 
     def _pieces(self, state_dict: Any, current: _UnderWay) -> list[memoryview]:
         """Return the bytes of a part; a copy, where training goes on beside its upload."""
-        found = pickled(state_dict)
+        found = pickle_state(state_dict)
         if not self._is_decoupled:
             return found.views()
         arena = self._take(found.num_bytes)

@@ -65,7 +65,7 @@ class WriteFile(WritableFile):
         super().__init__(held, uri)
         self.fs = system
         self.path = path
-        self.mode = mode
+        self.mode = mode  # type: ignore[misc]  # read-only in typing.IO
         self.autocommit = autocommit
         self._is_over = False
 

@@ -11,8 +11,8 @@ import torch
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 
 from aioflux import _bridge
+from aioflux._values.uri import split_object_uri
 from aioflux.checkpoint import load, save
-from aioflux.checkpoint._store.target import split_uri
 from aioflux.integrations.lightning._background_writer import Background
 from aioflux.integrations.lightning._objects import copy, exists, find, remove
 from aioflux.integrations.lightning._shared_download import has_company, load_together
@@ -266,7 +266,7 @@ def _upload(uri: str, staged: Staged, options: dict[str, Any]) -> None:
 
 
 async def _send(uri: str, staged: Staged, options: dict[str, Any]) -> None:
-    root, key = split_uri(uri)
+    root, key = split_object_uri(uri)
     of_store = {name: value for name, value in options.items() if name in _STORE}
     of_write = {name: value for name, value in options.items() if name in _WRITE}
     async with (

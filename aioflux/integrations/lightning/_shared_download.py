@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aioflux import _bridge
-from aioflux.checkpoint._store.mapping import MemoryFile, fetch
-from aioflux.checkpoint._store.target import split_uri
+from aioflux._values.uri import split_object_uri
+from aioflux.checkpoint._store.mapping import MemoryFile, read_into_memory
 
 if sys.platform != "win32":
     import fcntl
@@ -107,8 +107,8 @@ def opened_together(uri: str, options: StoreOptions) -> Iterator[str]:
 
 @contextmanager
 def _downloaded(uri: str, options: StoreOptions) -> Iterator[MemoryFile]:
-    root, key = split_uri(uri)
-    _, file = _bridge.run(fetch(root, key, options, MemoryFile))
+    root, key = split_object_uri(uri)
+    _, file = _bridge.run(read_into_memory(root, key, options, MemoryFile))
     try:
         yield file
     finally:

@@ -8,12 +8,12 @@ is an error where the checkpoint was made, not later.
 
 from __future__ import annotations
 
-import io
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from aioflux._files import RawBinaryFile
 from aioflux.checkpoint._save.save import leave_out_crc32
 
 if TYPE_CHECKING:
@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer
 
-    class _BinaryFile(io.RawIOBase, BinaryIO):
-        """What `torch.save` asks for by its annotations: a file of io is one to no type checker."""
-
-else:
-    _BinaryFile = io.RawIOBase
 
 __all__ = ["Slabs", "Staged"]
 
@@ -55,7 +50,7 @@ class Slabs:
         self._free.clear()
 
 
-class Staged(_BinaryFile):
+class Staged(RawBinaryFile):
     """The bytes of one checkpoint: a file for `torch.save`, and views of them for an upload."""
 
     def __init__(self, slabs: Slabs) -> None:
