@@ -66,15 +66,15 @@ MAY_IMPORT: dict[str, str] = {
     # upon the store
     "data": BLOCKING,
     "checkpoint._format": "errors _values.checksums",
-    "checkpoint._store": f"{STORE} _concurrency.fan_out _transfer.retry checkpoint._format.*",
-    "checkpoint._maintain": f"{STORE} checkpoint._format.* checkpoint._store.*",
+    "checkpoint._store": f"{STORE} _concurrency.* _transfer.retry checkpoint._format.*",
+    "checkpoint._maintain": f"{STORE} _concurrency.* checkpoint._format.* checkpoint._store.*",
     "checkpoint._save": (
-        f"{BLOCKING} checkpoint._require_torch checkpoint._format.* checkpoint._store.* "
-        "checkpoint._maintain.*"
+        f"{BLOCKING} _concurrency.* checkpoint._require_torch checkpoint._format.* "
+        "checkpoint._store.* checkpoint._maintain.*"
     ),
     "checkpoint._load": (
-        f"{BLOCKING} checkpoint._require_torch checkpoint.compression checkpoint._format.* "
-        "checkpoint._store.* checkpoint._save.*"
+        f"{BLOCKING} _concurrency.* checkpoint._require_torch checkpoint.compression "
+        "checkpoint._format.* checkpoint._store.* checkpoint._save.*"
     ),
     "checkpoint.dcp": (
         f"{BLOCKING} checkpoint._require_torch checkpoint.compression checkpoint._format.* "
