@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aioflux._values.meta import ObjectMeta
 from aioflux.checkpoint._store.commits import each_bounded, uri_below
-from aioflux.checkpoint._store.objects import read_range
+from aioflux.checkpoint._store.objects import meta_of, read_range
 from aioflux.errors import CheckpointCorruptError, NotFoundError, PreconditionFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._load.stored_checkpoint import StoredCheckpoint
     from aioflux.options import TransferOptions
     from aioflux.store import Store
@@ -50,14 +50,12 @@ class DataObjects:
 
     async def _find_meta(self, key: str) -> ObjectMeta:
         stored = self.checkpoint.objects.get(key)
-        uri = uri_below(self._store, key)
         if stored is not None:
-            generation = stored.generation if self.checkpoint.is_pinned else ""
-            return ObjectMeta(key=key, uri=uri, size=stored.size, generation=generation)
+            return meta_of(self._store, stored, is_pinned=self.checkpoint.is_pinned)
         try:
             return await self._store.head(key)
         except NotFoundError as exc:
-            raise _missing(uri) from exc
+            raise _missing(uri_below(self._store, key)) from exc
 
     def uri_of(self, key: str) -> str:
         """Return the whole uri of an object."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BlockDigest",
+    "meta_of",
     "open_checkpoint",
     "read_range",
     "verify_blocks",
@@ -174,6 +175,15 @@ def verify_blocks(stored: StoredObject, start: int, view: memoryview) -> int | N
     return None
 
 
+def meta_of(
+    store: Store, stored: StoredObject, *, key: str = "", is_pinned: bool = True
+) -> ObjectMeta:
+    """Return the metadata of a data object, in the generation of the commit if `is_pinned`."""
+    key = key or stored.key
+    generation = stored.generation if is_pinned else ""
+    return ObjectMeta(key=key, uri=uri_below(store, key), size=stored.size, generation=generation)
+
+
 async def read_range(
     store: Store,
     stored: StoredObject,
@@ -212,12 +222,7 @@ async def read_range(
     if start == end:
         return 0
     block = stored.block_size
-    meta = ObjectMeta(
-        key=name,
-        uri=uri_below(store, name),
-        size=stored.size,
-        generation=stored.generation if is_pinned else "",
-    )
+    meta = meta_of(store, stored, key=name, is_pinned=is_pinned)
     first, last = start - start % block, min(stored.size, -(-end // block) * block)
     inner, outer = -(-start // block) * block, end if end == stored.size else end - end % block
     if (first, last) == (start, end):

@@ -18,11 +18,10 @@ import msgspec
 import torch
 
 from aioflux._values.checksums import combine_crc32c, crc32c
-from aioflux._values.meta import ObjectMeta
 from aioflux.checkpoint._format.commit import StoredItem, StoredObject, plan_block_size
 from aioflux.checkpoint._format.safetensors import model_key, plan_layout
 from aioflux.checkpoint._save.items import tensor_memory
-from aioflux.checkpoint._store.objects import read_range, write_object
+from aioflux.checkpoint._store.objects import meta_of, read_range, write_object
 from aioflux.checkpoint.dcp._safetensors_plan import WriteKind
 from aioflux.errors import CheckpointError, ChecksumError
 
@@ -152,7 +151,7 @@ async def _compose(
     )
     block_size = plan_block_size(layout.size)
     blocks = _composed_blocks(layout.header, rows, block_size)
-    sources = [_meta(store, each) for each in (header, *(part.stored for part in rows))]
+    sources = [meta_of(store, each) for each in (header, *(part.stored for part in rows))]
     level = 0
     while len(sources) > _MAX_COMPOSED:
         level += 1
@@ -197,15 +196,6 @@ def _composed_blocks(
         checksums += part.checksums
         at += part.stored.size
     return join_checksums(checksums, block_size)
-
-
-def _meta(store: Store, stored: StoredObject) -> ObjectMeta:
-    return ObjectMeta(
-        key=stored.key,
-        uri=f"{store.uri}{stored.key}",
-        size=stored.size,
-        generation=stored.generation,
-    )
 
 
 async def _assemble(

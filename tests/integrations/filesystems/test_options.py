@@ -11,7 +11,8 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 
 import aioflux
-from aioflux._auth.google import AnonymousToken, GoogleToken, ProvidedToken, open_token
+from aioflux._auth.access_token import AnonymousToken, ProvidedToken
+from aioflux._auth.google import GoogleToken, open_token
 from aioflux.integrations.fsspec import (
     AzureFileSystem,
     GSFileSystem,
