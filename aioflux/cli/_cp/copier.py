@@ -13,7 +13,6 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from aioflux._concurrency.fan_out import bounded_map
-from aioflux.cli._cp.local_files import SKIPPED
 from aioflux.cli._cp.objects import StandardStreams, StoreObjects
 from aioflux.cli._cp.plan import Batcher, Problem
 from aioflux.cli._text import describe, one_line
@@ -109,28 +108,29 @@ class Copier:
         """Copy a large object; return its outcome and the bytes that were counted."""
         num_bytes = 0
         try:
-            async with self._target.open_writer(job) as writer:
-                if writer is not None:
-                    async with aclosing(self._source.pieces(job)) as pieces:
-                        async for piece in pieces:
-                            await writer.write(piece)
-                            num_bytes += len(piece)
-                            self._progress.advance(len(piece))
+            async with (
+                self._target.open_writer(job) as writer,
+                aclosing(self._source.pieces(job)) as pieces,
+            ):
+                async for piece in pieces:
+                    await writer.write(piece)
+                    num_bytes += len(piece)
+                    self._progress.advance(len(piece))
         except BrokenPipeError:
             raise
         except (StorageError, OSError, ValueError) as exc:
             return exc, num_bytes
-        return (SKIPPED if writer is None or writer.was_skipped else None), num_bytes
+        return None, num_bytes
 
     def _finish(self, job: CopyJob, outcome: Outcome, *, counted: int = 0) -> None:
         if outcome is None:
             self._progress.finish(job.size, counted=counted)
             return
         self._progress.drop(job.size, counted=counted)
-        if isinstance(outcome, Exception):
-            self._report.fail(_message(job, outcome))
-        else:
+        if isinstance(outcome, FileExistsError):  # AlreadyExistsError, too
             self._progress.num_skipped += 1
+        else:
+            self._report.fail(_message(job, outcome))
 
 
 def _message(job: CopyJob, error: Exception) -> str:

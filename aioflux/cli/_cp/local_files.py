@@ -25,13 +25,12 @@ if TYPE_CHECKING:
 
     from aioflux.cli._cp.plan import CopyJob
 
-__all__ = ["SKIPPED", "FileThreads", "FileWriter", "LocalFiles", "Outcome"]
+__all__ = ["FileThreads", "FileWriter", "LocalFiles", "Outcome"]
 
 T = TypeVar("T")
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
-SKIPPED = "skipped"
-Outcome: TypeAlias = "Exception | str | None"
-"""Result of one job: an error, SKIPPED if the target existed, None if the object was copied."""
+Outcome: TypeAlias = "Exception | None"
+"""Result of one job: None if the object was copied, FileExistsError if an existing one is kept."""
 
 _PIECE_BYTES = LARGE_BYTES
 
@@ -113,24 +112,25 @@ class LocalFiles:
                 outcomes.append(body)
                 continue
             try:
-                outcomes.append(self._write(job.write_to, body))
+                self._write(job.write_to, body)
+                outcomes.append(None)
             except (OSError, ValueError) as exc:
                 outcomes.append(exc)
         return outcomes
 
-    def _write(self, path: str, body: Buffer) -> Outcome:
+    def _write(self, path: str, body: Buffer) -> None:
         if path.endswith("/"):
             self._write_marker(path, body)
-            return None
+            return
         if self._keeps(path):
-            return SKIPPED
+            raise FileExistsError(path)
         descriptor, temporary = self._create_temporary(path)
         try:
             try:
                 _write_to(descriptor, body)
             finally:
                 os.close(descriptor)
-            return self._publish(temporary, path)
+            self._publish(temporary, path)
         except BaseException:
             _unlink(temporary)
             raise
@@ -174,22 +174,19 @@ class LocalFiles:
             os.close(descriptor)
 
     @asynccontextmanager
-    async def open_writer(self, job: CopyJob) -> AsyncIterator[FileWriter | None]:
+    async def open_writer(self, job: CopyJob) -> AsyncIterator[FileWriter]:
         """See CopyTarget."""
         path = job.write_to
         if self._keeps(path):
-            yield None
-            return
+            raise FileExistsError(path)
         # Not in a thread: the file that a cancelled call created would never be removed.
         descriptor, temporary = self._create_temporary(path)
         try:
             try:
-                writer = FileWriter(self._threads, descriptor)
-                yield writer
+                yield FileWriter(self._threads, descriptor)
             finally:
                 os.close(descriptor)
-            if await self._threads.run(self._publish, temporary, path) == SKIPPED:
-                writer.was_skipped = True
+            await self._threads.run(self._publish, temporary, path)
         except BaseException:
             _unlink(temporary)
             raise
@@ -218,18 +215,17 @@ class LocalFiles:
         temporary = f"{parent}/{TEMPORARY}{uuid.uuid4().hex}"
         return _create(temporary, None if mode is None else mode & 0o777), temporary
 
-    def _publish(self, temporary: str, path: str) -> Outcome:
-        """Rename a temporary file."""
+    def _publish(self, temporary: str, path: str) -> None:
+        """Rename a temporary file.
+
+        Raises:
+            FileExistsError: Another file has appeared at the path, and is kept.
+        """
         if not self._no_clobber:
             os.replace(temporary, path)
-            return None
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return SKIPPED
-        finally:
-            _unlink(temporary)
-        return None
+            return
+        os.link(temporary, path)
+        _unlink(temporary)
 
     def _reject_links(self, path: str) -> None:
         """Reject a directory that is reached through a link below the target."""
@@ -272,14 +268,9 @@ class LocalFiles:
 
 
 class FileWriter:
-    """A temporary file for the pieces of a large object.
-
-    Attributes:
-        was_skipped: Whether another file appeared at the target meanwhile, and was kept.
-    """
+    """A temporary file for the pieces of a large object."""
 
     def __init__(self, threads: FileThreads, descriptor: int) -> None:
-        self.was_skipped = False
         self._threads = threads
         self._descriptor = descriptor
 

@@ -9,10 +9,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflux._values.meta import ObjectMeta
-from aioflux.cli._cp.local_files import SKIPPED
 from aioflux.cli._ls import find
 from aioflux.cli._output import call_in_daemon_thread, write_stdout
-from aioflux.errors import AlreadyExistsError, StorageError
+from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
@@ -33,9 +32,7 @@ _TYPES = mimetypes.MimeTypes(filenames=())
 class CopyWriter(Protocol):
     """Writer of one large object, which appears when all pieces are written."""
 
-    was_skipped: bool
-
-    async def write(self, piece: Buffer) -> None:
+    async def write(self, piece: Buffer, /) -> object:
         """Write the next bytes; their memory may be reused when this returns."""
 
 
@@ -57,8 +54,8 @@ class CopyTarget(Protocol):
     ) -> list[Outcome]:
         """Write small objects whole; an error among the bodies is returned as the outcome."""
 
-    def open_writer(self, job: CopyJob) -> AbstractAsyncContextManager[CopyWriter | None]:
-        """Open a large object for writing; None if one exists and is kept."""
+    def open_writer(self, job: CopyJob) -> AbstractAsyncContextManager[CopyWriter]:
+        """Open a large object for writing; FileExistsError if one exists and is kept."""
 
     async def keeps(self, job: CopyJob) -> bool:
         """Return whether an object exists and is kept (`--no-clobber`)."""
@@ -103,61 +100,29 @@ class StoreObjects:
         written = iter(await _gather(calls))
         return [body if isinstance(body, Exception) else next(written) for body in bodies]
 
-    async def _write(self, job: CopyJob, body: Buffer) -> Outcome:
-        try:
-            await self.store.put(job.write_to, body, mode=self._mode, **_attributes(job))
-        except AlreadyExistsError:
-            return SKIPPED
-        return None
+    async def _write(self, job: CopyJob, body: Buffer) -> None:
+        await self.store.put(job.write_to, body, mode=self._mode, **_attributes(job))
 
     async def copy_many(self, jobs: Sequence[CopyJob]) -> list[Outcome]:
         """Copy objects within the bucket, on the service."""
         return await _gather([self._copy(job) for job in jobs])
 
-    async def _copy(self, job: CopyJob) -> Outcome:
-        try:
-            await self.store.copy(job.read_from, job.write_to, mode=self._mode)
-        except AlreadyExistsError:
-            return SKIPPED
-        return None
+    async def _copy(self, job: CopyJob) -> None:
+        await self.store.copy(job.read_from, job.write_to, mode=self._mode)
 
     @asynccontextmanager
-    async def open_writer(self, job: CopyJob) -> AsyncIterator[StoreWriter | None]:
+    async def open_writer(self, job: CopyJob) -> AsyncIterator[ObjectWriter]:
         """See CopyTarget."""
         if await self.keeps(job):
-            yield None
-            return
-        found: StoreWriter | None = None
-        try:
-            async with self.store.open_writer(
-                job.write_to, mode=self._mode, **_attributes(job)
-            ) as writer:
-                found = StoreWriter(writer)
-                yield found
-        except AlreadyExistsError:
-            if found is None:
-                raise
-            found.was_skipped = True
+            raise FileExistsError(job.target)
+        async with self.store.open_writer(
+            job.write_to, mode=self._mode, **_attributes(job)
+        ) as writer:
+            yield writer
 
     async def keeps(self, job: CopyJob) -> bool:
         """See CopyTarget."""
         return self._no_clobber and await find(self.store, job.write_to) is not None
-
-
-class StoreWriter:
-    """Writer of a large object of a store.
-
-    Attributes:
-        was_skipped: Whether another object appeared at the target meanwhile, and was kept.
-    """
-
-    def __init__(self, writer: ObjectWriter) -> None:
-        self.was_skipped = False
-        self._writer = writer
-
-    async def write(self, piece: Buffer) -> None:
-        """Write the next bytes."""
-        await self._writer.write(piece)
 
 
 def _attributes(job: CopyJob) -> dict[str, Any]:
@@ -187,8 +152,6 @@ def _guess_type(name: str) -> str:
 
 class StandardStreams:
     """Standard input as a source, standard output as a target."""
-
-    was_skipped = False
 
     async def read_many(self, jobs: Sequence[CopyJob]) -> list[Buffer | Exception]:
         """Not called: the size of a stream is unknown, so that it counts as large."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["SavedTag", "StoreSource", "find_all", "find_tag", "newest_valid"]
 
 
-class Source(Protocol):
+class TagSource(Protocol):
     """One tier that has a tag."""
 
     @property
@@ -140,7 +140,7 @@ class SavedTag:
     """The tag."""
     save_id: str
     """Id of the save; sorts by time."""
-    sources: list[Source] = field(default_factory=list)
+    sources: list[TagSource] = field(default_factory=list)
     """Its sources, the nearest first."""
 
     @property
