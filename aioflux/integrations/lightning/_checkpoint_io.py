@@ -271,7 +271,7 @@ async def _send(uri: str, staged: Staged, options: dict[str, Any]) -> None:
     of_write = {name: value for name, value in options.items() if name in _WRITE}
     async with (
         open_store(root, **of_store) as store,
-        store.open_writer(key, borrow=True, **of_write) as writer,
+        store.open_writer(key, zero_copy=True, **of_write) as writer,
     ):
         for view in staged.views():
             await writer.write(view)
