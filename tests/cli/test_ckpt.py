@@ -14,9 +14,7 @@ from datetime import UTC, datetime
 import pytest
 
 from aioflux import open_store
-from aioflux.checkpoint._format.commit import step_prefix
 from aioflux.checkpoint._maintain.history import SaveRecord, append
-from aioflux.checkpoint._maintain.verify import latest
 from tests.checkpoint.saves import METADATA, save_id, save_step
 from tests.cli.conftest import FAR_SECONDS
 from tests.cli.test_process import Terminal
@@ -48,7 +46,7 @@ def run(aioflux, bucket):
 
 
 def break_step(bucket, step):
-    prefix = f"run/{step_prefix(step)}"
+    prefix = f"run/step-{step:08d}/"
     key = next(key for key in bucket.contents() if key.startswith(prefix) and "distcp" in key)
     bucket.put(key, b"x" * 100_000)
     return f"{bucket.uri}/{key}"
@@ -265,7 +263,8 @@ def test_copy_continues_after_a_broken_step(aioflux, run, bucket) -> None:
     assert ended.status == 1
     assert broken in ended.err
     assert len(ended.lines) == 2
-    assert on(f"{bucket.uri}/copy", lambda store: latest(store, deep=True)) == 300
+    assert aioflux("ckpt", "verify", "--deep", f"{bucket.uri}/copy").status == 0
+    assert aioflux("ckpt", "show", f"{bucket.uri}/copy").lines[0].endswith("/step-00000300/")
 
 
 def test_copy_keeps_another_checkpoint_without_overwrite(aioflux, run, bucket) -> None:
