@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 import socket
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -194,15 +195,15 @@ async def test_new_tiers_count_before_old_stores_are_closed(trainer: TrainerConn
     await daemon.close()
 
 
-def test_a_copy_that_failed_can_be_repeated(inside: str, tmp_path: Path) -> None:
-    nm.init(inside, 1000, local_storage_path=tmp_path, memory_buffer_size=1)
+def test_a_copy_that_failed_can_be_repeated(
+    inside: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nm.init(inside, 1000, memory_buffer_size=1)
     checkpoint = nm.Checkpoint("a")
-    checkpoint.save("other", 1)
-    (directory,) = tmp_path.iterdir()
-    directory.rename(tmp_path / "away")
-    with pytest.raises(CheckpointError, match="NEBULA_MEMORY_BUFFER_SIZE"):
-        checkpoint.save("model", state_of(1))
-    (tmp_path / "away").rename(directory)
+    with monkeypatch.context() as patched:
+        patched.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+        with pytest.raises(CheckpointError, match="NEBULA_MEMORY_BUFFER_SIZE"):
+            checkpoint.save("model", state_of(1))
     checkpoint.save("model", state_of(1))
     assert is_state_of(1, checkpoint.load("model"))
 
