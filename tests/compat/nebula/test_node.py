@@ -229,6 +229,7 @@ def test_a_forked_process_has_a_connection_of_its_own(node: Path, tmp_path: Path
         status = 1
         try:
             nm.Checkpoint("b").save("x", 2)
+            nm.flush_persistence()  # a newer tag may evict it from memory otherwise
             status = 0 if nm.Checkpoint("b").load("x") == 2 else 2
         finally:
             os._exit(status)
