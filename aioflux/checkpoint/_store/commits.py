@@ -176,7 +176,7 @@ async def read_commits(
     """
     keys = [as_prefix(prefix) + name for name in names]
     found: list[CommitObject] = []
-    async for batch in store.fetch_batches(keys, return_exceptions=True):
+    async for batch in store.try_fetch_batches(keys):
         for each in batch:
             if each[0] is not None:
                 found.append(_decode(*each))

@@ -198,7 +198,7 @@ class Moving(Looking):
         found: dict[str, Any] = {}
         for places in groups.values():
             keys = [place.key for place in places]
-            batches = self.store(places[0]).fetch_batches(keys, return_exceptions=True)
+            batches = self.store(places[0]).try_fetch_batches(keys)
             results = [outcome async for batch in batches for outcome in batch]
             for place, (meta, data) in zip(places, results, strict=True):
                 if meta is not None or on_error == "return":
