@@ -34,7 +34,7 @@ CHECKPOINT_PARTS = (
     "checkpoint._save.tag_save"
 )
 STORE = "errors options _values.* store"
-BLOCKING = f"{STORE} sync _bridge _files"
+BLOCKING = f"{STORE} sync _bridge _files _store_cache"
 
 MAY_IMPORT: dict[str, str] = {
     # from the ground up
@@ -59,6 +59,7 @@ MAY_IMPORT: dict[str, str] = {
     "store": ("errors options _values.* _concurrency.* _services.base _services.open _transfer.*"),
     "_bridge": "store _concurrency.* _transfer.sessions",
     "_files": "_bridge store _values.*",
+    "_store_cache": "",
     "sync": f"{STORE} _bridge _transfer.get_ranges",
     # upon the store
     "data": BLOCKING,
