@@ -56,7 +56,7 @@ def test_the_loop_ends_last_and_workers_end_before_torch_forgets_them(modules: l
     at_exit = [module for kind, module, _ in registered if kind == "exit"]
     for before, after in (
         ("aioflux._bridge", "aioflux.checkpoint._checkpointer"),
-        ("aioflux._bridge", "aioflux.integrations.fsspec._stores"),
+        ("aioflux._bridge", "aioflux.integrations.fsspec._filesystem"),
         ("torch.utils.data._utils", "aioflux.data._worker_exit"),
     ):
         assert at_exit.index(before) < at_exit.index(after)

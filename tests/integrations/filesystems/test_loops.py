@@ -15,7 +15,6 @@ from fsspec.generic import GenericFileSystem
 from google.oauth2.credentials import Credentials
 
 import aioflux
-from aioflux import _bridge
 from aioflux.integrations.fsspec import GSFileSystem, register
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ async def test_coroutines_run_on_the_loop_that_awaits_them(shared: GCSServer, bu
         await fs._pipe_file(f"{bucket}/a", b"data")
         assert await fs._cat_file(f"{bucket}/a") == b"data"
         assert await fs._ls(bucket, detail=False) == [f"{bucket}/a"]
-        store = fs.store(fs.place(bucket))
+        store = fs._store(fs._split(bucket))
         assert [each for each, _ in store._sessions.open_sessions()] == [asyncio.get_running_loop()]
     assert store._sessions.open_sessions() == []
 
@@ -69,7 +68,7 @@ def test_a_loop_of_the_caller(shared: GCSServer, bucket: str) -> None:
         assert fs.loop is loop
         fs.pipe_file(f"{bucket}/a", b"data")
         assert list(fs.walk(bucket)) == [(bucket, [], ["a"])]
-        assert loop in fs.store(fs.place(bucket))._sessions
+        assert loop in fs._store(fs._split(bucket))._sessions
         sync(loop, fs.aclose)
     finally:
         loop.call_soon_threadsafe(loop.stop)
@@ -77,9 +76,10 @@ def test_a_loop_of_the_caller(shared: GCSServer, bucket: str) -> None:
         loop.close()
 
 
-def test_the_loop_is_that_of_the_bridge(fs: GSFileSystem, bucket: str) -> None:
+def test_fsspec_may_run_coroutines_on_the_loop_of_blocking_calls(
+    fs: GSFileSystem, bucket: str
+) -> None:
     fs.pipe_file(f"{bucket}/a", b"data")
-    assert fs.loop is _bridge.background_loop()
     assert sync(fs.loop, fs._cat_file, f"{bucket}/a") == b"data"
 
 
@@ -150,7 +150,7 @@ def test_a_pickle_keeps_the_options(shared: GCSServer, bucket: str) -> None:
     assert copy == fs
     copy.clear_instance_cache()
     copy = pickle.loads(pickle.dumps(copy))
-    assert copy.store(copy.place(bucket)).transfer == transfer
+    assert copy.options["transfer"] == transfer
     assert copy.batch_size == 7
 
 

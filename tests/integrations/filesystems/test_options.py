@@ -114,7 +114,7 @@ def test_ways_to_sign_in_that_are_not_there(token: str) -> None:
 
 def test_a_key_file_that_is_none(tmp_path: Path) -> None:
     file = tmp_path / "key.json"
-    with pytest.raises(FileNotFoundError, match="key file that is given as token="):
+    with pytest.raises(FileNotFoundError, match="no key file of the name given as token="):
         GSFileSystem(token=str(file))
     file.write_text("s3cret")
     with pytest.raises(ValueError, match="is not JSON") as failure:

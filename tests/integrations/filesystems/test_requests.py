@@ -190,8 +190,8 @@ async def test_ranges_from_the_end_begin_again_where_the_object_is_replaced(
     class Replacing(GSFileSystem):
         num_replaced = 1
 
-        def store(self, place: Any) -> Any:
-            store = super().store(place)
+        def _store(self, path: Any) -> Any:
+            store = super()._store(path)
             inner = store.head
 
             async def head(key: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import re
 import subprocess
@@ -14,13 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
+from fsspec.asyn import AsyncFileSystem
 from fsspec.callbacks import Callback
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.registry import _registry as registry
+from fsspec.spec import AbstractFileSystem
 
 import aioflux
-from aioflux.integrations.fsspec import GSFileSystem, LocalFileSystem, MemoryFileSystem, register
-from aioflux.integrations.fsspec._filesystem import SCHEMES
+from aioflux.integrations.fsspec import (
+    AzureFileSystem,
+    GSFileSystem,
+    LocalFileSystem,
+    MemoryFileSystem,
+    S3FileSystem,
+    register,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +37,10 @@ if TYPE_CHECKING:
     from aioflux.testing import GCSServer
 
 LARGE = 5 * 1024 * 1024 + 11
+SCHEMES = {
+    kind.scheme: kind
+    for kind in (GSFileSystem, S3FileSystem, AzureFileSystem, LocalFileSystem, MemoryFileSystem)
+}
 
 
 @pytest.fixture
@@ -94,7 +107,7 @@ def test_spellings_share_a_filesystem_and_schemes_do_not(registered: None) -> No
 
 @pytest.mark.parametrize("name", ["file", "memory", "abfs", "aioflux+gs"])
 def test_other_protocols_are_not_taken_over(name: str) -> None:
-    with pytest.raises(ValueError, match="can take over gs, gcs"):
+    with pytest.raises(ValueError, match="can replace gs, gcs"):
         register(replace=(name,))
 
 
@@ -140,7 +153,9 @@ def test_without_fsspec_it_says_what_to_install() -> None:
 
 def test_policies_may_be_mappings(shared: GCSServer, bucket: str) -> None:
     fs = GSFileSystem(endpoint_url=shared.url, transfer={"max_in_flight": 3}, retry={})
-    assert fs.store(fs.place(bucket)).transfer == aioflux.TransferOptions(max_in_flight=3)
+    fs.pipe_file(f"{bucket}/a", b"data")
+    assert fs.options["transfer"] == aioflux.TransferOptions(max_in_flight=3)
+    assert fs.options["retry"] == aioflux.RetryPolicy()
 
 
 def test_paths_that_name_nothing_are_refused(fs: GSFileSystem) -> None:
@@ -277,6 +292,28 @@ def test_moves(shared: GCSServer, fs: GSFileSystem, bucket: str) -> None:
         fs.mv(f"{bucket}/x", f"{bucket}/y")
     with pytest.raises(IsADirectoryError):
         fs.mv_file(f"{bucket}/moved", f"{bucket}/y")
+
+
+def test_every_coroutine_of_fsspec_has_a_blocking_method(fs: GSFileSystem) -> None:
+    """Those that fsspec adds to a filesystem by itself, if it may."""
+    for name in dir(AsyncFileSystem):
+        blocking = getattr(AbstractFileSystem, name[1:], None)
+        is_coroutine = inspect.iscoroutinefunction(getattr(fs, name, None))
+        if name.startswith("_") and blocking is not None and is_coroutine:
+            assert getattr(type(fs), name[1:]) is not blocking, name
+
+
+def test_names_that_fsspec_gives_to_other_methods(
+    shared: GCSServer, fs: GSFileSystem, bucket: str
+) -> None:
+    fs.pipe({f"{bucket}/{key}": b"" for key in ("a", "d/b")})
+    assert "b" in fs.tree(bucket)
+    fs.cp(f"{bucket}/a", f"{bucket}/c")
+    fs.delete(f"{bucket}/a")
+    fs.rename(f"{bucket}/c", f"{bucket}/e")
+    assert shared.keys(bucket) == ["d/b", "e"]
+    assert fs.stat(f"{bucket}/e") == fs.info(f"{bucket}/e")
+    assert fs.disk_usage(bucket) == 0
 
 
 @pytest.mark.parametrize("size", [10, LARGE], ids=["small", "large"])
