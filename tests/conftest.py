@@ -18,7 +18,7 @@ from aioflux._transfer import conditions as _conditions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.integrations.lightning.zygote import Zygote
+    from tests.integrations.lightning.fork_server import ForkServer
     from tests.servers.azurite import Azurite
     from tests.servers.conditions import ConditionsGateway
     from tests.servers.moto import Moto
@@ -116,12 +116,12 @@ def rclone() -> Iterator[Rclone]:
 
 
 @pytest.fixture(scope="session")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """A process that forks others; started once, since Lightning takes its time to import."""
-    from tests.integrations.lightning.zygote import Zygote
+    from tests.integrations.lightning.fork_server import ForkServer
 
-    with Zygote(tmp_path_factory.mktemp("zygote")) as zygote:
-        yield zygote
+    with ForkServer(tmp_path_factory.mktemp("fork_server")) as fork_server:
+        yield fork_server
 
 
 @pytest.fixture(scope="session")

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.compat.conftest import Bucket
-    from tests.integrations.lightning.zygote import Zygote
+    from tests.integrations.lightning.fork_server import ForkServer
 
 
-def test_two_ranks_save_shards_and_resume(bucket: Bucket, zygote: Zygote, tmp_path: Path) -> None:
+def test_two_ranks_save_shards_and_resume(
+    bucket: Bucket, fork_server: ForkServer, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     with meeting_port() as port:
-        ended = zygote.run(
+        ended = fork_server.run(
             "tests.compat.fsdp_task:train_and_tell",
             str(tmp_path),
             log=log,

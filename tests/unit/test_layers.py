@@ -87,7 +87,7 @@ MAY_IMPORT: dict[str, str] = {
     "integrations.fsspec": BLOCKING,
     "integrations.lightning": (
         f"{BLOCKING} checkpoint checkpoint.dcp checkpoint._format.commit "
-        "checkpoint._save.save checkpoint._store.mapping checkpoint._store.target "
+        "checkpoint._save.save checkpoint._store.mapping "
         "integrations.fsspec"
     ),
     "integrations.deepspeed": f"{BLOCKING} {CHECKPOINT_PARTS}",

@@ -98,7 +98,7 @@ _MAX_OBJECTS: Final = 128
 _CLOSE_SECONDS: Final = 5.0
 """Time that connections on fsspec's own loop have to close at the end of the process."""
 
-_LABELS: Final = ("content_type", "metadata")
+_LABELS: tuple[str, ...] = ("content_type", "metadata")
 
 
 @add_blocking_methods

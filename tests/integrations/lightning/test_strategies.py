@@ -13,7 +13,7 @@ from tests.integrations.lightning.tiny import OF_LIGHTNING, fit
 from tests.meeting import meeting_port
 
 if TYPE_CHECKING:
-    from tests.integrations.lightning.zygote import Zygote
+    from tests.integrations.lightning.fork_server import ForkServer
 
 # Two ranks train two dozen times before the first test, and wait for each other all the time.
 pytestmark = [*OF_LIGHTNING, pytest.mark.timeout(900)]
@@ -30,7 +30,7 @@ class Ranks(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def ranks(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+def ranks(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     directory = tmp_path_factory.mktemp("ranks")
     log = directory / "log"
     with GCSServer(buckets=("bucket",)) as server, meeting_port() as port:
@@ -38,7 +38,7 @@ def ranks(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
         whole, _ = fit(4, plugin, [], enable_checkpointing=False)
         whole.save_checkpoint("gs://bucket/whole.ckpt")
         server.faults.add("*insert*", status=403, key="run/*/refused/*/__1_0.distcp")
-        ended = zygote.run(
+        ended = fork_server.run(
             "shard",
             "gs://bucket/run",
             str(directory),

@@ -1,7 +1,7 @@
-"""Processes that need not import Lightning each for itself, which takes 8 s.
+"""Processes forked from one that has imported Lightning, which takes 8 s.
 
-`python -m tests.integrations.lightning.zygote` imports it once, and forks for each line of JSON on
-its standard input: `{"job": "killed", "args": [...], "env": {...}, "num_ranks": 1, "log": path}`.
+`python -m tests.integrations.lightning.fork_server` imports it once, and forks for each line of JSON
+on its standard input: `{"job": "killed", "args": [...], "env": {...}, "num_ranks": 1, "log": path}`.
 It answers with the exit statuses of the ranks. A job is a function of `jobs`, or of another module:
 `package.module:name`.
 """
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Self
 
 
-class Zygote:
-    """The process, from outside."""
+class ForkServer:
+    """The fork server, as its client sees it."""
 
     def __init__(self, directory: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integrations.lightning.zygote"],
+            [sys.executable, "-m", "tests.integrations.lightning.fork_server"],
             cwd=Path(__file__).parents[3],
             env={
                 **os.environ,
@@ -69,7 +69,7 @@ def run_rank(request: dict[str, Any], rank: int) -> None:
         job = getattr(importlib.import_module(module), name) if module else getattr(jobs, name)
         job(*request["args"])
         status = 0
-    except BaseException:  # told in the log
+    except BaseException:  # printed to the log
         traceback.print_exc()
     finally:
         sys.stdout.flush()

@@ -15,8 +15,8 @@ import torch
 import aioflux
 from aioflux import RetryPolicy
 from aioflux.integrations.lightning import AiofluxCheckpointIO
-from aioflux.integrations.lightning._background_writer import Background
-from aioflux.integrations.lightning._staged_checkpoint import Slabs, Staged
+from aioflux.integrations.lightning._background_writer import BackgroundWriter
+from aioflux.integrations.lightning._serialized_copy import MemoryPool, SerializedCopy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +34,8 @@ def failing(message: str = "no room") -> Callable[[], None]:
     return work
 
 
-def test_all_is_done_in_the_order_it_was_given() -> None:
-    background, done = Background(max_pending=9), []
+def test_work_runs_in_the_order_of_submission() -> None:
+    background, done = BackgroundWriter(max_pending=9), []
     for number in range(3):
         background.write(f"gs://b/{number}", lambda number=number: done.append(("write", number)))
         background.remove(f"gs://b/{number}", lambda number=number: done.append(("remove", number)))
@@ -43,14 +43,14 @@ def test_all_is_done_in_the_order_it_was_given() -> None:
     assert done == [(kind, number) for number in range(3) for kind in ("write", "remove")]
 
 
-def test_another_write_waits_for_room() -> None:
-    background, gate = Background(max_pending=2), Event()
+def test_another_write_waits_for_a_slot() -> None:
+    background, gate = BackgroundWriter(max_pending=2), Event()
     with ThreadPoolExecutor(1) as other:
         background.write("gs://b/1", gate.wait)
-        background.make_room()
+        background.wait_for_slot()
         background.write("gs://b/2", gate.wait)
-        background.remove("gs://b/0", gate.wait)  # takes no memory, and no room
-        waiting = other.submit(background.make_room)
+        background.remove("gs://b/0", gate.wait)  # takes no memory, and no slot
+        waiting = other.submit(background.wait_for_slot)
         assert not waiting.done()
         with pytest.raises(TimeoutError):
             waiting.result(0.3)
@@ -60,7 +60,7 @@ def test_another_write_waits_for_room() -> None:
 
 
 def test_a_failed_write_keeps_what_it_was_to_replace(caplog: pytest.LogCaptureFixture) -> None:
-    background, removed = Background(max_pending=9), []
+    background, removed = BackgroundWriter(max_pending=9), []
     background.write("gs://b/new", failing())
     background.remove("gs://b/old", lambda: removed.append("old"))
     background.write("gs://b/newer", lambda: None)
@@ -70,11 +70,11 @@ def test_a_failed_write_keeps_what_it_was_to_replace(caplog: pytest.LogCaptureFi
     assert removed == ["older"]
     assert "gs://b/new could not be stored: no room" in caplog.text
     assert "gs://b/old is kept" in caplog.text
-    background.close()  # told once
+    background.close()  # raised once
 
 
 def test_errors_surface_at_the_next_save_and_at_the_end_with_those_that_followed() -> None:
-    background = Background(max_pending=9)
+    background = BackgroundWriter(max_pending=9)
     background.write("gs://b/1", failing("first"))
     background.write("gs://b/2", failing("second"))
     with pytest.raises(OSError, match="first") as caught:
@@ -87,11 +87,11 @@ def test_errors_surface_at_the_next_save_and_at_the_end_with_those_that_followed
     while background.is_pending("gs://b/4"):
         time.sleep(0.001)
     with ThreadPoolExecutor(1) as other, pytest.raises(OSError, match="fourth"):
-        other.submit(background.make_room).result(30)
+        other.submit(background.wait_for_slot).result(30)
 
 
-def test_a_removal_that_fails_is_told() -> None:
-    background = Background(max_pending=1)
+def test_a_removal_that_fails_is_raised() -> None:
+    background = BackgroundWriter(max_pending=1)
     background.write("gs://b/new", lambda: None)
     background.remove("gs://b/old", failing("forbidden"))
     with pytest.raises(OSError, match="forbidden"):
@@ -99,9 +99,9 @@ def test_a_removal_that_fails_is_told() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_begins_anew() -> None:
+def test_a_forked_child_starts_its_own_thread() -> None:
     """The thread of the parent does not run there."""
-    background, gate = Background(max_pending=1), Event()
+    background, gate = BackgroundWriter(max_pending=1), Event()
     background.write("gs://b/1", gate.wait)
     child = os.fork()
     if not child:
@@ -114,7 +114,7 @@ def test_a_forked_child_begins_anew() -> None:
     background.close()
 
 
-def test_what_is_stored_is_what_it_was_when_it_was_saved(server: GCSServer) -> None:
+def test_a_checkpoint_is_stored_as_it_was_when_it_was_saved(server: GCSServer) -> None:
     """Tensors, what shares their memory, and plain objects."""
     plugin = AiofluxCheckpointIO(background=True, retry=KEEP_TRYING)
     weight = torch.zeros(100, 100)
@@ -133,7 +133,7 @@ def test_what_is_stored_is_what_it_was_when_it_was_saved(server: GCSServer) -> N
     plugin.teardown()
 
 
-def test_what_cannot_be_pickled_is_told_where_it_is_saved(server: GCSServer) -> None:
+def test_an_object_that_cannot_be_pickled_fails_its_save(server: GCSServer) -> None:
     plugin = AiofluxCheckpointIO(background=True)
     with pytest.raises(AttributeError, match="local object"):
         plugin.save_checkpoint({"hook": lambda: None}, NEW)
@@ -141,20 +141,20 @@ def test_what_cannot_be_pickled_is_told_where_it_is_saved(server: GCSServer) -> 
     assert server.keys("bucket") == []
 
 
-def test_memory_is_used_again() -> None:
-    slabs = Slabs()
-    first = Staged.of({"weight": torch.ones(10_000_000)}, slabs)
+def test_memory_is_reused() -> None:
+    memory = MemoryPool()
+    first = SerializedCopy.of({"weight": torch.ones(10_000_000)}, memory)
     assert first.num_bytes > 40_000_000
-    taken = {id(slab) for slab in first._taken}
+    slabs = {id(view.obj) for view in first.views()}
     first.release()
-    second = Staged.of({"weight": torch.ones(10_000_000)}, slabs)
-    assert {id(slab) for slab in second._taken} == taken
+    second = SerializedCopy.of({"weight": torch.ones(10_000_000)}, memory)
+    assert {id(view.obj) for view in second.views()} == slabs
     joined = b"".join(second.views())
     assert len(joined) == second.num_bytes
     assert joined[:4] == b"PK\x03\x04"
 
 
-def test_what_could_not_be_stored_is_raised_at_the_end_and_the_older_one_stays(
+def test_a_failed_save_is_raised_at_the_end_and_the_older_checkpoint_stays(
     server: GCSServer,
 ) -> None:
     plugin = AiofluxCheckpointIO(background=True)
@@ -172,7 +172,7 @@ def test_what_could_not_be_stored_is_raised_at_the_end_and_the_older_one_stays(
     assert server.keys("bucket") == ["run/new.ckpt"]
 
 
-def test_a_copy_on_the_service_keeps_its_turn(server: GCSServer) -> None:
+def test_a_copy_on_the_service_waits_for_earlier_saves(server: GCSServer) -> None:
     plugin = AiofluxCheckpointIO(background=True)
     plugin.save_checkpoint({"step": 1}, OLD)
     plugin.copy_checkpoint(OLD, NEW)
