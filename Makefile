@@ -30,7 +30,7 @@ COVERAGE := --cov --cov-report= --cov-fail-under=0
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-failed lint perf perf-loading perf-s3 clean
+.PHONY: help demo test test-more lint perf perf-loading perf-s3 clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/'
@@ -38,20 +38,14 @@ help:  ## Show this list.
 demo: $(VENV)/.installed-demo  ## Run the quickstart against a server that it starts itself.
 	$(BIN)/python examples/quickstart/quickstart.py
 
-# Many tests start processes, kill them and wait for what others do; a machine that stops for seconds
-# may fail one. Like CPython's own runner with --rerun, what failed runs once more, alone, and both
-# runs are shown; where the second fails as well, so does this. What an earlier `make test` left is
-# forgotten first: a run that breaks off before it says what failed leaves nothing to run again.
-test: lint $(VENV)/.installed-azurite $(VENV)/.installed-deepspeed  ## Lint, type-check and run every test, with branch coverage.
+test: lint $(VENV)/.installed-test  ## Lint, type-check and run the tests that decide on a change, with branch coverage.
 	$(BIN)/python -m coverage erase
-	rm -f .pytest_cache/v/cache/lastfailed
-	$(BIN)/python -m pytest $(PYTEST_ARGS) $(COVERAGE) || { test $$? -eq 1 && $(MAKE) --no-print-directory test-failed; }
+	$(BIN)/python -m pytest $(PYTEST_ARGS) $(COVERAGE) -m 'not more'
 	$(BIN)/python -m coverage report
 	$(BIN)/python -m coverage report --fail-under=100 --include='$(subst $(empty) $(empty),$(comma),$(strip $(PURE)))'
 
-test-failed: $(VENV)/.installed-test  ## Run the tests once more that failed in the run before.
-	@echo 'Once more, alone: the tests that failed.'
-	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -v $(COVERAGE) --cov-append
+test-more: $(VENV)/.installed-azurite $(VENV)/.installed-deepspeed  ## Run storms, rounds, examples and tests against servers of other projects.
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m more
 
 lint: $(VENV)/.installed-test  ## Check style, format and types.
 	$(BIN)/ruff check .
@@ -86,7 +80,7 @@ $(VENV)/.installed-test: $(VENV)/.created pyproject.toml constraints.txt
 	@touch $@
 
 # The one server of the tests that pip does not bring.
-$(VENV)/.installed-azurite: $(VENV)/.created tests/servers/azurite/package-lock.json
+$(VENV)/.installed-azurite: $(VENV)/.installed-test tests/servers/azurite/package-lock.json
 	npm ci --silent --no-audit --no-fund --prefix tests/servers/azurite \
 	    || echo 'Azurite is not there, for want of npm or its registry: its tests are skipped'
 	@touch $@

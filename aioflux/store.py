@@ -39,10 +39,11 @@ from aioflux._transfer.arguments import (
 )
 from aioflux._transfer.get_many import fetch_many, try_many
 from aioflux._transfer.get_ranges import MAX_GAP_BYTES, fetch_ranges
+from aioflux._transfer.put import write_request
 from aioflux._transfer.reader import ObjectReader
 from aioflux._transfer.sessions import Sessions
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
-from aioflux._transfer.writer import ObjectWriter, WriteRequest
+from aioflux._transfer.writer import ObjectWriter
 from aioflux._transfer.zero_copy_writer import BorrowingWriter
 from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
 from aioflux._values.uri import Location, parse_uri
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     )
     from types import TracebackType
 
+    from aioflux._services.base import WriteRequest
     from aioflux._transfer.get_many import FetchedBatch
     from aioflux._values.listing import Listing
     from aioflux._values.stats import ProgressHook, StoreStats
@@ -699,7 +701,7 @@ class Store:
         condition = self._request("any", mode, None, "", None).precondition
 
         async def one(pair: tuple[str, Buffer]) -> ObjectMeta:
-            request = WriteRequest(parse_key(pair[0])[0], condition)
+            request = write_request(parse_key(pair[0])[0], condition)
             return await _writer.put(session, request, memoryview(pair[1]).cast("B"))
 
         stored = bounded_map(one, pairs, max_in_flight=self.transfer.max_in_flight, ordered=False)
@@ -921,7 +923,7 @@ class Store:
     ) -> WriteRequest:
         check_mode(mode, if_generation_match)
         check_metadata(content_type, metadata)
-        return WriteRequest(
+        return write_request(
             parse_key(key)[0],
             Precondition(if_generation_match=if_generation_match, if_absent=mode == "create"),
             content_type,

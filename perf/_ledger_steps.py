@@ -21,6 +21,7 @@ import aioflux
 from aioflux import Timeouts
 from aioflux._http import FixedHeaders, Origin, Pool
 from aioflux._http.codec import encode_head, parse_head
+from aioflux._services.base import ReadRequest
 from aioflux._values.checksums import crc32c
 from aioflux.store import sessions_of
 
@@ -301,7 +302,7 @@ class _ServiceReader:
         self._reads, self._session, self._turn = reads, session, turn
         self._service: Service = session.service
         self._verifies, self._limits = verifies, limits
-        self._key, self._began = "", 0.0
+        self._request, self._began = ReadRequest(""), 0.0
         self._exchange: Any = None
 
     def start(self) -> None:
@@ -310,11 +311,11 @@ class _ServiceReader:
         if key is None:
             return
         size = self._reads.size_bytes
-        self._key = key
+        self._request = ReadRequest(key, "", 0, size)
         if self._limits and self._session.limits.take(size) is None:
             self._turn.fail(RuntimeError("no place is free"))
             return
-        self._exchange = self._service.begin_get(key, generation="", end=size, waiter=self)
+        self._exchange = self._service.begin_get(self._request, self)
         if self._exchange is None:
             self._turn.fail(RuntimeError("no connection is idle"))
         elif self._limits:
@@ -332,12 +333,12 @@ class _ServiceReader:
         """See Waiter."""
         size, exchange, self._exchange = self._reads.size_bytes, self._exchange, None
         try:
-            body = self._service.end_get(self._key, exchange, result, generation="", end=size)
+            body = self._service.end_get(self._request, exchange, result)
         except aioflux.StorageError as exc:  # here is no caller to raise it to
             self._turn.fail(exc)
             return
         if self._limits:
-            self._session.succeeded(self._key, body, size, self._began)
+            self._session.succeeded(self._request.key, body, size, self._began)
         if body is None or body.size != size:
             self._turn.fail(ValueError("another object came"))
         elif self._verifies and crc32c(body.data) != body.crc32c:
@@ -426,7 +427,7 @@ async def _session(reads: Reads, stack: AsyncExitStack) -> Session:
     store = await stack.enter_async_context(_store(reads))
     session = sessions_of(store).current()
     key = next(reads.each_key())
-    await asyncio.gather(*(session.service.get(key) for _ in range(reads.in_flight)))
+    await asyncio.gather(*(session.service.get(ReadRequest(key)) for _ in range(reads.in_flight)))
     return session
 
 

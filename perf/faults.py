@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server._app import Hook
+from aioflux.testing.gcs_server import Hook
 from perf.faulty_reads import MIB, OURS, PEERS, WARM_UP, WARM_UP_BYTES, Call, Read
 
 if TYPE_CHECKING:
-    from aioflux.testing.gcs_server._messages import Request, Response
+    from aioflux.testing.gcs_server import Request, Response
 
 __all__ = ["FAULTS", "Overwriter", "contents", "order"]
 

@@ -49,6 +49,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("cloud", marker.args, indirect=True)
 
 
+SERVERS = {"azurite", "ceph_like_server", "ignoring_server", "moto", "rclone", "seaweedfs"}
+"""Fixtures that start servers of other projects."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a server of another project as `more`: `make test-more` runs it."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        cloud = callspec.params.get("cloud", "gs") if callspec is not None else "gs"
+        if cloud != "gs" or SERVERS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.more)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def empty_memory() -> Iterator[None]:
     """Forget at a module's end what it left below `memory://`, which lives as long as a process."""
@@ -117,7 +130,7 @@ def rclone() -> Iterator[Rclone]:
 
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    """A process that forks others; started once, since Lightning takes its time to import."""
+    """A process that forks others; started once, since it takes seconds to import Lightning."""
     from tests.integrations.lightning.fork_server import ForkServer
 
     with ForkServer(tmp_path_factory.mktemp("fork_server")) as fork_server:

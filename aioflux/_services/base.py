@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,11 +24,14 @@ __all__ = [
     "Capabilities",
     "Exchange",
     "Into",
+    "ListRequest",
     "Page",
     "Precondition",
+    "ReadRequest",
     "Service",
     "Source",
     "UploadedPart",
+    "WriteRequest",
 ]
 
 Into: TypeAlias = "memoryview | Callable[[int], memoryview]"
@@ -104,6 +107,59 @@ class Precondition:
 
     def __bool__(self) -> bool:
         return self.if_absent or self.if_generation_match is not None
+
+
+class ReadRequest(NamedTuple):
+    """The bytes `[start, end)` of an object.
+
+    A named tuple, since each read makes one: a frozen dataclass takes 0.6 microseconds, this 0.2.
+    """
+
+    key: str
+    """Key of the object."""
+    generation: str = ""
+    """Generation that is read, and no other; empty for the current one."""
+    start: int = 0
+    """First byte."""
+    end: int | None = None
+    """One past the last byte; beyond the end of the object, or None, it means the end."""
+
+
+_ALWAYS = Precondition()
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRequest:
+    """An object to write, and the condition of the write."""
+
+    key: str
+    """Key of the object."""
+    precondition: Precondition = _ALWAYS
+    """What must hold for the write."""
+    content_type: str = ""
+    """Media type; empty for the service's default."""
+    metadata: Mapping[str, str] | None = None
+    """The user's own metadata, names in lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListRequest:
+    """One page of the keys below `prefix`, within `[start_offset, end_offset)`."""
+
+    prefix: str
+    """Beginning of all keys."""
+    start_offset: str = ""
+    """First key."""
+    end_offset: str = ""
+    """Key before which the listing ends; empty for the end of the bucket."""
+    delimiter: str = ""
+    """Keys that continue beyond the first one of these are listed as a common prefix."""
+    match_glob: str = ""
+    """Pattern that keys match; set only for services that declare `match_glob`."""
+    page_token: str = ""
+    """Token of the page; empty for the first one."""
+    page_size: int | None = None
+    """Largest number of objects in the page; None for the service's own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,22 +267,11 @@ class Service(ABC):
         """Read the metadata of an object."""
 
     @abstractmethod
-    async def get(
-        self,
-        key: str,
-        *,
-        generation: str = "",
-        start: int = 0,
-        end: int | None = None,
-        into: Into | None = None,
-    ) -> Body:
-        """Read the bytes `[start, end)` of an object.
+    async def get(self, request: ReadRequest, *, into: Into | None = None) -> Body:
+        """Read bytes of an object.
 
         Args:
-            key: Name of the object.
-            generation: Read this generation and no other.
-            start: First byte.
-            end: One past the last byte; beyond the end of the object, or None, it means the end.
+            request: The bytes.
             into: Memory that takes the bytes; must hold as many as there are. A function is called
                 with their number, once at most, in any thread.
 
@@ -236,50 +281,47 @@ class Service(ABC):
                 are in `into`.
         """
 
-    def begin_get(self, key: str, *, generation: str, end: int, waiter: Waiter) -> Exchange | None:
-        """Begin what `get(key, generation=generation, end=end)` does, without a task.
+    def begin_get(self, request: ReadRequest, waiter: Waiter) -> Exchange | None:
+        """Begin what `get(request)` does, without a task.
 
-        The waiter is told of the answer, or of the error, and hands it to `end_get` or `fail_get`.
-        Whoever does not want to wait for it calls `drop_get` instead.
+        The waiter receives the response or the error, and passes it to `end_get` or `fail_get`.
+        `abort_get` ends the read before that.
+
+        Args:
+            request: The bytes: from the beginning of the object, and with an end.
+            waiter: Called when there is a response, or an error.
 
         Returns:
-            None where this cannot be done at once, or not at all; nothing is under way then.
+            None if this cannot be done at once, or not at all; nothing is under way then.
 
         Raises:
             ValueError: No object can have this key.
         """
         return None
 
-    def end_get(
-        self, key: str, exchange: Exchange, answer: Response, *, generation: str, end: int
-    ) -> Body | None:
-        """Make of an answer what `get` returns, or raise what it raises.
+    def end_get(self, request: ReadRequest, exchange: Exchange, response: Response) -> Body | None:
+        """Return what `get` returns for a response, or raise what it raises.
 
         Returns:
-            The bytes, of class `bytes`; None where `get` would have to ask for more.
+            The bytes, of class `bytes`; None if `get` would send another request.
         """
         raise NotImplementedError
 
-    def fail_get(self, key: str, exchange: Exchange, error: Exception) -> StorageError | None:
-        """Make of an error what `get` raises; None where it would send the same again at once."""
+    def fail_get(
+        self, request: ReadRequest, exchange: Exchange, error: Exception
+    ) -> StorageError | None:
+        """Return what `get` raises for an error; None if it would send the request again."""
         raise NotImplementedError
 
-    def drop_get(self, exchange: Exchange) -> None:
-        """End a read that nobody waits for."""
+    def abort_get(self, exchange: Exchange) -> None:
+        """End a read before its response."""
         raise NotImplementedError
 
     @abstractmethod
     async def put(
-        self,
-        key: str,
-        data: bytes | memoryview,
-        *,
-        crc32c: int | None,
-        precondition: Precondition,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
+        self, request: WriteRequest, data: bytes | memoryview, *, crc32c: int | None
     ) -> ObjectMeta:
-        """Write a whole object; the service compares `crc32c` where one is given."""
+        """Write a whole object; the service compares `crc32c` if one is given."""
 
     @abstractmethod
     async def delete(self, key: str, *, generation: str = "") -> None:
@@ -297,43 +339,20 @@ class Service(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    async def list_page(
-        self,
-        prefix: str,
-        *,
-        start_offset: str = "",
-        end_offset: str = "",
-        delimiter: str = "",
-        match_glob: str = "",
-        page_token: str = "",
-        page_size: int | None = None,
-    ) -> Page:
-        """Read one page of the keys below `prefix`, within `[start_offset, end_offset)`.
-
-        `match_glob` is given only to services that declare it.
-        """
+    async def list_page(self, request: ListRequest) -> Page:
+        """Read one page of a listing."""
 
     @abstractmethod
-    async def compose(
-        self,
-        key: str,
-        sources: Sequence[Source],
-        *,
-        precondition: Precondition,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
-    ) -> ObjectMeta:
-        """Concatenate objects of this bucket into `key`, on the service."""
+    async def compose(self, request: WriteRequest, sources: Sequence[Source]) -> ObjectMeta:
+        """Concatenate objects of this bucket into another, on the service."""
 
     @abstractmethod
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
         """Copy an object within the bucket, on the service."""
 
     @abstractmethod
-    async def initiate_upload(
-        self, key: str, *, content_type: str = "", metadata: Mapping[str, str] | None = None
-    ) -> str:
-        """Begin a multipart upload and return its id."""
+    async def initiate_upload(self, request: WriteRequest) -> str:
+        """Begin a multipart upload and return its id; `complete_upload` sends the precondition."""
 
     @abstractmethod
     async def put_part(
@@ -350,16 +369,15 @@ class Service(ABC):
 
     @abstractmethod
     async def complete_upload(
-        self,
-        key: str,
-        upload_id: str,
-        parts: Sequence[UploadedPart],
-        *,
-        precondition: Precondition,
+        self, request: WriteRequest, upload_id: str, parts: Sequence[UploadedPart]
     ) -> ObjectMeta:
         """Make the object of the parts visible, whole.
 
-        A precondition is given only to services that declare `conditional_complete`.
+        Args:
+            request: The request that initiated the upload. It has a precondition only if the
+                service declares `conditional_complete`.
+            upload_id: Id of the upload.
+            parts: Its parts, by number.
         """
 
     @abstractmethod

@@ -10,7 +10,7 @@ what is sent again, is in `sender`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from aioflux._http import ConnectionLostError, ProtocolError
 from aioflux._services.base import Body, Page, Service, UploadedPart
@@ -18,15 +18,22 @@ from aioflux._services.sender import READ, Terms
 from aioflux.errors import StorageError, TransientError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping, Sequence
+    from collections.abc import Awaitable, Sequence
 
     from aioflux._http import Response
-    from aioflux._services.base import Exchange, Into, Precondition, Source
+    from aioflux._services.base import (
+        Exchange,
+        Into,
+        ListRequest,
+        ReadRequest,
+        Source,
+        WriteRequest,
+    )
     from aioflux._services.lister import Lister
     from aioflux._services.sender import Sender
     from aioflux._values.meta import ObjectMeta
 
-__all__ = ["COMPLETE_SECONDS", "DELETE_SECONDS", "HTTPService", "ReadRequest", "is_too_long"]
+__all__ = ["COMPLETE_SECONDS", "DELETE_SECONDS", "EncodedRead", "HTTPService", "is_too_long"]
 
 COMPLETE_SECONDS = 600.0
 """Completing an upload of many parts, or copying an object, can take minutes
@@ -36,10 +43,17 @@ DELETE_SECONDS = 120.0
 emulator of Azure 10 s."""
 
 
-ReadRequest: TypeAlias = "tuple[bytes, Sequence[tuple[bytes, bytes]], bool, bool]"
-"""The request of one read: path and query, its own headers, whether a range is asked for, which may
-turn out to be past the end, and whether all is asked for where a range is wanted, in the hope that
-there is not more."""
+class EncodedRead(NamedTuple):
+    """A read as it is sent."""
+
+    target: bytes
+    """Path and query."""
+    headers: Sequence[tuple[bytes, bytes]]
+    """Headers of this request alone."""
+    has_range: bool
+    """It has a Range header; the range may turn out to be past the end of the object."""
+    is_guess: bool = False
+    """It reads all of the object for a range that is expected to hold all of it."""
 
 
 def is_too_long(error: BaseException | None) -> bool:
@@ -58,23 +72,11 @@ class HTTPService(Service):
     _lister: Lister[Any]
     """Reads listings, where the service does not list as the contract wants it."""
 
-    def __init__(self, *, root_uri: str, prefix: str) -> None:
-        super().__init__(root_uri=root_uri, prefix=prefix)
-        # Content type and metadata of the uploads under way, which no later answer repeats.
-        self._begun: dict[str, tuple[str, Mapping[str, str]]] = {}
-
     # --- reads ---------------------------------------------------------------------------
 
-    async def get(
-        self,
-        key: str,
-        *,
-        generation: str = "",
-        start: int = 0,
-        end: int | None = None,
-        into: Into | None = None,
-    ) -> Body:
-        target, headers, is_range, is_guess = self._read_request(key, generation, start, end)
+    async def get(self, request: ReadRequest, *, into: Into | None = None) -> Body:
+        key, generation, start, end = request
+        target, headers, has_range, is_guess = self._encode_read(request)
         try:
             response = await self._sender.send(
                 b"GET",
@@ -85,72 +87,71 @@ class HTTPService(Service):
                 into=bytes if into is None else into,
                 # Of a service that ignores the range, no more than was asked for is taken.
                 max_body_bytes=None if end is None else end - start,
-                accept=416 if is_range else 0,
+                accept=416 if has_range else 0,
                 terms=Terms(is_read=True, generation=generation) if generation else READ,
             )
         except StorageError as exc:
             if not (is_guess and is_too_long(exc.__cause__)):
                 raise
             self._guessed_wrong()
-            return await self.get(key, start=start, end=end, into=into)
+            return await self.get(request, into=into)
         try:
-            body = self._read_answer(key, response, start, end, generation)
+            body = self._decode_read(request, response)
         except ValueError as exc:
             raise self._unasked(key, response, exc) from exc
         if body is None:
-            return await self._look_again(key, generation, start)
-        check = self._check_whole(key, response, body, start)
+            return await self._look_again(request)
+        check = self._check_whole(request, response, body)
         if check is not None:
             await check
         return body
 
-    def end_get(
-        self, key: str, exchange: Exchange, answer: Response, *, generation: str, end: int
-    ) -> Body | None:
+    def end_get(self, request: ReadRequest, exchange: Exchange, response: Response) -> Body | None:
         signer = self._sender.end(exchange)
-        if 200 <= answer.status < 300 or answer.status == 416:
+        if 200 <= response.status < 300 or response.status == 416:
             try:
-                return self._read_answer(key, answer, 0, end, generation)
+                return self._decode_read(request, response)
             except ValueError as exc:
-                raise self._unasked(key, answer, exc) from exc
-        # A 401 is told all the same: who reads asks again then, and it counts as an attempt.
-        if self._sender.learn(answer, signer) and answer.status != 401:
+                raise self._unasked(request.key, response, exc) from exc
+        # A 401 is raised all the same: the caller sends it again, and it counts as an attempt.
+        if self._sender.learn(response, signer) and response.status != 401:
             return None
-        raise self._sender.refused(answer, "read", key, Terms(is_read=True, generation=generation))
+        terms = Terms(is_read=True, generation=request.generation)
+        raise self._sender.refused(response, "read", request.key, terms)
 
-    def fail_get(self, key: str, exchange: Exchange, error: Exception) -> StorageError | None:
+    def fail_get(
+        self, request: ReadRequest, exchange: Exchange, error: Exception
+    ) -> StorageError | None:
         self._sender.end(exchange)
         if isinstance(error, ConnectionLostError) and exchange.is_stale:
             return None
-        return self._sender.failed(error, "read", key)
+        return self._sender.failed(error, "read", request.key)
 
-    def drop_get(self, exchange: Exchange) -> None:
+    def abort_get(self, exchange: Exchange) -> None:
         exchange.abort()
         self._sender.end(exchange)
 
     @abstractmethod
-    def _read_request(self, key: str, generation: str, start: int, end: int | None) -> ReadRequest:
-        """Build the request that reads the bytes `[start, end)` of an object.
+    def _encode_read(self, request: ReadRequest) -> EncodedRead:
+        """Return a read as it is sent.
 
         Raises:
             ValueError: No object can have this key, or this generation.
         """
 
     @abstractmethod
-    def _read_answer(
-        self, key: str, response: Response, start: int, end: int | None, generation: str
-    ) -> Body | None:
-        """Make of an answer, 2xx or 416, what was read; None for a 416 that tells no size.
+    def _decode_read(self, request: ReadRequest, response: Response) -> Body | None:
+        """Return what a response, 2xx or 416, holds; None for a 416 without the object's size.
 
         Raises:
-            ValueError: It is another answer than the one that was asked for.
+            ValueError: It is not the response to this request.
         """
 
     def _guessed_wrong(self) -> None:
         """Take note that there was more than was hoped."""
 
     def _check_whole(
-        self, key: str, response: Response, body: Body, start: int
+        self, request: ReadRequest, response: Response, body: Body
     ) -> Awaitable[None] | None:
         """Return what compares bytes with what their answer tells of them, where that is left."""
         return None
@@ -163,13 +164,13 @@ class HTTPService(Service):
             f"could not read {uri}: {exc}", uri=uri, status=response.status, is_malformed=True
         )
 
-    async def _look_again(self, key: str, generation: str, start: int) -> Body:
+    async def _look_again(self, request: ReadRequest) -> Body:
         """Find out what a 416 means that does not tell the size of the object."""
-        meta = await self.head(key, generation=generation)
-        if meta.size > start:
+        meta = await self.head(request.key, generation=request.generation)
+        if meta.size > request.start:
             raise TransientError(
-                f"could not read {meta.uri}: the service says that byte {start} is past its end, "
-                f"and that it has {meta.size} bytes",
+                f"could not read {meta.uri}: the service says that byte {request.start} is past "
+                f"its end, and that it has {meta.size} bytes",
                 uri=meta.uri,
             )
         return Body(b"", meta.size, meta.generation, meta.crc32c, lambda: meta)
@@ -227,37 +228,12 @@ class HTTPService(Service):
         """
         return None
 
-    async def list_page(
-        self,
-        prefix: str,
-        *,
-        start_offset: str = "",
-        end_offset: str = "",
-        delimiter: str = "",
-        match_glob: str = "",
-        page_token: str = "",
-        page_size: int | None = None,
-    ) -> Page:
-        return await self._lister.page(
-            prefix,
-            start_offset=start_offset,
-            end_offset=end_offset,
-            delimiter=delimiter,
-            page_token=page_token,
-            size=page_size or self.capabilities.page_size,
-        )
+    async def list_page(self, request: ListRequest) -> Page:
+        return await self._lister.page(request, request.page_size or self.capabilities.page_size)
 
-    async def compose(
-        self,
-        key: str,
-        sources: Sequence[Source],
-        *,
-        precondition: Precondition,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
-    ) -> ObjectMeta:
-        """See base class. Services that cannot do it tell what to do instead."""
-        uri = self.uri(key)
+    async def compose(self, request: WriteRequest, sources: Sequence[Source]) -> ObjectMeta:
+        """See base class. The error of a service without it says what to do instead."""
+        uri = self.uri(request.key)
         raise UnsupportedError(f"could not compose {uri}: {self._no_compose}", uri=uri)
 
     # --- listings and the rest --------------------

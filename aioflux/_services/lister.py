@@ -10,7 +10,7 @@ from aioflux._services.sender import Sender
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aioflux._services.base import Page
+    from aioflux._services.base import ListRequest, Page
 
 __all__ = ["Lister"]
 
@@ -33,14 +33,5 @@ class Lister(ABC, Generic[S]):
         self._uri = uri
 
     @abstractmethod
-    async def page(
-        self,
-        prefix: str,
-        *,
-        start_offset: str,
-        end_offset: str,
-        delimiter: str,
-        page_token: str,
-        size: int,
-    ) -> Page:
+    async def page(self, request: ListRequest, size: int) -> Page:
         """Read one page of `size` objects at most; see `Service.list_page`."""

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
-from aioflux._services.base import Body, Capabilities, Page, Service, UploadedPart
+from aioflux._services.base import (
+    Body,
+    Capabilities,
+    Page,
+    Service,
+    UploadedPart,
+    WriteRequest,
+)
 from aioflux._values.meta import ObjectMeta, OpenUpload
 from aioflux._values.uri import check_name
 from aioflux.errors import ChecksumError, NotFoundError, PreconditionFailedError
@@ -22,7 +29,7 @@ from aioflux.errors import ChecksumError, NotFoundError, PreconditionFailedError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from aioflux._services.base import Into, Precondition, Source
+    from aioflux._services.base import Into, ListRequest, Precondition, ReadRequest, Source
 
 __all__ = ["MemoryBucket", "MemoryService", "memory_bucket"]
 
@@ -39,8 +46,6 @@ class _Stored:
 class _Upload:
     key: str
     parts: dict[int, bytes]
-    content_type: str
-    metadata: dict[str, str]
     initiated: datetime
 
 
@@ -141,16 +146,9 @@ class MemoryService(Service):
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
         return self._own(self._find(key, generation).meta)
 
-    async def get(
-        self,
-        key: str,
-        *,
-        generation: str = "",
-        start: int = 0,
-        end: int | None = None,
-        into: Into | None = None,
-    ) -> Body:
-        stored = self._find(key, generation)
+    async def get(self, request: ReadRequest, *, into: Into | None = None) -> Body:
+        _, _, start, end = request
+        stored = self._find(request.key, request.generation)
         part: bytes | memoryview = stored.data
         if start or end is not None:
             part = stored.data[start:end]
@@ -167,22 +165,21 @@ class MemoryService(Service):
         )
 
     async def put(
-        self,
-        key: str,
-        data: bytes | memoryview,
-        *,
-        crc32c: int | None,
-        precondition: Precondition,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
+        self, request: WriteRequest, data: bytes | memoryview, *, crc32c: int | None
     ) -> ObjectMeta:
         content = bytes(data)
-        self._compare(key, content, crc32c)
-        self._check(key, precondition)
-        whole = self._name(key)
-        return self._own(
-            self._bucket.store(whole, content, content_type=content_type, metadata=metadata)
+        self._compare(request.key, content, crc32c)
+        return self._store(request, content)
+
+    def _store(self, request: WriteRequest, content: bytes) -> ObjectMeta:
+        self._check(request.key, request.precondition)
+        stored = self._bucket.store(
+            self._name(request.key),
+            content,
+            content_type=request.content_type,
+            metadata=request.metadata,
         )
+        return self._own(stored)
 
     def _compare(self, key: str, content: bytes, crc32c: int | None) -> None:
         if crc32c is not None and google_crc32c.value(content) != crc32c:
@@ -200,21 +197,12 @@ class MemoryService(Service):
             )
         self._bucket.remove(self._prefix + key)
 
-    async def list_page(
-        self,
-        prefix: str,
-        *,
-        start_offset: str = "",
-        end_offset: str = "",
-        delimiter: str = "",
-        match_glob: str = "",
-        page_token: str = "",
-        page_size: int | None = None,
-    ) -> Page:
-        whole = self._prefix + prefix
+    async def list_page(self, request: ListRequest) -> Page:
+        whole = self._prefix + request.prefix
+        end_offset, delimiter = request.end_offset, request.delimiter
         keys = self._bucket.keys
-        low = max(whole, self._prefix + start_offset, page_token)
-        limit = page_size or self.capabilities.page_size
+        low = max(whole, self._prefix + request.start_offset, request.page_token)
+        limit = request.page_size or self.capabilities.page_size
         objects: list[ObjectMeta] = []
         prefixes: list[str] = []
         at = bisect_left(keys, low)
@@ -235,40 +223,19 @@ class MemoryService(Service):
                 at += 1
         return Page(objects, prefixes, "")
 
-    async def compose(
-        self,
-        key: str,
-        sources: Sequence[Source],
-        *,
-        precondition: Precondition,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
-    ) -> ObjectMeta:
+    async def compose(self, request: WriteRequest, sources: Sequence[Source]) -> ObjectMeta:
         content = b"".join(self._find(source.key, source.generation).data for source in sources)
-        self._check(key, precondition)
-        whole = self._name(key)
-        return self._own(
-            self._bucket.store(whole, content, content_type=content_type, metadata=metadata)
-        )
+        return self._store(request, content)
 
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
         stored = self._find(source.key, source.generation)
-        self._check(key, precondition)
-        copied = self._bucket.store(
-            self._prefix + key,
-            stored.data,
-            content_type=stored.meta.content_type,
-            metadata=stored.meta.metadata,
-        )
-        return self._own(copied)
+        meta = stored.meta
+        request = WriteRequest(key, precondition, meta.content_type, meta.metadata)
+        return self._store(request, stored.data)
 
-    async def initiate_upload(
-        self, key: str, *, content_type: str = "", metadata: Mapping[str, str] | None = None
-    ) -> str:
+    async def initiate_upload(self, request: WriteRequest) -> str:
         upload_id = f"upload-{next(_generations)}"
-        self._bucket.uploads[upload_id] = _Upload(
-            self._name(key), {}, content_type, dict(metadata or {}), datetime.now(UTC)
-        )
+        self._bucket.uploads[upload_id] = _Upload(self._name(request.key), {}, datetime.now(UTC))
         return upload_id
 
     def _upload(self, key: str, upload_id: str) -> _Upload:
@@ -294,22 +261,12 @@ class MemoryService(Service):
         return UploadedPart(number, f"part-{number}", len(content))
 
     async def complete_upload(
-        self,
-        key: str,
-        upload_id: str,
-        parts: Sequence[UploadedPart],
-        *,
-        precondition: Precondition,
+        self, request: WriteRequest, upload_id: str, parts: Sequence[UploadedPart]
     ) -> ObjectMeta:
-        upload = self._upload(key, upload_id)
-        self._check(key, precondition)
-        content = b"".join(upload.parts[part.number] for part in parts)
+        upload = self._upload(request.key, upload_id)
+        meta = self._store(request, b"".join(upload.parts[part.number] for part in parts))
         del self._bucket.uploads[upload_id]
-        return self._own(
-            self._bucket.store(
-                upload.key, content, content_type=upload.content_type, metadata=upload.metadata
-            )
-        )
+        return meta
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         self._bucket.uploads.pop(upload_id, None)

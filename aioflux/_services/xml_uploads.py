@@ -16,12 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from aioflux._http import Response
+    from aioflux._services.base import WriteRequest
     from aioflux._values.meta import OpenUpload
 
-__all__ = ["DEFAULT_TYPE", "XMLService"]
-
-DEFAULT_TYPE = "application/octet-stream"
-"""The type of objects that are told none."""
+__all__ = ["XMLService"]
 
 
 class XMLService(HTTPService):
@@ -32,21 +30,17 @@ class XMLService(HTTPService):
     _bucket_path: bytes = b""
     """Path of the bucket in targets."""
 
-    async def initiate_upload(
-        self, key: str, *, content_type: str = "", metadata: Mapping[str, str] | None = None
-    ) -> str:
-        action = "begin an upload of"
+    async def initiate_upload(self, request: WriteRequest) -> str:
+        key, action = request.key, "begin an upload of"
         response = await self._sender.send(
             b"POST",
             multipart.initiate_target(self._path(key)),
             action,
             key,
-            headers=self._upload_headers(content_type, metadata),
+            headers=self._upload_headers(request),
             body=b"",
         )
-        upload_id = self._fields(response, "UploadId", action, key)["UploadId"]
-        self._begun[upload_id] = (content_type or DEFAULT_TYPE, dict(metadata or {}))
-        return upload_id
+        return self._fields(response, "UploadId", action, key)["UploadId"]
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         target = multipart.abort_target(self._path(key), upload_id)
@@ -54,7 +48,6 @@ class XMLService(HTTPService):
         response = await self._sender.send(b"DELETE", target, action, key, accept=404)
         if response.num_bytes and response.status != 404:
             raise self._foreign(action, key, response)
-        self._begun.pop(upload_id, None)
 
     async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
         found: list[OpenUpload] = []
@@ -105,10 +98,8 @@ class XMLService(HTTPService):
         """
 
     @abstractmethod
-    def _upload_headers(
-        self, content_type: str, metadata: Mapping[str, str] | None
-    ) -> list[tuple[bytes, bytes]]:
-        """Write what the object of an upload is told to be."""
+    def _upload_headers(self, request: WriteRequest) -> list[tuple[bytes, bytes]]:
+        """Return the headers that describe the object of an upload."""
 
     @abstractmethod
     def _fields(self, response: Response, name: str, action: str, key: str) -> Mapping[str, str]:

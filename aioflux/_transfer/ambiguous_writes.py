@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from aioflux._services.base import ReadRequest
 from aioflux._transfer.retry import with_retry
 from aioflux._transfer.session import THROTTLED
 from aioflux._values.checksums import crc32c
@@ -143,10 +144,10 @@ async def checksum_of(session: Session, meta: ObjectMeta) -> int:
 
 async def _read(session: Session, meta: ObjectMeta, start: int, end: int) -> Buffer:
     """Read a range; not by `Session.call`, since a request that waits for this has a place."""
-    service, key, generation = session.service, meta.key, meta.generation
+    request = ReadRequest(meta.key, meta.generation, start, end)
 
     async def attempt(_: int) -> Buffer:
-        body = await service.get(key, generation=generation, start=start, end=end)
+        body = await session.service.get(request)
         if len(body.data) != end - start:
             raise TransientError(f"could not read {meta.uri}: its body is short", uri=meta.uri)
         return body.data

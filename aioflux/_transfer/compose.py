@@ -13,7 +13,7 @@ from aioflux._concurrency.fan_out import gather
 from aioflux._services.base import Source
 from aioflux._transfer.ambiguous_writes import Fate, call_or_find, checksum_of, is_as_asked
 from aioflux._transfer.conditions import require
-from aioflux._transfer.put import WriteRequest, unmet
+from aioflux._transfer.put import unmet, write_request
 from aioflux._transfer.retry import Backoff
 from aioflux._values.checksums import combine_crc32c
 from aioflux.errors import NotFoundError, PreconditionFailedError
@@ -21,7 +21,7 @@ from aioflux.errors import NotFoundError, PreconditionFailedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aioflux._services.base import Precondition
+    from aioflux._services.base import Precondition, WriteRequest
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
 
@@ -82,15 +82,7 @@ async def _compose_as_told(
         if fate.is_unanswered and (made := await find()):
             return made
         try:
-            return await fate.hear(
-                session.service.compose(
-                    request.key,
-                    sources,
-                    precondition=request.precondition,
-                    content_type=request.content_type,
-                    metadata=request.metadata,
-                )
-            )
+            return await fate.hear(session.service.compose(request, sources))
         except (PreconditionFailedError, NotFoundError) as exc:
             # The lost attempt may have been carried out since the look before this one.
             if fate.is_open and (made := await find()):
@@ -106,7 +98,7 @@ async def copy(
     session: Session, source: Source, key: str, *, precondition: Precondition
 ) -> ObjectMeta:
     """Copy an object within the bucket, with its content type and metadata."""
-    request = WriteRequest(key, precondition)
+    request = write_request(key, precondition)
     await require(session, key, precondition)
     fate = Fate()
 

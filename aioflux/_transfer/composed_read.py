@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias
 from aioflux._concurrency.async_iteration import nested
 from aioflux._concurrency.fan_out import bounded_batches, gather
 from aioflux._concurrency.shielded import keep, see_through
-from aioflux._services.base import Precondition, Source
+from aioflux._services.base import Precondition, Source, WriteRequest
 from aioflux._transfer.compose import compose
 from aioflux._transfer.delete import delete
 from aioflux._transfer.get import fetch
 from aioflux._transfer.get_many import MIN_BATCHES
 from aioflux._transfer.prefetch_budget import Ahead
-from aioflux._transfer.put import WriteRequest
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
 from aioflux._values.checksums import crc32c
 from aioflux._values.meta import ObjectMeta
@@ -230,7 +229,7 @@ class Composites:
             raise StorageError(f"could not read {uri}: its store was closed meanwhile", uri=uri)
         key = f"{COMPOSITE_PREFIX}{self._run}/{datetime.now(UTC):%Y%m%dT%H%M%SZ}-"
         key += f"{next(self._numbers):06}"
-        request = WriteRequest(key, Precondition(if_absent=True), is_temporary=True)
+        request = WriteRequest(key, Precondition(if_absent=True))
         sources = [Source(key=meta.key, generation=meta.generation) for meta in group]
         session.opened.add(self)
         self._making[key] = keep(compose(session, request, sources, metas=group), session.cleanups)

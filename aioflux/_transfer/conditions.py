@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from aioflux._concurrency.shielded import keep, see_through
-from aioflux._services.base import Precondition
+from aioflux._services.base import Precondition, WriteRequest
 from aioflux._transfer.ambiguous_writes import Fate
 from aioflux._transfer.retry import Backoff, with_retry
 from aioflux._transfer.session import THROTTLED
@@ -257,7 +257,8 @@ async def _head(session: Session, key: str) -> ObjectMeta:
 
 async def _put(session: Session, key: str, data: bytes, precondition: Precondition) -> ObjectMeta:
     put = session.service.put
-    return await _send(session, lambda: put(key, data, crc32c=None, precondition=precondition))
+    request = WriteRequest(key, precondition)
+    return await _send(session, lambda: put(request, data, crc32c=None))
 
 
 async def _replace(session: Session, key: str, data: bytes, generation: str) -> ObjectMeta | None:
@@ -278,7 +279,7 @@ async def _put_if_taken(
 ) -> ObjectMeta | None:
     """Write under a condition that holds; None if the server refuses it, or does not know it."""
     try:
-        return await service.put(key, data, crc32c=None, precondition=precondition)
+        return await service.put(WriteRequest(key, precondition), data, crc32c=None)
     except PreconditionFailedError:
         return None
     except (TransientError, NotFoundError, PermissionDeniedError):

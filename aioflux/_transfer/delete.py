@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from aioflux._concurrency.fan_out import bounded_map
-from aioflux._services.base import Source
+from aioflux._services.base import ListRequest, Source
 from aioflux._transfer.ambiguous_writes import Fate
 from aioflux._transfer.retry import Backoff
 from aioflux._values.meta import DeleteResult
@@ -264,16 +264,14 @@ async def _look(session: Session, batch: Sequence[Source]) -> dict[str, str] | N
     same = next((at for at, (one, other) in pairs if one != other), min(len(first), len(last)))
     prefix = first[:same]
     found: dict[str, str] = {}
-    token = ""
+    request = ListRequest(prefix, first, last + "\0")
     for _ in range(_MAX_LOOKS):
         page = await session.call(
             prefix,
-            lambda _, token=token: session.service.list_page(  # type: ignore[misc]
-                prefix, start_offset=first, end_offset=last + "\0", page_token=token
-            ),
+            lambda _, request=request: session.service.list_page(request),  # type: ignore[misc]
         )
         found.update((meta.key, meta.generation) for meta in page.objects)
-        token = page.next_token
-        if not token:
+        if not page.next_token:
             return found
+        request = replace(request, page_token=page.next_token)
     return None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aioflux._concurrency.fan_out import gather, pair
 from aioflux._http.body import new_buffer
+from aioflux._services.base import ReadRequest
 from aioflux._values.checksums import combine_crc32c, crc32c
 from aioflux.errors import ChecksumError, NotFoundError, StorageError, TransientError
 
@@ -97,13 +98,8 @@ async def _fill(
         room = memory()[done:]
         try:
             async with session.populator.ahead_of(room):
-                body = await session.service.get(
-                    key,
-                    generation=pin.generation,
-                    start=start + done,
-                    end=start + length,
-                    into=room,
-                )
+                request = ReadRequest(key, pin.generation, start + done, start + length)
+                body = await session.service.get(request, into=room)
             if body.size != pin.size:
                 is_sure = body.size in told
                 told.add(body.size)
@@ -172,17 +168,12 @@ async def read_first(
         try:
             if not begun:
                 generation = ""
-                body = await session.service.get(key, start=start, end=end, into=place)
+                body = await session.service.get(ReadRequest(key, "", start, end), into=place)
                 expected = max(0, min(end, body.size) - start)
                 _require_bytes(session, key, len(body.data), expected, "")
                 return body
-            body = await session.service.get(
-                key,
-                generation=generation,
-                start=start + begun,
-                end=start + memory.nbytes,
-                into=memory[begun:],
-            )
+            rest = ReadRequest(key, generation, start + begun, start + memory.nbytes)
+            body = await session.service.get(rest, into=memory[begun:])
             _require_bytes(session, key, len(body.data), memory.nbytes - begun, generation)
         except TransientError as exc:
             generation = generation or exc.generation

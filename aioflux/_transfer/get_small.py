@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from aioflux._services.base import ReadRequest
 from aioflux._transfer.get_range import First, reads_twice
 from aioflux._values.checksums import crc32c
 
@@ -83,10 +84,10 @@ async def fetch_small(
 ) -> Fetched | First | None:
     """Read an object in one request, as most small ones are; see `judge_small`."""
     service = session.service
-    generation = "" if meta is None else meta.generation
+    request = ReadRequest(key, "" if meta is None else meta.generation, 0, end)
     body = await session.call(
         key,
-        lambda _: service.get(key, generation=generation, start=0, end=end),
+        lambda _: service.get(request),
         num_bytes=end,
         after=begun.failure,
         began=begun.began,

@@ -21,9 +21,9 @@ from aioflux._transfer.ambiguous_writes import Fate
 from aioflux.errors import StorageError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
-    from aioflux._services.base import Service
+    from aioflux._services.base import Service, WriteRequest
     from aioflux._transfer.session import Session
     from aioflux._values.meta import OpenUpload
 
@@ -102,15 +102,16 @@ class Initiation:
         upload_id: Its id, once it was heard.
     """
 
-    def __init__(self, session: Session, key: str) -> None:
+    def __init__(self, session: Session, request: WriteRequest) -> None:
         self.upload_id = ""
         self._session = session
-        self._key = key
+        self._request = request
+        self._key = request.key
         self._lost: list[Window] = []
         self._is_unanswered = False
         self._heard: Window | None = None
 
-    async def begin(self, *, content_type: str, metadata: Mapping[str, str] | None) -> str:
+    async def begin(self) -> str:
         """Begin the upload and return its id; one that an attempt began unheard is ended."""
         session, key = self._session, self._key
         clock = asyncio.get_running_loop().time
@@ -118,11 +119,7 @@ class Initiation:
         async def attempt(_: int) -> str:
             fate, begun = Fate(), clock()
             try:
-                upload_id = await fate.hear(
-                    session.service.initiate_upload(
-                        key, content_type=content_type, metadata=metadata
-                    )
-                )
+                upload_id = await fate.hear(session.service.initiate_upload(self._request))
             except BaseException:
                 if fate.is_open:
                     self._lost.append(Window(begun, clock()))

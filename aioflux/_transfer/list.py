@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aioflux._concurrency.async_iteration import nested
+from aioflux._services.base import ListRequest
 from aioflux._transfer.glob import compile_glob, literal_prefix
 from aioflux._transfer.list_plan import ListingPlan
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_staged
@@ -165,22 +166,19 @@ class _Run:
 
     async def _ask(self, request: Request) -> Page:
         service = self._session.service
-        # Not given where it is not asked for: services of others need not know of it.
-        asked: dict[str, Any] = {"match_glob": self._match_glob} if self._match_glob else {}
-        if self._page_size is not None:
-            asked["page_size"] = min(self._page_size, service.capabilities.page_size)
-
-        async def attempt(_: int) -> Page:
-            return await service.list_page(
-                self._prefix,
-                start_offset=request.start,
-                end_offset=request.end,
-                delimiter=self._delimiter,
-                page_token=request.token,
-                **asked,
-            )
-
-        return await self._session.call(self._prefix, attempt)
+        page_size = self._page_size
+        if page_size is not None:
+            page_size = min(page_size, service.capabilities.page_size)
+        page = ListRequest(
+            self._prefix,
+            request.start,
+            request.end,
+            self._delimiter,
+            self._match_glob,
+            request.token,
+            page_size,
+        )
+        return await self._session.call(self._prefix, lambda _: service.list_page(page))
 
     def _take(self, request: Request, page: Page) -> None:
         """Take in a page: what of it belongs to its range."""

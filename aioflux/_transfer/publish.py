@@ -14,7 +14,7 @@ from aioflux._transfer.put import unmet
 from aioflux.errors import AiofluxError, NotFoundError, PreconditionFailedError
 
 if TYPE_CHECKING:
-    from aioflux._transfer.put import WriteRequest
+    from aioflux._services.base import WriteRequest
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
 
@@ -46,15 +46,7 @@ async def reveal(session: Session, request: WriteRequest, staged: ObjectMeta) ->
 
     async def attempt(_: int) -> ObjectMeta:
         try:
-            return await fate.hear(
-                session.service.compose(
-                    request.key,
-                    [source],
-                    precondition=request.precondition,
-                    content_type=request.content_type,
-                    metadata=request.metadata,
-                )
-            )
+            return await fate.hear(session.service.compose(request, [source]))
         except PreconditionFailedError as exc:
             if fate.is_open and (meta := await find()):
                 return meta

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from aioflux._services.base import Precondition
+from aioflux._services.base import Precondition, WriteRequest
 from aioflux._transfer.ambiguous_writes import Fate, call_or_find, find_written
 from aioflux._transfer.arguments import lower_names
 from aioflux._transfer.conditions import require
@@ -27,36 +26,32 @@ if TYPE_CHECKING:
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
 
-__all__ = ["Sends", "WriteRequest", "compare_stored", "put_once", "unmet"]
+__all__ = ["Sends", "compare_stored", "put_once", "unmet", "write_request"]
 
 _MAX_SENDS = 3
 """Times that the same bytes are sent where the service says that others arrived."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteRequest:
-    """What to write where, and under which condition."""
+def write_request(
+    key: str,
+    precondition: Precondition,
+    content_type: str = "",
+    metadata: Mapping[str, str] | None = None,
+) -> WriteRequest:
+    """Return a write that a caller requests, metadata names in lower case.
 
-    key: str
-    """Key of the object."""
-    precondition: Precondition = field(default_factory=Precondition)
-    """What must hold for the write."""
-    content_type: str = ""
-    """Media type; empty for the service's default."""
-    metadata: Mapping[str, str] | None = None
-    """The user's own metadata; names become lower case, as they come back."""
-    is_temporary: bool = False
-    """It is one of those objects of aioflux itself that listings leave out."""
-
-    def __post_init__(self) -> None:
-        if self.metadata:
-            object.__setattr__(self, "metadata", lower_names(self.metadata))
-        if is_staged(self.key) and not self.is_temporary:
-            raise ValueError(
-                f"{self.key!r} cannot be written: listings leave out what is below "
-                f"{TEMPORARY_PREFIX!r} and {COMPOSITE_PREFIX!r}, where aioflux keeps what is "
-                "there for a while; take another key"
-            )
+    Raises:
+        ValueError: Two names of metadata differ in case only, or the key is below the prefixes of
+            temporary objects, which listings leave out.
+    """
+    if is_staged(key):
+        raise ValueError(
+            f"{key!r} cannot be written: listings leave out keys below {TEMPORARY_PREFIX!r} and "
+            f"{COMPOSITE_PREFIX!r}, which are for temporary objects of aioflux; take another key"
+        )
+    return WriteRequest(
+        key, precondition, content_type, lower_names(metadata) if metadata else metadata
+    )
 
 
 def unmet(error: PreconditionFailedError, precondition: Precondition) -> StorageError:
@@ -109,12 +104,7 @@ async def put_once(session: Session, request: WriteRequest, data: memoryview) ->
     async def attempt(_: int) -> ObjectMeta:
         try:
             return await session.service.put(
-                request.key,
-                data,
-                crc32c=checksum if session.options.verify else None,
-                precondition=request.precondition,
-                content_type=request.content_type,
-                metadata=request.metadata,
+                request, data, crc32c=checksum if session.options.verify else None
             )
         except (TransientError, asyncio.CancelledError) as exc:
             fate.note(exc)

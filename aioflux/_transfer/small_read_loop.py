@@ -16,6 +16,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from aioflux._services.base import ReadRequest
 from aioflux._transfer.get_small import (
     NOTHING,
     Begun,
@@ -81,13 +82,12 @@ class Express:
         "_ended",
         "_ends",
         "_exchange",
-        "_generation",
         "_index",
         "_item",
-        "_key",
         "_mark",
         "_meta",
         "_place",
+        "_request",
         "_session",
         "_shared",
         "_small_bytes",
@@ -160,14 +160,12 @@ class Express:
         """Take an answer, and go on with the next item."""
         session, exchange = self._session, self._let_go()
         try:
-            body = session.service.end_get(
-                self._key, exchange, result, generation=self._generation, end=self._end
-            )
+            body = session.service.end_get(self._request, exchange, result)
         except Exception as exc:  # judged below; here is no caller to raise it to
             self._fail(exc)
             return
         try:
-            session.succeeded(self._key, body, self._end, self.began)
+            session.succeeded(self._request.key, body, self._end, self.began)
             found = None if body is None else judge_small(session, body, self._end, self._meta)
         except Exception as exc:  # what the progress hook raises
             self._ahead.change(-self._end)
@@ -175,13 +173,13 @@ class Express:
             return
         if isinstance(found, Fetched):
             self._ahead.change(len(found.data) - self._end)
-            self._give((self._key, found), None)
+            self._give((self._request.key, found), None)
         else:
             self._leave(_UNSURE if found is None else Begun(first=found))
 
     def set_exception(self, exception: Exception) -> None:
         """Take the reason why there is no answer."""
-        error = self._session.service.fail_get(self._key, self._let_go(), exception)
+        error = self._session.service.fail_get(self._request, self._let_go(), exception)
         if error is None:
             self._session.undo(self._end)
             self._leave(NOTHING)
@@ -191,7 +189,7 @@ class Express:
     def expire(self) -> None:
         """Give up what is under way: its deadline has passed."""
         if self._exchange is not None:
-            error = self._session.too_late(self._key, self.began)
+            error = self._session.too_late(self._request.key, self.began)
             self._drop(error)
             self._give(None, error)
         elif self._place is not None:  # the time of what waits in line has not begun
@@ -227,7 +225,7 @@ class Express:
         if not ahead.take(index, end):
             return Left(item, ahead.share(index), NOTHING)
         self._index, self._item, self._meta = index, item, meta
-        self._key, self._generation, self._end = key, generation, end
+        self._request, self._end = ReadRequest(key, generation, 0, end), end
         mark = session.limits.take(end)
         if mark is not None:
             if self._ask(mark):
@@ -245,9 +243,7 @@ class Express:
         """Send the request of the item, if that can be done at once."""
         session = self._session
         try:
-            exchange = session.service.begin_get(
-                self._key, generation=self._generation, end=self._end, waiter=self
-            )
+            exchange = session.service.begin_get(self._request, self)
         except Exception:
             # Such as of a key that no object can have: the worker, who asks again, raises it as
             # what became of this item.
@@ -273,14 +269,14 @@ class Express:
 
     def _drop(self, error: BaseException) -> None:
         """End the request under way, which counts as failed with `error`."""
-        self._session.service.drop_get(self._let_go())
-        self._session.failed(self._key, error, self._mark, self._end)
+        self._session.service.abort_get(self._let_go())
+        self._session.failed(self._request.key, error, self._mark, self._end)
         self._ahead.change(-self._end)
 
     def _fail(self, error: Exception) -> None:
         """Judge a failed attempt: whether the item has failed, or a coroutine tries again."""
         try:
-            self._session.failed(self._key, error, self._mark, self._end)
+            self._session.failed(self._request.key, error, self._mark, self._end)
         except Exception as exc:  # what the progress hook raises
             error = exc
         if isinstance(error, TransientError):

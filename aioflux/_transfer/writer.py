@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from aioflux._concurrency.shielded import keep, see_through
@@ -23,7 +24,7 @@ from aioflux._transfer.initiate import Initiation
 from aioflux._transfer.limits import ByteBudget
 from aioflux._transfer.prefault import populate
 from aioflux._transfer.publish import delete_staged, remove_staged, reveal
-from aioflux._transfer.put import Sends, WriteRequest, compare_stored, put_once, unmet
+from aioflux._transfer.put import Sends, compare_stored, put_once, unmet
 from aioflux._transfer.temp_keys import TEMPORARY_PREFIX, new_staged_key
 from aioflux._values.checksums import combine_crc32c, crc32c
 from aioflux.errors import (
@@ -37,11 +38,11 @@ from aioflux.errors import (
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from aioflux._services.base import UploadedPart
+    from aioflux._services.base import UploadedPart, WriteRequest
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
 
-__all__ = ["TEMPORARY_PREFIX", "ObjectWriter", "WriteRequest", "plan_part_size", "put"]
+__all__ = ["TEMPORARY_PREFIX", "ObjectWriter", "plan_part_size", "put"]
 
 _log = logging.getLogger("aioflux")
 
@@ -105,8 +106,13 @@ class ObjectWriter:
         self._staged = (
             bool(request.precondition) and not session.service.capabilities.conditional_complete
         )
-        self._key = new_staged_key() if self._staged else request.key
-        self._initiation = Initiation(session, self._key)
+        self._upload = (
+            replace(request, key=new_staged_key(), precondition=Precondition())
+            if self._staged
+            else request
+        )
+        self._key = self._upload.key
+        self._initiation = Initiation(session, self._upload)
         self._begun: asyncio.Task[str] | None = None
         self._buffer = bytearray()
         self._capacity = 0
@@ -271,12 +277,7 @@ class ObjectWriter:
             self._session.opened.add(self)
             # A task of its own: cancelled between the service's yes and our hearing it, the upload
             # would stay open.
-            self._begun = keep(
-                self._initiation.begin(
-                    content_type=request.content_type, metadata=request.metadata
-                ),
-                self._session.cleanups,
-            )
+            self._begun = keep(self._initiation.begin(), self._session.cleanups)
         await asyncio.shield(self._begun)
         if self._closed:
             # Aborted meanwhile: a part begun now would be one that nobody cancels.
@@ -439,7 +440,6 @@ class ObjectWriter:
     async def _complete_upload(self, parts: list[UploadedPart], checksum: int) -> ObjectMeta:
         session = self._session
         size = sum(part.size for part in parts)
-        precondition = Precondition() if self._staged else self._request.precondition
         fate = Fate()
 
         async def find() -> ObjectMeta | None:
@@ -452,16 +452,14 @@ class ObjectWriter:
         async def attempt(_: int) -> ObjectMeta:
             try:
                 return await fate.hear(
-                    session.service.complete_upload(
-                        self._key, self._initiation.upload_id, parts, precondition=precondition
-                    )
+                    session.service.complete_upload(self._upload, self._initiation.upload_id, parts)
                 )
             except (NotFoundError, PreconditionFailedError) as exc:
                 # An upload is gone once it is complete.
                 if fate.is_open and (meta := await find()):
                     return meta
                 if isinstance(exc, PreconditionFailedError):
-                    raise unmet(exc, precondition) from exc
+                    raise unmet(exc, self._upload.precondition) from exc
                 if fate.is_open:
                     raise self._unknown() from exc
                 raise

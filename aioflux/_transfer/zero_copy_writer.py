@@ -14,7 +14,7 @@ from aioflux._transfer.limits import ByteBudget
 from aioflux._transfer.writer import ObjectWriter
 
 if TYPE_CHECKING:
-    from aioflux._transfer.put import WriteRequest
+    from aioflux._services.base import WriteRequest
     from aioflux._transfer.session import Session
 
 __all__ = ["BorrowingWriter"]

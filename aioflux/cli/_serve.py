@@ -91,7 +91,7 @@ def serve(
 
 def _check_buckets(names: list[str]) -> None:
     """Refuse names that no bucket can have: wrong usage."""
-    from aioflux.testing.gcs_server._errors import APIError
+    from aioflux.testing.gcs_server import APIError
     from aioflux.testing.gcs_server._names import check_bucket_name
 
     try:

@@ -1,4 +1,4 @@
-"""What users need to test code that runs on aioflux, and what aioflux tests itself with."""
+"""A GCS server, a contract of stores and injected faults, to test aioflux and code that uses it."""
 
 from __future__ import annotations
 

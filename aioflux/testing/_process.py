@@ -1,4 +1,4 @@
-"""GCSServerProcess: the server in a process of its own, as `aioflux serve` runs it."""
+"""GCSServerProcess: the GCS server in its own process, run by `aioflux serve`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _STOP_SECONDS = 60.0
 
 
 class GCSServerProcess:
-    """A server in its own process: for benchmarks, and for tests that kill it.
+    """A server in its own process, for benchmarks and for tests that kill it.
 
-    The process ends with the `with` block, and also when its parent dies.
+    The process ends with the `with` block, or with its parent.
 
     Args:
         buckets: Buckets to create at the start.
         root: Directory that keeps objects between runs; None keeps them in memory.
-        port: Port to listen on; 0 takes a free one.
+        port: Port to listen on; 0 chooses a free one.
         arguments: Further options of `aioflux serve`.
-        start_seconds: How long it may take until it listens.
+        start_seconds: Time until it has to listen.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class GCSServerProcess:
         start_seconds: float = 120.0,
     ) -> None:
         self.url = ""
-        """Root of the server, once it runs."""
+        """Root url of the server, once it runs."""
         self._command = [sys.executable, "-m", "aioflux", "serve", "--until-stdin-closes"]
         self._command += ["--port", str(port), *arguments]
         for bucket in buckets:
@@ -58,7 +58,7 @@ class GCSServerProcess:
         """Id of the process.
 
         Raises:
-            RuntimeError: It does not run.
+            RuntimeError: It is not running.
         """
         return self._running().pid
 
@@ -66,11 +66,11 @@ class GCSServerProcess:
         """Start the process; returns when it listens.
 
         Raises:
-            RuntimeError: It runs already, has ended at once or did not listen in time.
+            RuntimeError: It is running, has ended at once or did not listen in time.
         """
         if self._process is not None:
-            raise RuntimeError("the server runs already")
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `_forget`
+            raise RuntimeError("the server is running")
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `_close`
         self._process = subprocess.Popen(  # noqa: S603 - our own command
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
         )
@@ -80,12 +80,12 @@ class GCSServerProcess:
             status = self._process.wait()
             self._errors.seek(0)
             errors = self._errors.read().decode(errors="replace").strip()
-            self._forget()
+            self._close()
             raise RuntimeError(f"the server did not start (status {status}): {errors or line!r}")
         self.url = line.removeprefix(_READY).strip()
 
     def stop(self) -> int:
-        """End the process in order, if it runs; return its exit status."""
+        """Terminate the process, if it runs; return its exit status."""
         if self._process is None:
             return 0
         self._process.terminate()
@@ -94,28 +94,28 @@ class GCSServerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             status = self._process.wait()
-        self._forget()
+        self._close()
         return status
 
     def signal(self, number: int) -> int:
         """Send a signal that ends the process (SIGKILL, SIGINT, ...); return its exit status.
 
         Raises:
-            RuntimeError: It does not run.
+            RuntimeError: It is not running.
         """
         process = self._running()
         process.send_signal(number)
         status = process.wait(_STOP_SECONDS)
-        self._forget()
+        self._close()
         return status
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            raise RuntimeError("the server does not run")
+            raise RuntimeError("the server is not running")
         return self._process
 
     def _first_line(self, process: subprocess.Popen[bytes]) -> str:
-        """Read a line, or what there is of one when the process or the time ends."""
+        """Read a line, or a part of it if the process or the time ends."""
         assert process.stdout is not None
         deadline = time.monotonic() + self._start_seconds
         received = b""
@@ -130,7 +130,7 @@ class GCSServerProcess:
                 received += data
         return received.partition(b"\n")[0].decode()
 
-    def _forget(self) -> None:
+    def _close(self) -> None:
         process, self._process = self._process, None
         errors, self._errors = self._errors, None
         pipes = () if process is None else (process.stdin, process.stdout)

@@ -1,4 +1,4 @@
-"""Serving until a signal: what `aioflux serve` does once it has read its options."""
+"""The server in the main thread until a signal: `aioflux serve`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def serve(server: GCSServer, ready: Callable[[], None], *, until_stdin_closes: b
     """Serve from the main thread until SIGINT or SIGTERM.
 
     Args:
-        server: What to serve; it does not run yet.
+        server: Server to run.
         ready: Called once the socket listens.
-        until_stdin_closes: End then too, so that a server does not outlive who started it.
+        until_stdin_closes: Stop at the end of standard input, too: when the parent process ends.
 
     Returns:
         The exit status: 0 after SIGTERM or the end of standard input, 130 after Ctrl-C.

@@ -1,6 +1,6 @@
-"""A storage service that fails as a script says: for tests of what is sent again or given up.
+"""Storage services and stores with injected faults, to test what is retried or raised.
 
-Faults on the wire are those of `GCSServer`; these are injected above it, without sockets or time.
+Faults of connections are those of `GCSServer`; these are injected above, without sockets or time.
 """
 
 from __future__ import annotations
@@ -8,9 +8,18 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    cast,
+)
 
-from aioflux._services.base import Body, Service
+from aioflux._services.base import Body, ListRequest, ReadRequest, Service, WriteRequest
 from aioflux._services.open import ServiceConfig, open_service
 from aioflux._values.uri import parse_uri
 from aioflux.errors import StorageError, TransientError
@@ -18,49 +27,49 @@ from aioflux.store import Store
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine
 
-    from aioflux._services.base import Into, Page, Precondition, Source, UploadedPart
-    from aioflux._values.meta import ObjectMeta, OpenUpload
+    from aioflux._services.base import Precondition
 
 __all__ = ["Fault", "FlakyService", "FlakyStore", "random_faults"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _GARBAGE = 0xEE
-"""What memory holds that a broken body never filled."""
+"""Byte in memory that a truncated body leaves unfilled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """What becomes of one call."""
+    """One fault of one call."""
 
     kind: Literal["refuse", "lose", "hang", "hang_after", "cut", "short", "flip"]
-    """Refused before anything happens; done, but the answer lost; waiting before or after it is
-    done; a body that breaks off, that is short without a word, or that has one wrong bit."""
+    """`refuse` fails before the call, `lose` after it; `hang` waits before the call, `hang_after`
+    after it; `cut` breaks a body off, `short` truncates it silently, `flip` flips one bit."""
     error: StorageError | None = None
-    """Raised where the kind raises; a TransientError by default."""
+    """Error of `refuse`, `lose` and `cut`; a TransientError by default."""
     num_bytes: int = 0
-    """Bytes of the body before it breaks off or ends, or the place of the wrong bit."""
+    """Bytes of the body before its end, or the position of the wrong bit."""
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a call hangs."""
     released: asyncio.Event = field(default_factory=asyncio.Event)
-    """Lets a hanging call go on."""
+    """Lets a hanging call continue."""
 
 
 Draw: TypeAlias = "Callable[[str], Fault | None]"
-"""Decides what becomes of a call of an operation that no script says anything of."""
+"""Returns the fault of a call of an operation, or None."""
 
 
 def random_faults(rng: random.Random, *, share: float, loses: bool = True) -> Draw:
-    """Return what has a share of all calls fail, in every way that another attempt mends.
+    """Return a function that draws faults which another attempt mends, for a share of all calls.
 
-    Wrong bits are not among them: whether they are noticed depends on the read.
+    Flipped bits are not among them: whether they are noticed depends on the read.
 
     Args:
         rng: Random numbers.
         share: From 0 to 1.
-        loses: Whether answers to writes are lost, too.
+        loses: Lose responses to writes, too.
     """
 
     def draw(operation: str) -> Fault | None:
@@ -76,16 +85,43 @@ def random_faults(rng: random.Random, *, share: float, loses: bool = True) -> Dr
     return draw
 
 
+def _key_of(argument: object) -> str | None:
+    """Return the key or prefix that an argument of a service names, if it names one."""
+    match argument:
+        case str():
+            return argument
+        case ReadRequest() | WriteRequest():
+            return argument.key
+        case ListRequest():
+            return argument.prefix
+    return None
+
+
+def _forward(
+    method: Callable[Concatenate[Service, P], Awaitable[T]], operation: str = ""
+) -> Callable[Concatenate[FlakyService, P], Coroutine[Any, Any, T]]:
+    """Return a method that calls that of the inner service, with the next fault of an operation."""
+    name = method.__name__
+
+    async def call(self: FlakyService, /, *args: P.args, **settings: P.kwargs) -> T:
+        key = next((key for value in args if (key := _key_of(value)) is not None), "")
+        inner = cast("Callable[P, Awaitable[T]]", getattr(self._inner, name))
+        return await self._run(operation or name, key, lambda: inner(*args, **settings))
+
+    call.__name__, call.__doc__ = name, method.__doc__
+    return call
+
+
 class FlakyService(Service):
-    """Passes every call on to another service, with the next fault of its operation.
+    """A service that forwards calls to another one, with faults.
 
     Args:
         inner: The other service.
-        draw: Chooses the fault of a call where `fail` has ordered none.
+        draw: Chooses the fault of a call for which `fail` has set none.
 
     Attributes:
         calls: (operation, key) of every call, in order.
-        num_faults: Calls that met a fault.
+        num_faults: Calls with a fault.
     """
 
     def __init__(self, inner: Service, *, draw: Draw | None = None) -> None:
@@ -99,12 +135,51 @@ class FlakyService(Service):
         self._faults: defaultdict[str, deque[Fault | None]] = defaultdict(deque)
 
     def fail(self, operation: str, *faults: Fault | None) -> None:
-        """Have the next calls of an operation fail, one fault each; None lets one pass."""
+        """Let the next calls of an operation fail, one fault each; with None a call succeeds."""
         self._faults[operation].extend(faults)
 
     def count(self, operation: str) -> int:
         """Return how often an operation was called."""
         return sum(name == operation for name, _ in self.calls)
+
+    head = _forward(Service.head)
+    get = _forward(Service.get)
+    put = _forward(Service.put)
+    delete = _forward(Service.delete)
+    delete_page = _forward(Service.delete_page, "delete")
+    list_page = _forward(Service.list_page)
+    compose = _forward(Service.compose)
+    copy = _forward(Service.copy)
+    initiate_upload = _forward(Service.initiate_upload)
+    put_part = _forward(Service.put_part)
+    complete_upload = _forward(Service.complete_upload)
+    abort_upload = _forward(Service.abort_upload)
+    list_uploads = _forward(Service.list_uploads)
+    granted_permissions = _forward(Service.granted_permissions)
+
+    async def unprobed_server(self) -> str:
+        """See base class."""
+        server = await self._inner.unprobed_server()
+        self.conditions_known = self._inner.conditions_known
+        return server
+
+    def set_conditions(self, *, create: bool, replace: bool, delete: bool) -> None:
+        """See base class."""
+        self._inner.set_conditions(create=create, replace=replace, delete=delete)
+        self.capabilities = self._inner.capabilities
+        self.conditions_known = True
+
+    def refuse_condition(self, key: str, precondition: Precondition, *, warns: bool = True) -> None:
+        """See base class."""
+        self._inner.refuse_condition(key, precondition, warns=warns)
+
+    async def compares_deletes(self, *, in_pages: bool = False) -> bool:
+        """See base class."""
+        return await self._inner.compares_deletes(in_pages=in_pages)
+
+    async def aclose(self) -> None:
+        """Close the inner service."""
+        await self._inner.aclose()
 
     async def _run(self, operation: str, key: str, call: Callable[[], Awaitable[T]]) -> T:
         self.calls.append((operation, key))
@@ -133,187 +208,9 @@ class FlakyService(Service):
             raise error
         return cast("T", _altered(result, fault, uri)) if isinstance(result, Body) else result
 
-    async def unprobed_server(self) -> str:
-        """Pass on."""
-        server = await self._inner.unprobed_server()
-        self.conditions_known = self._inner.conditions_known
-        return server
-
-    def set_conditions(self, *, create: bool, replace: bool, delete: bool) -> None:
-        """Pass on."""
-        self._inner.set_conditions(create=create, replace=replace, delete=delete)
-        self.capabilities = self._inner.capabilities
-        self.conditions_known = True
-
-    def refuse_condition(self, key: str, precondition: Precondition, *, warns: bool = True) -> None:
-        """Pass on."""
-        self._inner.refuse_condition(key, precondition, warns=warns)
-
-    async def compares_deletes(self, *, in_pages: bool = False) -> bool:
-        """Pass on."""
-        return await self._inner.compares_deletes(in_pages=in_pages)
-
-    async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
-        """Pass on, or fail."""
-        return await self._run("head", key, lambda: self._inner.head(key, generation=generation))
-
-    async def get(
-        self,
-        key: str,
-        *,
-        generation: str = "",
-        start: int = 0,
-        end: int | None = None,
-        into: Into | None = None,
-    ) -> Body:
-        """Pass on, or fail."""
-
-        def call() -> Awaitable[Body]:
-            return self._inner.get(key, generation=generation, start=start, end=end, into=into)
-
-        return await self._run("get", key, call)
-
-    async def put(
-        self,
-        key: str,
-        data: bytes | memoryview,
-        *,
-        crc32c: int | None,
-        precondition: Precondition,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
-    ) -> ObjectMeta:
-        """Pass on, or fail."""
-        settings: dict[str, Any] = {"content_type": content_type, "metadata": metadata}
-        return await self._run(
-            "put",
-            key,
-            lambda: self._inner.put(
-                key, data, crc32c=crc32c, precondition=precondition, **settings
-            ),
-        )
-
-    async def delete(self, key: str, *, generation: str = "") -> None:
-        """Pass on, or fail."""
-        await self._run("delete", key, lambda: self._inner.delete(key, generation=generation))
-
-    async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
-        """Pass on, or fail."""
-        return await self._run("delete", "", lambda: self._inner.delete_page(sources))
-
-    async def list_page(
-        self,
-        prefix: str,
-        *,
-        start_offset: str = "",
-        end_offset: str = "",
-        delimiter: str = "",
-        match_glob: str = "",
-        page_token: str = "",
-        page_size: int | None = None,
-    ) -> Page:
-        """Pass on, or fail."""
-        return await self._run(
-            "list_page",
-            prefix,
-            lambda: self._inner.list_page(
-                prefix,
-                start_offset=start_offset,
-                end_offset=end_offset,
-                delimiter=delimiter,
-                match_glob=match_glob,
-                page_token=page_token,
-                page_size=page_size,
-            ),
-        )
-
-    async def compose(
-        self,
-        key: str,
-        sources: Sequence[Source],
-        *,
-        precondition: Precondition,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
-    ) -> ObjectMeta:
-        """Pass on, or fail."""
-        settings: dict[str, Any] = {"content_type": content_type, "metadata": metadata}
-        return await self._run(
-            "compose",
-            key,
-            lambda: self._inner.compose(key, sources, precondition=precondition, **settings),
-        )
-
-    async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
-        """Pass on, or fail."""
-        return await self._run(
-            "copy", key, lambda: self._inner.copy(source, key, precondition=precondition)
-        )
-
-    async def initiate_upload(
-        self, key: str, *, content_type: str = "", metadata: Mapping[str, str] | None = None
-    ) -> str:
-        """Pass on, or fail."""
-        settings: dict[str, Any] = {"content_type": content_type, "metadata": metadata}
-        return await self._run(
-            "initiate_upload", key, lambda: self._inner.initiate_upload(key, **settings)
-        )
-
-    async def put_part(
-        self,
-        key: str,
-        upload_id: str,
-        number: int,
-        pieces: Sequence[bytes | memoryview],
-        *,
-        offset: int,
-        crc32c: int | None,
-    ) -> UploadedPart:
-        """Pass on, or fail."""
-
-        def call() -> Awaitable[UploadedPart]:
-            return self._inner.put_part(
-                key, upload_id, number, pieces, offset=offset, crc32c=crc32c
-            )
-
-        return await self._run("put_part", key, call)
-
-    async def complete_upload(
-        self,
-        key: str,
-        upload_id: str,
-        parts: Sequence[UploadedPart],
-        *,
-        precondition: Precondition,
-    ) -> ObjectMeta:
-        """Pass on, or fail."""
-        return await self._run(
-            "complete_upload",
-            key,
-            lambda: self._inner.complete_upload(key, upload_id, parts, precondition=precondition),
-        )
-
-    async def abort_upload(self, key: str, upload_id: str) -> None:
-        """Pass on, or fail."""
-        await self._run("abort_upload", key, lambda: self._inner.abort_upload(key, upload_id))
-
-    async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
-        """Pass on, or fail."""
-        return await self._run("list_uploads", prefix, lambda: self._inner.list_uploads(prefix))
-
-    async def granted_permissions(self, permissions: Sequence[str]) -> Sequence[str]:
-        """Pass on, or fail."""
-        return await self._run(
-            "granted_permissions", "", lambda: self._inner.granted_permissions(permissions)
-        )
-
-    async def aclose(self) -> None:
-        """Close the other service."""
-        await self._inner.aclose()
-
 
 def _altered(body: Body, fault: Fault, uri: str) -> Body:
-    """Spoil a body, in the memory that it came in."""
+    """Return a body with a fault, in the same memory."""
     data = memoryview(body.data)
     if data.readonly:
         data = memoryview(bytearray(data))
@@ -335,19 +232,19 @@ def _altered(body: Body, fault: Fault, uri: str) -> Body:
 
 
 class FlakyStore(Store):
-    """A store on a `FlakyService` over the service that its uri means.
+    """A store on a `FlakyService` over the service of its uri.
 
     Args:
-        uri: As `aioflux.open_store` takes it.
-        draw: As `FlakyService`.
-        **settings: As `aioflux.Store`.
+        uri: As for `aioflux.open_store`.
+        draw: As for `FlakyService`.
+        **settings: As for `aioflux.Store`.
     """
 
     def __init__(self, uri: str, *, draw: Draw, **settings: Any) -> None:
         super().__init__(parse_uri(uri), **settings)
         self._draw = draw
         self.services: list[FlakyService] = []
-        """One for each loop that the store was used on."""
+        """One for each event loop of the store."""
 
     def _open_service(self, config: ServiceConfig) -> Service:
         service = FlakyService(open_service(config), draw=self._draw)

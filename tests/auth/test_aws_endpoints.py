@@ -10,6 +10,7 @@ import pytest
 
 import aioflux
 from aioflux import S3Access, Timeouts
+from aioflux._services.base import ReadRequest
 from aioflux._services.open import ServiceConfig, open_service
 from aioflux._services.s3.service import S3Service
 from aioflux._values.uri import parse_uri
@@ -193,7 +194,7 @@ async def test_the_authority_of_a_bundle_is_trusted(
     async with serving(answering(hello()), tls=certificates.server_context()) as (_, origin):
         url = f"https://localhost:{origin.port}"
         service = service_of("s3://data-1/", endpoint_url=url, credentials=KEYS["given"])
-        assert bytes((await service.get("a")).data) == b"hello"
+        assert bytes((await service.get(ReadRequest("a"))).data) == b"hello"
         await service.aclose()
 
 
@@ -203,7 +204,7 @@ async def test_a_bundle_that_cannot_be_read_is_named(
     monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "lost.pem"))
     async with asking(hello()) as (service, _):
         with pytest.raises(ValueError, match=r"AWS_CA_BUNDLE.*lost\.pem"):
-            await service.get("a")
+            await service.get(ReadRequest("a"))
 
 
 @pytest.mark.parametrize(

@@ -338,7 +338,7 @@ async def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 def test_nothing_of_azure_is_imported_before_a_token_is_needed() -> None:
     program = (
         "import sys, aioflux\n"
-        "from aioflux._services import _azure\n"
+        "from aioflux._services.azure import service\n"
         "from aioflux._auth.azure import open_access\n"
         f"open_access('acct', {KEY!r}, is_http=False, environ={{}})\n"
         "open_access('acct', None, is_http=False, environ={})\n"

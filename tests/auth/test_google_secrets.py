@@ -18,14 +18,14 @@ from google.oauth2 import service_account
 import aioflux
 from aioflux import RetryPolicy
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server._messages import Response
+from aioflux.testing.gcs_server import Response
 from tests.service.gcs_rig import Answering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from aioflux.testing.gcs_server._messages import Request
+    from aioflux.testing.gcs_server import Request
 
 TOKEN = "ya29.planted-access-token-0123456789"
 KEY_ID = "planted0key0id0123456789abcdef"

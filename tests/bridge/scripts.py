@@ -13,13 +13,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aioflux.testing.gcs_server._app import Hook
+from aioflux.testing.gcs_server import Hook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from aioflux.testing import GCSServer
-    from aioflux.testing.gcs_server._messages import Request
+    from aioflux.testing.gcs_server import Request
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 1000 if "AIOFLUX_TEST_ROUNDS" in os.environ else 250

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux.testing.gcs_server._app import Hook
+from aioflux.testing.gcs_server import Hook
 from tests.bridge.scripts import LIMIT_SECONDS, ROOT, Watch, finish, line, running
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from aioflux.testing import GCSServer
-    from aioflux.testing.gcs_server._messages import Request
+    from aioflux.testing.gcs_server import Request
 
 MOST_SECONDS = 100.0
 """Two are promised, of a machine with nothing else to do. Here whoever waits for a limit waits for

@@ -100,7 +100,7 @@ def spin(stop):
         while time.monotonic() < until:
             pass
     while not stop.is_set():
-        bridge.run(work())
+        _bridge.run(work())
         time.sleep(0.005)
 
 def child(number, to_parent):
@@ -161,7 +161,7 @@ for number in range(ROUNDS):
     taken = next(batches)
     if number % 8 == 6:
         # The lock is held by a thread that does not exist in the child.
-        lock, held, release = bridge._bridge._lock, threading.Event(), threading.Event()
+        lock, held, release = _bridge._bridge._lock, threading.Event(), threading.Event()
         def hold():
             with lock:
                 held.set()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 import aioflux
-from tests.checkpoint.patience import wait_until
+from tests.patience import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -29,8 +29,8 @@ from aioflux.checkpoint._store.commits import list_steps
 from aioflux.errors import CheckpointCorruptError, TransientError
 from aioflux.options import RetryPolicy, Timeouts, TransferOptions
 from aioflux.testing.faults import Fault, FlakyStore
-from tests.checkpoint.patience import PATIENT
 from tests.checkpoint.saves import save_id
+from tests.patience import PATIENT
 
 pytestmark = pytest.mark.clouds("gs", "s3", "az")
 

@@ -14,7 +14,7 @@ from aioflux.checkpoint._format.commit import find_save_id
 from aioflux.checkpoint._maintain.orphans import clean_store
 from aioflux.checkpoint._maintain.verify import latest, verify_steps
 from aioflux.checkpoint._store.commits import list_steps
-from tests.checkpoint.patience import wait_until_idle
+from tests.patience import wait_until_idle
 
 CHILD = """
 import asyncio, sys

@@ -21,16 +21,16 @@ import aioflux
 from aioflux import NotFoundError, PreconditionFailedError, TransferOptions
 from aioflux.checkpoint import load, open_reader, open_writer, save
 from aioflux.checkpoint._load import load as _load
-from aioflux.testing.gcs_server._app import Hook
-from tests.checkpoint.patience import PATIENT, wait_until
+from aioflux.testing.gcs_server import Hook
 from tests.checkpoint.test_torch import assert_equal, state
+from tests.patience import PATIENT, wait_until
 
 if TYPE_CHECKING:
     import mmap
     from collections.abc import Sequence
 
     from aioflux.testing import GCSServer
-    from aioflux.testing.gcs_server._messages import Request, Response
+    from aioflux.testing.gcs_server import Request, Response
 
 MIB = 1024 * 1024
 URI = "gs://bucket/run/model.pt"

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 import aioflux
 from aioflux import TransferOptions
 from aioflux.checkpoint import open_reader, open_writer
-from tests.checkpoint.patience import PATIENT, wait_until
+from tests.patience import PATIENT, wait_until
 
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer

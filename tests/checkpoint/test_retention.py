@@ -28,8 +28,8 @@ from aioflux.errors import (
 )
 from aioflux.options import RetryPolicy, Timeouts, TransferOptions
 from aioflux.testing.faults import Fault, FlakyStore
-from tests.checkpoint.patience import PATIENT
 from tests.checkpoint.saves import METADATA, save_id, save_step
+from tests.patience import PATIENT
 
 pytestmark = pytest.mark.clouds("gs", "s3", "az")
 

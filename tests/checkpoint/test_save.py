@@ -19,8 +19,8 @@ from aioflux import TransferOptions, _bridge
 from aioflux.checkpoint import load, save
 from aioflux.checkpoint._save.save import _borrowing, _Opening, _StateFile, plan_part_size
 from aioflux.checkpoint._save.tensor_memory import TensorMemory
-from tests.checkpoint.patience import PATIENCE_SECONDS, PATIENT
 from tests.checkpoint.test_torch import assert_equal, state
+from tests.patience import PATIENCE_SECONDS, PATIENT
 
 if TYPE_CHECKING:
     from pathlib import Path

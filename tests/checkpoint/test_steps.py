@@ -10,8 +10,8 @@ from aioflux import open_store
 from aioflux.checkpoint._format.commit import COMMIT_KEY, step_prefix
 from aioflux.checkpoint._store.commits import is_home, list_steps, read_step, summarize, uri_below
 from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError
-from tests.checkpoint.patience import PATIENT
 from tests.checkpoint.saves import METADATA, save_step
+from tests.patience import PATIENT
 
 pytestmark = pytest.mark.clouds("gs", "s3", "az", "memory", "file")
 

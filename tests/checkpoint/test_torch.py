@@ -13,7 +13,7 @@ import torch
 import aioflux
 from aioflux import TransferOptions
 from aioflux.checkpoint import open_reader, open_writer
-from tests.checkpoint.patience import PATIENT
+from tests.patience import PATIENT
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,8 +16,8 @@ from aioflux.checkpoint._maintain.verify import (
     verify_steps,
 )
 from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError, StorageError
-from tests.checkpoint.patience import PATIENT
 from tests.checkpoint.saves import METADATA, encode, save, save_step
+from tests.patience import PATIENT
 
 pytestmark = pytest.mark.clouds("gs", "s3", "az")
 

@@ -15,7 +15,7 @@ import pytest
 import aioflux
 from aioflux import TransferOptions
 from aioflux.checkpoint import open_writer
-from tests.checkpoint.patience import PATIENT
+from tests.patience import PATIENT
 
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer

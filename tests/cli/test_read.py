@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from aioflux._services.base import WriteRequest
+
 OBJECT_FIELDS = [
     "type",
     "uri",
@@ -189,7 +191,7 @@ def leave_behind(bucket, command) -> None:
         store = aioflux.open_store(bucket.uri, endpoint_url=bucket.server.url)
         async with store:
             session = store._sessions.current()
-            await session.service.initiate_upload("run/u")
+            await session.service.initiate_upload(WriteRequest("run/u"))
 
     asyncio.run(leave())
     bucket.put("run/.aioflux-uploads/1")

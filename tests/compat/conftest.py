@@ -10,8 +10,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server._app import Hook
-from aioflux.testing.gcs_server._messages import Request, Response
+from aioflux.testing.gcs_server import Hook, Request, Response
 from tests.patience import patient
 
 if TYPE_CHECKING:

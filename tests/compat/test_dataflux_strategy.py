@@ -12,7 +12,7 @@ from aioflux.compat.dataflux.lightning import (
     DatafluxLightningAsyncCheckpoint,
     DatafluxLightningCheckpoint,
 )
-from tests.meeting import meeting_port
+from tests.rendezvous import rendezvous_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,7 @@ def test_two_ranks_save_shards_and_resume(
     bucket: Bucket, fork_server: ForkServer, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
-    with meeting_port() as port:
+    with rendezvous_port() as port:
         ended = fork_server.run(
             "tests.compat.fsdp_task:train_and_tell",
             str(tmp_path),

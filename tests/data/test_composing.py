@@ -15,7 +15,7 @@ from aioflux import PermissionDeniedError, sync
 from aioflux.data import IterableDataset, _composites
 from aioflux.data._composites import Choice, prepare, read_batches
 from aioflux.store import COMPOSITE_PREFIX
-from aioflux.testing.gcs_server._network import Network
+from aioflux.testing.gcs_server import Network
 from tests.bridge.scripts import finish, line, running
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ import pytest
 
 from aioflux.store import COMPOSITE_PREFIX
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server._network import Network
-from aioflux.testing.gcs_server._state import State
+from aioflux.testing.gcs_server import Network, State
 from tests.bridge.scripts import LIMIT_SECONDS, PRELUDE, ROOT, Watch, wait_until_idle
 
 if TYPE_CHECKING:

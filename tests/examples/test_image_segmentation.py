@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server._app import Hook
-from aioflux.testing.gcs_server._messages import Request, Response
-from tests.meeting import meeting_port
+from aioflux.testing.gcs_server import Hook, Request, Response
+from tests.rendezvous import rendezvous_port
 
 # Each test starts three processes that import torch: ten seconds of two idle cores, more when busy.
 pytestmark = pytest.mark.timeout(900)
@@ -139,7 +138,7 @@ def test_two_ranks_are_killed_and_one_goes_on_with_two_workers(
     start: Start, server: GCSServer
 ) -> None:
     kill = KillAt(server, "run-2/checkpoints/000006.pt")
-    with meeting_port() as port:
+    with rendezvous_port() as port:
         place = {
             "STORAGE_EMULATOR_HOST": server.url,
             "MASTER_ADDR": "127.0.0.1",

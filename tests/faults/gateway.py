@@ -1,10 +1,10 @@
-"""A small proxy: for the clients that HTTP_PROXY names, and in front of a server as its endpoint.
+"""A small proxy: for clients with HTTP_PROXY, or as the endpoint in front of a server.
 
     GET http://host/path   (absolute form)  -> forwarded to that host
     CONNECT host:port                       -> a tunnel
     GET /path              (origin form)    -> forwarded to `upstream`, with `headers` added
 
-Answers pass as they come: a reset by the server is a reset for the client.
+Responses are forwarded unchanged: a reset by the server is a reset for the client.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _HOP_BY_HOP = (b"proxy-connection:", b"proxy-authorization:")
 
 
 class Gateway:
-    """Serves from a thread of its own, between `with` and its end.
+    """A proxy in its own thread, for the length of a `with` block.
 
     Attributes:
         headers: Added to each request, lines without their end; may be changed at any time.
         upstream: Url of the server behind it.
-        num_requests: Requests that passed, by form: "origin", "absolute" and "connect".
+        num_requests: Forwarded requests, by form: "origin", "absolute" and "connect".
     """
 
     def __init__(self, upstream: str = "") -> None:
@@ -85,7 +85,7 @@ class Gateway:
     # --- one connection -----------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answers: asyncio.Task[None] | None = None
+        responses: asyncio.Task[None] | None = None
         upstream: asyncio.StreamWriter | None = None
         self._writers.add(writer)
         try:
@@ -97,27 +97,27 @@ class Gateway:
                     self._writers.add(upstream)
                     if method == b"CONNECT":
                         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-                    answers = asyncio.create_task(_pipe(from_upstream, writer))
+                    responses = asyncio.create_task(_pipe(from_upstream, writer))
                 if method == b"CONNECT":
                     self.num_requests["connect"] += 1
                     await _pipe(reader, upstream)
                     break
                 await self._forward(head, reader, upstream)
         except (asyncio.IncompleteReadError, OSError):
-            pass  # gone, which the finally passes on
+            pass  # the peer has gone; the finally closes the other side
         except asyncio.CancelledError:
             pass  # by `_close`; asyncio of Python 3.11 logs a cancelled task of its server
         finally:
             if upstream is not None:
                 upstream.close()
-            if answers is not None:
+            if responses is not None:
                 # A client that has sent all may still be read from; one that is gone may not.
-                answers.cancel()
-                await asyncio.gather(answers, return_exceptions=True)
+                responses.cancel()
+                await asyncio.gather(responses, return_exceptions=True)
             writer.close()
 
     def rewrite(self, method: bytes, lines: list[bytes]) -> list[bytes]:
-        """Return the headers that are passed on; a subclass may change them."""
+        """Return the headers to forward; a subclass may change them."""
         return lines
 
     async def _connect(
@@ -143,12 +143,12 @@ class Gateway:
         upstream.write(
             b"\r\n".join([b" ".join((method, target, version)), *kept, *self.headers]) + b"\r\n\r\n"
         )
-        left = _content_length(lines)
-        while left:
-            data = await reader.read(min(left, _LIMIT_BYTES))
+        remaining = _content_length(lines)
+        while remaining:
+            data = await reader.read(min(remaining, _LIMIT_BYTES))
             if not data:
                 raise ConnectionResetError
-            left -= len(data)
+            remaining -= len(data)
             upstream.write(data)
             await upstream.drain()
 
@@ -157,14 +157,14 @@ def _content_length(lines: list[bytes]) -> int:
     for line in lines:
         name, _, value = line.partition(b":")
         if name.lower() == b"transfer-encoding":
-            raise AssertionError("the gateway knows bodies by their length only")
+            raise AssertionError("the gateway needs a Content-Length")
         if name.lower() == b"content-length":
             return int(value)
     return 0
 
 
 async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Pass on what comes, and how it ends."""
+    """Forward bytes, and the end or reset of their connection."""
     try:
         while data := await reader.read(_LIMIT_BYTES):
             writer.write(data)

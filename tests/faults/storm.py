@@ -1,9 +1,9 @@
 """A storm: mixed operations of many tasks on one store, while the server fails at random.
 
-Each task has keys of its own, whose contents it knows; all tasks race for some keys with
-preconditions. With retries the outcome of every call is known beforehand, so that any error but the
-one that the operation is meant to raise is a defect. Without retries calls may raise errors of
-aioflux, and what they were to write may be there or not; every other outcome is a defect too.
+Each task has its own keys, with known contents; all tasks race for some keys with preconditions.
+With retries the outcome of every call is known, so that any unexpected error is a defect. Without
+retries calls may raise errors of aioflux, and their writes may have happened or not; every other
+outcome is a defect, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TRANSFER = aioflux.TransferOptions(
     verify_ranges="always",
 )
 KINDS: tuple[tuple[str, float, dict[str, Any]], ...] = (
-    # operation, weight, what happens
+    # operation, weight, fault
     *(("*", 1.0, {"status": status}) for status in (408, 500, 502, 504)),
     ("*", 2.0, {"status": 429, "retry_after": 0}),
     ("*", 2.0, {"status": 503, "retry_after": 0}),
@@ -50,30 +50,30 @@ KINDS: tuple[tuple[str, float, dict[str, Any]], ...] = (
     ("*", 1.0, {"stall_at": 0}),
     ("objects.media", 4.0, {"stall_at": 50_000}),
 )
-"""Every kind that the server has. A flipped byte meets objects only: the service sends no checksum
+"""Every kind of the server. Bytes are flipped in objects only: the service sends no checksum
 of metadata or listings, which TLS protects."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Storm:
-    """How long and how hard."""
+    """Size and severity of a storm."""
 
     num_operations: int
     seed: int
     has_retries: bool = True
     share: float = 0.05
-    """About so many of the requests are disturbed."""
+    """Share of requests with a fault, about."""
     num_tasks: int = 16
     keys_per_task: int = 6
 
 
 @dataclass
 class Outcome:
-    """What a storm has done."""
+    """Counters of a storm."""
 
     operations: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
-    """Errors that calls raised, by type, other than those that they were meant to raise."""
+    """Unexpected errors of calls, by type."""
     faults: Counter[str] = field(default_factory=Counter)
     num_requests: int = 0
     seconds: float = 0.0
@@ -88,10 +88,10 @@ class Outcome:
         )
 
 
-def order_faults(server: GCSServer, storm: Storm) -> None:
-    """Have the server disturb a share of its requests, in every way that it can."""
+def add_faults(server: GCSServer, storm: Storm) -> None:
+    """Add faults of every kind to the server, for a share of its requests."""
     rng = random.Random(storm.seed)
-    # Many answers have no body, or end before the position of the fault.
+    # Many responses have no body, or end before the position of the fault.
     total = sum(weight for _, weight, _ in KINDS) * 0.6
     for operation, weight, options in KINDS:
         server.faults.add(
@@ -103,27 +103,27 @@ def order_faults(server: GCSServer, storm: Storm) -> None:
 
 
 async def run_storm(server: GCSServer, storm: Storm, **options: Any) -> Outcome:
-    """Run a storm on an empty bucket, and compare what is left with the model.
+    """Run a storm on an empty bucket, and compare the bucket with the model.
 
     Args:
-        server: Where; it disturbs nothing else afterwards.
-        storm: How long and how hard.
-        **options: More of `aioflux.open_store`.
+        server: The server; its faults are removed afterwards.
+        storm: Size and severity.
+        **options: Further options of `aioflux.open_store`.
 
     Raises:
-        AssertionError: Something is not as it must be.
+        AssertionError: An outcome or an object is wrong.
     """
     server.stats.reset()
     server.faults.clear()
-    order_faults(server, storm)
+    add_faults(server, storm)
     outcome = Outcome()
-    begun = time.monotonic()
+    started = time.monotonic()
     store = aioflux.open_store(
         "gs://bucket",
         endpoint_url=server.url,
         transfer=TRANSFER,
         retry=aioflux.RetryPolicy(
-            # The storm takes a few of them, a busy machine may take as many.
+            # The storm uses up a few of them, a busy machine perhaps as many.
             max_attempts=30 if storm.has_retries else 1,
             initial_seconds=0.02,
             max_seconds=0.5,
@@ -137,7 +137,7 @@ async def run_storm(server: GCSServer, storm: Storm, **options: Any) -> Outcome:
         async with asyncio.TaskGroup() as group:
             for task in tasks:
                 group.create_task(task.run(budget))
-    outcome.seconds = time.monotonic() - begun
+    outcome.seconds = time.monotonic() - started
     outcome.num_requests = server.stats.total.requests
     outcome.faults.update(server.faults.injected)
     server.faults.clear()
@@ -146,13 +146,13 @@ async def run_storm(server: GCSServer, storm: Storm, **options: Any) -> Outcome:
 
 
 def _check_end(server: GCSServer, storm: Storm, models: list[Model]) -> None:
-    """Look by the back door."""
+    """Compare the objects in the bucket, read by the back door, with the models."""
     known = {key for model in models for key in model.contents}
     stored = set(server.keys("bucket"))
     for model in models:
         for key in model.contents:
             model.check(key, server.get("bucket", key) if key in stored else ABSENT)
     if storm.has_retries:
-        # Without them, cleaning up fails like everything else.
+        # Without retries, cleanup may fail, too.
         assert stored <= known, f"left over: {sorted(stored - known)}"
         assert server.stats.open_uploads == 0

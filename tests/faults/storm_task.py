@@ -1,4 +1,4 @@
-"""One task of a storm: its operations, and what it knows of the objects that it works on."""
+"""One task of a storm: its operations, and a model of its objects."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MAX_BYTES = 20 * MIB
 
 
 class AbandonedError(Exception):
-    """Raised in a writer's body by the storm itself."""
+    """Raised in a writer's body by the storm."""
 
 
 class Task:
-    """One task, its keys and what it knows of them."""
+    """One task with its keys and their model."""
 
     def __init__(self, store: aioflux.Store, storm: Storm, outcome: Outcome, number: int) -> None:
         self.store = store
@@ -51,7 +51,7 @@ class Task:
                 exc.add_note(f"in {name} of task {self.prefix}, seed {self.storm.seed}")
                 raise
 
-    # --- what every operation stands on -----------------------------------------------------
+    # --- shared by operations ----------------------------------------------------------------
 
     def key(self) -> str:
         return self.rng.choice(self.keys)
@@ -69,8 +69,8 @@ class Task:
         except aioflux.AiofluxError as exc:
             return exc
 
-    def disturbed(self, error: aioflux.AiofluxError) -> None:
-        """Take note of an error that no operation is meant to raise."""
+    def count_error(self, error: aioflux.AiofluxError) -> None:
+        """Count an unexpected error; with retries, raise it."""
         if self.storm.has_retries:
             raise error
         self.outcome.errors[type(error).__name__] += 1
@@ -79,20 +79,20 @@ class Task:
         result = await self.attempt(call)
         if isinstance(result, aioflux.AiofluxError):
             self.model.may_have_become(key, content)
-            self.disturbed(result)
+            self.count_error(result)
             return
         self.model.became(key, content)
         if content is not ABSENT:
             assert (result.key, result.size) == (key, len(content))
 
     async def read(self, key: str, call: Awaitable[Any]) -> Any:
-        """Return what was read, or None where there was nothing to read or it failed."""
+        """Return the result of a read, or None if it failed or there was no object."""
         result = await self.attempt(call)
         if isinstance(result, aioflux.NotFoundError):
             self.model.check(key, ABSENT)
             return None
         if isinstance(result, aioflux.AiofluxError):
-            self.disturbed(result)
+            self.count_error(result)
             return None
         return result
 
@@ -139,19 +139,19 @@ class Task:
         if keys and self.rng.random() < 0.5:
             metas = await self.attempt(self.store.list_all(self.prefix))
             if isinstance(metas, aioflux.AiofluxError):
-                return self.disturbed(metas)
+                return self.count_error(metas)
             items = metas
         try:
             async for key, data in self.store.get_many(items, ordered=self.rng.random() < 0.5):
                 self.model.check(key, data)
         except aioflux.AiofluxError as exc:
-            self.disturbed(exc)
+            self.count_error(exc)
         return None
 
     async def do_list(self) -> None:
         metas = await self.attempt(self.store.list_all(self.prefix))
         if isinstance(metas, aioflux.AiofluxError):
-            return self.disturbed(metas)
+            return self.count_error(metas)
         assert [meta.key for meta in metas] == sorted(meta.key for meta in metas)
         listed = {meta.key: meta.size for meta in metas}
         for key in self.keys:
@@ -187,15 +187,15 @@ class Task:
 
     async def do_put_many(self) -> None:
         pairs = {key: self.data() for key in self.rng.sample(self.keys, 3)}
-        left = dict(pairs)
+        remaining = dict(pairs)
         try:
             async for meta in self.store.put_many(pairs.items()):
-                self.model.became(meta.key, left.pop(meta.key))
-            assert not left
+                self.model.became(meta.key, remaining.pop(meta.key))
+            assert not remaining
         except aioflux.AiofluxError as exc:
-            for key, data in left.items():
+            for key, data in remaining.items():
                 self.model.may_have_become(key, data)
-            self.disturbed(exc)
+            self.count_error(exc)
 
     async def _write_pieces(self, key: str, data: bytes, **settings: Any) -> aioflux.ObjectMeta:
         abandon = settings.pop("abandon", False)
@@ -215,7 +215,7 @@ class Task:
         key, data = self.key(), self.data()
         result = await self.attempt(self._write_pieces(key, data, abandon=True))
         if not isinstance(result, AbandonedError):
-            self.disturbed(result)
+            self.count_error(result)
 
     async def _create(self, key: str, data: bytes, call: Awaitable[Any]) -> None:
         before = set(self.model.possible(key))
@@ -224,7 +224,7 @@ class Task:
             assert before != {ABSENT}, f"{key} was said to exist"
         elif isinstance(result, aioflux.AiofluxError):
             self.model.may_have_become(key, data)
-            self.disturbed(result)
+            self.count_error(result)
         else:
             assert ABSENT in before, f"{key} was created over another"
             self.model.became(key, data)
@@ -238,7 +238,7 @@ class Task:
         await self._create(key, data, self._write_pieces(key, data, mode="create"))
 
     async def do_replace(self) -> None:
-        """Replace the generation that is there, or one that is not."""
+        """Replace the current generation, or another one."""
         key, data = self.key(), self.data()
         meta = await self.read(key, self.store.head(key))
         if meta is None:
@@ -253,7 +253,7 @@ class Task:
         result = await self.attempt(call)
         if not isinstance(result, aioflux.PreconditionFailedError):
             assert isinstance(result, aioflux.AiofluxError), f"{key} was replaced in silence"
-            self.disturbed(result)
+            self.count_error(result)
 
     def _sources(self) -> list[str]:
         keys = [key for key in self.keys if self.model.is_certain(key)]
@@ -282,7 +282,7 @@ class Task:
             expected = (aioflux.NotFoundError, aioflux.AlreadyExistsError)
             if not isinstance(result, expected):
                 assert isinstance(result, aioflux.AiofluxError)
-                self.disturbed(result)
+                self.count_error(result)
         else:
             await self._make(key, sources, call)
 
@@ -293,8 +293,8 @@ class Task:
             return
         result = await self.attempt(call)
         if not isinstance(result, aioflux.NotFoundError):
-            assert isinstance(result, aioflux.AiofluxError), "made of what is not there"
-            self.disturbed(result)
+            assert isinstance(result, aioflux.AiofluxError), "made of a missing object"
+            self.count_error(result)
 
     async def do_delete(self) -> None:
         key = self.key()
@@ -305,7 +305,7 @@ class Task:
             self.model.became(key, ABSENT)
         elif isinstance(result, aioflux.AiofluxError):
             self.model.may_have_become(key, ABSENT)
-            self.disturbed(result)
+            self.count_error(result)
         else:
             self.model.became(key, ABSENT)
 
@@ -319,12 +319,12 @@ class Task:
             self.model.became(key, ABSENT)
         for key, error in result.errors.items():
             self.model.may_have_become(key, ABSENT)
-            self.disturbed(error)
+            self.count_error(error)
 
     # --- races --------------------------------------------------------------------------------
 
     async def do_race(self) -> None:
-        """Four create one object: one of them does, and the object is what that one wrote."""
+        """Four create one object: one succeeds, and the object has its content."""
         self.num_races += 1
         key = f"{self.prefix}race-{self.num_races}"
         self.model.became(key, ABSENT)
@@ -344,21 +344,21 @@ class Task:
             if isinstance(result, aioflux.AlreadyExistsError | aioflux.ObjectMeta):
                 continue
             self.model.may_have_become(key, data)
-            self.disturbed(result)
+            self.count_error(result)
         if winners:
             self.model.became(key, winners[0])
         elif self.storm.has_retries:
-            raise AssertionError(f"nobody created {key}")
+            raise AssertionError(f"no task created {key}")
 
     async def do_append(self) -> None:
-        """Four append to one object by its generation: none overwrites what another wrote."""
+        """Four append to one object by its generation: none overwrites another."""
         self.num_races += 1
         key = f"{self.prefix}log-{self.num_races}"
         result = await self.attempt(self.store.put(key, b""))
         if isinstance(result, aioflux.AiofluxError):
             self.model.became(key, ABSENT)
             self.model.may_have_become(key, b"")
-            return self.disturbed(result)
+            return self.count_error(result)
         attempts = await asyncio.gather(*(self._append(key, name) for name in "abcd"))
         done = [tag for tags in attempts for tag in tags["done"]]
         tried = [tag for tags in attempts for tag in tags["tried"]]
@@ -366,7 +366,7 @@ class Task:
         if isinstance(data, aioflux.AiofluxError):
             self.model.contents.pop(key, None)
             self.model.contents[key] = _AnyContent()
-            return self.disturbed(data)
+            return self.count_error(data)
         self.model.became(key, data)
         tags = data.decode().split()
         assert len(tags) == len(set(tags)), f"{key} has a tag twice: {tags}"
@@ -390,12 +390,12 @@ class Task:
             if isinstance(result, aioflux.ObjectMeta):
                 tags["done"].append(tag)
             elif not isinstance(result, aioflux.PreconditionFailedError | aioflux.NotFoundError):
-                self.disturbed(result)
+                self.count_error(result)
         return tags
 
 
 class _AnyContent(set[bytes | None]):
-    """Stands for contents that nobody could learn."""
+    """Means unknown content."""
 
     def __contains__(self, content: object) -> bool:
         return True

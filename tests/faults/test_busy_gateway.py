@@ -1,7 +1,7 @@
-"""A gateway that passes a write on, and answers for a busy backend all the same.
+"""A gateway that forwards a write, and still responds that the server is busy.
 
-408, 425, 429 and 503 say no more of what was done than 500 does: nothing is done twice, nothing
-that was done is an error, and nothing is left.
+After 408, 425, 429 and 503, as after 500, a write may have happened: it is not repeated, it is no
+error if it did happen, and there are no leftovers.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ TRANSFER = aioflux.TransferOptions(part_size_bytes=5 * MIB, max_buffered_bytes=5
 SMALL, LARGE = b"what was sent", bytes(range(256)) * (6 * 4096)
 LABELS = {"RunId": "7"}
 _OWN = frozenset({"connection", "content-length", "transfer-encoding"})
-"""Headers of an answer that the gateway writes itself."""
+"""Headers of a response that the gateway writes itself."""
 
 
-class Asked(NamedTuple):
+class Forwarded(NamedTuple):
     """One request."""
 
     method: str
@@ -41,16 +41,16 @@ class Asked(NamedTuple):
 
 
 class BusyGateway:
-    """A proxy in front of a server, on threads of its own between `with` and its end.
+    """A proxy in front of a server, on its own threads, for the length of a `with` block.
 
     Attributes:
-        url: Where it is asked.
-        num_swapped: Answers that were replaced.
+        url: Root url.
+        num_swapped: Responses that were replaced.
     """
 
     def __init__(self, upstream: str) -> None:
         self._upstream = urlsplit(upstream).netloc
-        self._swaps: list[tuple[Callable[[Asked], bool], int]] = []
+        self._swaps: list[tuple[Callable[[Forwarded], bool], int]] = []
         self.num_swapped = 0
         gateway = self
 
@@ -63,7 +63,7 @@ class BusyGateway:
             do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_any  # noqa: N815
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -83,21 +83,21 @@ class BusyGateway:
         self._thread.join()
         self._server.server_close()
 
-    def swap(self, matches: Callable[[Asked], bool], *statuses: int) -> None:
-        """Replace the next answers to the requests that match, after they were carried out."""
+    def swap(self, matches: Callable[[Forwarded], bool], *statuses: int) -> None:
+        """Replace the next responses to matching requests, which are still carried out."""
         self._swaps += [(matches, status) for status in statuses]
 
     def serve(self, handler: BaseHTTPRequestHandler) -> None:
         url = urlsplit(handler.path)
-        asked = Asked(handler.command, url.path, url.query, handler.headers)
+        request = Forwarded(handler.command, url.path, url.query, handler.headers)
         body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
         connection = http.client.HTTPConnection(self._upstream)
         connection.request(handler.command, handler.path, body, dict(handler.headers))
-        answer = connection.getresponse()
-        data = answer.read()
+        response = connection.getresponse()
+        data = response.read()
         connection.close()
-        status, headers = answer.status, answer.getheaders()
-        if self._swaps and answer.status < 300 and self._swaps[0][0](asked):
+        status, headers = response.status, response.getheaders()
+        if self._swaps and response.status < 300 and self._swaps[0][0](request):
             self.num_swapped += 1
             status, headers, data = self._swaps.pop(0)[1], [], b"busy"
         handler.send_response_only(status)
@@ -111,31 +111,31 @@ class BusyGateway:
         handler.wfile.write(data)
 
 
-def is_copy(asked: Asked) -> bool:
-    return "/rewriteTo/" in asked.path or any(
-        name in asked.headers for name in ("x-amz-copy-source", "x-ms-copy-source")
+def is_copy(request: Forwarded) -> bool:
+    return "/rewriteTo/" in request.path or any(
+        name in request.headers for name in ("x-amz-copy-source", "x-ms-copy-source")
     )
 
 
-def is_put(asked: Asked) -> bool:
-    return asked.method == "PUT" and not asked.query and not is_copy(asked)
+def is_put(request: Forwarded) -> bool:
+    return request.method == "PUT" and not request.query and not is_copy(request)
 
 
-def is_initiation(asked: Asked) -> bool:
-    return asked.method == "POST" and asked.query.startswith("uploads")
+def is_initiation(request: Forwarded) -> bool:
+    return request.method == "POST" and request.query.startswith("uploads")
 
 
-def is_completion(asked: Asked) -> bool:
-    is_block_list = asked.method == "PUT" and "comp=blocklist" in asked.query
-    return is_block_list or (asked.method == "POST" and "uploadId=" in asked.query)
+def is_completion(request: Forwarded) -> bool:
+    is_block_list = request.method == "PUT" and "comp=blocklist" in request.query
+    return is_block_list or (request.method == "POST" and "uploadId=" in request.query)
 
 
-def is_compose(asked: Asked) -> bool:
-    return asked.path.endswith("/compose")
+def is_compose(request: Forwarded) -> bool:
+    return request.path.endswith("/compose")
 
 
-def is_delete(asked: Asked) -> bool:
-    return asked.method == "DELETE"
+def is_delete(request: Forwarded) -> bool:
+    return request.method == "DELETE"
 
 
 async def create(store: aioflux.Store) -> bytes:
@@ -232,7 +232,7 @@ async def test_a_write_that_was_done_is_not_an_error(
     gateway: BusyGateway,
     store: aioflux.Store,
     run: Callable[[aioflux.Store], Awaitable[bytes | None]],
-    matches: Callable[[Asked], bool],
+    matches: Callable[[Forwarded], bool],
     status: int,
 ) -> None:
     bucket.put("bucket", "old", SMALL)

@@ -1,4 +1,4 @@
-"""Composed reads in processes that end: Ctrl-C leaves no composite, and a sweep what SIGKILL left.
+"""Composed reads in processes that end: Ctrl-C leaves no composite; a sweep deletes the others.
 
 AIOFLUX_TEST_ROUNDS sets the number of SIGKILLs; 5 by default.
 """
@@ -15,7 +15,7 @@ import pytest
 
 from aioflux.store import COMPOSITE_PREFIX
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server._network import Network
+from aioflux.testing.gcs_server import Network
 from tests.bridge.scripts import LIMIT_SECONDS, Watch, finish, line, running, wait_until_idle
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ store.close()
 
 
 def test_ctrl_c_leaves_no_composite(server: GCSServer) -> None:
-    """Also where the service does not answer what is under way then."""
+    """Even if the service does not respond to open requests."""
     with running(INTERRUPTED, server) as process:
         assert process.stdin is not None
         assert line(process) == "up"

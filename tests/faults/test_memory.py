@@ -1,4 +1,4 @@
-"""The memory that calls hold, in a process of their own: bounded, however large the object is."""
+"""The memory of calls, in their own process: bounded, however large the object is."""
 
 from __future__ import annotations
 

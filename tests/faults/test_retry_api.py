@@ -1,11 +1,11 @@
 """Every operation with every fault of the retry-test API, over the data plane.
 
-The faults are ordered over HTTP as on Google's storage-testbench, and a gateway in front of the
-server adds the header that they go by. The server tells afterwards that each was met.
+The faults are added over HTTP as on Google's storage-testbench, and a gateway in front of the
+server adds the header that selects them. The server reports afterwards whether each has happened.
 
 Environment:
-    AIOFLUX_TEST_GCS_URL: Another server that has this API; the embedded one by default. What it
-        does not know is skipped.
+    AIOFLUX_TEST_GCS_URL: Another server that has this API; the embedded one by default.
+        Faults that it does not know are skipped.
     AIOFLUX_TEST_GCS_BUCKET: An existing bucket on it, "bucket" by default.
 """
 
@@ -38,14 +38,14 @@ TRANSFER = aioflux.TransferOptions(
     range_size_bytes=MIB, part_size_bytes=5 * MIB, max_buffered_bytes=10 * MIB
 )
 RETRY = aioflux.RetryPolicy(max_attempts=20, initial_seconds=0.01, max_seconds=0.2)
-"""Attempts for six refusals, and for answers that a busy machine keeps waiting."""
+"""Attempts for six rejections, and for responses that a busy machine delays."""
 TIMEOUTS = aioflux.Timeouts(progress_seconds=100, idle_seconds=100)
 STALLED = aioflux.Timeouts(progress_seconds=0.5, idle_seconds=100)
 
 REFUSALS = tuple(f"return-{status}" for status in (408, 429, 500, 502, 503, 504))
 """One after the other."""
 NO_BODY = [REFUSALS, ("return-reset-connection",), ("stall-for-1s",)]
-"""An answer without a body cannot break off."""
+"""A response without a body cannot break off."""
 ALL = [*NO_BODY, ("return-broken-stream",)]
 LARGE_ANSWERS = [("return-broken-stream-after-256K",), ("stall-for-1s-after-256K",)]
 LARGE_BODIES = [("return-503-after-256K",)]
@@ -159,7 +159,7 @@ async def stored(store: aioflux.Store, key: str) -> bytes | None:
 
 @dataclass(frozen=True)
 class Row:
-    """An operation of the store, one of the service's that it makes, and what may befall that."""
+    """An operation of the store, one of its operations on the service, and faults of that."""
 
     run: Callable[[aioflux.Store], Awaitable[None]]
     operation: str
@@ -172,7 +172,7 @@ class Row:
 GET = "storage.objects.get"
 READS = {GET, "storage.objects.list"}
 CLEAN_UP = Row(open_conditional_writer, "storage.objects.delete", NO_BODY)
-"""The object is there; that its temporary one is, too, is a warning."""
+"""The object exists; a warning says that its temporary one does, too."""
 ROWS = [
     Row(head, GET, ALL),
     Row(get, GET, ALL),
@@ -218,20 +218,22 @@ def gateway(url: str) -> Iterator[Gateway]:
         yield gateway
 
 
-def ask(url: str, body: Any = None) -> dict[str, Any]:
+def send(url: str, body: Any = None) -> dict[str, Any]:
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(url, data, headers)) as answer:
-        return json.load(answer)
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers)) as response:
+        return json.load(response)
 
 
-def order(url: str, operation: str, faults: tuple[str, ...], *, may_skip: bool = bool(URL)) -> str:
-    """Order faults and return the id of the test, or skip what another server does not know."""
+def add_faults(
+    url: str, operation: str, faults: tuple[str, ...], *, may_skip: bool = bool(URL)
+) -> str:
+    """Add faults and return the id of the test, or skip it if another server does not know them."""
     body = {"instructions": {operation: faults}, "transport": "HTTP"}
     try:
-        return ask(f"{url}/retry_test", body)["id"]
+        return send(f"{url}/retry_test", body)["id"]
     except urllib.error.HTTPError as exc:
-        with exc:  # it is the answer, and holds its connection
+        with exc:  # it is the response, and holds its connection
             if not may_skip:
                 raise
             pytest.skip(f"the server does not know {operation} {faults}: {exc}")
@@ -239,7 +241,7 @@ def order(url: str, operation: str, faults: tuple[str, ...], *, may_skip: bool =
 
 @pytest.fixture(scope="module")
 def uri(url: str) -> str:
-    """Where two objects are that operations only read."""
+    """The uri of two objects that operations only read."""
     uri = f"gs://{BUCKET}/{uuid.uuid4().hex}"
     with aioflux.sync.open_store(uri, endpoint_url=url) as store:
         store.put("small", SMALL)
@@ -250,7 +252,7 @@ def uri(url: str) -> str:
 async def run(
     row: Row, faults: tuple[str, ...], uri: str, gateway: Gateway, retry: aioflux.RetryPolicy
 ) -> dict[str, Any]:
-    """Run an operation on the two objects, and return what the server says of its faults."""
+    """Run an operation on the two objects, and return the server's report of the faults."""
     timeouts = STALLED if any("stall" in fault for fault in faults) else TIMEOUTS
     options: Any = {"transfer": TRANSFER, "timeouts": TIMEOUTS, "endpoint_url": gateway.url}
     if row.operation not in READS:
@@ -260,7 +262,7 @@ async def run(
                 source, target = (f"{each}/{name}" for each in (shared, uri))
                 start = len(f"gs://{BUCKET}/")
                 await store.copy(source[start:], target[start:])
-    test_id = order(gateway.upstream, row.operation, faults)
+    test_id = add_faults(gateway.upstream, row.operation, faults)
     gateway.headers = (f"x-retry-test-id: {test_id}".encode(),)
     try:
         async with aioflux.open_store(
@@ -269,8 +271,8 @@ async def run(
             await row.run(store)
     finally:
         gateway.headers = ()
-        left = ask(f"{gateway.upstream}/retry_test/{test_id}")
-    return left
+        report = send(f"{gateway.upstream}/retry_test/{test_id}")
+    return report
 
 
 def cases() -> Iterator[Any]:
@@ -281,21 +283,21 @@ def cases() -> Iterator[Any]:
 
 
 def test_what_a_server_does_not_know_is_skipped_and_nothing_is_left_open(url: str) -> None:
-    """A connection left open is a ResourceWarning, and that an error, of some later test."""
+    """An open connection would be a ResourceWarning, and so an error, of a later test."""
     with pytest.raises(pytest.skip.Exception, match="does not know storage") as skipped:
-        order(url, GET, ("unheard-of",), may_skip=True)
-    answer = skipped.value.__context__
-    assert isinstance(answer, urllib.error.HTTPError)
-    assert answer.closed
+        add_faults(url, GET, ("unheard-of",), may_skip=True)
+    response = skipped.value.__context__
+    assert isinstance(response, urllib.error.HTTPError)
+    assert response.closed
 
 
 @pytest.mark.parametrize(("row", "faults"), list(cases()))
-async def test_faults_are_mended(
+async def test_retries_mend_faults(
     row: Row, faults: tuple[str, ...], uri: str, gateway: Gateway
 ) -> None:
-    """The result is right, and nothing of the faults is left."""
-    left = await run(row, faults, uri, gateway, RETRY)
-    assert left["completed"], f"not all were met: {left}"
+    """The result is right, and every fault has happened."""
+    report = await run(row, faults, uri, gateway, RETRY)
+    assert report["completed"], f"not all were met: {report}"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
@@ -304,7 +306,7 @@ async def test_a_fault_without_retries_is_a_typed_error(
 ) -> None:
     faults, retry = ("return-503",), aioflux.RetryPolicy(max_attempts=1)
     if row.run is delete_many:
-        with pytest.raises(AssertionError):  # told in its result
+        with pytest.raises(AssertionError):  # shown in its result
             await run(row, faults, uri, gateway, retry)
     elif row == CLEAN_UP:
         await run(row, faults, uri, gateway, retry)

@@ -1,4 +1,4 @@
-"""Random faults of every kind over mixed operations: nothing lost, nothing mixed, nothing left.
+"""Random faults of every kind over mixed operations: nothing lost or mixed, and no leftovers.
 
 Environment:
     AIOFLUX_STORM_OPERATIONS: Operations of each storm; a few hundred by default.
@@ -34,7 +34,8 @@ def server() -> Iterator[GCSServer]:
 def test_the_storm_knows_every_kind_of_fault() -> None:
     from typing import get_args
 
-    from aioflux.testing.gcs_server._faults import Fault, Kind
+    from aioflux.testing.gcs_server import Fault
+    from aioflux.testing.gcs_server._fault import Kind
 
     kinds = {Fault(operation=name, **options).kind for name, _, options in KINDS}
     assert kinds == set(get_args(Kind))
@@ -42,7 +43,7 @@ def test_the_storm_knows_every_kind_of_fault() -> None:
 
 async def test_every_object_equals_the_models(server: GCSServer) -> None:
     storm = Storm(num_operations=NUM_OPERATIONS, seed=SEED)
-    print(storm)  # noqa: T201  shown where it fails
+    print(storm)  # noqa: T201  shown if it fails
     outcome = await run_storm(server, storm)
     print(outcome)  # noqa: T201
     assert outcome.faults.total() >= 0.03 * outcome.num_requests
@@ -51,7 +52,7 @@ async def test_every_object_equals_the_models(server: GCSServer) -> None:
 
 async def test_without_retries_only_errors_of_ours_are_raised(server: GCSServer) -> None:
     storm = Storm(num_operations=NUM_OPERATIONS, seed=SEED, has_retries=False)
-    print(storm)  # noqa: T201  shown where it fails
+    print(storm)  # noqa: T201  shown if it fails
     outcome = await run_storm(server, storm)
     print(outcome)  # noqa: T201
     assert outcome.errors

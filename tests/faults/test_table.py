@@ -1,4 +1,4 @@
-"""One fault in one read, for every read call: the right bytes or a typed error, and soon.
+"""One fault in one read, for every read call: the right bytes or a typed error, in time.
 
 A read that waits for anything but the limit on a stall waits for longer than a test may take.
 """
@@ -30,7 +30,7 @@ FAR_SECONDS = 1000.0
 @pytest.fixture(scope="module")
 def server() -> Iterator[GCSServer]:
     with GCSServer(buckets=(BUCKET,), md5=False) as server:
-        # What is imported on first use, torch above all, is not the read's time.
+        # Imports on first use, torch above all, are not part of the time of the read.
         for name in OURS:
             outcome(new_read(server, name))
         yield server
@@ -42,7 +42,7 @@ def overwriter(server: GCSServer) -> Overwriter:
 
 
 def new_read(server: GCSServer, name: str) -> Read:
-    """An object of its own for a read, and no faults but those that are ordered now."""
+    """Write an object for one read, and replace all faults."""
     server.faults.clear()
     read = Read(
         library="aioflux",
@@ -57,7 +57,7 @@ def new_read(server: GCSServer, name: str) -> Read:
 
 
 def outcome(read: Read, **options: Any) -> bytes | aioflux.StorageError:
-    """What the read returned or raised."""
+    """Return the result of a read, or its error."""
     try:
         return bytes(OURS[read.call].read(read, **options))
     except aioflux.StorageError as exc:

@@ -13,13 +13,13 @@ from aioflux.testing import GCSServer
 
 
 @dataclass(frozen=True)
-class Answer:
+class Received:
     status: int
     headers: http.client.HTTPMessage
     body: bytes
 
 
-Call = Callable[..., Answer]
+Call = Callable[..., Received]
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -56,11 +56,11 @@ def call(server: GCSServer) -> Iterator[Call]:
     """Send requests over one kept-alive connection."""
     connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
 
-    def send(method: str, target: str, body: bytes | None = None, **headers: str) -> Answer:
+    def send(method: str, target: str, body: bytes | None = None, **headers: str) -> Received:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request(method, target, body, named)
         response = connection.getresponse()
-        return Answer(response.status, response.headers, response.read())
+        return Received(response.status, response.headers, response.read())
 
     yield send
     connection.close()

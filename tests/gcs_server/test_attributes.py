@@ -56,8 +56,8 @@ def test_metadata_that_no_header_can_name_is_left_out_of_downloads(call):
     assert insert(call, {"metadata": metadata}).status == 200
     assert json.loads(call("GET", OBJECT).body)["metadata"] == metadata
     for target in (f"{OBJECT}?alt=media", "/bucket/key"):
-        answer = call("GET", target)
-        assert answer.body == b"data"
-        assert [name for name in answer.headers if name.startswith("x-goog-meta-")] == [
+        response = call("GET", target)
+        assert response.body == b"data"
+        assert [name for name in response.headers if name.startswith("x-goog-meta-")] == [
             "x-goog-meta-kept"
         ]

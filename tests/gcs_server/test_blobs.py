@@ -90,7 +90,7 @@ def test_groups_keep_order_and_are_few(sizes: list[int]) -> None:
 
 
 def test_a_failed_write_leaves_no_file(tmp_path):
-    """What breaks in the middle of a body is deleted."""
+    """A file whose body breaks off is deleted."""
     blobs = FileBlobs(tmp_path)
     with pytest.raises(TypeError):
         blobs.put([b"data", None])

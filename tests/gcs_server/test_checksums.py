@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aioflux.testing.gcs_server import APIError
 from aioflux.testing.gcs_server._checksums import (
     NOTHING_DECLARED,
     Declared,
@@ -17,7 +18,6 @@ from aioflux.testing.gcs_server._checksums import (
     declared_in,
     hash_pieces,
 )
-from aioflux.testing.gcs_server._errors import APIError
 
 PIECES = st.lists(st.binary(max_size=3000))
 
@@ -57,7 +57,7 @@ def test_headers_declare_either_checksum_or_both() -> None:
 
 
 @pytest.mark.parametrize("value", ["crc32c=!", "crc32c=AAAA", "md5=AAAAAA==", "crc32c="])
-def test_a_value_that_is_no_checksum_is_refused(value: str) -> None:
+def test_a_value_that_is_no_checksum_is_rejected(value: str) -> None:
     """Wrong lengths and bad base64 are 400 InvalidDigest."""
     with pytest.raises(APIError) as caught:
         declared_in({"x-goog-hash": value})

@@ -68,7 +68,7 @@ def test_upload_in_parts_side_by_side(server, client, source, checksum):
 
 
 def test_download_in_ranges_side_by_side(server, client, source, tmp_path):
-    """What was uploaded in parts comes back through download_chunks_concurrently."""
+    """An object uploaded in parts is downloaded by download_chunks_concurrently."""
     server.put("bucket", "key", source.read_bytes())
     blob = client.bucket("bucket").blob("key")
     target = tmp_path / "target"
@@ -118,7 +118,7 @@ def test_a_cancelled_upload_is_gone(server, client, source):
         XMLMPUPart(url, container.upload_id, str(source), 0, 10, 2).upload(client._http)
 
 
-def test_a_part_whose_checksum_differs_is_refused(server, client, source):
+def test_a_part_whose_checksum_differs_is_rejected(server, client, source):
     """The server's BadDigest is the client's DataCorruption."""
     url = f"{server.url}/bucket/key"
     container = XMLMPUContainer(url, str(source))

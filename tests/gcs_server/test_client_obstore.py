@@ -48,7 +48,7 @@ def store(server: GCSServer) -> GCSStore:
 
 @pytest.mark.parametrize("key", KEYS)
 def test_put_head_and_get_agree_for_any_key(server, store, key):
-    """What is put under a key is found under that very key, with its attributes."""
+    """An object is found under the key that was put, with its attributes."""
     result = obstore.put(store, key, b"data", attributes={"Content-Type": "x/y", "colour": "red"})
     assert server.keys("bucket") == [key]
     assert server.get("bucket", key) == b"data"
@@ -79,7 +79,7 @@ def test_ranges_are_read(server, store):
         assert bytes(got.bytes()) == data[249:]
 
 
-def test_create_refuses_to_replace(server, store):
+def test_create_rejects_to_replace(server, store):
     """mode="create" is x-goog-if-generation-match: 0."""
     obstore.put(store, "key", b"first", mode="create")
     with pytest.raises(AlreadyExistsError):

@@ -32,7 +32,7 @@ def test_status_may_have_a_body_of_its_own(server, call):
     assert call("GET", MEDIA).body == b"slower"
 
 
-def test_refused_write_commits_nothing(server, call):
+def test_rejected_write_commits_nothing(server, call):
     server.faults.add("objects.insert", status=500)
     assert call("PUT", "/bucket/new", b"data").status == 500
     assert server.keys("bucket") == ["k"]
@@ -191,7 +191,7 @@ def test_clear_and_remove_take_faults_back(server, call):
     ],
     ids=str,
 )
-def test_fault_that_makes_no_sense_is_refused(options):
+def test_fault_that_makes_no_sense_is_rejected(options):
     with pytest.raises(ValueError, match=r"fault|status|reset|negative|probability"):
         Fault(operation="*", **options)
 
@@ -232,18 +232,18 @@ def test_fault_inside_the_running_loop_serves_others_meanwhile(server, call):
 
 @pytest.mark.parametrize("operation", ["objects.gte", "object.*", "", "storage.objects"])
 def test_an_operation_that_there_is_not_is_an_error(server, operation):
-    """A typo is told at once, with the names that there are."""
+    """A typo is an error at once, with the known names."""
     with pytest.raises(ValueError, match=r"no operation is .*objects\.get"):
         server.faults.add(operation, status=503)
 
 
 @pytest.mark.parametrize("operation", ["*.insert", "storage.batch", "objects.medi?"])
 def test_patterns_of_operations_are_taken(server, operation):
-    """A pattern is right where it names some operation."""
+    """A pattern is valid if it matches some operation."""
     server.faults.add(operation, status=503)
 
 
 def test_a_delay_is_not_negative():
-    """No answer comes before it is asked for."""
+    """No response comes before it is asked for."""
     with pytest.raises(ValueError, match="delay_seconds"):
         Fault(operation="*", delay_seconds=-1)

@@ -7,11 +7,10 @@ from email.parser import BytesParser
 
 import pytest
 
-from aioflux.testing.gcs_server._app import Hook
+from aioflux.testing.gcs_server import Hook, Network, Request, Response
 from aioflux.testing.gcs_server._delivery import Delivery
-from aioflux.testing.gcs_server._json_batch import _joined
-from aioflux.testing.gcs_server._messages import Request, Response
-from aioflux.testing.gcs_server._network import Network, NetworkHook
+from aioflux.testing.gcs_server._json_batch import merge_deliveries
+from aioflux.testing.gcs_server._network import NetworkHook
 from tests.gcs_server.conftest import hush, wait_until
 
 OBJECTS = "/storage/v1/b/bucket/o"
@@ -31,8 +30,8 @@ def call_batch(call, *requests: str, end: str = "\r\n", content_type: str = "app
     )
 
 
-def answers(response) -> list[tuple[str, int, bytes]]:
-    """Return Content-ID, status and body of each answer, in order."""
+def responses(response) -> list[tuple[str, int, bytes]]:
+    """Return Content-ID, status and body of each response, in order."""
     assert response.status == 200, response.body
     head = f"Content-Type: {response.headers['Content-Type']}\r\n\r\n".encode()
     found = []
@@ -55,7 +54,7 @@ def test_each_request_is_answered_in_order(server, call, end):
         f"GET {OBJECTS}/b?fields=contentType HTTP/1.1\n",
         end=end,
     )
-    found = answers(response)
+    found = responses(response)
     assert [status for _, status, _ in found] == [204, 404, 200, 200]
     assert found[3][2] == b'{"contentType":"x/y"}'
     assert found[0][0] == "<response-x+0>"
@@ -64,7 +63,7 @@ def test_each_request_is_answered_in_order(server, call, end):
 
 def test_a_request_may_name_a_whole_url(server, call):
     server.put("bucket", "a", b"data")
-    found = answers(call_batch(call, f"DELETE {server.url}{OBJECTS}/a HTTP/1.1\n"))
+    found = responses(call_batch(call, f"DELETE {server.url}{OBJECTS}/a HTTP/1.1\n"))
     assert [status for _, status, _ in found] == [204]
     assert server.keys("bucket") == []
 
@@ -81,18 +80,18 @@ def test_a_request_may_name_a_whole_url(server, call):
 )
 def test_what_batches_do_not_take_is_400_within(server, call, request_line):
     server.put("bucket", "a", b"data")
-    found = answers(call_batch(call, f"{request_line}\n", f"GET {OBJECTS}/a HTTP/1.1\n"))
+    found = responses(call_batch(call, f"{request_line}\n", f"GET {OBJECTS}/a HTTP/1.1\n"))
     assert [status for _, status, _ in found] == [400, 200]
 
 
 def test_a_part_that_is_no_request_is_400_within(call):
     response = call_batch(call, "GET /storage/v1/b HTTP/1.1\n", content_type="text/plain")
-    assert [status for _, status, _ in answers(response)] == [400]
+    assert [status for _, status, _ in responses(response)] == [400]
 
 
 def test_100_requests_are_the_most(call):
     request = f"GET {OBJECTS}/none HTTP/1.1\n"
-    assert len(answers(call_batch(call, *[request] * 100))) == 100
+    assert len(responses(call_batch(call, *[request] * 100))) == 100
     assert call_batch(call, *[request] * 101).status == 400
 
 
@@ -123,7 +122,7 @@ def test_hooks_see_the_requests_of_a_batch(server, call):
 
 
 def test_a_lost_answer_loses_the_batch_from_there_on(server, call):
-    """A batch is one answer: a fault in one of its requests ends it, once that has committed."""
+    """A batch is one response: a fault in one of its requests ends it, once that has committed."""
     server.put("bucket", "a", b"data")
     server.faults.add("objects.delete", lost=True)
     with pytest.raises(http.client.RemoteDisconnected):
@@ -143,7 +142,7 @@ def test_a_cut_within_a_batch_keeps_what_comes_before(server, call):
 
 
 def test_a_stall_within_a_batch_stalls_it(server):
-    """The answers before the stall come, the rest does not."""
+    """The responses before the stall come, the rest does not."""
     server.put("bucket", "b", b"data")
     server.faults.add("objects.get", stall_at=0)
     body = f"--x\r\nContent-Type: application/http\r\n\r\nGET {OBJECTS}/b HTTP/1.1\r\n\r\n--x--"
@@ -163,7 +162,7 @@ def test_the_longest_delay_within_a_batch_delays_it():
         Delivery(delay_seconds=1, cut_at=90, stall_at=95),
         Delivery(delay_seconds=3, cut_at=50, reset=True),
     ]
-    assert _joined(plans) == Delivery(delay_seconds=3, cut_at=50, reset=True)
+    assert merge_deliveries(plans) == Delivery(delay_seconds=3, cut_at=50, reset=True)
 
 
 def test_latency_counts_once_per_batch():

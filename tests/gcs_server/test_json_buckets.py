@@ -9,17 +9,17 @@ import pytest
 PATH = "/storage/v1/b/bucket"
 
 
-def read(answer) -> dict:
-    assert answer.status == 200, answer.body
-    return json.loads(answer.body)
+def read(response) -> dict:
+    assert response.status == 200, response.body
+    return json.loads(response.body)
 
 
 def insert(call, **resource: object):
     return call("POST", "/storage/v1/b?project=p", json.dumps(resource).encode())
 
 
-def reason(answer) -> str:
-    return json.loads(answer.body)["error"]["errors"][0]["reason"]
+def reason(response) -> str:
+    return json.loads(response.body)["error"]["errors"][0]["reason"]
 
 
 def test_a_new_bucket_has_what_was_said_of_it(call):
@@ -33,14 +33,14 @@ def test_a_new_bucket_has_what_was_said_of_it(call):
 
 
 def test_a_name_is_taken_once(call):
-    answer = insert(call, name="bucket")
-    assert (answer.status, reason(answer)) == (409, "conflict")
+    response = insert(call, name="bucket")
+    assert (response.status, reason(response)) == (409, "conflict")
 
 
 @pytest.mark.parametrize("name", ["ab", "Upper", "a" * 64, "-abc", "abc-", "a..b", "a b", "ä" * 3])
-def test_a_name_that_gcs_refuses_is_400(call, name):
-    answer = insert(call, name=name)
-    assert (answer.status, reason(answer)) == (400, "invalid")
+def test_a_name_that_gcs_rejects_is_400(call, name):
+    response = insert(call, name=name)
+    assert (response.status, reason(response)) == (400, "invalid")
 
 
 @pytest.mark.parametrize("name", ["abc", "a-b_c", "0.example.com", "a" * 63])
@@ -50,8 +50,8 @@ def test_a_name_that_gcs_allows_works(call, name):
 
 
 def test_a_bucket_without_a_name_is_400(call):
-    answer = insert(call)
-    assert (answer.status, reason(answer)) == (400, "required")
+    response = insert(call)
+    assert (response.status, reason(response)) == (400, "required")
 
 
 def test_buckets_are_listed_in_pages(server, call):
@@ -90,8 +90,8 @@ def test_preconditions_on_a_bucket(call):
 
 def test_only_an_empty_bucket_is_deleted(server, call):
     server.put("bucket", "key", b"data")
-    answer = call("DELETE", PATH)
-    assert (answer.status, reason(answer)) == (409, "conflict")
+    response = call("DELETE", PATH)
+    assert (response.status, reason(response)) == (409, "conflict")
     call("DELETE", f"{PATH}/o/key")
     assert call("DELETE", PATH).status == 204
     assert call("GET", PATH).status == 404
@@ -99,8 +99,8 @@ def test_only_an_empty_bucket_is_deleted(server, call):
 
 def test_every_permission_that_is_asked_for_is_granted(call):
     query = "permissions=storage.objects.get&permissions=storage.objects.list"
-    answer = read(call("GET", f"{PATH}/iam/testPermissions?{query}"))
-    assert answer["permissions"] == ["storage.objects.get", "storage.objects.list"]
+    response = read(call("GET", f"{PATH}/iam/testPermissions?{query}"))
+    assert response["permissions"] == ["storage.objects.get", "storage.objects.list"]
     assert call("GET", f"/storage/v1/b/none/iam/testPermissions?{query}").status == 404
     assert call("GET", f"{PATH}/iam/testPermissions").status == 400
 
@@ -108,16 +108,16 @@ def test_every_permission_that_is_asked_for_is_granted(call):
 def test_a_permission_that_a_test_denies_is_not_granted(server, call):
     server.state.denied_permissions.add("storage.objects.get")
     query = "permissions=storage.objects.get&permissions=storage.objects.list"
-    answer = read(call("GET", f"{PATH}/iam/testPermissions?{query}"))
-    assert answer["permissions"] == ["storage.objects.list"]
-    answer = read(call("GET", f"{PATH}/iam/testPermissions?permissions=storage.objects.get"))
-    assert answer == {"kind": "storage#testIamPermissionsResponse"}
+    response = read(call("GET", f"{PATH}/iam/testPermissions?{query}"))
+    assert response["permissions"] == ["storage.objects.list"]
+    response = read(call("GET", f"{PATH}/iam/testPermissions?permissions=storage.objects.get"))
+    assert response == {"kind": "storage#testIamPermissionsResponse"}
 
 
 @pytest.mark.parametrize("method", ["GET", "PATCH", "DELETE"])
 def test_an_absent_bucket_is_404(call, method):
-    answer = call(method, "/storage/v1/b/none")
-    assert (answer.status, reason(answer)) == (404, "notFound")
+    response = call(method, "/storage/v1/b/none")
+    assert (response.status, reason(response)) == (404, "notFound")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_an_absent_bucket_is_404(call, method):
     ids=str,
 )
 def test_settings_of_the_wrong_type_are_400_and_make_no_bucket(server, call, settings):
-    """A refused insert leaves nothing behind."""
+    """A rejected insert leaves nothing behind."""
     body = json.dumps({"name": "second", **settings}).encode()
     assert call("POST", "/storage/v1/b", body).status == 400
     assert list(server.state.buckets) == ["bucket"]
@@ -137,8 +137,8 @@ def test_update_replaces_all_labels(call):
     path = "/storage/v1/b/bucket"
     body = {"labels": {"a": "1", "b": "2"}, "storageClass": "NEARLINE"}
     assert call("PATCH", path, json.dumps(body).encode()).status == 200
-    answer = call("PUT", path, json.dumps({"labels": {"b": "3"}}).encode())
-    assert answer.status == 200
-    found = json.loads(answer.body)
+    response = call("PUT", path, json.dumps({"labels": {"b": "3"}}).encode())
+    assert response.status == 200
+    found = json.loads(response.body)
     assert (found["labels"], found["storageClass"]) == ({"b": "3"}, "NEARLINE")
     assert found["metageneration"] == "3"

@@ -22,9 +22,9 @@ def compose(call, sources: list, query: str = "", **body):
     return post(call, f"/whole/compose{query}", {"sourceObjects": rows, **body})
 
 
-def read(answer) -> dict:
-    assert answer.status == 200, answer.body
-    return json.loads(answer.body)
+def read(response) -> dict:
+    assert response.status == 200, response.body
+    return json.loads(response.body)
 
 
 def crc32c(data: bytes) -> str:
@@ -121,8 +121,8 @@ def test_a_copy_keeps_bytes_hashes_and_attributes(server, call):
     server.put("bucket", "a/ü", b"data")
     call("PATCH", f"{ROOT}/a%2F%C3%BC", b'{"contentType": "x/y", "metadata": {"k": "v"}}')
     for verb in ("copyTo", "rewriteTo"):
-        answer = read(post(call, f"/a%2F%C3%BC/{verb}/b/other/o/{verb}%2Fx"))
-        made = answer["resource"] if verb == "rewriteTo" else answer
+        response = read(post(call, f"/a%2F%C3%BC/{verb}/b/other/o/{verb}%2Fx"))
+        made = response["resource"] if verb == "rewriteTo" else response
         assert (made["bucket"], made["name"]) == ("other", f"{verb}/x")
         assert (made["contentType"], made["metadata"]) == ("x/y", {"k": "v"})
         assert made["metageneration"] == "1"
@@ -185,7 +185,7 @@ def test_a_copy_may_name_the_generation_of_its_source(server, call):
     assert post(call, f"{path}{generation}").status == 200
 
 
-def test_a_copy_to_a_bucket_or_name_that_cannot_be_is_refused(server, call):
+def test_a_copy_to_a_bucket_or_name_that_cannot_be_is_rejected(server, call):
     server.put("bucket", "a", b"data")
     assert post(call, "/a/copyTo/b/none/o/b").status == 404
     assert post(call, "/a/copyTo/b/bucket/o/..").status == 400

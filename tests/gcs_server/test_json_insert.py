@@ -50,8 +50,8 @@ def insert(call, resource: dict, data: bytes = DATA, *, query: str = "", **kwarg
     )
 
 
-def reason(answer) -> str:
-    return json.loads(answer.body)["error"]["errors"][0]["reason"]
+def reason(response) -> str:
+    return json.loads(response.body)["error"]["errors"][0]["reason"]
 
 
 @pytest.mark.parametrize("end", [b"\r\n", b"\n"], ids=["CRLF", "LF"])
@@ -74,9 +74,9 @@ def test_every_writable_field_of_the_metadata_is_kept(call):
         "storageClass": "NEARLINE",
         "metadata": {"colour": "röt"},
     }
-    answer = json.loads(insert(call, resource).body)
-    assert {name: answer[name] for name in resource} == resource
-    assert json.loads(call("GET", "/storage/v1/b/bucket/o/key").body) == answer
+    response = json.loads(insert(call, resource).body)
+    assert {name: response[name] for name in resource} == resource
+    assert json.loads(call("GET", "/storage/v1/b/bucket/o/key").body) == response
 
 
 def test_the_type_of_the_media_part_counts_where_the_metadata_has_none(call):
@@ -87,8 +87,8 @@ def test_the_type_of_the_media_part_counts_where_the_metadata_has_none(call):
 def test_a_checksum_in_the_metadata_is_compared(server, call, field):
     right = {"crc32c": crc32c(DATA), "md5Hash": md5(DATA)}
     wrong = {"crc32c": crc32c(b"other"), "md5Hash": md5(b"other")}
-    refused = insert(call, {"name": "key", field: wrong[field]})
-    assert (refused.status, reason(refused)) == (400, "invalid")
+    rejected = insert(call, {"name": "key", field: wrong[field]})
+    assert (rejected.status, reason(rejected)) == (400, "invalid")
     assert server.keys("bucket") == []
     assert insert(call, {"name": "key", field: right[field]}).status == 200
 
@@ -96,8 +96,8 @@ def test_a_checksum_in_the_metadata_is_compared(server, call, field):
 @pytest.mark.parametrize("kind", ["crc32c", "md5"])
 def test_a_checksum_in_the_headers_is_compared(server, call, kind):
     compute = {"crc32c": crc32c, "md5": md5}[kind]
-    refused = call("POST", MEDIA, DATA, X_Goog_Hash=f"{kind}={compute(b'other')}")
-    assert (refused.status, reason(refused)) == (400, "invalid")
+    rejected = call("POST", MEDIA, DATA, X_Goog_Hash=f"{kind}={compute(b'other')}")
+    assert (rejected.status, reason(rejected)) == (400, "invalid")
     assert server.keys("bucket") == []
     assert call("POST", MEDIA, DATA, X_Goog_Hash=f"{kind}={compute(DATA)}").status == 200
 
@@ -113,20 +113,20 @@ def test_checksums_that_contradict_each_other_are_400(call):
 
 
 def test_the_content_encoding_may_come_by_the_query(call):
-    answer = call("POST", f"{MEDIA}&contentEncoding=gzip", DATA)
-    assert json.loads(answer.body)["contentEncoding"] == "gzip"
+    response = call("POST", f"{MEDIA}&contentEncoding=gzip", DATA)
+    assert json.loads(response.body)["contentEncoding"] == "gzip"
 
 
 def test_a_media_upload_has_the_type_of_its_request(call):
-    answer = call("POST", MEDIA, DATA, Content_Type="x/y")
-    assert json.loads(answer.body)["contentType"] == "x/y"
-    answer = call("POST", MEDIA, DATA)
-    assert json.loads(answer.body)["contentType"] == "application/octet-stream"
+    response = call("POST", MEDIA, DATA, Content_Type="x/y")
+    assert json.loads(response.body)["contentType"] == "x/y"
+    response = call("POST", MEDIA, DATA)
+    assert json.loads(response.body)["contentType"] == "application/octet-stream"
 
 
 def test_an_upload_may_be_empty(server, call):
-    answer = call("POST", MEDIA, b"")
-    assert json.loads(answer.body)["size"] == "0"
+    response = call("POST", MEDIA, b"")
+    assert json.loads(response.body)["size"] == "0"
     assert server.get("bucket", "key") == b""
 
 
@@ -145,8 +145,8 @@ def test_parameters_that_change_nothing_here_are_accepted(call):
     ids=["no name", "no type", "unknown type"],
 )
 def test_an_upload_that_says_too_little_is_400(call, target, expected):
-    answer = call("POST", target, DATA)
-    assert (answer.status, reason(answer)) == (400, expected)
+    response = call("POST", target, DATA)
+    assert (response.status, reason(response)) == (400, expected)
 
 
 def test_two_names_that_differ_are_400(server, call):
@@ -171,8 +171,8 @@ def test_two_names_that_differ_are_400(server, call):
 )
 def test_a_malformed_body_is_400(server, call, body):
     content_type = "multipart/related; boundary=limit"
-    answer = call("POST", f"{MULTIPART}&name=key", body, Content_Type=content_type)
-    assert answer.status == 400
+    response = call("POST", f"{MULTIPART}&name=key", body, Content_Type=content_type)
+    assert response.status == 400
     assert server.keys("bucket") == []
 
 
@@ -188,18 +188,18 @@ def test_a_precondition_of_an_upload_is_judged(server, call):
 
 
 def test_an_upload_to_no_bucket_is_404(call):
-    answer = call("POST", "/upload/storage/v1/b/none/o?uploadType=media&name=key", DATA)
-    assert (answer.status, reason(answer)) == (404, "notFound")
+    response = call("POST", "/upload/storage/v1/b/none/o?uploadType=media&name=key", DATA)
+    assert (response.status, reason(response)) == (404, "notFound")
 
 
 @pytest.mark.parametrize("key", ["x" * 1024, "\u732b" * 341, "a/../b", "...", "\t", " ", "%", "?#"])
 def test_any_key_that_gcs_allows_works(server, call, key):
-    answer = insert(call, {"name": key})
-    assert json.loads(answer.body)["name"] == key
+    response = insert(call, {"name": key})
+    assert json.loads(response.body)["name"] == key
     assert server.keys("bucket") == [key]
 
 
 @pytest.mark.parametrize("key", ["x" * 1025, "\u732b" * 342, ".", "..", "a\nb", "a\rb"])
-def test_a_key_that_gcs_refuses_is_400(server, call, key):
+def test_a_key_that_gcs_rejects_is_400(server, call, key):
     assert insert(call, {"name": key}).status == 400
     assert server.keys("bucket") == []

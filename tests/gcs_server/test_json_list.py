@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.testing.gcs_server._errors import APIError
+from aioflux.testing.gcs_server import APIError
 from aioflux.testing.gcs_server._fields import parse_fields, select
 from aioflux.testing.gcs_server._glob import Glob, compile_glob, literal_prefix
 from aioflux.testing.gcs_server._listing import Query, list_page
@@ -26,9 +26,9 @@ def filled(server):
 
 
 def listing(call, **query: object) -> dict:
-    answer = call("GET", f"/storage/v1/b/bucket/o?{urlencode(query)}")
-    assert answer.status == 200, answer.body
-    return json.loads(answer.body)
+    response = call("GET", f"/storage/v1/b/bucket/o?{urlencode(query)}")
+    assert response.status == 200, response.body
+    return json.loads(response.body)
 
 
 def names_of(page: dict) -> list[str]:
@@ -256,7 +256,7 @@ TEXTS = st.text(alphabet="ab/*.", max_size=5)
     trailing=st.booleans(),
     size=st.integers(1, 4),
 )
-def test_pages_put_together_are_the_plain_answer(
+def test_pages_together_are_the_whole_listing(
     names, prefix, delimiter, start, end, glob, trailing, size
 ):
     pattern = compile_glob(glob) if glob else None
@@ -275,9 +275,16 @@ def test_pages_put_together_are_the_plain_answer(
         page = list_page(ordered, query, size=size, after=after)
         found += page.names
         prefixes += page.prefixes
-        after, num_pages = page.more, num_pages + 1
-        assert len(page.names) + len(page.prefixes) == size or not after
+        after, num_pages = page.last, num_pages + 1
+        assert len(page) == size or not after
     assert (found, prefixes) == _plain(ordered, prefix, delimiter, start, end, pattern, trailing)
+
+
+def test_a_page_of_none_is_the_last():
+    """size=0 lists nothing, and does not promise more: `max-keys=0` of the XML API."""
+    for delimiter in ("", "/"):
+        page = list_page(["a"], Query(delimiter=delimiter), size=0)
+        assert (len(page), page.last) == (0, "")
 
 
 def _plain(ordered, prefix, delimiter, start, end, pattern, trailing):
@@ -301,7 +308,7 @@ def _matches(pattern: Glob | None, name: str) -> bool:
 
 
 @given(pattern=st.text(alphabet="ab*?[]!^-{},\\/", max_size=8), name=TEXTS)
-def test_any_glob_compiles_or_is_refused_and_keeps_its_literal_prefix(pattern, name):
+def test_any_glob_compiles_or_is_rejected_and_keeps_its_literal_prefix(pattern, name):
     try:
         compiled = compile_glob(pattern)
     except APIError:
@@ -311,7 +318,7 @@ def test_any_glob_compiles_or_is_refused_and_keeps_its_literal_prefix(pattern, n
 
 
 @given(st.text(alphabet="ab*,()/", max_size=8))
-def test_any_mask_parses_or_is_refused(text):
+def test_any_mask_parses_or_is_rejected(text):
     try:
         mask = parse_fields(text)
     except APIError:

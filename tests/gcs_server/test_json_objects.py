@@ -11,13 +11,13 @@ PATH = "/storage/v1/b/bucket/o/key"
 UPLOAD = "/upload/storage/v1/b/bucket/o?uploadType=media&name=key"
 
 
-def read(answer) -> dict:
-    assert answer.status == 200, answer.body
-    return json.loads(answer.body)
+def read(response) -> dict:
+    assert response.status == 200, response.body
+    return json.loads(response.body)
 
 
-def reason(answer) -> str:
-    return json.loads(answer.body)["error"]["errors"][0]["reason"]
+def reason(response) -> str:
+    return json.loads(response.body)["error"]["errors"][0]["reason"]
 
 
 def patch(call, changes: dict, query: str = ""):
@@ -42,11 +42,11 @@ def test_links_lead_back_to_the_object(server, call, link):
     server.put("bucket", "a/ü b", b"data")
     resource = read(call("GET", f"/storage/v1/b/bucket/o/{quote('a/ü b', safe='')}"))
     assert resource[link].startswith(server.url)
-    answer = call("GET", resource[link].removeprefix(server.url))
+    response = call("GET", resource[link].removeprefix(server.url))
     if link == "mediaLink":
-        assert answer.body == b"data"
+        assert response.body == b"data"
     else:
-        assert read(answer) == resource
+        assert read(response) == resource
 
 
 def test_bucket_and_name_are_percent_decoded(server, call):
@@ -75,8 +75,8 @@ def test_fields_selects_what_is_sent(server, call, fields, names):
 @pytest.mark.parametrize("fields", ["a(b", "a)", "a(", ",a", "a,,b", "a//b", "a(b)c", "/"])
 def test_malformed_fields_are_400(server, call, fields):
     server.put("bucket", "key", b"data")
-    answer = call("GET", f"{PATH}?fields={quote(fields)}")
-    assert (answer.status, reason(answer)) == (400, "invalidParameter")
+    response = call("GET", f"{PATH}?fields={quote(fields)}")
+    assert (response.status, reason(response)) == (400, "invalidParameter")
 
 
 def test_a_patch_changes_what_it_names(server, call):
@@ -121,11 +121,11 @@ def test_a_patch_that_cannot_be_read_is_400(server, call, body):
 
 def test_a_deleted_object_is_404(server, call):
     server.put("bucket", "key", b"data")
-    answer = call("DELETE", PATH)
-    assert (answer.status, answer.body) == (204, b"")
+    response = call("DELETE", PATH)
+    assert (response.status, response.body) == (204, b"")
     for method in ("GET", "DELETE", "PATCH", "PUT"):
-        answer = call(method, PATH)
-        assert (answer.status, reason(answer)) == (404, "notFound")
+        response = call(method, PATH)
+        assert (response.status, reason(response)) == (404, "notFound")
 
 
 @pytest.mark.parametrize("method", ["GET", "PATCH", "DELETE"])
@@ -143,8 +143,8 @@ CONDITIONS = ["ifGenerationMatch", "ifMetagenerationMatch"]
 def test_a_match_that_fails_is_412_and_changes_nothing(server, call, method, condition):
     server.put("bucket", "key", b"data")
     before = read(call("GET", PATH))
-    answer = call(method, f"{PATH}?{condition}=7", b"{}" if method[0] == "P" else None)
-    assert (answer.status, reason(answer)) == (412, "conditionNotMet")
+    response = call(method, f"{PATH}?{condition}=7", b"{}" if method[0] == "P" else None)
+    assert (response.status, reason(response)) == (412, "conditionNotMet")
     assert read(call("GET", PATH)) == before
 
 
@@ -163,8 +163,8 @@ def test_a_match_that_holds_lets_the_request_through(server, call, method, condi
 def test_a_not_match_that_fails_is_304_whatever_the_method(server, call, condition):
     generation = server.put("bucket", "key", b"data")
     query = f"?{condition}={generation if condition == 'ifGenerationNotMatch' else 1}"
-    answer = call("GET", PATH + query)
-    assert (answer.status, answer.body) == (304, b"")
+    response = call("GET", PATH + query)
+    assert (response.status, response.body) == (304, b"")
     assert call("GET", f"{PATH}{query}&alt=media").status == 304
     assert patch(call, {}, query).status == 304
     assert call("DELETE", PATH + query).status == 304
@@ -189,9 +189,9 @@ def test_a_patch_keeps_the_generation_for_preconditions(server, call):
 
 @pytest.mark.parametrize("root", ["/storage/v1", "/download/storage/v1"])
 def test_errors_of_a_download_are_plain_text(call, root):
-    answer = call("GET", f"{root}/b/bucket/o/none?alt=media")
-    assert (answer.status, answer.body) == (404, b"No such object: bucket/none")
-    assert answer.headers["Content-Type"].startswith("text/html")
+    response = call("GET", f"{root}/b/bucket/o/none?alt=media")
+    assert (response.status, response.body) == (404, b"No such object: bucket/none")
+    assert response.headers["Content-Type"].startswith("text/html")
 
 
 def test_an_error_has_code_message_and_reason(call):

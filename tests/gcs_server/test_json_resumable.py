@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.testing.gcs_server._json_resumable import _cut
+from aioflux.testing.gcs_server._messages import slice_pieces
 
 STEP = 256 << 10
 START = "/upload/storage/v1/b/bucket/o?uploadType=resumable"
@@ -22,9 +22,9 @@ DATA = b"".join(number.to_bytes(4, "big") for number in range(200_000))  # 3.05 
 
 def start(call, query: str = "&name=key", resource: dict | None = None, **headers: str) -> str:
     body = None if resource is None else json.dumps(resource).encode()
-    answer = call("POST", START + query, body, **headers)
-    assert (answer.status, answer.body) == (200, b"")
-    parts = urlsplit(answer.headers["Location"])
+    response = call("POST", START + query, body, **headers)
+    assert (response.status, response.body) == (200, b"")
+    parts = urlsplit(response.headers["Location"])
     return f"{parts.path}?{parts.query}"
 
 
@@ -44,21 +44,21 @@ def crc32c(data: bytes) -> str:
 def test_pieces_make_an_object_with_both_checksums(server, call):
     session = start(call)
     for begin in (0, STEP, 2 * STEP):
-        answer = put(call, session, begin, begin + STEP, "*")
-        assert answer.status == 308
-        assert answer.headers["Range"] == f"bytes=0-{begin + STEP - 1}"
+        response = put(call, session, begin, begin + STEP, "*")
+        assert response.status == 308
+        assert response.headers["Range"] == f"bytes=0-{begin + STEP - 1}"
         assert server.keys("bucket") == []
-    answer = put(call, session, 3 * STEP, len(DATA), len(DATA))
-    assert answer.status == 200
-    resource = json.loads(answer.body)
+    response = put(call, session, 3 * STEP, len(DATA), len(DATA))
+    assert response.status == 200
+    resource = json.loads(response.body)
     assert resource["crc32c"] == crc32c(DATA)
     assert resource["md5Hash"] == base64.b64encode(hashlib.md5(DATA).digest()).decode()
     assert server.get("bucket", "key") == DATA
 
 
 def test_the_session_has_the_callers_host(server, call):
-    answer = call("POST", f"{START}&name=key", Host="storage.example:81")
-    assert answer.headers["Location"].startswith("http://storage.example:81/upload/storage/v1/b/")
+    response = call("POST", f"{START}&name=key", Host="storage.example:81")
+    assert response.headers["Location"].startswith("http://storage.example:81/upload/storage/v1/b/")
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST"])
@@ -75,9 +75,9 @@ def test_an_object_may_be_empty(server, call, header):
 
 
 def test_a_new_session_has_no_range(call):
-    answer = status(call, start(call))
-    assert answer.status == 308
-    assert "Range" not in answer.headers
+    response = status(call, start(call))
+    assert response.status == 308
+    assert "Range" not in response.headers
 
 
 def test_a_status_query_tells_what_is_persisted(call):
@@ -89,8 +89,8 @@ def test_a_status_query_tells_what_is_persisted(call):
 
 def test_a_piece_that_is_not_last_counts_in_steps_of_256_kib(server, call):
     session = start(call)
-    answer = put(call, session, 0, STEP + 1000, "*")
-    assert answer.headers["Range"] == f"bytes=0-{STEP - 1}"
+    response = put(call, session, 0, STEP + 1000, "*")
+    assert response.headers["Range"] == f"bytes=0-{STEP - 1}"
     put(call, session, STEP, len(DATA), len(DATA))
     assert server.get("bucket", "key") == DATA
 
@@ -104,13 +104,13 @@ def test_a_piece_below_256_kib_that_is_not_last_is_400(call):
 def test_bytes_sent_again_are_skipped(server, call):
     session = start(call)
     put(call, session, 0, 2 * STEP, "*")
-    answer = call(
+    response = call(
         "PUT",
         session,
         bytes(STEP) + DATA[2 * STEP : 3 * STEP],
         Content_Range=f"bytes {STEP}-{3 * STEP - 1}/*",
     )
-    assert answer.headers["Range"] == f"bytes=0-{3 * STEP - 1}"
+    assert response.headers["Range"] == f"bytes=0-{3 * STEP - 1}"
     assert put(call, session, 0, STEP, "*").headers["Range"] == f"bytes=0-{3 * STEP - 1}"
     put(call, session, 3 * STEP, len(DATA), len(DATA))
     assert server.get("bucket", "key") == DATA
@@ -187,16 +187,16 @@ def test_a_declared_checksum_is_compared_at_the_end(server, call, place):
     wrong = crc32c(b"other")
     session = start(call, resource={"crc32c": wrong} if place == "start" else None)
     headers = {"X_Goog_Hash": f"crc32c={wrong}"} if place == "end" else {}
-    answer = call("PUT", session, DATA[:10], Content_Range="bytes 0-9/10", **headers)
-    assert answer.status == 400
+    response = call("PUT", session, DATA[:10], Content_Range="bytes 0-9/10", **headers)
+    assert response.status == 400
     assert server.keys("bucket") == []
 
 
 def test_a_precondition_is_judged_at_the_start(server, call):
     server.put("bucket", "key", b"old")
-    answer = call("POST", f"{START}&name=key&ifGenerationMatch=0")
-    assert answer.status == 412
-    assert "Location" not in answer.headers
+    response = call("POST", f"{START}&name=key&ifGenerationMatch=0")
+    assert response.status == 412
+    assert "Location" not in response.headers
 
 
 def test_a_precondition_is_judged_again_at_the_end(server, call):
@@ -206,7 +206,7 @@ def test_a_precondition_is_judged_again_at_the_end(server, call):
     assert server.get("bucket", "key") == b"came between"
 
 
-def test_a_start_without_name_or_bucket_is_refused(call):
+def test_a_start_without_name_or_bucket_is_rejected(call):
     assert call("POST", START).status == 400
     assert call("POST", f"{START}&name=..").status == 400
     assert call("POST", f"{START.replace('bucket', 'none')}&name=key").status == 404
@@ -214,7 +214,7 @@ def test_a_start_without_name_or_bucket_is_refused(call):
 
 @given(st.lists(st.binary(max_size=5), max_size=5), st.integers(0, 30), st.integers(0, 30))
 def test_a_cut_through_pieces_is_a_cut_through_their_whole(pieces, start, end):
-    cut = b"".join(_cut(pieces, start, end))
+    cut = b"".join(slice_pieces(pieces, start, end))
     assert cut == b"".join(pieces)[start:end]
 
 

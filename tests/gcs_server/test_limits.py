@@ -1,4 +1,4 @@
-"""What one request may cost: sizes, and time without progress."""
+"""Limits of one request: sizes, and time without progress."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server import Limits, _wire
+from aioflux.testing.gcs_server import Limits, _connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,8 +34,8 @@ def exchanging(**limits: Any) -> Iterator[Callable[..., bytes]]:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client has its answer before a server that refused it hangs up, however slow both are."""
-    monkeypatch.setattr(_wire, "_LINGER_SECONDS", 60.0)
+    """A client has its response before the server closes the connection, even if both are slow."""
+    monkeypatch.setattr(_connection, "_LINGER_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +67,9 @@ def test_head_that_never_ends_is_431(exchange):
 
 
 def test_body_that_is_announced_too_large_is_413_before_it_is_sent(exchange):
-    answer = exchange(put(200_001, b"Expect: 100-continue"))
-    assert answer.startswith(b"HTTP/1.1 413 ")
-    assert b"Connection: close" in answer
+    response = exchange(put(200_001, b"Expect: 100-continue"))
+    assert response.startswith(b"HTTP/1.1 413 ")
+    assert b"Connection: close" in response
 
 
 def test_client_that_sends_too_much_still_reads_its_413(exchange):
@@ -97,8 +97,8 @@ def test_half_sent_request_is_408(exchange_soon, pieces):
 
 
 def test_answers_before_a_half_sent_request_come_first(exchange_soon):
-    answer = exchange_soon(put(1), b"1" + put(100) + b"half")
-    assert answer.index(b"HTTP/1.1 200") < answer.index(b"HTTP/1.1 408")
+    response = exchange_soon(put(1), b"1" + put(100) + b"half")
+    assert response.index(b"HTTP/1.1 200") < response.index(b"HTTP/1.1 408")
 
 
 def test_idle_connection_is_kept():
@@ -113,7 +113,7 @@ def test_idle_connection_is_kept():
 
 
 def test_endless_extension_of_a_piece_is_431(exchange):
-    """What is between the pieces of a body is bounded as a head is."""
+    """The framing of a chunked body is bounded like a head."""
     head = b"PUT /bucket/k HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert exchange(head, b"1;", b"x" * 2000).startswith(b"HTTP/1.1 431 ")
 
@@ -131,9 +131,9 @@ def test_a_part_of_five_gib_is_allowed(server):
     [(b"/bucket/k", b"<?xml"), (b"/upload/storage/v1/b/bucket/o?name=k", b'{"error":{"code":413')],
 )
 def test_refusal_has_the_body_of_its_api(exchange, target, start):
-    """What is refused before it is routed is XML or JSON, as every other error."""
-    answer = exchange(put(200_001).replace(b"/bucket/k", target))
-    assert answer.partition(b"\r\n\r\n")[2].startswith(start)
+    """An error before routing is XML or JSON, like every other one."""
+    response = exchange(put(200_001).replace(b"/bucket/k", target))
+    assert response.partition(b"\r\n\r\n")[2].startswith(start)
 
 
 def test_memory_is_taken_as_bytes_come(server, monkeypatch):
@@ -144,8 +144,8 @@ def test_memory_is_taken_as_bytes_come(server, monkeypatch):
         taken.append(size)
         return bytearray(size)
 
-    monkeypatch.setattr(_wire, "allocate", allocate)
-    monkeypatch.setattr(_wire, "_RESERVED_BYTES", 1 << 20)
+    monkeypatch.setattr(_connection, "allocate", allocate)
+    monkeypatch.setattr(_connection, "_ALLOCATED_BYTES", 1 << 20)
     data = bytes(range(256)) * 10_240
     with socket.create_connection((server.host, server.port), timeout=60) as sock:
         sock.sendall(put(len(data) + 1, b"Expect: 100-continue"))
@@ -179,6 +179,6 @@ def test_pipelined_large_bodies_arrive_whole(server):
 
 
 @pytest.mark.parametrize("name", ["max_head_bytes", "max_body_bytes", "stalled_seconds"])
-def test_limits_under_which_nothing_passes_are_refused(name):
+def test_limits_under_which_nothing_passes_are_rejected(name):
     with pytest.raises(ValueError, match=name):
         Limits(**{name: 0})

@@ -31,8 +31,8 @@ def test_declared_md5_is_still_checked(call):
         base64.b64encode(hashlib.md5(data).digest()).decode() for data in (b"data", b"other")
     )
     assert call("PUT", "/bucket/k", b"data", Content_MD5=wrong).status == 400
-    answer = call("PUT", "/bucket/k", b"data", Content_MD5=right)
-    assert f"md5={right}" in answer.headers.get_all("x-goog-hash")
+    response = call("PUT", "/bucket/k", b"data", Content_MD5=right)
+    assert f"md5={right}" in response.headers.get_all("x-goog-hash")
 
 
 def test_parts_make_an_object(server, call):

@@ -34,27 +34,27 @@ DATA = bytes(range(100))
 )
 def test_a_range_is_clipped_to_the_object(server, call, root, header, start, end):
     server.put("bucket", "key", DATA)
-    answer = call("GET", f"{root}/b/bucket/o/key?alt=media", Range=header)
-    assert answer.status == 206
-    assert answer.body == DATA[start:end]
-    assert answer.headers["Content-Range"] == f"bytes {start}-{end - 1}/100"
+    response = call("GET", f"{root}/b/bucket/o/key?alt=media", Range=header)
+    assert response.status == 206
+    assert response.body == DATA[start:end]
+    assert response.headers["Content-Range"] == f"bytes {start}-{end - 1}/100"
 
 
 @pytest.mark.parametrize("header", ["bytes=100-", "bytes=200-300", "bytes=-0"])
 def test_a_range_beyond_the_object_is_416(server, call, header):
     server.put("bucket", "key", DATA)
-    answer = call("GET", "/storage/v1/b/bucket/o/key?alt=media", Range=header)
-    assert answer.status == 416
-    assert answer.headers["Content-Range"] == "bytes */100"
+    response = call("GET", "/storage/v1/b/bucket/o/key?alt=media", Range=header)
+    assert response.status == 416
+    assert response.headers["Content-Range"] == "bytes */100"
 
 
 def test_an_absent_object_has_the_error_body_of_each_api(call):
-    answer = call("GET", "/storage/v1/b/bucket/o/none")
-    assert answer.status == 404
-    assert json.loads(answer.body)["error"]["errors"][0]["reason"] == "notFound"
-    answer = call("GET", "/bucket/none")
-    assert answer.status == 404
-    assert b"<Code>NoSuchKey</Code>" in answer.body
+    response = call("GET", "/storage/v1/b/bucket/o/none")
+    assert response.status == 404
+    assert json.loads(response.body)["error"]["errors"][0]["reason"] == "notFound"
+    response = call("GET", "/bucket/none")
+    assert response.status == 404
+    assert b"<Code>NoSuchKey</Code>" in response.body
     assert b"<Code>NoSuchBucket</Code>" in call("GET", "/other/none").body
 
 
@@ -65,8 +65,8 @@ def test_a_bucket_is_made_once(call):
 
 
 def test_xml_put_get_and_head_agree(server, call):
-    answer = call("PUT", "/bucket/a/b%2Fc", DATA, Content_Type="x/y", x_goog_meta_colour="red")
-    assert answer.status == 200
+    response = call("PUT", "/bucket/a/b%2Fc", DATA, Content_Type="x/y", x_goog_meta_colour="red")
+    assert response.status == 200
     assert server.keys("bucket") == ["a/b/c"]
     assert server.get("bucket", "a/b/c") == DATA
     got, head = call("GET", "/bucket/a/b%2Fc"), call("HEAD", "/bucket/a/b%2Fc")
@@ -74,7 +74,7 @@ def test_xml_put_get_and_head_agree(server, call):
     assert got.headers.items() == head.headers.items()
     assert got.headers["Content-Type"] == "x/y"
     assert got.headers["x-goog-meta-colour"] == "red"
-    assert got.headers["ETag"] == answer.headers["ETag"]
+    assert got.headers["ETag"] == response.headers["ETag"]
     assert [value.partition("=")[0] for value in got.headers.get_all("x-goog-hash")] == [
         "crc32c",
         "md5",

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.testing.gcs_server._errors import APIError
-from aioflux.testing.gcs_server._messages import Request
+from aioflux.testing.gcs_server import APIError, Request
 from aioflux.testing.gcs_server._mime import split_body
 
 HEADER = (b"Content-Type", b"multipart/related; boundary=xy")
@@ -32,7 +31,7 @@ def test_parts_come_back_as_they_were_put_together(parts, end, has_headers):
 
 
 @given(DATA)
-def test_any_body_is_split_or_refused(body):
+def test_any_body_is_split_or_rejected(body):
     try:
         split(body)
     except APIError:

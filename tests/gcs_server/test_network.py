@@ -12,12 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server import Network
-from aioflux.testing.gcs_server._app import Hook
+from aioflux.testing.gcs_server import Hook, Network, Request, Response
 from aioflux.testing.gcs_server._delivery import Delivery, Send, Wait, steps
 from aioflux.testing.gcs_server._listener import _NO_PACING, _SO_MAX_PACING_RATE
-from aioflux.testing.gcs_server._messages import Request, Response
-from aioflux.testing.gcs_server._network import PACED_BY_KERNEL, Allowance, NetworkHook
+from aioflux.testing.gcs_server._network import PACED_BY_KERNEL, NetworkHook, TokenBucket
 from tests.gcs_server.conftest import begin
 
 MEDIA = "/storage/v1/b/bucket/o/k?alt=media"
@@ -35,7 +33,7 @@ def test_latency_comes_before_the_first_byte(server, call):
 
 
 def delay(server: GCSServer, hook: NetworkHook, target: bytes) -> float:
-    """Seconds for which a hook holds the answer to a request up."""
+    """Seconds for which a hook holds the response to a request up."""
     requests: list[Request] = []
 
     class Keeping(Hook):
@@ -128,36 +126,36 @@ def test_uploads_take_the_time_that_the_shared_bandwidth_allows(server, call):
 def test_requests_above_the_limit_are_429_with_retry_after(server, call):
     server.put("bucket", "k", b"1")
     server.network = Network(requests_per_second=0.001, request_burst=2)
-    answers = [call("GET", MEDIA) for _ in range(3)]
-    assert [answer.status for answer in answers] == [200, 200, 429]
-    assert 900 < int(answers[2].headers["Retry-After"]) <= 1000
-    assert b"rateLimitExceeded" in answers[2].body
+    responses = [call("GET", MEDIA) for _ in range(3)]
+    assert [response.status for response in responses] == [200, 200, 429]
+    assert 900 < int(responses[2].headers["Retry-After"]) <= 1000
+    assert b"rateLimitExceeded" in responses[2].body
 
 
 def test_limited_write_commits_nothing(server, call):
     server.network = Network(requests_per_second=0.001)
     assert call("PUT", "/bucket/a", b"1").status == 200
-    answer = call("PUT", "/bucket/b", b"1")
-    assert (answer.status, server.keys("bucket")) == (429, ["a"])
-    assert b"<Code>SlowDown</Code>" in answer.body
+    response = call("PUT", "/bucket/b", b"1")
+    assert (response.status, server.keys("bucket")) == (429, ["a"])
+    assert b"<Code>SlowDown</Code>" in response.body
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 100)), max_size=30))
-def test_allowance_never_lets_more_through_than_its_rate(events):
+def test_tokens_never_lets_more_through_than_its_rate(events):
     """Whatever the requests, what is let through up to a time is at most rate * time + burst."""
-    allowance, now, taken = Allowance(10.0, 50.0), 0.0, 0
+    tokens, now, taken = TokenBucket(10.0, 50.0), 0.0, 0
     for pause, amount in events:
         now += pause
-        if allowance.try_take(amount, now) == 0:
+        if tokens.try_acquire(amount, now) == 0:
             taken += amount
         assert taken <= 10.0 * now + 50.0 + 1e-6
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=30))
-def test_allowance_taken_in_advance_is_paid_back(amounts):
+def test_tokens_taken_in_advance_is_paid_back(amounts):
     """Bytes taken at once have all gone after their sum less the burst, at the rate."""
-    allowance = Allowance(100.0, 50.0)
-    waits = [allowance.take(amount, 0.0) for amount in amounts]
+    tokens = TokenBucket(100.0, 50.0)
+    waits = [tokens.acquire(amount, 0.0) for amount in amounts]
     assert waits[-1] == pytest.approx(max(0.0, (sum(amounts) - 50.0) / 100.0))
 
 
@@ -178,6 +176,6 @@ def test_shared_link_is_asked_before_each_slice():
     [{"latency_seconds": -1}, {"bytes_per_second": 0}, {"request_burst": 0}],
     ids=str,
 )
-def test_impossible_network_is_refused(options):
+def test_impossible_network_is_rejected(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         Network(**options)

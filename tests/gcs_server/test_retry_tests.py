@@ -31,9 +31,9 @@ def order(call):
 
     def post(instructions: dict[str, list[str]], **fields: str) -> str:
         body = json.dumps({"instructions": instructions, **fields}).encode()
-        answer = call("POST", "/retry_test", body, Content_Type="application/json")
-        assert answer.status == 200
-        return json.loads(answer.body)["id"]
+        response = call("POST", "/retry_test", body, Content_Type="application/json")
+        assert response.status == 200
+        return json.loads(response.body)["id"]
 
     return post
 
@@ -188,8 +188,8 @@ def test_status_after_so_much_of_a_resumable_upload_keeps_what_came_before(call,
 def test_short_answer_to_the_end_of_a_resumable_upload(server, call, order):
     begun = call("POST", "/upload/storage/v1/b/bucket/o?uploadType=resumable&name=k", b"{}")
     test_id = order({"storage.objects.insert": ["return-broken-stream-final-chunk-after-8B"]})
-    answer = call("PUT", begun.headers["Location"], b"data", x_retry_test_id=test_id)
-    assert (answer.status, len(answer.body)) == (200, 8)
+    response = call("PUT", begun.headers["Location"], b"data", x_retry_test_id=test_id)
+    assert (response.status, len(response.body)) == (200, 8)
     assert server.get("bucket", "k") == b"data"
 
 
@@ -229,7 +229,7 @@ def test_google_client_does_not_repeat_a_write_without_precondition(client, orde
 @pytest.mark.parametrize("status", [200, 204, 299, 304, 418, 599, 999])
 @pytest.mark.parametrize("target", [MEDIA, "/bucket/k"], ids=["json", "xml"])
 def test_any_final_status_is_sent(server, call, order, status, target):
-    """A status without a name, or of success, is an answer like any other."""
+    """A status without a name, or of success, is a response like any other."""
     server.put("bucket", "k", b"data")
     test_id = order({"storage.objects.get": [f"return-{status}"]})
     assert call("GET", target, x_retry_test_id=test_id).status == status
@@ -273,7 +273,7 @@ def test_operations_of_the_testbench_are_taken_whether_served_or_not(order, desc
     ("method", "operation"), [("GET", "storage.objects.get"), ("DELETE", "storage.objects.delete")]
 )
 def test_stall_without_a_position_is_at_the_first_byte(server, order, method, operation):
-    """Nothing of the body comes, or no answer at all where it has none."""
+    """Nothing of the body arrives, or no response at all if it has none."""
     server.put("bucket", "k", b"data")
     test_id = order({operation: ["stall-for-60s"]})
     connection = begin(server, method, MEDIA, headers={"x-retry-test-id": test_id})

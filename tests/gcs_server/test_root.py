@@ -17,9 +17,9 @@ import google_crc32c
 import pytest
 
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server._file_restore import open_state
+from aioflux.testing.gcs_server._file_journal import open_state
 from aioflux.testing.gcs_server._records import Attributes
-from tests.gcs_server.conftest import Answer
+from tests.gcs_server.conftest import Received
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,18 +52,18 @@ def exchange(
     target: str,
     body: bytes = b"",
     headers: dict[str, str] | None = None,
-) -> Answer:
+) -> Received:
     connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
     connection.request(method, target, body, headers or {})
     response = connection.getresponse()
-    answer = Answer(response.status, response.headers, response.read())
+    received = Received(response.status, response.headers, response.read())
     connection.close()
-    return answer
+    return received
 
 
 def request(server: GCSServer, method: str, target: str, body: bytes = b"") -> tuple[int, bytes]:
-    answer = exchange(server, method, target, body)
-    return answer.status, answer.body
+    response = exchange(server, method, target, body)
+    return response.status, response.body
 
 
 def files(directory: Path) -> set[Path]:
@@ -143,27 +143,27 @@ def test_an_open_upload_goes_on_after_a_restart(root):
 
 
 def test_a_resumable_upload_goes_on_after_a_restart(root):
-    """What was received before it counts; the finished object is told again after one more."""
+    """The bytes received before count; a finished upload still returns its object."""
     data = os.urandom(3 * 256 * 1024 + 5)
     half = 2 * 256 * 1024
     path = "/upload/storage/v1/b/bucket/o?uploadType=resumable"
     with GCSServer(root=root, buckets=["bucket"]) as server:
-        answer = exchange(server, "POST", f"{path}&name=key&ifGenerationMatch=0")
-        session = f"{path}&upload_id={answer.headers['X-GUploader-UploadID']}"
+        response = exchange(server, "POST", f"{path}&name=key&ifGenerationMatch=0")
+        session = f"{path}&upload_id={response.headers['X-GUploader-UploadID']}"
         headers = {"Content-Range": f"bytes 0-{half - 1}/*"}
         assert exchange(server, "PUT", session, data[:half], headers).status == 308
     with GCSServer(root=root) as server:
-        answer = exchange(server, "PUT", session, headers={"Content-Range": "bytes */*"})
-        assert (answer.status, answer.headers["Range"]) == (308, f"bytes=0-{half - 1}")
+        response = exchange(server, "PUT", session, headers={"Content-Range": "bytes */*"})
+        assert (response.status, response.headers["Range"]) == (308, f"bytes=0-{half - 1}")
         headers = {"Content-Range": f"bytes {half}-{len(data) - 1}/{len(data)}"}
         assert exchange(server, "PUT", session, data[half:], headers).status == 200
         record = server.state.get("bucket", "key")
         assert record.crc32c == google_crc32c.value(data)
         assert record.md5 == hashlib.md5(data).digest()
     with GCSServer(root=root) as server:
-        answer = exchange(server, "PUT", session, headers={"Content-Range": "bytes */*"})
-        assert answer.status == 200
-        assert json.loads(answer.body)["generation"] == str(record.generation)
+        response = exchange(server, "PUT", session, headers={"Content-Range": "bytes */*"})
+        assert response.status == 200
+        assert json.loads(response.body)["generation"] == str(record.generation)
         assert server.get("bucket", "key") == data
         assert exchange(server, "DELETE", session).status == 499
     with GCSServer(root=root) as server:
@@ -196,7 +196,7 @@ def test_no_bucket_name_leads_out_of_the_root(root, name):
 
 
 @pytest.mark.parametrize("key", ["a\0b", "a\nb", "a\rb", "k" * 1025, "..", "."], ids=ascii)
-def test_names_that_no_object_can_have_are_refused(root, key):
+def test_names_that_no_object_can_have_are_rejected(root, key):
     """NUL, line ends, dot names and more than 1,024 bytes are 400, and store nothing."""
     with GCSServer(root=root, buckets=["bucket"]) as server:
         assert request(server, "PUT", f"/bucket/{quote(key, safe='')}", b"data")[0] == 400
@@ -205,7 +205,7 @@ def test_names_that_no_object_can_have_are_refused(root, key):
 
 
 def test_one_server_at_a_time_uses_a_root(root):
-    """A second server is refused while the first runs, and not after."""
+    """A second server is rejected while the first runs, and not after."""
     with (
         GCSServer(root=root),
         pytest.raises(RuntimeError, match="another server uses"),
@@ -220,7 +220,7 @@ def test_a_stopped_server_does_not_start_again_on_its_root(root):
     server = GCSServer(root=root)
     with server:
         pass
-    with pytest.raises(RuntimeError, match="make a new one"):
+    with pytest.raises(RuntimeError, match="create a new one"):
         server.start()
 
 
@@ -321,9 +321,9 @@ class Writer(threading.Thread):
     def send(self, connection, method, target, body) -> bytes:
         connection.request(method, target, body)
         response = connection.getresponse()
-        answer = response.read()
-        assert response.status == 200, answer
-        return answer
+        data = response.read()
+        assert response.status == 200, data
+        return data
 
 
 @pytest.fixture
@@ -373,7 +373,7 @@ def check(root: Path, writers: list[Writer]) -> None:
 def test_sigkill_leaves_no_half_object(root, process):
     """Killed at any moment, five times: visible objects are whole, acknowledged ones are there.
 
-    An object whose answer was lost may be old or new, nothing else; leftovers are swept.
+    An object whose response was lost may be old or new, nothing else; leftovers are swept.
     """
     writers: list[Writer] = []
     known: dict[str, int] = {}

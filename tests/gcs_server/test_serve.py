@@ -101,10 +101,10 @@ def test_a_root_in_use_is_one_line_and_status_1(tmp_path, capfd):
     """Two servers on one directory are no crash."""
     with GCSServer(root=tmp_path):
         assert run_app(["serve", "--port", "0", "--root", str(tmp_path)]) == 1
-    told = capfd.readouterr()
-    assert told.out == ""
-    assert "another server uses" in told.err
-    assert told.err.count("\n") == 1
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert "another server uses" in printed.err
+    assert printed.err.count("\n") == 1
 
 
 def test_a_damaged_root_is_one_line_and_status_1(tmp_path, capfd):
@@ -114,10 +114,10 @@ def test_a_damaged_root_is_one_line_and_status_1(tmp_path, capfd):
     [generations] = tmp_path.rglob("generation*")
     generations.write_bytes(b"{")
     assert run_app(["serve", "--port", "0", "--root", str(tmp_path)]) == 1
-    told = capfd.readouterr()
-    assert told.out == ""
-    assert str(tmp_path) in told.err
-    assert told.err.count("\n") == 1
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert str(tmp_path) in printed.err
+    assert printed.err.count("\n") == 1
 
 
 def test_missing_typer_is_one_line_that_names_the_extra():

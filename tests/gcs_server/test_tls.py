@@ -30,11 +30,11 @@ def connection(server):
 
 def test_client_that_trusts_the_authority_reads(server):
     server.put("bucket", "k", b"data")
-    answer = requests.get(f"{server.url}/bucket/k", verify=str(server.ca_file), timeout=60)
-    assert (answer.content, server.url[:8]) == (b"data", "https://")
+    response = requests.get(f"{server.url}/bucket/k", verify=str(server.ca_file), timeout=60)
+    assert (response.content, server.url[:8]) == (b"data", "https://")
 
 
-def test_client_that_does_not_is_refused(server):
+def test_client_that_does_not_is_rejected(server):
     connection = http.client.HTTPSConnection("localhost", server.port, timeout=60)
     with pytest.raises(ssl.SSLCertVerificationError):
         connection.request("GET", "/bucket/k")
@@ -72,7 +72,7 @@ def test_faults(server, connection, options, error):
 
 
 def test_a_client_that_leaves_before_its_answer_is_no_warning(server, caplog):
-    """TLS knows no half-closed connection, for which an answer would be kept."""
+    """TLS knows no half-closed connection, for which a response would be kept."""
     server.put("bucket", "k", b"0123456789")
     context = server.client_ssl_context()
     with (

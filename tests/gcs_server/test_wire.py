@@ -11,11 +11,9 @@ import time
 import pytest
 
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server._app import Hook
+from aioflux.testing.gcs_server import Hook, Request, Response
 from aioflux.testing.gcs_server._delivery import BEFORE_HEAD, Cut, Delivery, Send, Wait, steps
-from aioflux.testing.gcs_server._messages import Request, Response
-from aioflux.testing.gcs_server._ranges import parse_range
-from aioflux.testing.gcs_server._transcode import may_stay_compressed
+from aioflux.testing.gcs_server._download import may_stay_compressed, parse_range
 from tests.gcs_server.conftest import begin
 
 GET = b"GET /bucket/%s HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -83,7 +81,7 @@ def test_body_behind_an_offer_of_another_protocol_is_stored(server, size):
 
 
 def test_pipelined_requests_that_offer_another_protocol_are_all_answered(server):
-    """What follows a request with the offer is parsed as HTTP/1.1."""
+    """Requests after one with an Upgrade header are parsed as HTTP/1.1."""
     server.put("bucket", "k", b"data")
     get = b"GET /bucket/k HTTP/1.1\r\nHost: h\r\n%b\r\n" % H2C
     assert exchange(server, get * 3).count(b"\r\n\r\ndata") == 3
@@ -96,7 +94,7 @@ def test_body_in_pieces_behind_an_offer_of_another_protocol_is_stored(server):
     assert server.get("bucket", "k") == b"abc"
 
 
-def test_connect_is_refused(server):
+def test_connect_is_rejected(server):
     """A tunnel is never opened, and what would go through it is no request."""
     received = exchange(server, b"CONNECT h:1 HTTP/1.1\r\nHost: h\r\n\r\n" + GET % b"k")
     assert received.startswith(b"HTTP/1.1 405 ")
@@ -224,7 +222,7 @@ class Failing(Hook):
 
 @pytest.mark.parametrize(("where", "status"), [("before", 500), ("after", 500), ("finished", 200)])
 def test_a_hook_that_fails_does_not_end_the_connection(server, where, status):
-    """The answer is 500, and later requests are answered, too."""
+    """The response is 500, and later requests are answered, too."""
     server.put("bucket", "k", b"data")
     server.app.hooks = (Failing(where),)
     assert exchange(server, GET % b"k" * 2).count(b"HTTP/1.1 %d " % status) == 2

@@ -9,28 +9,28 @@ from urllib.parse import quote
 import pytest
 
 if TYPE_CHECKING:
-    from tests.gcs_server.conftest import Answer, Call
+    from tests.gcs_server.conftest import Call, Received
 
 NAMESPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 
 
-def code(answer: Answer) -> tuple[int, str | None]:
-    return answer.status, ET.fromstring(answer.body).findtext("Code")
+def code(response: Received) -> tuple[int, str | None]:
+    return response.status, ET.fromstring(response.body).findtext("Code")
 
 
-def field(answer: Answer, name: str) -> str | None:
-    assert answer.status == 200, answer.body
-    return ET.fromstring(answer.body).findtext(NAMESPACE + name)
+def field(response: Received, name: str) -> str | None:
+    assert response.status == 200, response.body
+    return ET.fromstring(response.body).findtext(NAMESPACE + name)
 
 
-def column(answer: Answer, row: str, name: str) -> list[str | None]:
-    assert answer.status == 200, answer.body
-    rows = ET.fromstring(answer.body).iter(NAMESPACE + row)
+def column(response: Received, row: str, name: str) -> list[str | None]:
+    assert response.status == 200, response.body
+    rows = ET.fromstring(response.body).iter(NAMESPACE + row)
     return [element.findtext(NAMESPACE + name) for element in rows]
 
 
-def entries(answer: Answer) -> list[str | None]:
-    return column(answer, "Contents", "Key") + column(answer, "CommonPrefixes", "Prefix")
+def entries(response: Received) -> list[str | None]:
+    return column(response, "Contents", "Key") + column(response, "CommonPrefixes", "Prefix")
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_bucket_is_where_its_maker_said(call):
 
 
 def test_versioning_is_off_and_stays_off(call):
-    """The status is empty; a PUT is refused, not ignored."""
+    """The status is empty; a PUT is rejected, not ignored."""
     assert field(call("GET", "/bucket?versioning"), "Status") is None
     assert code(call("PUT", "/bucket?versioning", b"<x/>")) == (501, "NotImplemented")
 
@@ -100,13 +100,13 @@ def test_version_1_goes_on_from_a_marker(filled, call):
     """NextMarker is there while more follows; names and prefixes count alike."""
     found, marker = [], ""
     while True:
-        answer = call("GET", f"/bucket?delimiter=/&max-keys=2&marker={quote(marker)}")
-        found.append(entries(answer))
-        if field(answer, "IsTruncated") == "false":
+        response = call("GET", f"/bucket?delimiter=/&max-keys=2&marker={quote(marker)}")
+        found.append(entries(response))
+        if field(response, "IsTruncated") == "false":
             break
-        marker = field(answer, "NextMarker") or pytest.fail("no NextMarker")
+        marker = field(response, "NextMarker") or pytest.fail("no NextMarker")
     assert found == [["a", "b/"], ["c", "d/"], ["e"]]
-    assert field(answer, "NextMarker") is None
+    assert field(response, "NextMarker") is None
 
 
 def test_version_2_goes_on_from_a_token(filled, call):
@@ -114,11 +114,11 @@ def test_version_2_goes_on_from_a_token(filled, call):
     found, token = [], ""
     while True:
         query = f"list-type=2&delimiter=/&max-keys=2{token}"
-        answer = call("GET", f"/bucket/?{query}")
-        found.append(entries(answer))
-        assert field(answer, "KeyCount") == str(len(found[-1]))
-        following = field(answer, "NextContinuationToken")
-        assert (following is None) == (field(answer, "IsTruncated") == "false")
+        response = call("GET", f"/bucket/?{query}")
+        found.append(entries(response))
+        assert field(response, "KeyCount") == str(len(found[-1]))
+        following = field(response, "NextContinuationToken")
+        assert (following is None) == (field(response, "IsTruncated") == "false")
         if following is None:
             break
         token = f"&continuation-token={quote(following)}"
@@ -148,10 +148,10 @@ def test_a_page_has_a_thousand_rows_at_most(server, call):
     """max-keys above that is cut."""
     for number in range(1001):
         server.put("bucket", f"{number:04}", b"")
-    answer = call("GET", "/bucket?max-keys=5000")
-    assert len(entries(answer)) == 1000
-    assert field(answer, "MaxKeys") == "1000"
-    assert field(answer, "IsTruncated") == "true"
+    response = call("GET", "/bucket?max-keys=5000")
+    assert len(entries(response)) == 1000
+    assert field(response, "MaxKeys") == "1000"
+    assert field(response, "IsTruncated") == "true"
 
 
 def test_names_are_encoded_on_demand(server, call):
@@ -195,14 +195,14 @@ def begin(call: Call, key: str) -> str:
 def test_open_uploads_are_listed_by_key_and_age(call):
     """Prefix and delimiter work as for objects."""
     ids = [begin(call, key) for key in ["b/1", "a", "b/2", "a"]]
-    answer = call("GET", "/bucket?uploads")
-    assert column(answer, "Upload", "UploadId") == [ids[1], ids[3], ids[0], ids[2]]
-    assert column(answer, "Upload", "Key") == ["a", "a", "b/1", "b/2"]
-    answer = call("GET", "/bucket?uploads&delimiter=/")
-    assert column(answer, "Upload", "Key") == ["a", "a"]
-    assert column(answer, "CommonPrefixes", "Prefix") == ["b/"]
-    answer = call("GET", "/bucket?uploads&prefix=b/")
-    assert column(answer, "Upload", "Key") == ["b/1", "b/2"]
+    response = call("GET", "/bucket?uploads")
+    assert column(response, "Upload", "UploadId") == [ids[1], ids[3], ids[0], ids[2]]
+    assert column(response, "Upload", "Key") == ["a", "a", "b/1", "b/2"]
+    response = call("GET", "/bucket?uploads&delimiter=/")
+    assert column(response, "Upload", "Key") == ["a", "a"]
+    assert column(response, "CommonPrefixes", "Prefix") == ["b/"]
+    response = call("GET", "/bucket?uploads&prefix=b/")
+    assert column(response, "Upload", "Key") == ["b/1", "b/2"]
 
 
 def test_open_uploads_come_in_pages(call):
@@ -210,11 +210,11 @@ def test_open_uploads_come_in_pages(call):
     ids = [begin(call, key) for key in ["a", "a", "a", "b", "c"]]
     found, markers = [], ""
     while True:
-        answer = call("GET", f"/bucket?uploads&max-uploads=2{markers}")
-        found.append(column(answer, "Upload", "UploadId"))
-        if field(answer, "IsTruncated") == "false":
+        response = call("GET", f"/bucket?uploads&max-uploads=2{markers}")
+        found.append(column(response, "Upload", "UploadId"))
+        if field(response, "IsTruncated") == "false":
             break
-        key, upload_id = field(answer, "NextKeyMarker"), field(answer, "NextUploadIdMarker")
+        key, upload_id = field(response, "NextKeyMarker"), field(response, "NextUploadIdMarker")
         markers = f"&key-marker={key}&upload-id-marker={upload_id}"
     assert found == [ids[:2], ids[2:4], ids[4:]]
 
@@ -224,16 +224,16 @@ def test_a_bucket_takes_its_open_uploads_along(server, call):
     upload_id = begin(call, "key")
     assert call("DELETE", "/bucket").status == 204
     server.create_bucket("bucket")
-    answer = call("PUT", f"/bucket/key?partNumber=1&uploadId={upload_id}", b"x")
-    assert code(answer) == (404, "NoSuchUpload")
+    response = call("PUT", f"/bucket/key?partNumber=1&uploadId={upload_id}", b"x")
+    assert code(response) == (404, "NoSuchUpload")
 
 
 @pytest.mark.parametrize("name", ["A!", "ab", "UPPER", "a..b", "-abc", "x" * 64])
 def test_a_name_that_no_bucket_has_is_400(server, call, name):
     """The XML API knows the rules for names, too."""
-    answer = call("PUT", f"/{name}")
-    assert answer.status == 400
-    assert b"<Code>InvalidBucketName</Code>" in answer.body
+    response = call("PUT", f"/{name}")
+    assert response.status == 400
+    assert b"<Code>InvalidBucketName</Code>" in response.body
     assert list(server.state.buckets) == ["bucket"]
 
 

@@ -11,7 +11,7 @@ import google_crc32c
 import pytest
 
 if TYPE_CHECKING:
-    from tests.gcs_server.conftest import Answer, Call
+    from tests.gcs_server.conftest import Call, Received
 
 NAMESPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 MIB = 1024 * 1024
@@ -27,23 +27,23 @@ def md5(data: bytes) -> str:
     return base64.b64encode(hashlib.md5(data).digest()).decode()
 
 
-def text(answer: Answer, name: str) -> str | None:
-    return ET.fromstring(answer.body).findtext(f"{NAMESPACE}{name}")
+def text(response: Received, name: str) -> str | None:
+    return ET.fromstring(response.body).findtext(f"{NAMESPACE}{name}")
 
 
-def code(answer: Answer) -> tuple[int, str | None]:
-    return answer.status, ET.fromstring(answer.body).findtext("Code")
+def code(response: Received) -> tuple[int, str | None]:
+    return response.status, ET.fromstring(response.body).findtext("Code")
 
 
 def begin(call: Call, target: str = TARGET, **headers: str) -> str:
-    answer = call("POST", f"{target}?uploads", b"", **headers)
-    assert answer.status == 200
-    upload_id = text(answer, "UploadId")
+    response = call("POST", f"{target}?uploads", b"", **headers)
+    assert response.status == 200
+    upload_id = text(response, "UploadId")
     assert upload_id
     return upload_id
 
 
-def put(call: Call, upload_id: str, number: int, data: bytes, **headers: str) -> Answer:
+def put(call: Call, upload_id: str, number: int, data: bytes, **headers: str) -> Received:
     return call("PUT", f"{TARGET}?partNumber={number}&uploadId={upload_id}", data, **headers)
 
 
@@ -55,7 +55,7 @@ def listing(*parts: tuple[int, str | None], namespace: str = "") -> bytes:
     return f"<CompleteMultipartUpload{namespace}>{rows}</CompleteMultipartUpload>".encode()
 
 
-def complete(call: Call, upload_id: str, body: bytes, **headers: str) -> Answer:
+def complete(call: Call, upload_id: str, body: bytes, **headers: str) -> Received:
     return call("POST", f"{TARGET}?uploadId={upload_id}", body, **headers)
 
 
@@ -66,15 +66,15 @@ def test_an_object_is_its_parts_in_order(server, call):
     last = put(call, upload_id, 7, b"tail").headers["ETag"]
     first = put(call, upload_id, 2, BIG).headers["ETag"]
     assert server.get("bucket", "dir/object") == b"old"
-    answer = complete(call, upload_id, listing((2, first), (7, last)))
-    assert answer.status == 200
-    assert (text(answer, "Bucket"), text(answer, "Key")) == ("bucket", "dir/object")
-    assert answer.headers.get_all("x-goog-hash") == [f"crc32c={crc32c(BIG + b'tail')}"]
+    response = complete(call, upload_id, listing((2, first), (7, last)))
+    assert response.status == 200
+    assert (text(response, "Bucket"), text(response, "Key")) == ("bucket", "dir/object")
+    assert response.headers.get_all("x-goog-hash") == [f"crc32c={crc32c(BIG + b'tail')}"]
     got = call("GET", TARGET)
     assert got.body == BIG + b"tail"
-    assert got.headers["x-goog-generation"] == answer.headers["x-goog-generation"]
-    assert got.headers.get_all("x-goog-hash") == answer.headers.get_all("x-goog-hash")
-    assert got.headers["ETag"] == text(answer, "ETag")
+    assert got.headers["x-goog-generation"] == response.headers["x-goog-generation"]
+    assert got.headers.get_all("x-goog-hash") == response.headers.get_all("x-goog-hash")
+    assert got.headers["ETag"] == text(response, "ETag")
     assert (got.headers["Content-Type"], got.headers["x-goog-meta-colour"]) == ("x/y", "red")
 
 
@@ -105,10 +105,10 @@ def test_an_upload_belongs_to_its_object(call):
 
 def test_a_part_tells_its_checksums(call):
     """ETag is the MD5 in hex, and x-goog-hash has crc32c and MD5."""
-    answer = put(call, begin(call), 1, b"data")
-    assert answer.headers["ETag"] == f'"{hashlib.md5(b"data").hexdigest()}"'
+    response = put(call, begin(call), 1, b"data")
+    assert response.headers["ETag"] == f'"{hashlib.md5(b"data").hexdigest()}"'
     hashes = [f"crc32c={crc32c(b'data')}", f"md5={md5(b'data')}"]
-    assert answer.headers.get_all("x-goog-hash") == hashes
+    assert response.headers.get_all("x-goog-hash") == hashes
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_a_part_sent_again_replaces_the_first(server, call):
 @pytest.mark.parametrize("number", ["0", "10001", "-1", "x"])
 def test_part_numbers_are_1_to_10000(call, number):
     """Others are InvalidArgument."""
-    answer = call("PUT", f"{TARGET}?partNumber={number}&uploadId={begin(call)}", b"x")
-    assert code(answer) == (400, "InvalidArgument")
+    response = call("PUT", f"{TARGET}?partNumber={number}&uploadId={begin(call)}", b"x")
+    assert code(response) == (400, "InvalidArgument")
 
 
 def test_the_last_part_number_is_10000(server, call):
@@ -154,7 +154,7 @@ def test_the_last_part_number_is_10000(server, call):
 
 
 def test_sizes_are_judged_at_complete(server, call):
-    """A small part is taken, and is EntityTooSmall only where another follows it."""
+    """A small part is stored, and is EntityTooSmall only if another follows it."""
     upload_id = begin(call)
     small = put(call, upload_id, 1, BIG[:-1]).headers["ETag"]
     last = put(call, upload_id, 2, b"x").headers["ETag"]
@@ -201,7 +201,7 @@ def test_unlisted_parts_are_dropped(server, call):
         "no etag",
     ],
 )
-def test_a_list_that_makes_no_object_is_refused(server, call, body, expected):
+def test_a_list_that_makes_no_object_is_rejected(server, call, body, expected):
     """It is 400, and the upload stays open."""
     upload_id = begin(call)
     etag = put(call, upload_id, 1, b"x").headers["ETag"]
@@ -232,14 +232,14 @@ def test_etags_may_come_without_quotes(call):
 
 
 @pytest.mark.parametrize("name", ["x_goog_if_generation_match", "x_goog_if_metageneration_match"])
-def test_preconditions_are_refused(call, name):
+def test_preconditions_are_rejected(call, name):
     """Multipart uploads cannot keep them: 400 NotImplemented at every step."""
-    refused = (400, "NotImplemented")
-    assert code(call("POST", f"{TARGET}?uploads", b"", **{name: "0"})) == refused
+    rejected = (400, "NotImplemented")
+    assert code(call("POST", f"{TARGET}?uploads", b"", **{name: "0"})) == rejected
     upload_id = begin(call)
-    assert code(put(call, upload_id, 1, b"x", **{name: "0"})) == refused
+    assert code(put(call, upload_id, 1, b"x", **{name: "0"})) == rejected
     etag = put(call, upload_id, 1, b"x").headers["ETag"]
-    assert code(complete(call, upload_id, listing((1, etag)), **{name: "0"})) == refused
+    assert code(complete(call, upload_id, listing((1, etag)), **{name: "0"})) == rejected
     assert complete(call, upload_id, listing((1, etag))).status == 200
 
 
@@ -252,14 +252,14 @@ def test_parts_are_listed_in_pages(call):
     found, marker = [], "0"
     while True:
         query = f"uploadId={upload_id}&max-parts=2&part-number-marker={marker}"
-        answer = call("GET", f"{TARGET}?{query}")
-        rows = ET.fromstring(answer.body).iter(f"{NAMESPACE}Part")
+        response = call("GET", f"{TARGET}?{query}")
+        rows = ET.fromstring(response.body).iter(f"{NAMESPACE}Part")
         found += [
             [row.findtext(NAMESPACE + n) for n in ("PartNumber", "Size", "ETag")] for row in rows
         ]
-        if text(answer, "IsTruncated") == "false":
+        if text(response, "IsTruncated") == "false":
             break
-        marker = text(answer, "NextPartNumberMarker")
+        marker = text(response, "NextPartNumberMarker")
     assert found == [[str(n), str(n), etags[n]] for n in (2, 5, 9)]
 
 
@@ -272,12 +272,12 @@ def test_a_page_of_no_parts_is_the_last(call):
     """A page of none has no next: that would be the same one, for ever."""
     upload_id = begin(call)
     put(call, upload_id, 1, b"data")
-    answer = call("GET", f"{TARGET}?uploadId={upload_id}&max-parts=0")
-    assert text(answer, "IsTruncated") == "false"
+    response = call("GET", f"{TARGET}?uploadId={upload_id}&max-parts=0")
+    assert text(response, "IsTruncated") == "false"
 
 
 def test_a_part_number_of_too_many_digits_is_400(call):
     """More digits than Python reads are the caller's error."""
     body = f"<CompleteMultipartUpload><Part><PartNumber>{'1' * 5000}</PartNumber><ETag>x</ETag>"
-    answer = complete(call, begin(call), f"{body}</Part></CompleteMultipartUpload>".encode())
-    assert code(answer) == (400, "MalformedXML")
+    response = complete(call, begin(call), f"{body}</Part></CompleteMultipartUpload>".encode())
+    assert code(response) == (400, "MalformedXML")

@@ -16,7 +16,7 @@ import pytest
 from aioflux.testing.gcs_server._records import Attributes
 
 if TYPE_CHECKING:
-    from tests.gcs_server.conftest import Answer
+    from tests.gcs_server.conftest import Received
 
 DATA = bytes(range(100))
 PLAIN = b"text " * 1000
@@ -25,8 +25,8 @@ XML = "/bucket/key"
 JSON = "/storage/v1/b/bucket/o/key?alt=media"
 
 
-def code(answer: Answer) -> tuple[int, str | None]:
-    return answer.status, ET.fromstring(answer.body).findtext("Code")
+def code(response: Received) -> tuple[int, str | None]:
+    return response.status, ET.fromstring(response.body).findtext("Code")
 
 
 def base64_crc32c(data: bytes) -> str:
@@ -72,10 +72,10 @@ def test_a_read_tells_all_that_gcs_tells(call):
     assert put.headers["ETag"] == expected["ETag"]
     assert put.headers.get_all("x-goog-hash") == hashes
     for method in ("GET", "HEAD"):
-        answer = call(method, XML)
-        assert {name: answer.headers[name] for name in expected} == expected
-        assert answer.headers.get_all("x-goog-hash") == hashes
-        assert "Last-Modified" in answer.headers
+        response = call(method, XML)
+        assert {name: response.headers[name] for name in expected} == expected
+        assert response.headers.get_all("x-goog-hash") == hashes
+        assert "Last-Modified" in response.headers
 
 
 @pytest.mark.parametrize(
@@ -94,21 +94,21 @@ def test_a_read_tells_all_that_gcs_tells(call):
     ],
 )
 def test_a_range_is_clipped_or_ignored(server, call, header, status, start, end):
-    """What names bytes of the object is 206; what HTTP says to ignore sends the whole."""
+    """A range of the object is 206; one that HTTP ignores returns the whole."""
     server.put("bucket", "key", DATA)
-    answer = call("GET", XML, Range=header)
-    assert (answer.status, answer.body) == (status, DATA[start:end])
+    response = call("GET", XML, Range=header)
+    assert (response.status, response.body) == (status, DATA[start:end])
     content_range = f"bytes {start}-{end - 1}/100" if status == 206 else None
-    assert answer.headers["Content-Range"] == content_range
+    assert response.headers["Content-Range"] == content_range
 
 
 @pytest.mark.parametrize("header", ["bytes=100-", "bytes=200-300", "bytes=-0"])
 def test_a_range_beyond_the_object_is_416(server, call, header):
-    """Content-Range tells the size."""
+    """Content-Range has the size."""
     server.put("bucket", "key", DATA)
-    answer = call("GET", XML, Range=header)
-    assert code(answer) == (416, "InvalidRange")
-    assert answer.headers["Content-Range"] == "bytes */100"
+    response = call("GET", XML, Range=header)
+    assert code(response) == (416, "InvalidRange")
+    assert response.headers["Content-Range"] == "bytes */100"
 
 
 # --- writes -------------------------------------------------------------------------------
@@ -166,8 +166,8 @@ def test_a_body_without_length_is_stored(server):
 def test_zero_as_generation_means_absent(server, call):
     """x-goog-if-generation-match: 0 creates, and does not replace."""
     assert call("PUT", XML, b"1", x_goog_if_generation_match="0").status == 200
-    answer = call("PUT", XML, b"2", x_goog_if_generation_match="0")
-    assert code(answer) == (412, "PreconditionFailed")
+    response = call("PUT", XML, b"2", x_goog_if_generation_match="0")
+    assert code(response) == (412, "PreconditionFailed")
     assert server.get("bucket", "key") == b"1"
 
 
@@ -207,8 +207,8 @@ def test_conditions_on_the_etag(server, call, target):
     assert call("GET", target, If_Match="*").status == 200
     assert call("GET", target, If_Match='"x"').status == 412
     assert call("GET", target, If_None_Match='"x"').status == 200
-    answer = call("GET", target, If_None_Match=f'"x", {etag}')
-    assert (answer.status, answer.body) == (304, b"")
+    response = call("GET", target, If_None_Match=f'"x", {etag}')
+    assert (response.status, response.body) == (304, b"")
     assert call("GET", target, If_None_Match="*").status == 304
 
 
@@ -243,22 +243,22 @@ def test_gzip_objects_are_decompressed(server, call, target, cache_control, acce
     """Unless the caller accepts gzip or the object says no-transform."""
     attributes = Attributes(content_encoding="gzip", cache_control=cache_control)
     server.state.put("bucket", "key", [ZIPPED], attributes)
-    answer = call("GET", target, **({"Accept_Encoding": accept} if accept else {}))
-    assert answer.status == 200
-    assert answer.body == (PLAIN if is_plain else ZIPPED)
-    assert answer.headers["Content-Encoding"] == (None if is_plain else "gzip")
-    assert answer.headers["x-goog-stored-content-encoding"] == "gzip"
-    assert answer.headers["x-goog-stored-content-length"] == str(len(ZIPPED))
-    assert f"crc32c={base64_crc32c(ZIPPED)}" in answer.headers.get_all("x-goog-hash")
+    response = call("GET", target, **({"Accept_Encoding": accept} if accept else {}))
+    assert response.status == 200
+    assert response.body == (PLAIN if is_plain else ZIPPED)
+    assert response.headers["Content-Encoding"] == (None if is_plain else "gzip")
+    assert response.headers["x-goog-stored-content-encoding"] == "gzip"
+    assert response.headers["x-goog-stored-content-length"] == str(len(ZIPPED))
+    assert f"crc32c={base64_crc32c(ZIPPED)}" in response.headers.get_all("x-goog-hash")
 
 
 def test_a_range_of_a_decompressed_object_is_ignored(server, call):
     """The whole is sent with 200; of the compressed object the range is."""
     server.state.put("bucket", "key", [ZIPPED], Attributes(content_encoding="gzip"))
-    answer = call("GET", XML, Range="bytes=0-9")
-    assert (answer.status, answer.body) == (200, PLAIN)
-    answer = call("GET", XML, Range="bytes=0-9", Accept_Encoding="gzip")
-    assert (answer.status, answer.body) == (206, ZIPPED[:10])
+    response = call("GET", XML, Range="bytes=0-9")
+    assert (response.status, response.body) == (200, PLAIN)
+    response = call("GET", XML, Range="bytes=0-9", Accept_Encoding="gzip")
+    assert (response.status, response.body) == (206, ZIPPED[:10])
 
 
 def test_bytes_that_are_no_gzip_are_served_as_they_are(server, call):
@@ -275,13 +275,13 @@ def test_a_copy_has_bytes_and_attributes_of_its_source(server, call):
     attributes = Attributes(content_type="x/y", metadata={"colour": "red"})
     server.state.put("bucket", "a/%2F ü", [DATA], attributes)
     for source in ("/bucket/a/%252F%20%C3%BC", "bucket%2Fa%2F%252F%20%C3%BC"):
-        answer = call("PUT", XML, b"", x_goog_copy_source=source)
-        assert answer.status == 200
-        assert ET.fromstring(answer.body).tag.endswith("}CopyObjectResult")
+        response = call("PUT", XML, b"", x_goog_copy_source=source)
+        assert response.status == 200
+        assert ET.fromstring(response.body).tag.endswith("}CopyObjectResult")
         record = server.state.get("bucket", "key")
         assert server.get("bucket", "key") == DATA
         assert record.attributes == attributes
-        assert answer.headers["x-goog-generation"] == str(record.generation)
+        assert response.headers["x-goog-generation"] == str(record.generation)
 
 
 def test_a_copy_may_have_attributes_of_its_own(server, call):
@@ -316,8 +316,8 @@ def test_a_copy_of_a_generation(server, call):
 def test_a_copy_whose_precondition_fails_is_412(server, call, condition):
     """Those of the source and of the target are judged; nothing is written."""
     server.put("bucket", "a", DATA)
-    answer = call("PUT", XML, b"", x_goog_copy_source="/bucket/a", **condition)
-    assert code(answer) == (412, "PreconditionFailed")
+    response = call("PUT", XML, b"", x_goog_copy_source="/bucket/a", **condition)
+    assert code(response) == (412, "PreconditionFailed")
     assert server.keys("bucket") == ["a"]
 
 
@@ -330,14 +330,14 @@ def test_a_copy_whose_precondition_fails_is_412(server, call, condition):
     ],
 )
 def test_a_source_that_does_not_exist(call, source, expected):
-    """It is 404, or 400 where it names no object."""
+    """It is 404, or 400 if it names no object."""
     assert code(call("PUT", XML, b"", x_goog_copy_source=source)) == expected
 
 
 @pytest.mark.parametrize("name", ["If_Modified_Since", "If_Unmodified_Since"])
 @pytest.mark.parametrize("year", ["99999999999", "9" * 5000])
 def test_a_date_that_there_is_not_asks_nothing(server, call, name, year):
-    """What cannot be read as a date is ignored (RFC 9110, section 13.1.3)."""
+    """An invalid date is ignored (RFC 9110, section 13.1.3)."""
     server.put("bucket", "key", DATA)
     date = f"Mon, 01 Jan {year} 00:00:00 GMT"
     assert call("GET", XML, **{name: date}).status == 200

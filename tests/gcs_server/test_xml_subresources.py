@@ -1,4 +1,4 @@
-"""Sub-resources of the XML API that the server lacks are refused, and nothing is changed."""
+"""Sub-resources of the XML API that the server lacks are rejected, and nothing is changed."""
 
 from __future__ import annotations
 

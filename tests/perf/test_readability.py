@@ -30,8 +30,8 @@ class Place:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    (tmp_path / "aioflux" / "http").mkdir(parents=True)
-    (tmp_path / "aioflux" / "http" / "_pool.py").write_text(SOURCE, encoding="utf-8")
+    (tmp_path / "aioflux" / "_http").mkdir(parents=True)
+    (tmp_path / "aioflux" / "_http" / "pool.py").write_text(SOURCE, encoding="utf-8")
     return tmp_path
 
 

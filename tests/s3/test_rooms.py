@@ -12,6 +12,7 @@ from aioflux import TransferOptions
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from aioflux._services.base import ReadRequest
     from tests.s3.conftest import Prefix
 
 MIB = 1024 * 1024
@@ -111,9 +112,9 @@ async def test_wrong_bytes_of_a_large_object_are_noticed(
         session = store._sessions.current()
         plain, wrong = session.service.get, iter([True])
 
-        async def flipped(key: str, **asked: Any) -> Any:
-            body = await plain(key, **asked)
-            if asked["start"] and next(wrong, False):
+        async def flipped(request: ReadRequest, **settings: Any) -> Any:
+            body = await plain(request, **settings)
+            if request.start and next(wrong, False):
                 memoryview(body.data)[0] = 1
             return body
 

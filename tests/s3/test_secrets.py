@@ -12,6 +12,7 @@ from botocore.credentials import Credentials
 
 import aioflux
 from aioflux import RetryPolicy, S3Access
+from aioflux._services.base import ReadRequest
 from tests.service.s3_rig import asking, hello, refusal
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ async def test_nothing_is_said_of_keys_that_are_refused(
 async def test_the_keys_are_sent_only_as_a_signature() -> None:
     access = S3Access(credentials=module_level)
     async with asking(hello(), access=access) as (service, asked):
-        await service.get("a")
+        await service.get(ReadRequest("a"))
     assert SECRET not in repr(asked)
     assert asked[0].headers["x-amz-security-token"] == TOKEN
 

@@ -35,7 +35,7 @@ class Azurite(ServerProcess):
 
     Attributes:
         account: Name of its storage account.
-        key: The key of it.
+        key: Its key.
     """
 
     account = ACCOUNT
@@ -44,11 +44,11 @@ class Azurite(ServerProcess):
     def __init__(
         self, *, containers: tuple[str, ...] = ("container",), tls: Certificates | None = None
     ) -> None:
-        """Take the names of the containers; start nothing.
+        """Configure a server.
 
         Args:
-            containers: Made at the start.
-            tls: Where it is asked over TLS; it takes access tokens then.
+            containers: Created at the start.
+            tls: Certificates of a server with TLS, which then accepts access tokens.
         """
         self._containers = containers
         self._tls = tls
@@ -76,15 +76,15 @@ class Azurite(ServerProcess):
         return arguments
 
     def connection(self) -> http.client.HTTPConnection:
-        """Return a connection to it that is not open yet."""
+        """Return a connection to the server that is not open yet."""
         if self._tls is None:
             return super().connection()
         host = self.url.partition("://")[2]
         return http.client.HTTPSConnection(host, timeout=30, context=self._tls.client_context())
 
-    def is_ready(self, answer: http.client.HTTPResponse) -> bool:
-        """Tell whether an answer to `GET /` is azurite's own."""
-        return b"Azurite" in (answer.getheader("Server") or "").encode()
+    def is_ready(self, response: http.client.HTTPResponse) -> bool:
+        """Return whether a response to `GET /` is one of azurite."""
+        return b"Azurite" in (response.getheader("Server") or "").encode()
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -98,14 +98,14 @@ class Azurite(ServerProcess):
         return self
 
     def door(self) -> Any:
-        """Return a client of its first container that tests share: to make one takes 20 ms."""
+        """Return a client of the first container, shared by tests: creating one takes 20 ms."""
         if not hasattr(self, "_door"):
             client = self.closing.enter_context(self.client())
             self._door = client.get_container_client(self._containers[0])
         return self._door
 
     def client(self) -> Any:
-        """Return the SDK's own client: the back door of tests."""
+        """Return a client of the SDK: the back door of tests."""
         from azure.storage.blob import BlobServiceClient
 
         verify = True if self._tls is None else str(self._tls.ca_file)

@@ -1,8 +1,8 @@
-"""An empty bucket on each cloud, under one face: what runs on `gs://` runs on the others.
+"""Empty buckets on each cloud with one interface, so that the same test runs on all of them.
 
-The face is that of `GCSServer`, as far as other servers have it: a test that wants more (faults,
-requests that are counted) is one of `gs://` alone. The bucket has the name `bucket` in this face,
-whatever it is called in uris: these begin with `root`.
+The interface is the part of `GCSServer` that other servers have, too: a test that needs more
+(faults, counted requests) runs on `gs://` only. The bucket's name is `bucket` in this interface,
+and its uris begin with `root`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["AzureBucket", "GCSBucket", "S3Bucket", "open_bucket"]
 
 
 class GCSBucket(GCSServer):
-    """A server of the test's own.
+    """A server for one test.
 
     Attributes:
         root: Uri of the bucket.
@@ -35,7 +35,7 @@ class GCSBucket(GCSServer):
 
 
 class _Stats:
-    """What another server tells of itself."""
+    """Counters of another server."""
 
     def __init__(self, bucket: S3Bucket | AzureBucket) -> None:
         self._bucket = bucket
@@ -46,12 +46,12 @@ class _Stats:
 
 
 class S3Bucket:
-    """A prefix on a server that other tests use too.
+    """A prefix on a server that tests share.
 
     Attributes:
-        url: Where the server is asked.
+        url: Root url of the server.
         root: Uri of the prefix.
-        stats: What is told of it.
+        stats: Its counters.
     """
 
     def __init__(self, server: SeaweedFS) -> None:
@@ -76,20 +76,20 @@ class S3Bucket:
         return [self._own(each["Key"]) for page in pages for each in page.get("Contents", ())]
 
     def num_open_uploads(self) -> int:
-        told = self._door.list_multipart_uploads(Bucket="bucket", Prefix=self._prefix)
-        return len(told.get("Uploads", ()))
+        found = self._door.list_multipart_uploads(Bucket="bucket", Prefix=self._prefix)
+        return len(found.get("Uploads", ()))
 
     def _own(self, key: str) -> str:
         return key.removeprefix(self._prefix)
 
 
 class AzureBucket:
-    """A prefix in a container of a server that other tests use too.
+    """A prefix in a container of a server that tests share.
 
     Attributes:
-        url: Where the server is asked.
+        url: Root url of the server.
         root: Uri of the prefix.
-        stats: What is told of it.
+        stats: Its counters.
     """
 
     def __init__(self, server: Azurite, door: Any) -> None:
@@ -111,7 +111,7 @@ class AzureBucket:
         return [key.removeprefix(self._prefix) for key in found]
 
     def num_open_uploads(self) -> int:
-        """Return 0: Azure ends no upload, and forgets its blocks after a week."""
+        """Return 0: Azure has no upload to end, and discards its blocks after a week."""
         return 0
 
 
@@ -119,7 +119,7 @@ class AzureBucket:
 def open_bucket(
     cloud: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
-    """Make an empty bucket, and have the environment tell where it is and how to sign in."""
+    """Create an empty bucket, and set the variables for its endpoint and credentials."""
     if cloud == "gs":
         with GCSBucket(buckets=("bucket",)) as bucket:
             monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket.url)

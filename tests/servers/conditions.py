@@ -1,6 +1,6 @@
-"""S3 servers that compare conditions in their own way: a server behind a proxy that changes them.
+"""S3 servers that compare conditions differently: a server behind a proxy that changes them.
 
-What they do was found on Ceph radosgw 18.2, on the MinIO gateway of JuiceFS 1.4 and on s3rver.
+They behave like Ceph radosgw 18.2, the MinIO gateway of JuiceFS 1.4 and s3rver.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from tests.faults.gateway import Gateway
 __all__ = ["ConditionsGateway", "Mode"]
 
 Mode: TypeAlias = Literal["compares_conditions", "ignores_conditions", "quoted_if_match_fails"]
-"""`compares_conditions`: as the server behind. `ignores_conditions`: of writes and deletes, as the
-gateways. `quoted_if_match_fails`: on PUT, which takes the ETag without quotes; deletes are
+"""`compares_conditions`: as the server itself. `ignores_conditions`: of writes and deletes, as the
+gateways. `quoted_if_match_fails`: on PUT, which needs the ETag without quotes; deletes are
 unconditional, as on Ceph."""
 
 _WRITES = (b"PUT", b"POST", b"DELETE")
@@ -38,7 +38,7 @@ class ConditionsGateway(Gateway):
         if self._mode == "quoted_if_match_fails" and method == b"DELETE":
             return [line for line in lines if not _is_condition(line)]
         if self._mode == "quoted_if_match_fails" and method == b"PUT":
-            return [_refused_if_quoted(line) for line in lines]
+            return [_fail_if_quoted(line) for line in lines]
         return lines
 
 
@@ -46,7 +46,7 @@ def _is_condition(line: bytes) -> bool:
     return line.lower().startswith((b"if-match:", b"if-none-match:"))
 
 
-def _refused_if_quoted(line: bytes) -> bytes:
-    """Return a condition that the server behind refuses, for one in quotes."""
+def _fail_if_quoted(line: bytes) -> bytes:
+    """Return a condition that fails instead of one in quotes."""
     is_quoted = line.lower().startswith(b"if-match:") and b'"' in line
     return b'If-Match: "no object has this"' if is_quoted else line

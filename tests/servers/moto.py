@@ -1,4 +1,4 @@
-"""moto, an S3 server in Python that keeps objects in memory and takes any keys."""
+"""moto, an S3 server in Python that keeps objects in memory and accepts any keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Moto(S3Server):
     """One server with empty buckets."""
 
     def __init__(self, *, buckets: Sequence[str] = ("bucket",)) -> None:
-        """Take the names of the buckets; start nothing."""
+        """Configure a server with buckets."""
         [port] = free_ports(1)
         super().__init__(
             lambda _: [find_program("moto_server"), "-H", "127.0.0.1", "-p", f"{port}"],

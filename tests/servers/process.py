@@ -1,4 +1,4 @@
-"""Servers of other projects, as processes that end with whoever started them."""
+"""Servers of other projects, as processes that end with their parent."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _PR_SET_PDEATHSIG = 1
 
 
 def find_program(name: str) -> str:
-    """Return the path of a program that a package of this environment brings, or skip the test."""
+    """Return the path of a program that this environment installs, or skip the test."""
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        pytest.skip(f"the program {name} is missing; the `test` extra brings it")
+        pytest.skip(f"the program {name} is missing; the `test` extra installs it")
     return found
 
 
 def own_host() -> str:
-    """Return an address of this machine on which this process alone listens.
+    """Return an address of this machine on which only this process listens.
 
-    Elsewhere a port that was closed may be given to another process at any moment.
+    On 127.0.0.1 a port may be used by another process as soon as it is closed.
     """
-    if sys.platform != "linux":  # where 127.0.0.1 is the only one
+    if sys.platform != "linux":  # others have 127.0.0.1 only
         return "127.0.0.1"
     pid = os.getpid()
     return f"127.{64 + (pid >> 16)}.{pid >> 8 & 255}.{pid & 255}"
@@ -54,12 +54,12 @@ def _die_with_parent() -> None:
 
 
 class ServerProcess:
-    """One server, with a directory of its own, from `with` to its end.
+    """One server with its own directory, for the length of a `with` block.
 
     Attributes:
-        url: Where it is asked.
-        directory: What it may write in; gone at its end.
-        closing: What is closed when it ends.
+        url: Root url.
+        directory: Directory for its files, removed at its end.
+        closing: Resources that are closed at its end.
     """
 
     url: str
@@ -71,12 +71,12 @@ class ServerProcess:
         *,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """Take what starts it; start nothing.
+        """Configure a server.
 
         Args:
             command: Returns program and arguments for a directory.
-            url: Where it answers.
-            env: Its environment; this process's own by default.
+            url: Root url.
+            env: Environment of the process; that of this process by default.
         """
         self.url = url
         self._command = command
@@ -121,12 +121,12 @@ class ServerProcess:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def connection(self) -> http.client.HTTPConnection:
-        """Return a connection to it that is not open yet."""
+        """Return a connection to the server that is not open yet."""
         return http.client.HTTPConnection(self.url.partition("://")[2], timeout=30)
 
-    def is_ready(self, answer: http.client.HTTPResponse) -> bool:
-        """Tell whether an answer to `GET /` is that of a server that works."""
-        return answer.status < 500
+    def is_ready(self, response: http.client.HTTPResponse) -> bool:
+        """Return whether a response to `GET /` is one of a server that is ready."""
+        return response.status < 500
 
     def _wait(self) -> None:
         assert self._process is not None
@@ -137,9 +137,9 @@ class ServerProcess:
             connection = self.connection()
             with contextlib.closing(connection), contextlib.suppress(OSError):
                 connection.request("GET", "/")
-                with connection.getresponse() as answer:
-                    if self.is_ready(answer):
+                with connection.getresponse() as response:
+                    if self.is_ready(response):
                         return
             time.sleep(0.05)
         tail = (self.directory / "log").read_bytes()[-2000:].decode(errors="replace")
-        raise RuntimeError(f"{self.url} did not begin to answer: {tail}")
+        raise RuntimeError(f"{self.url} did not start: {tail}")

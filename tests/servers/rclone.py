@@ -1,4 +1,4 @@
-"""rclone, which serves its memory as S3 and checks signatures (`rclone serve s3`)."""
+"""rclone, an S3 server in memory that checks signatures (`rclone serve s3`)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Rclone(S3Server):
     """One server with empty buckets."""
 
     def __init__(self, *, buckets: Sequence[str] = ("bucket",)) -> None:
-        """Take the names of the buckets; start nothing."""
+        """Configure a server with buckets."""
         [self._port] = free_ports(1)
-        # It reads settings from the environment, under names of its own.
+        # It reads settings from the environment.
         env = {name: value for name, value in os.environ.items() if not name.startswith("RCLONE_")}
         super().__init__(self._arguments, self._port, buckets=buckets, env=env)
 

@@ -1,4 +1,4 @@
-"""What servers of S3 have in common: keys, buckets that are made first, and a back door."""
+"""Base of S3 servers: keys, buckets and a back door."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class S3Server(ServerProcess):
     """One server with empty buckets.
 
     Attributes:
-        access_key: Id of the keys that may do everything.
-        secret_key: Their secret.
+        access_key: Access key id with all permissions.
+        secret_key: Its secret.
     """
 
     access_key = ACCESS_KEY
@@ -39,12 +39,12 @@ class S3Server(ServerProcess):
         buckets: Sequence[str],
         env: Mapping[str, str],
     ) -> None:
-        """Take what starts it, where it answers, and the names of the buckets; start nothing."""
+        """Configure a server by its command, port, buckets and environment."""
         self._buckets = buckets
         super().__init__(command, f"http://127.0.0.1:{port}", env=env)
 
     def sign_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Have the environment tell where it is and how to sign in, and nothing else."""
+        """Set the variables for its endpoint and credentials, and unset all others of AWS."""
         for name in tuple(os.environ):
             if name.startswith("AWS_"):
                 monkeypatch.delenv(name)
@@ -64,7 +64,7 @@ class S3Server(ServerProcess):
         return self
 
     def door(self) -> Any:
-        """Return a client that tests share: to make one takes 50 ms."""
+        """Return a client that tests share: creating one takes 50 ms."""
         if not hasattr(self, "_door"):
             self._door = self.closing.enter_context(contextlib.closing(self.client()))
         return self._door
@@ -72,7 +72,7 @@ class S3Server(ServerProcess):
     def client(self) -> Any:
         """Return a client of boto3: the back door of tests.
 
-        It sends no checksums of its own, so that objects have none but what is asked for.
+        It sends no checksums by default, so that objects have none but those requested.
         """
         import boto3
         from botocore.config import Config

@@ -17,13 +17,13 @@ __all__ = ["SeaweedFS"]
 
 
 class SeaweedFS(S3Server):
-    """One server with empty buckets; asked with other keys, it refuses.
+    """One server with empty buckets, which rejects other keys.
 
-    The bucket `public` may be read by anybody.
+    The bucket `public` may be read without keys.
     """
 
     def __init__(self, *, buckets: Sequence[str] = ("bucket",)) -> None:
-        """Take the names of the buckets; start nothing."""
+        """Configure a server with buckets."""
         self._ports = free_ports(8)
         super().__init__(
             self._arguments,
@@ -47,8 +47,8 @@ class SeaweedFS(S3Server):
         config = directory / "s3.json"
         keys = {"accessKey": self.access_key, "secretKey": self.secret_key}
         admin = {"name": "tests", "credentials": [keys], "actions": ["Admin"]}
-        anybody = {"name": "anonymous", "actions": ["Read:public", "List:public"]}
-        config.write_text(json.dumps({"identities": [admin, anybody]}))
+        public = {"name": "anonymous", "actions": ["Read:public", "List:public"]}
+        config.write_text(json.dumps({"identities": [admin, public]}))
         (directory / "data").mkdir()
         return [
             find_program("weed"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from botocore.credentials import Credentials
 
 from aioflux import S3Access, Timeouts
-from aioflux._services.base import Precondition
+from aioflux._services.base import ListRequest, Precondition, ReadRequest, WriteRequest
 from aioflux._services.s3.service import S3Service
 from tests.http.scripted import serving
 
@@ -25,13 +25,13 @@ PIN = f"{ETAG}/5"
 
 OPERATIONS: dict[str, Callable[[S3Service], Awaitable[object]]] = {
     "head": lambda service: service.head("a"),
-    "get": lambda service: service.get("a"),
-    "put": lambda service: service.put("b", b"1", crc32c=None, precondition=ANY),
+    "get": lambda service: service.get(ReadRequest("a")),
+    "put": lambda service: service.put(WriteRequest("b"), b"1", crc32c=None),
     "delete": lambda service: service.delete("a", generation=PIN),
-    "list": lambda service: service.list_page(""),
-    "initiate": lambda service: service.initiate_upload("b"),
+    "list": lambda service: service.list_page(ListRequest("")),
+    "initiate": lambda service: service.initiate_upload(WriteRequest("b")),
     "put_part": lambda service: service.put_part("b", "id", 1, (b"1",), offset=0, crc32c=None),
-    "complete": lambda service: service.complete_upload("b", "id", [], precondition=ANY),
+    "complete": lambda service: service.complete_upload(WriteRequest("b"), "id", []),
     "abort": lambda service: service.abort_upload("b", "id"),
     "list_uploads": lambda service: service.list_uploads(""),
 }

@@ -32,7 +32,7 @@ from aioflux import (
 )
 from aioflux._services.azure.service import AzureService
 from aioflux._services.azure.wire import root_path
-from aioflux._services.base import Precondition, Source
+from aioflux._services.base import ListRequest, Precondition, ReadRequest, Source, WriteRequest
 from aioflux.testing.gcs_server._tls import make_certificates
 from tests.http.scripted import Peer, answering, ok, serving
 from tests.service.test_gcs_begin_get import Read, told
@@ -51,14 +51,14 @@ MIB = 1024 * 1024
 
 OPERATIONS: dict[str, Callable[[AzureService], Awaitable[object]]] = {
     "head": lambda service: service.head("a"),
-    "get": lambda service: service.get("a"),
-    "put": lambda service: service.put("b", b"1", crc32c=1, precondition=ANY),
+    "get": lambda service: service.get(ReadRequest("a")),
+    "put": lambda service: service.put(WriteRequest("b"), b"1", crc32c=1),
     "delete": lambda service: service.delete("a"),
     "delete_page": lambda service: service.delete_page([Source(key="a")]),
-    "list": lambda service: service.list_page(""),
+    "list": lambda service: service.list_page(ListRequest("")),
     "copy": lambda service: service.copy(Source(key="a"), "b", precondition=ANY),
     "put_part": lambda service: service.put_part("b", "0" * 32, 1, (b"1",), offset=0, crc32c=1),
-    "complete": lambda service: service.complete_upload("b", "0" * 32, [], precondition=ANY),
+    "complete": lambda service: service.complete_upload(WriteRequest("b"), "0" * 32, []),
     "abort": lambda service: service.abort_upload("b", "0" * 32),
     "list_uploads": lambda service: service.list_uploads(""),
 }
@@ -105,10 +105,10 @@ async def test_a_read_without_a_task_is_what_get_reads(place: AzurePlace) -> Non
     place.write("a", b"0123456789")
     async with place.open() as store:
         service = service_of(store)
-        expected = await service.get("a", start=0, end=20)
+        expected = await service.get(ReadRequest("a", start=0, end=20))
         for generation in ("", expected.generation):
             for end in (5, 10, 20):
-                expected = await service.get("a", start=0, end=end)
+                expected = await service.get(ReadRequest("a", start=0, end=end))
                 body = await Read(service, "a", generation=generation, end=end).result
                 assert body is not None
                 assert told(body) == told(expected)
@@ -118,7 +118,7 @@ async def test_a_read_without_a_task_fails_as_get_does(place: AzurePlace) -> Non
     place.write("a", b"old")
     async with place.open() as store:
         service = service_of(store)
-        seen = (await service.get("a")).generation
+        seen = (await service.get(ReadRequest("a"))).generation
         place.write("a", b"new")
         with pytest.raises(NotFoundError, match="no longer in generation"):
             await Read(service, "a", generation=seen).result
@@ -131,10 +131,13 @@ async def test_empty_objects_are_read(place: AzurePlace) -> None:
     place.write("a", b"")
     async with place.open() as store:
         service = service_of(store)
-        for body in (await service.get("a"), await service.get("a", start=0, end=9)):
+        for body in (
+            await service.get(ReadRequest("a")),
+            await service.get(ReadRequest("a", start=0, end=9)),
+        ):
             assert (bytes(body.data), body.size) == (b"", 0)
             assert body.generation == (await service.head("a")).generation
-        body = await service.get("a", start=5, end=9)
+        body = await service.get(ReadRequest("a", start=5, end=9))
         assert (bytes(body.data), body.size) == (b"", 0)
 
 
@@ -172,7 +175,7 @@ async def test_bytes_travel_with_their_md5(*, verify: bool) -> None:
 
     async with serving(script) as (_, origin), opened(f"http://127.0.0.1:{origin.port}") as service:
         crc32c = 1 if verify else None
-        await service.put("a", b"123", crc32c=crc32c, precondition=ANY)
+        await service.put(WriteRequest("a"), b"123", crc32c=crc32c)
         large = [b"1" * MIB, b"2" * MIB]
         await service.put_part("a", "0" * 32, 1, large, offset=0, crc32c=crc32c)
     for head, data in zip(heads, (b"123", b"".join(large)), strict=True):
@@ -261,18 +264,19 @@ async def test_a_named_source_that_is_replaced_before_it_is_copied_is_copied_ane
 # --- uploads -----------------------------------------------------------------------------
 
 
-async def upload(service: AzureService, key: str) -> str:
+async def upload(place: AzurePlace, key: str) -> str:
     """Begin an upload and leave it, as a killed process does."""
-    upload_id = await service.initiate_upload(key)
-    await service.put_part(key, upload_id, 1, [b"1" * 100], offset=0, crc32c=None)
-    service._begun.clear()
+    async with place.open() as store:
+        service = service_of(store)
+        upload_id = await service.initiate_upload(WriteRequest(key))
+        await service.put_part(key, upload_id, 1, [b"1" * 100], offset=0, crc32c=None)
     return upload_id
 
 
 async def test_what_a_killed_process_left_is_found_and_cleaned(place: AzurePlace) -> None:
     async with place.open() as store:
         service = service_of(store)
-        ids = {key: await upload(service, key) for key in ("d/a", "d/b")}
+        ids = {key: await upload(place, key) for key in ("d/a", "d/b")}
         place.write("d/empty", b"")
         assert [meta.key for meta in await store.list_all()] == ["d/empty"]
         found = await service.list_uploads("d/")
@@ -292,8 +296,8 @@ async def test_an_upload_of_somebody_else_is_left_alone(
     """Blocks of a key can be dropped together only."""
     async with place.open() as store:
         service = service_of(store)
-        mine = await upload(service, "a")
-        other = await upload(service, "a")
+        mine = await upload(place, "a")
+        other = await upload(place, "a")
         assert {each.upload_id for each in await service.list_uploads("a")} == {mine, other}
         await service.abort_upload("a", mine)
         assert len(await service.list_uploads("a")) == 2
@@ -407,10 +411,10 @@ async def test_answers_to_reads_are_not_believed_blindly(
         opened(f"http://127.0.0.1:{origin.port}") as service,
     ):
         if error is None:
-            assert (await service.get("a", start=0, end=5)).size == 0
+            assert (await service.get(ReadRequest("a", start=0, end=5))).size == 0
         else:
             with pytest.raises(error, match=says):
-                await service.get("a", start=0, end=5)
+                await service.get(ReadRequest("a", start=0, end=5))
 
 
 async def test_a_closed_service_says_so(azurite: Azurite) -> None:

@@ -15,6 +15,7 @@ import aioflux
 from aioflux import StorageError, TransientError
 from aioflux._services.azure import list_page as listing
 from aioflux._services.azure.list_page import ListedBlob, ListedPage
+from aioflux._services.base import ListRequest
 from tests.http.scripted import Peer, ok, serving
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ async def test_pages_of_what_was_sorted_are_given_one_by_one() -> None:
             got: list[str] = []
             token = ""
             for _ in range(9):
-                found = await service.list_page("", page_size=3, page_token=token)
+                found = await service.list_page(ListRequest("", page_size=3, page_token=token))
                 service._lister._sorted.clear()  # type: ignore[attr-defined]
                 got += [meta.key for meta in found.objects]
                 token = found.next_token

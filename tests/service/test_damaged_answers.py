@@ -14,6 +14,7 @@ import pytest
 
 import aioflux
 from aioflux import RetryPolicy, StorageError, TransferOptions, TransientError
+from aioflux._services.base import ListRequest, ReadRequest
 from aioflux.testing import GCSServer
 from tests.http.scripted import Peer, answering, ok, serving
 from tests.service.gcs_rig import OPERATIONS as OPERATIONS_OF_GCS
@@ -182,9 +183,9 @@ async def test_a_web_server_is_told_from_a_service_at_once(server: GCSServer) ->
 async def test_a_damaged_head_does_not_say_that_an_object_is_larger_than_was_guessed() -> None:
     async with asking(b"garbage\r\n\r\n", hello()) as (service, asked):
         with pytest.raises(TransientError, match="not an HTTP") as caught:
-            await service.get("a", start=0, end=100)
+            await service.get(ReadRequest("a", start=0, end=100))
         assert caught.value.is_malformed
-        assert bytes((await service.get("a", start=0, end=100)).data) == b"hello"
+        assert bytes((await service.get(ReadRequest("a", start=0, end=100))).data) == b"hello"
     assert ["range" in each.headers for each in asked] == [False, False]
 
 
@@ -217,5 +218,5 @@ async def test_a_size_that_no_listing_holds_is_malformed() -> None:
         opened(f"http://127.0.0.1:{origin.port}") as service,
     ):
         with pytest.raises(TransientError, match="a size is 10") as caught:
-            await service.list_page("")
+            await service.list_page(ListRequest(""))
     assert caught.value.is_malformed

@@ -17,7 +17,7 @@ from aioflux import (
     StorageError,
     TransientError,
 )
-from aioflux._services.base import Precondition, Source
+from aioflux._services.base import ListRequest, Precondition, ReadRequest, Source, WriteRequest
 from aioflux.testing import GCSServer
 from tests.http.scripted import Peer, serving
 from tests.service.gcs_rig import ANY, OPERATIONS, Answering, opened
@@ -114,42 +114,42 @@ async def answering(body: bytes, *head: str) -> AsyncIterator[str]:
 async def test_a_service_that_ignores_a_range_is_not_believed() -> None:
     told = "x-goog-generation: 7"
     async with answering(b"0123456789", told) as url, opened(url) as service:
-        assert bytes((await service.get("a", start=0, end=100)).data) == b"0123456789"
+        assert bytes((await service.get(ReadRequest("a", start=0, end=100))).data) == b"0123456789"
         with pytest.raises(StorageError, match="over the 2 bytes"):
-            await service.get("a", start=5, end=7)
+            await service.get(ReadRequest("a", start=5, end=7))
         with pytest.raises(StorageError, match="ignored the range"):
-            await service.get("a", start=5, end=20)
+            await service.get(ReadRequest("a", start=5, end=20))
 
 
 async def test_a_range_past_the_end_is_empty(server: GCSServer) -> None:
     async with opened(server.url) as service:
-        body = await service.get("a", start=10, end=20)
+        body = await service.get(ReadRequest("a", start=10, end=20))
         assert (bytes(body.data), body.size) == (b"", 10)
 
 
 async def test_a_body_tells_what_it_is_a_part_of(server: GCSServer) -> None:
     async with opened(server.url) as service:
         head = await service.head("a")
-        body = await service.get("a", start=2, end=5)
+        body = await service.get(ReadRequest("a", start=2, end=5))
         assert bytes(body.data) == b"234"
         assert (body.size, body.generation, body.crc32c) == (10, head.generation, head.crc32c)
         assert body.meta().key == "a"
         memory = bytearray(10)
-        into = await service.get("a", into=memoryview(memory))
+        into = await service.get(ReadRequest("a"), into=memoryview(memory))
         assert (memory, into.size) == (b"0123456789", 10)
 
 
 async def test_bytes_that_arrive_wrong_are_refused_by_the_service(server: GCSServer) -> None:
     async with opened(server.url) as service:
         with pytest.raises(ChecksumError, match="other bytes"):
-            await service.put("b", b"1", crc32c=0, precondition=ANY)
+            await service.put(WriteRequest("b"), b"1", crc32c=0)
         with pytest.raises(NotFoundError):
             await service.head("b")
 
 
 async def test_uploads_are_listed_below_the_prefix(server: GCSServer) -> None:
     async with opened(server.url) as service:
-        ids = [await service.initiate_upload(f"up/{at}&<é") for at in range(3)]
+        ids = [await service.initiate_upload(WriteRequest(f"up/{at}&<é")) for at in range(3)]
         found = await service.list_uploads("up/")
         assert [(upload.key, upload.upload_id) for upload in found] == [
             (f"up/{at}&<é", upload_id) for at, upload_id in enumerate(ids)
@@ -164,12 +164,13 @@ async def test_uploads_are_listed_below_the_prefix(server: GCSServer) -> None:
 
 async def test_completing_twice_is_not_found(server: GCSServer) -> None:
     async with opened(server.url) as service:
-        upload_id = await service.initiate_upload("b", content_type="text/csv")
+        request = WriteRequest("b", content_type="text/csv")
+        upload_id = await service.initiate_upload(request)
         part = await service.put_part("b", upload_id, 1, (b"ab", b"c"), offset=0, crc32c=None)
-        meta = await service.complete_upload("b", upload_id, [part], precondition=ANY)
+        meta = await service.complete_upload(request, upload_id, [part])
         assert (meta.size, meta.generation) == (3, (await service.head("b")).generation)
         with pytest.raises(NotFoundError, match="NoSuchUpload"):
-            await service.complete_upload("b", upload_id, [part], precondition=ANY)
+            await service.complete_upload(WriteRequest("b"), upload_id, [part])
 
 
 @each_operation
@@ -199,7 +200,7 @@ async def test_a_page_that_was_not_asked_for_is_an_error(page: str) -> None:
         with pytest.raises(
             StorageError, match=r"could not list gs://bucket/p/: the page"
         ) as caught:
-            await service.list_page("", page_token="token")
+            await service.list_page(ListRequest("", page_token="token"))
     assert not isinstance(caught.value, TransientError)
 
 
@@ -218,7 +219,7 @@ DAMAGED = {
 async def test_a_damaged_page_is_asked_for_again(page: str) -> None:
     async with answering(DAMAGED[page]) as url, opened(url) as service:
         with pytest.raises(TransientError, match="gs://bucket/p/"):
-            await service.list_page("")
+            await service.list_page(ListRequest(""))
 
 
 @pytest.mark.parametrize(
@@ -289,11 +290,7 @@ async def test_a_copy_is_of_the_generation_that_was_seen(server: GCSServer) -> N
 async def test_a_composite_is_what_it_was_told_to_be(server: GCSServer) -> None:
     async with opened(server.url) as service:
         await service.compose(
-            "c",
-            [Source(key="a")],
-            precondition=ANY,
-            content_type="text/csv",
-            metadata={"rows": "1"},
+            WriteRequest("c", content_type="text/csv", metadata={"rows": "1"}), [Source(key="a")]
         )
         head = await service.head("c")
     assert (head.content_type, dict(head.metadata)) == ("text/csv", {"rows": "1"})

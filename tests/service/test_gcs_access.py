@@ -16,8 +16,9 @@ from aioflux import (
     StorageError,
     TransientError,
 )
+from aioflux._services.base import ReadRequest
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server._messages import Response
+from aioflux.testing.gcs_server import Response
 from tests.http.scripted import Peer, ok, serving
 from tests.service.gcs_rig import OPERATIONS, Answering, opened
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterator
 
-    from aioflux.testing.gcs_server._messages import Request
+    from aioflux.testing.gcs_server import Request
 
 each_operation = pytest.mark.parametrize("operation", OPERATIONS)
 
@@ -127,7 +128,8 @@ async def test_many_refusals_at_once_make_for_one_renewal(server: GCSServer) -> 
     credentials = Refreshing()
     async with opened(server.url, credentials=credentials) as service:
         await asyncio.gather(
-            *(service.head("a") for _ in range(50)), *(service.get("a") for _ in range(50))
+            *(service.head("a") for _ in range(50)),
+            *(service.get(ReadRequest("a")) for _ in range(50)),
         )
     assert credentials.num_refreshed == 1
 

@@ -12,6 +12,7 @@ from aioflux import NotFoundError, StorageError, TransferOptions, TransientError
 from aioflux._auth.google import WAIT, AnonymousToken, GoogleToken, ProvidedToken
 from aioflux._http import ConnectionLostError, Pool
 from aioflux._http.proxy import AiohttpPool
+from aioflux._services.base import ReadRequest
 from aioflux.testing import GCSServer
 from tests.faults.gateway import Gateway
 from tests.service.gcs_rig import Answering, opened
@@ -36,12 +37,10 @@ class Read:
 
     def __init__(self, service: Service, key: str, *, generation: str = "", end: int = 1000):
         self.service = service
-        self.key = key
-        self.generation = generation
-        self.end = end
+        self.request = ReadRequest(key, generation, 0, end)
         self.result: asyncio.Future[Body | None] = asyncio.get_running_loop().create_future()
         self.error: Exception | None = None
-        self.exchange = service.begin_get(key, generation=generation, end=end, waiter=self)
+        self.exchange = service.begin_get(self.request, self)
 
     def done(self) -> bool:
         return self.result.done()
@@ -49,9 +48,7 @@ class Read:
     def set_result(self, response: Any) -> None:
         assert self.exchange is not None
         try:
-            body = self.service.end_get(
-                self.key, self.exchange, response, generation=self.generation, end=self.end
-            )
+            body = self.service.end_get(self.request, self.exchange, response)
         except StorageError as exc:
             self.result.set_exception(exc)
         else:
@@ -60,7 +57,7 @@ class Read:
     def set_exception(self, error: Exception) -> None:
         assert self.exchange is not None
         self.error = error
-        failed = self.service.fail_get(self.key, self.exchange, error)
+        failed = self.service.fail_get(self.request, self.exchange, error)
         if failed is None:
             self.result.set_result(None)
         else:
@@ -73,7 +70,7 @@ def told(body: Body) -> object:
 
 async def warm(service: Service) -> None:
     """Have one connection that is idle."""
-    await service.get("a")
+    await service.get(ReadRequest("a"))
 
 
 async def test_it_needs_a_connection_that_is_there(server: GCSServer) -> None:
@@ -92,7 +89,7 @@ async def test_it_reads_what_get_reads(
     server: GCSServer, key: str, end: int, *, is_pinned: bool
 ) -> None:
     async with opened(server.url) as service:
-        expected = await service.get(key, start=0, end=end)
+        expected = await service.get(ReadRequest(key, start=0, end=end))
         generation = expected.generation if is_pinned else ""
         body = await Read(service, key, generation=generation, end=end).result
         assert body is not None
@@ -130,7 +127,7 @@ async def test_it_raises_what_get_raises(
         await warm(service)
         server.faults.add("objects.media", **fault)
         with pytest.raises(error) as expected:
-            await service.get("a", start=0, end=1000)
+            await service.get(ReadRequest("a", start=0, end=1000))
         assert str(raised.value) == str(expected.value)
         assert raised.value.uri == "gs://bucket/p/a"
         assert raised.value.status == expected.value.status == status
@@ -155,7 +152,7 @@ async def test_one_that_is_dropped_is_told_nothing(server: GCSServer) -> None:
         await warm(service)
         read = Read(service, "a")
         assert read.exchange is not None
-        service.drop_get(read.exchange)
+        service.abort_get(read.exchange)
         await warm(service)
         assert not read.result.done()
 
@@ -186,9 +183,9 @@ async def test_it_sends_what_get_sends(server: GCSServer) -> None:
 
     server.app.hooks = (*server.app.hooks, Answering(keep))
     async with opened(server.url) as service:
-        for generation in ("", (await service.get("a")).generation):
+        for generation in ("", (await service.get(ReadRequest("a"))).generation):
             seen.clear()
-            await service.get("a", generation=generation, start=0, end=100)
+            await service.get(ReadRequest("a", generation=generation, start=0, end=100))
             await Read(service, "a", generation=generation, end=100).result
             assert seen[0] == seen[1]
 

@@ -9,7 +9,7 @@ import pytest
 import aioflux
 from aioflux import NotFoundError, TransientError, sync
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server._messages import Response
+from aioflux.testing.gcs_server import Response
 from tests.service.gcs_rig import Answering, opened
 
 if TYPE_CHECKING:

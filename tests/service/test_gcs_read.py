@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 
 import aioflux
 from aioflux import NotFoundError, StorageError, TransientError
+from aioflux._services.base import ReadRequest, WriteRequest
 from aioflux._services.gcs.read import object_size
 from aioflux._services.ranges import size_past_the_end
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server._messages import Response
+from aioflux.testing.gcs_server import Response
 from tests.http.scripted import answering, ok, serving
-from tests.service.gcs_rig import ANY, OPERATIONS, Answering, opened
+from tests.service.gcs_rig import OPERATIONS, Answering, opened
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from aioflux.testing.gcs_server._messages import Request
+    from aioflux.testing.gcs_server import Request
 
 PART = b"206 Partial Content"
 
@@ -213,7 +214,7 @@ async def test_other_bytes_are_an_error_that_names_the_object(answer: bytes, int
         url = f"http://127.0.0.1:{origin.port}"
         async with opened(url) as service:
             with pytest.raises(StorageError, match="gs://bucket/p/a") as caught:
-                await service.get("a", generation="7", start=2, end=5, into=memory)
+                await service.get(ReadRequest("a", generation="7", start=2, end=5), into=memory)
     assert isinstance(caught.value, TransientError)
     assert caught.value.is_malformed
     assert not caught.value.num_bytes_received
@@ -226,7 +227,7 @@ async def test_a_service_that_ignores_ranges_does_not_fill_the_memory() -> None:
         opened(f"http://127.0.0.1:{origin.port}") as service,
     ):
         with pytest.raises(StorageError, match="over the 100 bytes"):
-            await service.get("a", start=0, end=100)
+            await service.get(ReadRequest("a", start=0, end=100))
 
 
 @pytest.mark.parametrize("read", ["get", "head", "get_range", "get_many"])
@@ -252,7 +253,7 @@ async def test_a_damaged_checksum_is_asked_for_again() -> None:
         opened(f"http://127.0.0.1:{origin.port}") as service,
     ):
         with pytest.raises(TransientError, match="base64"):
-            await service.get("a")
+            await service.get(ReadRequest("a"))
 
 
 def unexplained(request: Request) -> Response | None:
@@ -262,12 +263,12 @@ def unexplained(request: Request) -> Response | None:
 async def test_a_416_that_explains_nothing_is_looked_into(server: GCSServer) -> None:
     server.app.hooks += (Answering(unexplained),)
     async with opened(server.url) as service:
-        body = await service.get("a", start=10, end=20)
+        body = await service.get(ReadRequest("a", start=10, end=20))
         head = await service.head("a")
         assert (bytes(body.data), body.size, body.generation) == (b"", 10, head.generation)
         assert (body.crc32c, body.meta()) == (head.crc32c, head)
         with pytest.raises(TransientError, match="past its end, and that it has 10 bytes"):
-            await service.get("a", start=9, end=20)
+            await service.get(ReadRequest("a", start=9, end=20))
 
 
 async def test_a_416_without_a_range_is_an_error(server: GCSServer) -> None:
@@ -275,15 +276,15 @@ async def test_a_416_without_a_range_is_an_error(server: GCSServer) -> None:
     server.app.hooks += (Answering(lambda _: Response(status=416, headers=told)),)
     async with opened(server.url) as service:
         with pytest.raises(StorageError, match="HTTP 416"):
-            await service.get("a")
+            await service.get(ReadRequest("a"))
 
 
 async def test_metadata_that_comes_with_the_bytes_is_that_of_head(server: GCSServer) -> None:
     metadata = {"label": "cat 7", "place": "Zürich 100%"}
     async with opened(server.url) as service:
-        await service.put("b", b"1", crc32c=None, precondition=ANY, metadata=metadata)
+        await service.put(WriteRequest("b", metadata=metadata), b"1", crc32c=None)
         head = await service.head("b")
-        meta = (await service.get("b")).meta()
+        meta = (await service.get(ReadRequest("b"))).meta()
         assert dict(head.metadata) == dict(meta.metadata) == metadata
 
 
@@ -293,7 +294,7 @@ async def test_an_empty_answer_keeps_the_checksum_that_it_tells() -> None:
     async with serving(answer) as (_, origin):
         url = f"http://127.0.0.1:{origin.port}"
         async with opened(url) as service:
-            assert (await service.get("a")).crc32c == 1
+            assert (await service.get(ReadRequest("a"))).crc32c == 1
         async with aioflux.open_store("gs://bucket", endpoint_url=url) as store:
             with pytest.raises(aioflux.ChecksumError, match="crc32c 0x00000000"):
                 await store.get("a")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError, StorageError
-from aioflux._services.base import Precondition, Source
+from aioflux._services.base import ListRequest, Precondition, ReadRequest, Source, WriteRequest
 from aioflux._services.local.service import LocalService, check_key
 from aioflux._services.local.walk import modified
 
@@ -36,7 +36,7 @@ def temporaries(directory: Path) -> list[Path]:
 
 
 async def put(service: LocalService, key: str, data: bytes = b"1") -> ObjectMeta:
-    return await service.put(key, data, crc32c=None, precondition=ANY)
+    return await service.put(WriteRequest(key), data, crc32c=None)
 
 
 @given(st.text(alphabet=st.sampled_from("a./\\\0-~ :") | st.characters(codec="utf-8")))
@@ -67,13 +67,13 @@ def test_other_keys_are_taken(key: str) -> None:
 async def test_every_operation_checks_the_key(service: LocalService) -> None:
     calls = [
         service.head("../a"),
-        service.get("../a"),
+        service.get(ReadRequest("../a")),
         put(service, "../a"),
         service.delete("../a"),
-        service.compose("../a", [Source(key="b")], precondition=ANY),
-        service.compose("b", [Source(key="../a")], precondition=ANY),
+        service.compose(WriteRequest("../a"), [Source(key="b")]),
+        service.compose(WriteRequest("b"), [Source(key="../a")]),
         service.copy(Source(key="../a"), "b", precondition=ANY),
-        service.initiate_upload("../a"),
+        service.initiate_upload(WriteRequest("../a")),
     ]
     for call in calls:
         with pytest.raises(ValueError, match="cannot be a file"):
@@ -81,10 +81,10 @@ async def test_every_operation_checks_the_key(service: LocalService) -> None:
 
 
 async def test_a_write_under_way_is_in_no_listing(service: LocalService, tmp_path: Path) -> None:
-    upload = await service.initiate_upload("d/a")
+    upload = await service.initiate_upload(WriteRequest("d/a"))
     await service.put_part("d/a", upload, 1, (b"12",), offset=0, crc32c=None)
     assert len(temporaries(tmp_path)) == 1
-    page = await service.list_page("")
+    page = await service.list_page(ListRequest(""))
     assert (list(page.objects), list(page.prefixes)) == ([], [])
     [listed] = await service.list_uploads("d/")
     assert (listed.key, listed.upload_id) == ("d/a", upload)
@@ -95,14 +95,14 @@ async def test_a_write_under_way_is_in_no_listing(service: LocalService, tmp_pat
 
 
 async def test_parts_may_arrive_in_any_order_and_again(service: LocalService) -> None:
-    upload = await service.initiate_upload("a")
+    upload = await service.initiate_upload(WriteRequest("a"))
     second = await service.put_part("a", upload, 2, (b"cd", b"ef"), offset=2, crc32c=None)
     await service.put_part("a", upload, 1, (b"xx",), offset=0, crc32c=None)
     first = await service.put_part("a", upload, 1, (b"ab",), offset=0, crc32c=None)
-    await service.complete_upload("a", upload, [first, second], precondition=ANY)
-    assert bytes((await service.get("a")).data) == b"abcdef"
+    await service.complete_upload(WriteRequest("a"), upload, [first, second])
+    assert bytes((await service.get(ReadRequest("a"))).data) == b"abcdef"
     with pytest.raises(NotFoundError, match="no upload"):
-        await service.complete_upload("a", upload, [first, second], precondition=ANY)
+        await service.complete_upload(WriteRequest("a"), upload, [first, second])
 
 
 @pytest.mark.parametrize("operation", ["put", "compose", "complete"])
@@ -110,19 +110,19 @@ async def test_a_condition_that_fails_leaves_nothing(
     service: LocalService, tmp_path: Path, operation: str
 ) -> None:
     await put(service, "d/old", b"old")
-    upload = await service.initiate_upload("e/f/a")
+    upload = await service.initiate_upload(WriteRequest("e/f/a"))
     part = await service.put_part("e/f/a", upload, 1, (b"1",), offset=0, crc32c=None)
     unmet = Precondition(if_generation_match="other")
     calls = {
-        "put": lambda: service.put("e/f/a", b"new", crc32c=None, precondition=unmet),
-        "compose": lambda: service.compose("e/f/a", [Source(key="d/old")], precondition=unmet),
-        "complete": lambda: service.complete_upload("e/f/a", upload, [part], precondition=unmet),
+        "put": lambda: service.put(WriteRequest("e/f/a", unmet), b"new", crc32c=None),
+        "compose": lambda: service.compose(WriteRequest("e/f/a", unmet), [Source(key="d/old")]),
+        "complete": lambda: service.complete_upload(WriteRequest("e/f/a", unmet), upload, [part]),
     }
     with pytest.raises(PreconditionFailedError):
         await calls[operation]()
     await service.abort_upload("e/f/a", upload)
     assert temporaries(tmp_path) == []
-    assert [meta.key for meta in (await service.list_page("")).objects] == ["d/old"]
+    assert [meta.key for meta in (await service.list_page(ListRequest(""))).objects] == ["d/old"]
     assert not tmp_path.joinpath("root/e").exists()
 
 
@@ -142,11 +142,11 @@ async def test_neighbours_may_come_and_go(service: LocalService) -> None:
     async def come_and_go(name: str) -> None:
         for _ in range(60):
             await put(service, f"a/b/{name}", name.encode())
-            assert bytes((await service.get(f"a/b/{name}")).data) == name.encode()
+            assert bytes((await service.get(ReadRequest(f"a/b/{name}"))).data) == name.encode()
             await service.delete(f"a/b/{name}")
 
     await asyncio.gather(*(come_and_go(name) for name in "wxyz"))
-    assert list((await service.list_page("")).objects) == []
+    assert list((await service.list_page(ListRequest(""))).objects) == []
 
 
 async def test_generations_never_repeat(service: LocalService) -> None:
@@ -160,15 +160,15 @@ async def test_an_object_above_or_below_another_cannot_be_written(service: Local
         with pytest.raises(StorageError, match="/a"):
             await put(service, key)
         with pytest.raises(NotFoundError):
-            await service.get(key)
+            await service.get(ReadRequest(key))
         with pytest.raises(NotFoundError):
             await service.delete(key)
-    page = await service.list_page("")
+    page = await service.list_page(ListRequest(""))
     assert [meta.key for meta in page.objects] == ["a/b"]
 
 
 async def test_a_directory_that_is_not_there_is_an_empty_store(service: LocalService) -> None:
-    assert list((await service.list_page("")).objects) == []
+    assert list((await service.list_page(ListRequest(""))).objects) == []
     with pytest.raises(NotFoundError):
         await service.head("a")
 
@@ -179,7 +179,9 @@ async def test_a_delimiter_groups_keys(service: LocalService) -> None:
     pages = []
     token = ""
     while True:
-        page = await service.list_page("", delimiter="/", page_token=token, page_size=2)
+        page = await service.list_page(
+            ListRequest("", delimiter="/", page_token=token, page_size=2)
+        )
         pages.append(([meta.key for meta in page.objects], list(page.prefixes)))
         token = page.next_token
         if not token:
@@ -191,13 +193,13 @@ async def test_a_delimiter_groups_keys(service: LocalService) -> None:
 async def test_a_listing_starts_and_ends_where_it_is_told(service: LocalService) -> None:
     for at in range(10):
         await put(service, f"d{at}/k")
-    page = await service.list_page("d", start_offset="d3", end_offset="d6/k")
+    page = await service.list_page(ListRequest("d", start_offset="d3", end_offset="d6/k"))
     assert [meta.key for meta in page.objects] == ["d3/k", "d4/k", "d5/k"]
 
 
 async def test_metadata_is_refused_rather_than_lost(service: LocalService) -> None:
     with pytest.raises(StorageError, match="metadata"):
-        await service.put("a", b"", crc32c=None, precondition=ANY, metadata={"label": "cat"})
+        await service.put(WriteRequest("a", metadata={"label": "cat"}), b"", crc32c=None)
     with pytest.raises(NotFoundError):
         await service.head("a")
 
@@ -207,7 +209,7 @@ async def test_a_file_without_permission_is_denied(service: LocalService, tmp_pa
     await put(service, "a")
     (tmp_path / "root/a").chmod(0)
     with pytest.raises(PermissionError):
-        await service.get("a")
+        await service.get(ReadRequest("a"))
 
 
 def test_any_time_that_a_file_system_keeps_is_a_time() -> None:
@@ -248,15 +250,15 @@ async def write(service: LocalService, way: str) -> ObjectMeta:
     if way == "put":
         return await put(service, "a", b"123456789")
     if way == "parts":
-        upload = await service.initiate_upload("a")
+        upload = await service.initiate_upload(WriteRequest("a"))
         parts = [
             await service.put_part("a", upload, 1, (b"12", b"34"), offset=0, crc32c=None),
             await service.put_part("a", upload, 2, (b"56789",), offset=4, crc32c=None),
         ]
-        return await service.complete_upload("a", upload, parts, precondition=ANY)
+        return await service.complete_upload(WriteRequest("a"), upload, parts)
     await put(service, "b", b"1234")
     await put(service, "c", b"56789")
-    return await service.compose("a", [Source(key="b"), Source(key="c")], precondition=ANY)
+    return await service.compose(WriteRequest("a"), [Source(key="b"), Source(key="c")])
 
 
 @pytest.mark.usefixtures("attributes")
@@ -264,7 +266,7 @@ async def write(service: LocalService, way: str) -> ObjectMeta:
 async def test_a_written_file_has_a_crc32c(service: LocalService, way: str) -> None:
     """Writes return it, and so do `head` and reads, of a part too."""
     meta = await write(service, way)
-    body = await service.get("a", start=2, end=3)
+    body = await service.get(ReadRequest("a", start=2, end=3))
     assert meta.crc32c == WHOLE
     assert (await service.head("a")).crc32c == WHOLE
     assert (body.crc32c, body.meta().crc32c) == (WHOLE, WHOLE)
@@ -279,7 +281,7 @@ async def test_a_file_changed_by_another_program_has_no_crc32c(
     await write(service, "put")
     path.write_bytes(b"987654321")
     assert (await service.head("a")).crc32c is None
-    assert (await service.get("a")).crc32c is None
+    assert (await service.get(ReadRequest("a"))).crc32c is None
     await write(service, "put")
     os.setxattr(path, "user.aioflux.crc32c", b"no checksum")
     assert (await service.head("a")).crc32c is None
@@ -294,7 +296,7 @@ async def test_a_damaged_file_is_not_composed(service: LocalService, tmp_path: P
     path.write_bytes(b"123456780")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     with pytest.raises(ChecksumError, match="crc32c"):
-        await service.compose("b", [Source(key="a")], precondition=ANY)
+        await service.compose(WriteRequest("b"), [Source(key="a")])
     assert temporaries(tmp_path) == []
 
 
@@ -304,9 +306,9 @@ async def test_bytes_that_do_not_match_their_crc32c_are_not_written(
 ) -> None:
     writing: Awaitable[object]
     if way == "put":
-        writing = service.put("a", b"123456789", crc32c=1, precondition=ANY)
+        writing = service.put(WriteRequest("a"), b"123456789", crc32c=1)
     else:
-        upload = await service.initiate_upload("a")
+        upload = await service.initiate_upload(WriteRequest("a"))
         writing = service.put_part("a", upload, 1, (b"123456789",), offset=0, crc32c=1)
     with pytest.raises(ChecksumError, match="crc32c"):
         await writing
@@ -324,4 +326,4 @@ async def test_a_file_system_without_attributes_is_written_to(
     monkeypatch.setattr(os, "setxattr", refuse)
     meta = await write(service, "put")
     assert (meta.crc32c, (await service.head("a")).crc32c) == (None, None)
-    assert bytes((await service.get("a")).data) == b"123456789"
+    assert bytes((await service.get(ReadRequest("a"))).data) == b"123456789"

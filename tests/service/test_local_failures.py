@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aioflux import NotFoundError, PermissionDeniedError, StorageError, TransientError
-from aioflux._services.base import Precondition, Source
+from aioflux._services.base import ListRequest, Precondition, ReadRequest, Source, WriteRequest
 from aioflux._services.local.service import LocalService
 from aioflux._services.local.threads import BLOCK_BYTES
 
@@ -48,7 +48,7 @@ def service(root: Path) -> LocalService:
 
 
 async def put(service: LocalService, key: str, data: bytes = b"1") -> None:
-    await service.put(key, data, crc32c=None, precondition=ANY)
+    await service.put(WriteRequest(key), data, crc32c=None)
 
 
 def everything(root: Path) -> list[str]:
@@ -67,15 +67,15 @@ async def test_a_directory_that_may_not_be_written_to(root: Path, service: Local
         put(service, "d/a"),
         put(service, "d/e/f/b"),
         service.delete("d/a"),
-        service.initiate_upload("d/b"),
-        service.compose("d/b", [Source(key="d/a")], precondition=CREATE),
+        service.initiate_upload(WriteRequest("d/b")),
+        service.compose(WriteRequest("d/b", CREATE), [Source(key="d/a")]),
     ):
         with pytest.raises(
             PermissionDeniedError, match=rf"file://{root}/d/.*Permission denied.* {root}/d(/e)?$"
         ):
             await call
     assert everything(root) == ["d", "d/a"]
-    assert bytes((await service.get("d/a")).data) == b"1"
+    assert bytes((await service.get(ReadRequest("d/a"))).data) == b"1"
     (root / "d").chmod(0o700)
 
 
@@ -86,11 +86,11 @@ async def test_what_may_not_be_read(root: Path, service: LocalService) -> None:
     (root / "a").chmod(0)
     (root / "d").chmod(0)
     for call in (
-        service.get("a"),
-        service.get("d/b"),
+        service.get(ReadRequest("a")),
+        service.get(ReadRequest("d/b")),
         service.head("d/b"),
-        service.list_page("d/"),
-        service.compose("c", [Source(key="a")], precondition=ANY),
+        service.list_page(ListRequest("d/")),
+        service.compose(WriteRequest("c"), [Source(key="a")]),
     ):
         with pytest.raises(PermissionDeniedError, match=f"file://{root}"):
             await call
@@ -104,16 +104,16 @@ async def test_a_listing_tells_what_comes_before_what_may_not_be_read(
     for key in ("a", "b/c", "d/e", "f"):
         await put(service, key)
     (root / "d").chmod(0)
-    page = await service.list_page("")
+    page = await service.list_page(ListRequest(""))
     assert [meta.key for meta in page.objects] == ["a", "b/c"]
     # From the same walk, and from another that goes on by the token.
     for following in (service, LocalService(str(root))):
         with pytest.raises(PermissionDeniedError, match=f"directory {root}/d$"):
-            await following.list_page("", page_token=page.next_token)
-    page = await service.list_page("", delimiter="/")
+            await following.list_page(ListRequest("", page_token=page.next_token))
+    page = await service.list_page(ListRequest("", delimiter="/"))
     assert page.prefixes == ["b/"]
     (root / "d").chmod(0o700)
-    page = await service.list_page("", delimiter="/", page_token=page.next_token)
+    page = await service.list_page(ListRequest("", delimiter="/", page_token=page.next_token))
     assert (page.prefixes, [meta.key for meta in page.objects]) == (["d/"], ["f"])
 
 
@@ -129,15 +129,15 @@ LONG = "n" * 256
 
 @pytest.mark.parametrize("key", [LONG, f"d/{LONG}", f"d/e/{LONG}/x", "/".join(["n" * 200] * 25)])
 async def test_a_name_that_is_too_long(root: Path, service: LocalService, key: str) -> None:
-    for call in (put(service, key), service.compose(key, [], precondition=ANY)):
+    for call in (put(service, key), service.compose(WriteRequest(key), [])):
         with pytest.raises(StorageError, match="too long") as failure:
             await call
         assert failure.value.uri == f"file://{root}/{key}"
     with pytest.raises(NotFoundError):
-        await service.get(key)
+        await service.get(ReadRequest(key))
     with pytest.raises(NotFoundError):
         await service.delete(key)
-    assert list((await service.list_page(key)).objects) == []
+    assert list((await service.list_page(ListRequest(key))).objects) == []
     assert everything(root) == []
 
 
@@ -157,11 +157,11 @@ async def test_a_disk_that_is_full(root: Path, service: LocalService, little_roo
     await put(service, "a", b"old")
     await put(service, "half", bytes(little_room))
     too_much = bytes(little_room + 1)
-    upload = await service.initiate_upload("d/w")
+    upload = await service.initiate_upload(WriteRequest("d/w"))
     for call in (
         put(service, "a", too_much),
         put(service, "d/e/b", too_much),
-        service.compose("c", [Source(key="half"), Source(key="half")], precondition=ANY),
+        service.compose(WriteRequest("c"), [Source(key="half"), Source(key="half")]),
         service.put_part("d/w", upload, 1, (too_much,), offset=0, crc32c=None),
     ):
         with pytest.raises(StorageError, match=f"file://{root}/") as failure:
@@ -169,7 +169,7 @@ async def test_a_disk_that_is_full(root: Path, service: LocalService, little_roo
         assert isinstance(failure.value.__cause__, OSError)
     await service.abort_upload("d/w", upload)
     assert everything(root) == ["a", "half"]
-    assert bytes((await service.get("a")).data) == b"old"
+    assert bytes((await service.get(ReadRequest("a"))).data) == b"old"
 
 
 async def test_a_file_that_is_changed_in_place_is_not_read(
@@ -189,7 +189,7 @@ async def test_a_file_that_is_changed_in_place_is_not_read(
     await put(service, "a", bytes(1000))
     monkeypatch.setattr(os, "preadv", scribbled)
     with pytest.raises(TransientError, match="changed in place"):
-        await service.get("a")
+        await service.get(ReadRequest("a"))
 
 
 class Halting:
@@ -226,9 +226,7 @@ async def test_a_cancelled_write_is_never_published(
     for key in ("a", "d/b"):
         halting = Halting(write)
         monkeypatch.setattr(os, "pwrite", halting)
-        task = asyncio.create_task(
-            service.put(key, memoryview(data), crc32c=None, precondition=ANY)
-        )
+        task = asyncio.create_task(service.put(WriteRequest(key), memoryview(data), crc32c=None))
         await until(lambda halting=halting: halting.num_made)
         assert everything(root)
         await cancel(task, halting)
@@ -245,7 +243,7 @@ async def test_a_cancelled_read_leaves_the_callers_memory_alone(
     halting = Halting(os.preadv)
     monkeypatch.setattr(os, "preadv", halting)
     buffer = bytearray(size)
-    task = asyncio.create_task(service.get("a", into=memoryview(buffer)))
+    task = asyncio.create_task(service.get(ReadRequest("a"), into=memoryview(buffer)))
     await until(lambda: halting.num_made)
     task.cancel()
     assert await asyncio.wait([task], timeout=0.05) == (set(), {task})

@@ -15,11 +15,11 @@ import pytest
 
 from aioflux import AlreadyExistsError, NotFoundError, PreconditionFailedError, StorageError
 from aioflux import sync as blocking
-from aioflux._services.base import Precondition
+from aioflux._services.base import ListRequest, Precondition, WriteRequest
 from aioflux._services.local.service import LocalService
 from aioflux._services.local.threads import Stop
 from aioflux._services.local.walk import TEMPORARY, temporaries
-from aioflux._services.local.write import link_new, locked, replace
+from aioflux._services.local.write import link_new, locked, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -101,13 +101,13 @@ def test_no_update_is_lost(tmp_path: Path) -> None:
 async def test_conditions_hold_between_tasks(tmp_path: Path) -> None:
     """Where every other writer has none, too."""
     service = LocalService(str(tmp_path))
-    first = await service.put("a", b"0", crc32c=None, precondition=Precondition())
+    first = await service.put(WriteRequest("a"), b"0", crc32c=None)
     last = first.generation
     for _ in range(30):
         expected = Precondition(if_generation_match=last)
         outcomes = await asyncio.gather(
-            service.put("a", b"1", crc32c=None, precondition=expected),
-            service.put("a", b"2", crc32c=None, precondition=expected),
+            service.put(WriteRequest("a", expected), b"1", crc32c=None),
+            service.put(WriteRequest("a", expected), b"2", crc32c=None),
             service.delete("a", generation=last),
             return_exceptions=True,
         )
@@ -115,7 +115,7 @@ async def test_conditions_hold_between_tasks(tmp_path: Path) -> None:
         lost = {type(each) for each in outcomes if isinstance(each, BaseException)}
         assert len(won) == 1, outcomes
         assert lost <= {PreconditionFailedError, NotFoundError}
-        meta = await service.put("a", b"0", crc32c=None, precondition=Precondition())
+        meta = await service.put(WriteRequest("a"), b"0", crc32c=None)
         last = meta.generation
 
 
@@ -161,12 +161,12 @@ def test_the_lock_of_a_killed_writer_is_free(tmp_path: Path) -> None:
 async def write_after(directory: Path, release: Callable[[], None]) -> None:
     service = LocalService(str(directory))
     create_only = Precondition(if_absent=True)
-    writing = asyncio.create_task(service.put("a", b"1", crc32c=None, precondition=create_only))
+    writing = asyncio.create_task(service.put(WriteRequest("a", create_only), b"1", crc32c=None))
     assert await asyncio.wait([writing], timeout=0.2) == (set(), {writing})
     release()
     async with asyncio.timeout(100):
         await writing
-    assert [meta.key for meta in (await service.list_page("")).objects] == ["a"]
+    assert [meta.key for meta in (await service.list_page(ListRequest(""))).objects] == ["a"]
 
 
 AWAIT = """
@@ -232,7 +232,7 @@ def test_a_link_or_rename_that_was_sent_twice_has_succeeded(tmp_path: Path) -> N
     with pytest.raises(FileExistsError):
         link_new(tmp_path / f"{TEMPORARY}2", tmp_path / "a")
     with pytest.raises(FileNotFoundError):
-        replace(tmp_path / f"{TEMPORARY}3", tmp_path / "a")
+        replace_file(tmp_path / f"{TEMPORARY}3", tmp_path / "a")
     assert (tmp_path / "a").read_bytes() == b"1"
 
 
@@ -245,9 +245,9 @@ def test_locks_do_not_pile_up(tmp_path: Path) -> None:
 
 async def test_an_object_in_the_way_is_told_from_a_condition(tmp_path: Path) -> None:
     service = LocalService(str(tmp_path))
-    await service.put("a", b"1", crc32c=None, precondition=Precondition())
+    await service.put(WriteRequest("a"), b"1", crc32c=None)
     create_only = Precondition(if_absent=True)
     with pytest.raises(PreconditionFailedError, match="/a "):
-        await service.put("a", b"2", crc32c=None, precondition=create_only)
+        await service.put(WriteRequest("a", create_only), b"2", crc32c=None)
     with pytest.raises(StorageError, match="below an object"):
-        await service.put("a/b", b"2", crc32c=None, precondition=create_only)
+        await service.put(WriteRequest("a/b", create_only), b"2", crc32c=None)

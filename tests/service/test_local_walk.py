@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux import NotFoundError, PermissionDeniedError, StorageError
-from aioflux._services.base import Precondition, Source
+from aioflux._services.base import ListRequest, Precondition, ReadRequest, Source, WriteRequest
 from aioflux._services.local.service import LocalService
 from aioflux._services.local.walk import Walk, temporaries
 
@@ -52,7 +52,9 @@ async def keys(service: LocalService, prefix: str = "", **options: str) -> list[
     names: list[str] = []
     token = ""
     while True:
-        page = await service.list_page(prefix, page_token=token, page_size=3, **options)
+        page = await service.list_page(
+            ListRequest(prefix, page_token=token, page_size=3, **options)
+        )
         assert len(page.objects) + len(page.prefixes) <= 3
         names += sorted([meta.key for meta in page.objects] + list(page.prefixes))
         token = page.next_token
@@ -103,12 +105,14 @@ def test_a_listing_is_the_sorted_keys(
             token = ""
             while True:
                 page = await service.list_page(
-                    prefix,
-                    start_offset=start,
-                    end_offset=end,
-                    delimiter=delimiter,
-                    page_token=token,
-                    page_size=3,
+                    ListRequest(
+                        prefix,
+                        start_offset=start,
+                        end_offset=end,
+                        delimiter=delimiter,
+                        page_token=token,
+                        page_size=3,
+                    )
                 )
                 rows = [meta.key for meta in page.objects] + list(page.prefixes)
                 got += sorted(rows, key=str.encode)
@@ -146,10 +150,10 @@ async def test_two_listings_at_once_do_not_disturb_each_other(
     root: Path, service: LocalService
 ) -> None:
     write(root, *(f"{at:02}" for at in range(10)))
-    first = await service.list_page("", page_size=4)
-    again = await service.list_page("", page_size=4)
+    first = await service.list_page(ListRequest("", page_size=4))
+    again = await service.list_page(ListRequest("", page_size=4))
     pages = [
-        await service.list_page("", page_size=4, page_token=token)
+        await service.list_page(ListRequest("", page_size=4, page_token=token))
         for token in (again.next_token, first.next_token, first.next_token)
     ]
     assert {tuple(meta.key for meta in page.objects) for page in pages} == {
@@ -159,7 +163,7 @@ async def test_two_listings_at_once_do_not_disturb_each_other(
 
 async def test_deep_directories_are_no_deep_recursion(root: Path, service: LocalService) -> None:
     key = "/".join(["d"] * 1010) + "/k"
-    await service.put(key, b"1", crc32c=None, precondition=ANY)
+    await service.put(WriteRequest(key), b"1", crc32c=None)
     assert await keys(service) == [key]
     await service.delete(key)
     assert names_in(root) == []
@@ -175,7 +179,7 @@ async def test_a_link_below_the_directory_stands_for_what_it_leads_to(
     assert await keys(service) == [
         "data/a", "data/b", "data/c", "more/a", "more/b", "more/c", "one"
     ]  # fmt: skip
-    assert bytes((await service.get("more/c")).data) == b"data/a"
+    assert bytes((await service.get(ReadRequest("more/c"))).data) == b"data/a"
     assert (await service.head("one")).size == len("data/b")
     assert await keys(service, prefix="more/b") == ["more/b"]
 
@@ -184,8 +188,8 @@ async def test_a_link_is_replaced_and_deleted_itself(root: Path, service: LocalS
     write(root, "a")
     for name in ("l1", "l2", "nowhere"):
         (root / name).symlink_to("a" if name != "nowhere" else "gone")
-    await service.put("l1", b"new", crc32c=None, precondition=ANY)
-    await service.put("nowhere", b"new", crc32c=None, precondition=ANY)
+    await service.put(WriteRequest("l1"), b"new", crc32c=None)
+    await service.put(WriteRequest("nowhere"), b"new", crc32c=None)
     await service.delete("l2")
     assert (root / "a").read_bytes() == b"a"
     assert await keys(service) == ["a", "l1", "nowhere"]
@@ -206,18 +210,18 @@ async def test_links_never_lead_out(root: Path, service: LocalService, tmp_path:
         assert await keys(service, prefix=prefix) == []
     for key in ("s", "n", "up/secret/s", "d/out/s"):
         with pytest.raises(NotFoundError, match=key):
-            await service.get(key)
+            await service.get(ReadRequest(key))
         with pytest.raises(NotFoundError, match=key):
             await service.head(key)
         with pytest.raises(NotFoundError, match=key):
             await service.delete(key)
         with pytest.raises(NotFoundError, match=key):
-            await service.compose("c", [Source(key=key)], precondition=ANY)
+            await service.compose(WriteRequest("c"), [Source(key=key)])
     for key in ("up/x", "d/out/x", "d/out/y/z"):
         with pytest.raises(PermissionDeniedError, match=r"leads out"):
-            await service.put(key, b"1", crc32c=None, precondition=ANY)
+            await service.put(WriteRequest(key), b"1", crc32c=None)
         with pytest.raises(PermissionDeniedError, match=r"leads out"):
-            await service.initiate_upload(key)
+            await service.initiate_upload(WriteRequest(key))
     assert (tmp_path / "secret/s").read_bytes() == b"secret"
     assert names_in(tmp_path) == ["root", "root-secret", "secret"]
     assert names_in(tmp_path / "secret") == ["s"]
@@ -239,7 +243,7 @@ async def test_links_never_lead_around(root: Path, service: LocalService) -> Non
     assert await keys(service) == ["x/a", "x/y/b", "y/b", "y/x/a"]
     for key in ("itself", "ping", "gone", "itself/a"):
         with pytest.raises(NotFoundError, match=key):
-            await service.get(key)
+            await service.get(ReadRequest(key))
 
 
 async def test_a_root_that_is_a_link_is_followed(root: Path, tmp_path: Path) -> None:
@@ -248,7 +252,7 @@ async def test_a_root_that_is_a_link_is_followed(root: Path, tmp_path: Path) -> 
     service = LocalService(str(tmp_path / "link"))
     (root / "again").symlink_to("d")
     assert await keys(service) == ["again/a", "d/a"]
-    await service.put("again/b", b"1", crc32c=None, precondition=ANY)
+    await service.put(WriteRequest("again/b"), b"1", crc32c=None)
     assert (root / "d/b").exists()
 
 
@@ -266,16 +270,16 @@ async def test_what_is_no_file_is_not_there(root: Path, service: LocalService) -
         assert await keys(service) == ["a"]
         for name in names:
             for call in (
-                service.get(name),
+                service.get(ReadRequest(name)),
                 service.head(name),
                 service.delete(name),
-                service.compose("c", [Source(key=name)], precondition=ANY),
+                service.compose(WriteRequest("c"), [Source(key=name)]),
             ):
                 with pytest.raises(NotFoundError, match=name):
                     await call
         for name in ("pipe", "socket", "directory"):
             with pytest.raises(StorageError, match=name):
-                await service.put(name, b"1", crc32c=None, precondition=ANY)
+                await service.put(WriteRequest(name), b"1", crc32c=None)
     listener.close()
     assert names_in(root) == sorted(["a", *names])
 
@@ -286,7 +290,7 @@ async def test_names_that_are_not_utf8_are_listed_and_read(
     (root / os.fsdecode(b"caf\xe9")).write_bytes(b"latin")
     [key] = await keys(service)
     assert os.fsencode(key) == b"caf\xe9"
-    assert bytes((await service.get(key)).data) == b"latin"
+    assert bytes((await service.get(ReadRequest(key))).data) == b"latin"
 
 
 async def test_what_killed_writers_left_is_found_and_removed(
@@ -294,9 +298,9 @@ async def test_what_killed_writers_left_is_found_and_removed(
 ) -> None:
     """Hidden from listings; each is aborted by its own path and name, from any process."""
     write(root, "d/e/a")
-    upload = await service.initiate_upload("d/e/b")
+    upload = await service.initiate_upload(WriteRequest("d/e/b"))
     await service.put_part("d/e/b", upload, 1, (b"1",), offset=0, crc32c=None)
-    other = await service.initiate_upload("new/b")
+    other = await service.initiate_upload(WriteRequest("new/b"))
     (root / f".aioflux-lock-{'0' * 32}").touch()
     for name in ("mine", "0" * 31, "g" * 32):
         (root / f".aioflux-{name}").touch()

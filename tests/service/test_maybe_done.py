@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aioflux import Timeouts, TransientError
-from aioflux._services.base import Precondition, Source
+from aioflux._services.base import Precondition, ReadRequest, Source, WriteRequest
 from aioflux._services.gcs.service import GCSService
 from aioflux._values.checksums import crc32c
 from aioflux.testing import GCSServer
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 ANY = Precondition()
 WRITES: dict[str, Callable[[GCSService], Awaitable[object]]] = {
-    "put": lambda service: service.put("b", b"1", crc32c=None, precondition=ANY),
+    "put": lambda service: service.put(WriteRequest("b"), b"1", crc32c=None),
     "delete": lambda service: service.delete("a"),
-    "compose": lambda service: service.compose("b", [Source(key="a")], precondition=ANY),
+    "compose": lambda service: service.compose(WriteRequest("b"), [Source(key="a")]),
     "copy": lambda service: service.copy(Source(key="a"), "b", precondition=ANY),
-    "initiate": lambda service: service.initiate_upload("b"),
-    "complete": lambda service: service.complete_upload("b", "id", [], precondition=ANY),
+    "initiate": lambda service: service.initiate_upload(WriteRequest("b")),
+    "complete": lambda service: service.complete_upload(WriteRequest("b"), "id", []),
 }
 each_write = pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 
@@ -92,14 +92,14 @@ async def test_a_broken_body_tells_its_generation(server: GCSServer) -> None:
     async with opened(server.url) as service:
         server.faults.add("objects.media", truncate_at=1000)
         with pytest.raises(TransientError) as raised:
-            await service.get("a", into=memoryview(bytearray(1 << 20)))
+            await service.get(ReadRequest("a"), into=memoryview(bytearray(1 << 20)))
     assert raised.value.generation == str(generation)
     assert raised.value.num_bytes_received == 1000
 
 
 async def test_a_part_tells_what_the_service_holds(server: GCSServer) -> None:
     async with opened(server.url) as service:
-        upload_id = await service.initiate_upload("b")
+        upload_id = await service.initiate_upload(WriteRequest("b"))
         part = await service.put_part("b", upload_id, 1, (b"12", b"3"), offset=0, crc32c=None)
     assert (part.size, part.crc32c) == (3, crc32c(b"123"))
 

@@ -9,7 +9,7 @@ import pytest
 
 import aioflux
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError
-from aioflux._services.base import Precondition
+from aioflux._services.base import ListRequest, Precondition, ReadRequest, WriteRequest
 from aioflux._services.memory import MemoryService
 from aioflux.testing import GCSServer
 
@@ -23,8 +23,8 @@ def service() -> MemoryService:
 
 async def test_wrong_bytes_are_refused(service: MemoryService) -> None:
     with pytest.raises(ChecksumError, match="p/a"):
-        await service.put("a", b"1", crc32c=0, precondition=ANY)
-    upload = await service.initiate_upload("a")
+        await service.put(WriteRequest("a"), b"1", crc32c=0)
+    upload = await service.initiate_upload(WriteRequest("a"))
     with pytest.raises(ChecksumError, match="p/a"):
         await service.put_part("a", upload, 1, (b"1",), offset=0, crc32c=0)
     with pytest.raises(NotFoundError):
@@ -32,7 +32,7 @@ async def test_wrong_bytes_are_refused(service: MemoryService) -> None:
 
 
 async def test_an_upload_belongs_to_its_key(service: MemoryService) -> None:
-    upload = await service.initiate_upload("a")
+    upload = await service.initiate_upload(WriteRequest("a"))
     with pytest.raises(NotFoundError, match="no upload"):
         await service.put_part("b", upload, 1, (b"1",), offset=0, crc32c=None)
     [found] = await service.list_uploads("")
@@ -42,23 +42,25 @@ async def test_an_upload_belongs_to_its_key(service: MemoryService) -> None:
 
 
 async def test_a_condition_of_a_completion_is_judged(service: MemoryService) -> None:
-    await service.put("a", b"old", crc32c=None, precondition=ANY)
-    upload = await service.initiate_upload("a")
+    await service.put(WriteRequest("a"), b"old", crc32c=None)
+    upload = await service.initiate_upload(WriteRequest("a"))
     part = await service.put_part("a", upload, 1, (b"1",), offset=0, crc32c=None)
     with pytest.raises(PreconditionFailedError):
         await service.complete_upload(
-            "a", upload, [part], precondition=Precondition(if_absent=True)
+            WriteRequest("a", Precondition(if_absent=True)), upload, [part]
         )
-    assert bytes((await service.get("a")).data) == b"old"
+    assert bytes((await service.get(ReadRequest("a"))).data) == b"old"
 
 
 async def test_a_delimiter_groups_keys_over_pages(service: MemoryService) -> None:
     for key in ("a", "b/1", "b/2", "c/d/e", "f", "g/h"):
-        await service.put(key, b"", crc32c=None, precondition=ANY)
+        await service.put(WriteRequest(key), b"", crc32c=None)
     names: list[str] = []
     token = ""
     while True:
-        page = await service.list_page("", delimiter="/", page_token=token, page_size=2)
+        page = await service.list_page(
+            ListRequest("", delimiter="/", page_token=token, page_size=2)
+        )
         names += [meta.key for meta in page.objects] + list(page.prefixes)
         token = page.next_token
         if not token:
@@ -68,8 +70,8 @@ async def test_a_delimiter_groups_keys_over_pages(service: MemoryService) -> Non
 
 async def test_a_listing_starts_and_ends_where_it_is_told(service: MemoryService) -> None:
     for at in range(10):
-        await service.put(f"d{at}", b"", crc32c=None, precondition=ANY)
-    page = await service.list_page("d", start_offset="d3", end_offset="d6")
+        await service.put(WriteRequest(f"d{at}"), b"", crc32c=None)
+    page = await service.list_page(ListRequest("d", start_offset="d3", end_offset="d6"))
     assert [meta.key for meta in page.objects] == ["d3", "d4", "d5"]
 
 
@@ -113,6 +115,6 @@ async def test_a_name_is_judged_whole() -> None:
     """With the store's prefix: a dot below it is a name like another."""
     service = MemoryService(uuid.uuid4().hex, "p/")
     for key in ("..", ".", "k" * 1022, ".well-known/acme-challenge/x"):
-        await service.put(key, b"1", crc32c=None, precondition=ANY)
+        await service.put(WriteRequest(key), b"1", crc32c=None)
     with pytest.raises(ValueError, match="1025 bytes"):
-        await service.put("k" * 1023, b"1", crc32c=None, precondition=ANY)
+        await service.put(WriteRequest("k" * 1023), b"1", crc32c=None)

@@ -25,7 +25,15 @@ from aioflux import (
     open_store,
 )
 from aioflux._http import Origin
-from aioflux._services.base import MAX_EMPTY_PAGES, Precondition, Source, UploadedPart
+from aioflux._services.base import (
+    MAX_EMPTY_PAGES,
+    ListRequest,
+    Precondition,
+    ReadRequest,
+    Source,
+    UploadedPart,
+    WriteRequest,
+)
 from aioflux._services.http import DELETE_SECONDS
 from aioflux._services.s3.endpoint import Site
 from aioflux._services.s3.service import S3Service
@@ -67,7 +75,7 @@ async def test_a_code_that_passes_leaves_open_what_was_done(code: str, status: i
     """Whatever status a server sends it with; the wait that it asks for is kept."""
     async with asking(refusal(status, code, Retry_After="7")) as (service, _):
         with pytest.raises(TransientError) as error:
-            await service.put("b", b"1", crc32c=None, precondition=ANY)
+            await service.put(WriteRequest("b"), b"1", crc32c=None)
     assert error.value.maybe_done
     assert error.value.retry_after_seconds == (None if status == 400 else 7)
 
@@ -105,8 +113,8 @@ async def test_a_page_that_stands_in_for_every_answer_is_not_believed(operation:
 async def test_a_request_goes_to_the_region_that_a_refusal_tells() -> None:
     told = refusal(400, "AuthorizationHeaderMalformed", fields="<Region>eu-west-3</Region>")
     async with asking(told, hello()) as (service, asked):
-        assert bytes((await service.get("a")).data) == b"hello"
-        await service.get("a")
+        assert bytes((await service.get(ReadRequest("a"))).data) == b"hello"
+        await service.get(ReadRequest("a"))
     regions = [each.headers["authorization"].split("/")[2] for each in asked]
     assert regions == ["us-east-1", "eu-west-3", "eu-west-3"]
 
@@ -122,7 +130,7 @@ async def test_a_region_that_is_no_help_is_an_error() -> None:
     told = refusal(400, "AuthorizationHeaderMalformed", fields="<Region>us-east-1</Region>")
     async with asking(told) as (service, asked):
         with pytest.raises(StorageError, match="AuthorizationHeaderMalformed"):
-            await service.get("a")
+            await service.get(ReadRequest("a"))
     assert len(asked) == 1
 
 
@@ -149,9 +157,9 @@ async def test_a_region_is_not_guessed_while_the_answer_may_come(
     async with asking(answer(status), told, hello()) as (service, asked):
         take_for_aws(service, monkeypatch)
         with pytest.raises(TransientError) as error:
-            await service.put("a", b"hello", crc32c=None, precondition=ANY)
+            await service.put(WriteRequest("a"), b"hello", crc32c=None)
         assert not error.value.maybe_done
-        await service.put("a", b"hello", crc32c=None, precondition=ANY)
+        await service.put(WriteRequest("a"), b"hello", crc32c=None)
     assert [each.method for each in asked] == ["HEAD", "HEAD", "PUT"]
     assert asked[2].headers["authorization"].split("/")[2] == "eu-west-3"
 
@@ -171,8 +179,8 @@ async def test_the_region_of_a_bucket_on_aws_is_asked_for(
     """Without keys, once, and of AWS itself."""
     async with asking(told, hello()) as (service, asked):
         take_for_aws(service, monkeypatch)
-        await service.get("a")
-        await service.get("a")
+        await service.get(ReadRequest("a"))
+        await service.get(ReadRequest("a"))
     assert [each.method for each in asked] == ["HEAD", "GET", "GET"]
     assert "authorization" not in asked[0].headers
     assert asked[1].headers["authorization"].split("/")[2] == region
@@ -191,7 +199,7 @@ async def test_keys_that_have_ended_are_replaced() -> None:
 
     access = S3Access(credentials=provider)
     async with asking(ended, hello(), access=access) as (service, asked):
-        await service.get("a")
+        await service.get(ReadRequest("a"))
     ids = [each.headers["authorization"].split("Credential=")[1].split("/")[0] for each in asked]
     assert ids == ["old", "new"]
 
@@ -199,7 +207,7 @@ async def test_keys_that_have_ended_are_replaced() -> None:
 async def test_keys_that_stay_ended_are_an_error() -> None:
     async with asking(refusal(403, "ExpiredToken")) as (service, asked):
         with pytest.raises(PermissionDeniedError, match="aws sso login"):
-            await service.get("a")
+            await service.get(ReadRequest("a"))
     assert 2 <= len(asked) <= 4
 
 
@@ -207,7 +215,7 @@ async def test_a_clock_that_is_wrong_is_set_by_the_service() -> None:
     ahead = email.utils.formatdate(time.time() + 7200, usegmt=True)
     told = refusal(403, "RequestTimeTooSkewed", date=ahead)
     async with asking(told, hello()) as (service, asked):
-        await service.get("a")
+        await service.get(ReadRequest("a"))
     first, second = (each.headers["x-amz-date"] for each in asked)
     assert 7000 <= _seconds(second) - _seconds(first) <= 7300
 
@@ -218,14 +226,14 @@ def _seconds(stamp: str) -> float:
 
 async def test_who_is_anonymous_signs_nothing() -> None:
     async with asking(hello(), access=S3Access(anonymous=True)) as (service, asked):
-        await service.get("a")
+        await service.get(ReadRequest("a"))
     assert not {"authorization", "x-amz-date"} & asked[0].headers.keys()
 
 
 async def test_who_pays_says_so() -> None:
     access = S3Access(credentials=Credentials("AKID", "s"), requester_pays=True)
     async with asking(hello(), access=access) as (service, asked):
-        await service.get("a")
+        await service.get(ReadRequest("a"))
     assert asked[0].headers["x-amz-request-payer"] == "requester"
     assert ";x-amz-request-payer" in asked[0].headers["authorization"]
 
@@ -234,13 +242,13 @@ async def test_no_keys_name_what_needed_them() -> None:
     access = S3Access(credentials=lambda: None)
     async with asking(hello(), access=access) as (service, _):
         with pytest.raises(CredentialsError, match="could not read s3://bucket/p/a"):
-            await service.get("a")
+            await service.get(ReadRequest("a"))
 
 
 async def test_a_body_over_plain_http_is_signed() -> None:
     async with asking(answer(200, etag='"x"')) as (service, asked):
-        await service.put("a", b"hello", crc32c=None, precondition=ANY)
-        await service.put("a", b"x" * 300_000, crc32c=None, precondition=ANY)
+        await service.put(WriteRequest("a"), b"hello", crc32c=None)
+        await service.put(WriteRequest("a"), b"x" * 300_000, crc32c=None)
     assert asked[0].headers["x-amz-content-sha256"].startswith("2cf24dba5fb0a30e26e83b2ac5b9e29e")
     assert len(asked[1].headers["x-amz-content-sha256"]) == 64
 
@@ -250,7 +258,7 @@ async def test_a_body_over_plain_http_is_signed() -> None:
 
 async def test_a_read_is_pinned_by_its_entity_tag() -> None:
     async with asking(hello(x_amz_checksum_crc32c=CRC32C)) as (service, asked):
-        body = await service.get("a", generation=PIN, start=0, end=5)
+        body = await service.get(ReadRequest("a", generation=PIN, start=0, end=5))
     assert asked[0].headers["if-match"] == f'"{ETAG}"'
     assert "range" not in asked[0].headers  # for only of the whole a checksum is told
     assert (body.generation, body.size, body.crc32c) == (PIN, 5, 0x9A71BB4C)
@@ -258,7 +266,7 @@ async def test_a_read_is_pinned_by_its_entity_tag() -> None:
 
 async def test_a_version_is_read_by_its_id() -> None:
     async with asking(hello()) as (service, asked):
-        await service.get("a", generation="version:a.b")
+        await service.get(ReadRequest("a", generation="version:a.b"))
     assert asked[0].target == "/bucket/p/a?versionId=a.b"
     assert "if-match" not in asked[0].headers
 
@@ -266,7 +274,7 @@ async def test_a_version_is_read_by_its_id() -> None:
 async def test_an_object_that_was_replaced_is_not_found() -> None:
     async with asking(refusal(412, "PreconditionFailed")) as (service, _):
         with pytest.raises(NotFoundError, match=f"replaced .* generation {PIN}"):
-            await service.get("a", generation=PIN)
+            await service.get(ReadRequest("a", generation=PIN))
         with pytest.raises(NotFoundError):
             await service.head("a", generation=PIN)
 
@@ -275,23 +283,23 @@ async def test_an_answer_of_another_content_is_refused() -> None:
     """From a cache that does not know conditions."""
     async with asking(hello()) as (service, _):
         with pytest.raises(StorageError, match="another content"):
-            await service.get("a", generation="abc/5")
+            await service.get(ReadRequest("a", generation="abc/5"))
         with pytest.raises(StorageError, match="5 bytes are there now, not 6"):
-            await service.get("a", generation=f"{ETAG}/6")
+            await service.get(ReadRequest("a", generation=f"{ETAG}/6"))
 
 
 @pytest.mark.parametrize("generation", ['a"b', "a\nb", "ü"])
 async def test_a_generation_that_is_none_is_refused(generation: str) -> None:
     async with asking(hello()) as (service, asked):
         with pytest.raises(ValueError, match="no generation of S3"):
-            await service.get("a", generation=generation)
+            await service.get(ReadRequest("a", generation=generation))
     assert not asked
 
 
 async def test_bytes_that_do_not_match_the_entity_tag_are_asked_for_again() -> None:
     async with asking(answer(200, b"hellO", etag=f'"{ETAG}"')) as (service, _):
         with pytest.raises(TransientError, match="do not match the checksum"):
-            await service.get("a")
+            await service.get(ReadRequest("a"))
 
 
 @pytest.mark.parametrize(
@@ -308,10 +316,10 @@ async def test_other_checksums_vouch_for_bytes(headers: dict[str, str]) -> None:
         service,
         _,
     ):
-        assert (await service.get("a")).crc32c == 0x9A71BB4C
+        assert (await service.get(ReadRequest("a"))).crc32c == 0x9A71BB4C
         if headers:
             with pytest.raises(TransientError, match="do not match"):
-                await service.get("a")
+                await service.get(ReadRequest("a"))
 
 
 @pytest.mark.parametrize(
@@ -328,29 +336,29 @@ async def test_what_is_no_checksum_of_the_bytes_is_not_taken_for_one(
     headers: dict[str, str],
 ) -> None:
     async with asking(answer(200, b"other", **headers)) as (service, _):
-        assert (await service.get("a")).crc32c is None
+        assert (await service.get(ReadRequest("a"))).crc32c is None
 
 
 async def test_a_range_past_the_end_is_empty() -> None:
     past = refusal(416, "InvalidRange", fields="<ActualObjectSize>5</ActualObjectSize>")
     async with asking(past) as (service, _):
-        body = await service.get("a", start=7, end=9)
+        body = await service.get(ReadRequest("a", start=7, end=9))
     assert (bytes(body.data), body.size) == (b"", 5)
 
 
 async def test_a_range_past_the_end_that_tells_no_size_is_looked_at() -> None:
     looked = hello(content_length="5")[: -len(b"hello")]
     async with asking(refusal(416, "InvalidRange"), looked) as (service, asked):
-        assert (await service.get("a", start=7, end=9)).size == 5
+        assert (await service.get(ReadRequest("a", start=7, end=9))).size == 5
     assert asked[1].method == "HEAD"
 
 
 async def test_a_read_by_name_that_guessed_too_little_asks_for_a_range() -> None:
     part = answer(206, b"hel", etag=f'"{ETAG}"', content_range="bytes 0-2/5")
     async with asking(hello(), part) as (service, asked):
-        body = await service.get("a", start=0, end=3)
+        body = await service.get(ReadRequest("a", start=0, end=3))
         assert (bytes(body.data), body.size) == (b"hel", 5)
-        await service.get("a", start=0, end=3)
+        await service.get(ReadRequest("a", start=0, end=3))
     assert [each.headers.get("range") for each in asked] == [None, *["bytes=0-2"] * 2]
 
 
@@ -359,8 +367,8 @@ async def test_a_read_by_name_that_guessed_too_little_asks_for_a_range() -> None
 
 async def test_conditions_travel_as_headers() -> None:
     async with asking(answer(200, etag='"x"')) as (service, asked):
-        await service.put("a", b"", crc32c=None, precondition=Precondition(if_absent=True))
-        await service.put("a", b"", crc32c=0, precondition=Precondition(if_generation_match=PIN))
+        await service.put(WriteRequest("a", Precondition(if_absent=True)), b"", crc32c=None)
+        await service.put(WriteRequest("a", Precondition(if_generation_match=PIN)), b"", crc32c=0)
     assert asked[0].headers["if-none-match"] == "*"
     assert asked[1].headers["if-match"] == f'"{ETAG}"'
     assert asked[1].headers["x-amz-checksum-crc32c"] == "AAAAAA=="
@@ -374,7 +382,7 @@ async def test_a_condition_that_does_not_hold(status: int, code: str) -> None:
     wanted = Precondition(if_generation_match=PIN)
     async with asking(refusal(status, code)) as (service, _):
         with pytest.raises(PreconditionFailedError):
-            await service.put("a", b"", crc32c=None, precondition=wanted)
+            await service.put(WriteRequest("a", wanted), b"", crc32c=None)
 
 
 async def test_a_conflict_is_asked_again_but_not_for_a_completion() -> None:
@@ -383,23 +391,23 @@ async def test_a_conflict_is_asked_again_but_not_for_a_completion() -> None:
     absent = Precondition(if_absent=True)
     async with asking(conflict, answer(404), conflict) as (service, _):
         with pytest.raises(TransientError):
-            await service.put("a", b"", crc32c=None, precondition=absent)
+            await service.put(WriteRequest("a", absent), b"", crc32c=None)
         with pytest.raises(PreconditionFailedError):
-            await service.complete_upload("a", "id", [], precondition=absent)
+            await service.complete_upload(WriteRequest("a", absent), "id", [])
 
 
 async def test_a_version_is_no_condition() -> None:
     wanted = Precondition(if_generation_match="version:x")
     async with asking(hello()) as (service, _):
         with pytest.raises(ValueError, match="compares entity tags"):
-            await service.put("a", b"", crc32c=None, precondition=wanted)
+            await service.put(WriteRequest("a", wanted), b"", crc32c=None)
 
 
 @pytest.mark.parametrize("code", ["BadDigest", "XAmzContentChecksumMismatch", "InvalidDigest"])
 async def test_bytes_that_arrived_wrong_are_a_checksum_error(code: str) -> None:
     async with asking(refusal(400, code)) as (service, _):
         with pytest.raises(ChecksumError):
-            await service.put("a", b"1", crc32c=1, precondition=ANY)
+            await service.put(WriteRequest("a"), b"1", crc32c=1)
 
 
 @pytest.mark.parametrize(
@@ -418,7 +426,7 @@ async def test_an_error_in_a_success_is_an_error(
     looked = hello(content_length="5")[: -len(b"hello")]
     async with asking(failed) as (service, _):
         with pytest.raises(TransientError) as error:
-            await service.complete_upload("a", "id", [], precondition=ANY)
+            await service.complete_upload(WriteRequest("a"), "id", [])
     assert (error.value.status, error.value.maybe_done) == (status, maybe_done)
     async with asking(looked, failed) as (service, _):
         with pytest.raises(TransientError) as error:
@@ -435,9 +443,10 @@ async def test_an_upload_has_one_checksum_of_all_its_parts() -> None:
         "<ChecksumType>FULL_OBJECT</ChecksumType></R>",
     )
     async with asking(begun, part, done) as (service, asked):
-        upload_id = await service.initiate_upload("a", content_type="t/t", metadata={"k": "v"})
+        request = WriteRequest("a", content_type="t/t", metadata={"k": "v"})
+        upload_id = await service.initiate_upload(request)
         sent = await service.put_part("a", upload_id, 1, [b"hello"], offset=0, crc32c=0x9A71BB4C)
-        meta = await service.complete_upload("a", upload_id, [sent], precondition=ANY)
+        meta = await service.complete_upload(request, upload_id, [sent])
     assert asked[0].target == "/bucket/p/a?uploads="
     assert asked[0].headers["x-amz-checksum-type"] == "FULL_OBJECT"
     assert asked[1].target == "/bucket/p/a?partNumber=1&uploadId=u%2F1"
@@ -453,13 +462,13 @@ async def test_no_checksums_are_sent_to_who_does_not_know_them() -> None:
         service,
         asked,
     ):
-        await service.put("a", b"hello", crc32c=0x9A71BB4C, precondition=ANY)
+        await service.put(WriteRequest("a"), b"hello", crc32c=0x9A71BB4C)
         await service.put_part("a", "id", 1, [b"hello"], offset=0, crc32c=0x9A71BB4C)
-        await service.complete_upload("a", "id", [part], precondition=ANY)
+        await service.complete_upload(WriteRequest("a"), "id", [part])
     assert not any("x-amz-checksum-crc32c" in each.headers for each in asked)
     wrong = hello(x_amz_checksum_crc32c="AAAAAA==")
     async with asking(wrong, wrong[: -len(b"hello")], access=access) as (service, _):
-        assert (await service.get("a")).crc32c == 0x9A71BB4C  # by the MD5
+        assert (await service.get(ReadRequest("a"))).crc32c == 0x9A71BB4C  # by the MD5
         assert (await service.head("a")).crc32c is None
 
 
@@ -533,7 +542,7 @@ async def test_a_named_source_that_is_replaced_before_it_is_copied_is_copied_ane
 async def test_what_s3_cannot_do_is_refused() -> None:
     async with asking(hello()) as (service, asked):
         with pytest.raises(StorageError, match="does not concatenate"):
-            await service.compose("a", [Source(key="b")], precondition=ANY)
+            await service.compose(WriteRequest("a"), [Source(key="b")])
     assert not asked
 
 
@@ -541,7 +550,7 @@ async def test_a_closed_service_says_so() -> None:
     async with asking(hello()) as (service, _):
         await service.aclose()
         with pytest.raises(StorageError, match="the store was closed"):
-            await service.get("a")
+            await service.get(ReadRequest("a"))
 
 
 # --- many at once ------------------------------------------------------------------------------
@@ -637,7 +646,7 @@ async def test_a_profile_may_tell_an_endpoint_without_tls(
             "bucket", "p/", access=S3Access(profile="w"), timeouts=Timeouts(), max_connections=1
         )
         assert not service.capabilities.guarded_transport
-        await service.get("a")
+        await service.get(ReadRequest("a"))
         assert not service.capabilities.guarded_transport
         await service.aclose()
 
@@ -669,8 +678,8 @@ def listed(*names: str, token: str = "", prefixes: tuple[str, ...] = (), **heade
 
 async def test_a_listing_goes_on_by_token() -> None:
     async with asking(listed("p/a", "p/b%2Bc+d", token="t/1"), listed("p/c")) as (service, asked):
-        first = await service.list_page("")
-        second = await service.list_page("", page_token=first.next_token)
+        first = await service.list_page(ListRequest(""))
+        second = await service.list_page(ListRequest("", page_token=first.next_token))
     assert [meta.key for meta in first.objects] == ["a", "b+c d"]
     assert [meta.generation for meta in first.objects] == [PIN] * 2
     assert first.objects[0].updated is not None
@@ -681,7 +690,7 @@ async def test_a_listing_goes_on_by_token() -> None:
 async def test_a_listing_begins_at_a_key_and_ends_before_one() -> None:
     """S3 leaves out the key that it is told, and knows no end."""
     async with asking(listed("p/b", "p/bz", "p/c", "p/d", token="t")) as (service, asked):
-        page = await service.list_page("", start_offset="bz", end_offset="d")
+        page = await service.list_page(ListRequest("", start_offset="bz", end_offset="d"))
     assert "start-after=p%2Fby%F4%8F%BF%BD" in asked[0].target
     assert [meta.key for meta in page.objects] == ["bz", "c"]
     assert page.next_token == ""
@@ -703,14 +712,16 @@ async def test_a_listing_out_of_order_is_read_whole_and_sorted() -> None:
             return last if "continuation-token" in asked.target else first
 
         async with asking(reply) as (service, _):
-            page = await service.list_page("", page_size=3)
+            page = await service.list_page(ListRequest("", page_size=3))
             assert [meta.key for meta in page.objects] == ["a-b", "a/1", "a/2"]
-            rest = await service.list_page("", page_token=page.next_token, page_size=3)
+            rest = await service.list_page(ListRequest("", page_token=page.next_token, page_size=3))
             assert ([meta.key for meta in rest.objects], rest.next_token) == (["b"], "")
             # Also where what was left is forgotten.
-            again = await service.list_page("", page_token=page.next_token, page_size=3)
+            again = await service.list_page(
+                ListRequest("", page_token=page.next_token, page_size=3)
+            )
             assert [meta.key for meta in again.objects] == ["b"]
-            part = await service.list_page("", start_offset="a/", end_offset="b")
+            part = await service.list_page(ListRequest("", start_offset="a/", end_offset="b"))
             assert [meta.key for meta in part.objects] == ["a/1", "a/2"]
 
 
@@ -723,10 +734,10 @@ async def test_a_listing_out_of_order_is_cut_before_it_is_paged() -> None:
 
     async with asking(reply) as (service, _):
         assert service.capabilities.list_ranges
-        page = await service.list_page("", start_offset="c", page_size=2)
+        page = await service.list_page(ListRequest("", start_offset="c", page_size=2))
         assert [meta.key for meta in page.objects] == ["c", "d"]
         assert not service.capabilities.list_ranges
-        rest = await service.list_page("", page_token=page.next_token, page_size=2)
+        rest = await service.list_page(ListRequest("", page_token=page.next_token, page_size=2))
     assert [meta.key for meta in rest.objects] == ["e"]
 
 
@@ -758,7 +769,7 @@ async def test_a_token_that_comes_again_does_not_end_a_listing_in_silence(again:
 
     async with asking(reply) as (service, asked):
         with pytest.raises(StorageError, match=r"could not list s3://bucket/p/.* before"):
-            await asyncio.wait_for(service.list_page(""), timeout=100)
+            await asyncio.wait_for(service.list_page(ListRequest("")), timeout=100)
     assert len(asked) <= 4
 
 
@@ -788,8 +799,8 @@ async def test_keys_that_come_late_sign_for_no_region_that_was_left() -> None:
 
     async with asking(hello(), access=S3Access(credentials=late)) as (service, asked):
         begun.append(service)
-        await service.get("a")
-        await service.get("a")
+        await service.get(ReadRequest("a"))
+        await service.get(ReadRequest("a"))
     assert ["/eu-west-3/" in each.headers["authorization"] for each in asked] == [False, True]
 
 
@@ -809,7 +820,7 @@ def endless(asked: Asked) -> bytes:
 async def test_a_listing_that_is_sorted_here_ends_after_many_empty_pages() -> None:
     async with asking(endless) as (service, asked):
         with pytest.raises(StorageError, match=r"could not list s3://bucket/p/.*empty pages"):
-            await service.list_page("")
+            await service.list_page(ListRequest(""))
     assert len(asked) <= 2 + MAX_EMPTY_PAGES
 
 
@@ -829,7 +840,7 @@ async def test_a_listing_of_uploads_ends_after_many_empty_pages() -> None:
 
 async def test_one_level_is_told_by_prefixes() -> None:
     async with asking(listed("p/a", prefixes=("p/b%2F", "p/c%2F"))) as (service, asked):
-        page = await service.list_page("", delimiter="/")
+        page = await service.list_page(ListRequest("", delimiter="/"))
     assert page.prefixes == ["b/", "c/"]
     assert "delimiter=%2F" in asked[0].target
 
@@ -848,10 +859,10 @@ async def test_one_level_is_told_by_prefixes() -> None:
 async def test_a_damaged_page_is_asked_for_again(body: str) -> None:
     async with asking(answer(200, body)) as (service, _):
         with pytest.raises(TransientError, match="not a listing"):
-            await service.list_page("")
+            await service.list_page(ListRequest(""))
 
 
 async def test_a_page_of_something_else_is_an_error() -> None:
     async with asking(listed("other/a")) as (service, _):
         with pytest.raises(StorageError, match="not what was asked for"):
-            await service.list_page("")
+            await service.list_page(ListRequest(""))

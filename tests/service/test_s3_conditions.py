@@ -14,7 +14,7 @@ from aioflux import (
     TransientError,
     UnsupportedError,
 )
-from aioflux._services.base import Precondition
+from aioflux._services.base import Precondition, WriteRequest
 from aioflux._services.s3 import conditions as _s3_conditions
 from aioflux._services.s3.endpoint import is_amazon
 from aioflux._services.s3.service import S3Service
@@ -41,7 +41,7 @@ def opened(service: S3Service) -> aioflux.Store:
 
 
 async def put(service: S3Service, precondition: Precondition = MATCH) -> None:
-    await service.put("a", b"1", crc32c=None, precondition=precondition)
+    await service.put(WriteRequest("a", precondition), b"1", crc32c=None)
 
 
 async def test_a_correct_etag_that_is_refused_is_sent_without_quotes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aioflux.testing import StoreSuite
-from aioflux.testing.store_suite._base import SuiteBase
+from aioflux.testing.store_suite import SuiteBase
 
 if TYPE_CHECKING:
     import aioflux

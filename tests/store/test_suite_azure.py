@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aioflux._services.azure.service import AzureService
-from aioflux.testing.store_suite import SuiteCapabilities
-from aioflux.testing.store_suite._on_service import ServiceSideContract
-from aioflux.testing.store_suite._reading import ReadContract
-from aioflux.testing.store_suite._streams import WriterContract
-from aioflux.testing.store_suite._writing import WriteContract
+from aioflux.testing.store_suite import (
+    ReadContract,
+    ServerSideContract,
+    SuiteCapabilities,
+    WriteContract,
+    WriterContract,
+)
 from tests.store.azure_place import AzurePlace, account_sas
 from tests.store.places import FlakyPlace
 from tests.store.suite import OnPlace, PlaceSuite
@@ -47,7 +49,7 @@ class TestAzure(PlaceSuite):
         place.close()
 
 
-class TestAzureBySAS(OnPlace, ReadContract, ServiceSideContract):
+class TestAzureBySAS(OnPlace, ReadContract, ServerSideContract):
     can = AZURE
 
     @pytest.fixture(autouse=True)
@@ -57,7 +59,7 @@ class TestAzureBySAS(OnPlace, ReadContract, ServiceSideContract):
         place.close()
 
 
-class TestFlakyAzure(OnPlace, WriteContract, WriterContract, ServiceSideContract):
+class TestFlakyAzure(OnPlace, WriteContract, WriterContract, ServerSideContract):
     """One request in ten fails, or its answer is lost, also of writes: what they did is found."""
 
     can = AZURE

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux.testing.store_suite._many import ManyContract
-from aioflux.testing.store_suite._on_service import ServiceSideContract
-from aioflux.testing.store_suite._reading import ReadContract
-from aioflux.testing.store_suite._streams import WriterContract
-from aioflux.testing.store_suite._writing import WriteContract
+from aioflux.testing.store_suite import (
+    ManyContract,
+    ReadContract,
+    ServerSideContract,
+    WriteContract,
+    WriterContract,
+)
 from tests.store.places import FlakyPlace, GCSPlace, LocalPlace, MemoryPlace
 from tests.store.suite import OnPlace, PlaceSuite
 from tests.store.test_suite_local import LOCAL
@@ -38,13 +40,13 @@ class TestFlakyMemoryBlocking(OnPlace, ReadContract, WriteContract):
         self.place = FlakyPlace(MemoryPlace(), seed=request.node.name)
 
 
-class TestFlakyGCS(OnPlace, ManyContract, WriteContract, WriterContract, ServiceSideContract):
+class TestFlakyGCS(OnPlace, ManyContract, WriteContract, WriterContract, ServerSideContract):
     @pytest.fixture(autouse=True)
     def set_place(self, gcs_server: GCSServer, request: pytest.FixtureRequest) -> None:
         self.place = FlakyPlace(GCSPlace(gcs_server), seed=request.node.name)
 
 
-class TestFlakyLocal(OnPlace, ReadContract, WriteContract, WriterContract, ServiceSideContract):
+class TestFlakyLocal(OnPlace, ReadContract, WriteContract, WriterContract, ServerSideContract):
     can = LOCAL
 
     @pytest.fixture(autouse=True)

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux.testing.store_suite._many import ManyContract
-from aioflux.testing.store_suite._reading import ReadContract
-from aioflux.testing.store_suite._streams import ReaderContract, WriterContract
-from aioflux.testing.store_suite._writing import WriteContract
+from aioflux.testing.store_suite import (
+    ManyContract,
+    ReadContract,
+    ReaderContract,
+    WriteContract,
+    WriterContract,
+)
 from tests.store.places import GCSPlace, tls_place
 from tests.store.suite import OnPlace, PlaceSuite
 

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux.testing.store_suite import SuiteCapabilities
-from aioflux.testing.store_suite._reading import ReadContract
-from aioflux.testing.store_suite._streams import WriterContract
+from aioflux.testing.store_suite import ReadContract, SuiteCapabilities, WriterContract
 from tests.store.places import FlakyPlace, MotoPlace, S3Place
 from tests.store.suite import OnPlace, PlaceSuite
 
@@ -44,7 +42,7 @@ class TestSeaweedFS(PlaceSuite):
     def set_place(self, seaweedfs: SeaweedFS, request: pytest.FixtureRequest) -> None:
         key = getattr(request.node, "callspec", None) and request.node.callspec.params.get("key")
         rule = request.node.originalname
-        if rule == "test_a_key_that_is_refused_touches_nothing":
+        if rule == "test_a_rejected_key_changes_nothing":
             reason = "SeaweedFS writes such a name under another one, or refuses it without saying"
             request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
         elif key == "back\\slash:colon|pipe":

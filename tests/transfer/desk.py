@@ -18,7 +18,7 @@ from tests.transfer.rig import MIB
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from aioflux._services.base import Body
+    from aioflux._services.base import Body, ReadRequest
 
 OPTIONS = aioflux.TransferOptions(
     max_in_flight=4, max_in_flight_bytes=4 * MIB, range_size_bytes=MIB
@@ -32,9 +32,7 @@ RETRY = aioflux.RetryPolicy(max_attempts=4, initial_seconds=1e-6, max_seconds=1e
 class Begun:
     """A read that is under way."""
 
-    key: str
-    generation: str
-    end: int
+    request: ReadRequest
     waiter: Any
     is_stale: bool = False
 
@@ -107,27 +105,30 @@ class Desk(MemoryService):
 
     # What the session calls.
 
-    def begin_get(self, key: str, *, generation: str, end: int, waiter: Any) -> Any:
+    def begin_get(self, request: ReadRequest, waiter: Any) -> Any:
+        key = request.key
         self._name(key)
         if self.is_full:
             return None
         self.begun.append(key)
-        self.under_way[key] = read = Begun(key, generation, end, waiter)
+        self.under_way[key] = read = Begun(request, waiter)
         self.max_under_way = max(self.max_under_way, len(self.under_way))
         return read
 
-    def end_get(self, key: str, exchange: Any, answer: Any, *, generation: str, end: int) -> Any:
-        assert (exchange.key, exchange.generation, exchange.end) == (key, generation, end)
-        stored = self._find(key, generation)
-        return answer(self._body(stored, stored.data[:end]))
+    def end_get(self, request: ReadRequest, exchange: Any, response: Any) -> Any:
+        assert exchange.request == request
+        stored = self._find(request.key, request.generation)
+        return response(self._body(stored, stored.data[: request.end]))
 
-    def fail_get(self, key: str, exchange: Any, error: Exception) -> StorageError | None:
+    def fail_get(
+        self, request: ReadRequest, exchange: Any, error: Exception
+    ) -> StorageError | None:
         assert isinstance(error, ConnectionLostError)
-        return None if exchange.is_stale else TransientError(str(error), uri=self.uri(key))
+        return None if exchange.is_stale else TransientError(str(error), uri=self.uri(request.key))
 
-    def drop_get(self, exchange: Any) -> None:
-        del self.under_way[exchange.key]
-        self.dropped.append(exchange.key)
+    def abort_get(self, exchange: Any) -> None:
+        del self.under_way[exchange.request.key]
+        self.dropped.append(exchange.request.key)
 
     def _body(self, stored: Any, data: bytes) -> Body:
         from aioflux._services.base import Body
@@ -135,9 +136,9 @@ class Desk(MemoryService):
         meta = stored.meta
         return Body(data, len(stored.data), meta.generation, meta.crc32c, lambda: meta)
 
-    async def get(self, key: str, **settings: Any) -> Body:
-        self.gets.append((key, settings.get("start", 0), settings.get("generation", "")))
-        return self.spoil(await super().get(key, **settings))
+    async def get(self, request: ReadRequest, **settings: Any) -> Body:
+        self.gets.append((request.key, request.start, request.generation))
+        return self.spoil(await super().get(request, **settings))
 
 
 class Reading:

@@ -15,8 +15,8 @@ import pytest
 
 import aioflux
 from aioflux._concurrency.shielded import see_through
-from aioflux._services.base import Precondition
-from aioflux._transfer.writer import ObjectWriter, WriteRequest
+from aioflux._services.base import Precondition, WriteRequest
+from aioflux._transfer.writer import ObjectWriter
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
 from tests.transfer.rig import PART, Rig, pattern

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import aioflux
 from aioflux import ObjectMeta, OpenUpload
+from aioflux._services.base import WriteRequest
 from aioflux._services.memory import memory_bucket
 from aioflux._transfer.clean import clean, stale_objects, stale_uploads
 from tests.transfer.rig import Rig, refused_for_good
@@ -71,8 +72,8 @@ async def store():
         bucket.store(key, b"1")
     async with aioflux.open_store(f"memory://{name}") as opened:
         session = opened._sessions.current()
-        await session.service.initiate_upload("a/5")
-        await session.service.initiate_upload("b/6")
+        await session.service.initiate_upload(WriteRequest("a/5"))
+        await session.service.initiate_upload(WriteRequest("b/6"))
         yield opened
 
 
@@ -109,7 +110,7 @@ async def test_by_default_a_day_must_have_passed(store) -> None:
 async def test_an_upload_that_cannot_be_aborted_is_named_and_keeps_no_other() -> None:
     rig = Rig("clean-refused")
     for key in ("a", "b"):
-        await rig.service.initiate_upload(key)
+        await rig.service.initiate_upload(WriteRequest(key))
     rig.service.fail("abort_upload", refused_for_good())
     result = await clean(
         rig.session, "", now=datetime.now(UTC), older_than_seconds=0.0, dry_run=False

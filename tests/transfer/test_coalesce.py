@@ -14,6 +14,7 @@ from aioflux.testing.faults import Fault
 from tests.transfer.rig import pattern
 
 if TYPE_CHECKING:
+    from aioflux._services.base import ReadRequest
     from tests.transfer.rig import Rig
 
 DATA = pattern(9000)
@@ -62,9 +63,9 @@ def count_gets(rig: Rig) -> list[tuple[int, int]]:
     asked: list[tuple[int, int]] = []
     inner = rig.service.get
 
-    async def get(key: str, **settings: object) -> object:
-        asked.append((settings["start"], settings["end"]))
-        return await inner(key, **settings)
+    async def get(request: ReadRequest, **settings: object) -> object:
+        asked.append((request.start, request.end))
+        return await inner(request, **settings)
 
     rig.service.get = get
     return asked
@@ -105,12 +106,12 @@ async def test_a_read_by_name_begins_again_where_the_object_is_replaced(rig: Rig
     inner = rig.service.get
     num_calls = 0
 
-    async def get(key: str, **settings: object) -> object:
+    async def get(request: ReadRequest, **settings: object) -> object:
         nonlocal num_calls
         num_calls += 1
         if num_calls == 2:
             rig.put("a", other)
-        return await inner(key, **settings)
+        return await inner(request, **settings)
 
     rig.service.get = get
     ranges = [(0, 10), (4000, 4010), (8000, 8010)]
@@ -122,9 +123,9 @@ async def test_an_object_that_is_replaced_each_time_is_an_error(rig: Rig) -> Non
     rig.put("a", DATA)
     inner = rig.service.get
 
-    async def get(key: str, **settings: object) -> object:
+    async def get(request: ReadRequest, **settings: object) -> object:
         rig.put("a", DATA)
-        return await inner(key, **settings)
+        return await inner(request, **settings)
 
     rig.service.get = get
     with pytest.raises(PreconditionFailedError, match="replaced while it was read"):

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 import aioflux
 from aioflux import NotFoundError, ObjectMeta, PermissionDeniedError, StorageError
+from aioflux._services.base import Precondition, WriteRequest
 from aioflux._transfer.composed_read import Grouper, cut, fetch_composed, plan_groups
-from aioflux._transfer.put import WriteRequest
+from aioflux._transfer.put import write_request
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
 from aioflux.testing.faults import Fault
 from tests.transfer.rig import LOSE, MIB, REFUSE, Rig, pattern, refused_for_good
@@ -96,7 +97,7 @@ def test_a_cut_that_does_not_match_is_none() -> None:
 
 def test_nobody_else_writes_where_composites_lie() -> None:
     with pytest.raises(ValueError, match="take another key"):
-        WriteRequest(f"run/{COMPOSITE_PREFIX}a")
+        write_request(f"run/{COMPOSITE_PREFIX}a", Precondition())
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -210,8 +211,8 @@ async def test_a_composite_of_other_bytes_is_no_data(rig: Rig) -> None:
     metas = filled(rig, 40)
     inner = rig.service.compose
 
-    async def compose(key: str, sources: Any, **settings: Any) -> ObjectMeta:
-        return await inner(key, list(reversed(sources)), **settings)
+    async def compose(request: WriteRequest, sources: Any) -> ObjectMeta:
+        return await inner(request, list(reversed(sources)))
 
     rig.service.compose = compose
     assert await read(rig, metas) == data_of(rig, metas)
@@ -223,9 +224,9 @@ async def test_a_composite_that_somebody_sweeps_is_done_without(rig: Rig) -> Non
     metas = filled(rig, 32)
     inner = rig.service.compose
 
-    async def compose(key: str, sources: Any, **settings: Any) -> ObjectMeta:
-        made = await inner(key, sources, **settings)
-        rig.bucket.remove(key)
+    async def compose(request: WriteRequest, sources: Any) -> ObjectMeta:
+        made = await inner(request, sources)
+        rig.bucket.remove(request.key)
         return made
 
     rig.service.compose = compose

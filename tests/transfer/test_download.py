@@ -20,7 +20,7 @@ from aioflux import (
     StorageError,
     TransientError,
 )
-from aioflux._services.base import Body, Precondition
+from aioflux._services.base import Body, ReadRequest, WriteRequest
 from aioflux._services.memory import MemoryService, memory_bucket
 from aioflux._transfer.get import fetch, fetch_into, fetch_range, plan_ranges
 from aioflux._transfer.get_many import fetch_many
@@ -73,9 +73,9 @@ async def test_only_the_rest_of_a_large_broken_body_is_asked_for(
     asked: list[tuple[int, int]] = []
     inner = rig.service.get
 
-    async def get(key: str, **settings: object) -> object:
-        asked.append((settings["start"], settings["end"]))
-        return await inner(key, **settings)
+    async def get(request: ReadRequest, **settings: object) -> object:
+        asked.append((request.start, request.end))
+        return await inner(request, **settings)
 
     rig.service.get = get
     rig.service.fail("get", Fault(kind="cut", num_bytes=1200), Fault(kind="cut", num_bytes=300))
@@ -91,9 +91,9 @@ async def test_what_may_be_large_begins_with_little(rig: Rig, room: int | None) 
     asked: list[tuple[int, int]] = []
     inner = rig.service.get
 
-    async def get(key: str, **settings: object) -> object:
-        asked.append((settings["start"] // MIB, settings["end"] // MIB))
-        return await inner(key, **settings)
+    async def get(request: ReadRequest, **settings: object) -> object:
+        asked.append((request.start // MIB, request.end // MIB))
+        return await inner(request, **settings)
 
     rig.service.get = get
     if room is None:
@@ -259,9 +259,9 @@ class Restless(MemoryService):
         self._look(generation)
         return meta
 
-    async def get(self, key: str, *, generation: str = "", **asked: Any) -> Body:
-        body = await super().get(key, generation=generation, **asked)
-        self._look(generation)
+    async def get(self, request: ReadRequest, **settings: Any) -> Body:
+        body = await super().get(request, **settings)
+        self._look(request.generation)
         return body
 
 
@@ -271,7 +271,7 @@ async def test_a_read_by_name_of_what_is_replaced_often_pauses_between_its_tries
 ) -> None:
     service = Restless(clock)
     rig = Rig("unused", service=service)
-    await service.put("a", DATA, crc32c=None, precondition=Precondition())
+    await service.put(WriteRequest("a"), DATA, crc32c=None)
     session = rig.new_session(retry=RetryPolicy(initial_seconds=1.0))
     session.limits.unknown_size.add(1)
     assert await read(session) == DATA

@@ -170,7 +170,7 @@ async def test_metadata_pins_the_generation(desk: Desk) -> None:
     desk.store("a", b"new")
     reading = Reading(desk.open(), [old])
     await settle()
-    assert desk.under_way["a"].generation == old.generation
+    assert desk.under_way["a"].request.generation == old.generation
     desk.answer("a")
     with pytest.raises(NotFoundError, match=f"generation {old.generation}"):
         await reading.task

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import StorageError
-from aioflux._services.base import MAX_EMPTY_PAGES, Page
+from aioflux._services.base import MAX_EMPTY_PAGES, ListRequest, Page
 from aioflux._transfer.glob import compile_glob, literal_prefix
 from aioflux._transfer.list import list_all, list_pages
 from tests.transfer.rig import LOSE, REFUSE, refused_for_good
@@ -31,8 +31,8 @@ class Pages:
         rest = iter(pages)
         numbers = count()
 
-        async def list_page(prefix: str, *, page_token: str, **_: Any) -> Page:
-            self.tokens.append(page_token)
+        async def list_page(request: ListRequest) -> Page:
+            self.tokens.append(request.page_token)
             keys, token = next(rest, pages[-1])
             if token == "new":
                 token = f"t{next(numbers)}"
@@ -105,8 +105,8 @@ class Gauge:
         self.gate.set()
         inner = rig.service.list_page
 
-        async def list_page(*args: Any, **options: Any) -> Page:
-            self.prefixes.update(args)
+        async def list_page(request: ListRequest) -> Page:
+            self.prefixes.add(request.prefix)
             self.num_now += 1
             self.num_all += 1
             self.num_most = max(self.num_most, self.num_now)
@@ -115,7 +115,7 @@ class Gauge:
                     self.held.set()
                 await asyncio.sleep(0)
                 await self.gate.wait()
-                return await inner(*args, **options)
+                return await inner(request)
             finally:
                 self.num_now -= 1
 
@@ -206,8 +206,8 @@ async def test_a_service_that_begins_elsewhere_is_an_error(rig: Rig) -> None:
     filled(rig)
     inner = rig.service.list_page
 
-    async def list_page(prefix: str, *, start_offset: str, **options: Any) -> Page:
-        return await inner(prefix, **options)
+    async def list_page(request: ListRequest) -> Page:
+        return await inner(replace(request, start_offset=""))
 
     rig.service.list_page = list_page
     with pytest.raises(StorageError, match="does not go on where a page ended"):
@@ -273,8 +273,9 @@ async def test_of_a_page_of_one_level_a_range_takes_what_is_its_own(rig: Rig) ->
         rig.put(f"p/{at:05}{'/x' * (at % 3 == 0)}", b"")
     inner = rig.service.list_page
 
-    async def list_page(prefix: str, *, end_offset: str, **options: Any) -> Page:
-        page = await inner(prefix, **options)
+    async def list_page(request: ListRequest) -> Page:
+        end_offset = request.end_offset
+        page = await inner(replace(request, end_offset=""))
         last = max([*(meta.key for meta in page.objects), *page.prefixes], default="")
         return replace(page, next_token="") if end_offset and last >= end_offset else page
 
@@ -310,7 +311,7 @@ async def test_a_beginning_that_comes_again_with_the_next_page_is_told_once(rig:
         ]
     )
 
-    async def list_page(prefix: str, **_: Any) -> Page:
+    async def list_page(request: ListRequest) -> Page:
         return next(pages)
 
     rig.service.list_page = list_page

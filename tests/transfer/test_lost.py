@@ -24,7 +24,7 @@ from aioflux import (
     StorageError,
     TransientError,
 )
-from aioflux._services.base import Precondition, Source
+from aioflux._services.base import Precondition, Source, WriteRequest
 from aioflux._services.local.service import LocalService
 from aioflux._services.memory import MemoryService, memory_bucket
 from aioflux._services.s3.errors import deletion_error
@@ -33,7 +33,7 @@ from aioflux._transfer.compose import compose, copy
 from aioflux._transfer.delete import delete, delete_many
 from aioflux._transfer.initiate import Window, left_over
 from aioflux._transfer.session import Session
-from aioflux._transfer.writer import ObjectWriter, WriteRequest, put
+from aioflux._transfer.writer import ObjectWriter, put
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
 from tests.transfer.rig import LOSE, OPTIONS, PART, REFUSE, Rig, pattern
@@ -211,16 +211,16 @@ async def test_an_upload_that_another_process_began_between_attempts_goes_on(rig
     """Its beginning lies in the wait after the lost attempt."""
     inner = rig.service.initiate_upload
     rig.service.fail("initiate_upload", LOSE)
-    other = await MemoryService(rig.bucket.name, "").initiate_upload("a")
+    other = await MemoryService(rig.bucket.name, "").initiate_upload(WriteRequest("a"))
 
     def wait_ten_seconds() -> None:
         loop_time.ahead += 10
         age_uploads(rig, 10, rig.bucket.uploads.keys() - {other})
         age_uploads(rig, 5, {other})
 
-    async def initiate_upload(key: str, **settings: Any) -> str:
+    async def initiate_upload(request: WriteRequest) -> str:
         try:
-            return await inner(key, **settings)
+            return await inner(request)
         except TransientError:
             asyncio.get_running_loop().call_soon(wait_ten_seconds)
             raise
@@ -236,7 +236,7 @@ async def test_more_uploads_than_were_lost_are_left_alone(
     rig: Rig, times: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = MemoryService(rig.bucket.name, "")
-    ids = [await other.initiate_upload("a") for _ in range(2)]
+    ids = [await other.initiate_upload(WriteRequest("a")) for _ in range(2)]
     rig.service.fail("initiate_upload", *[LOSE] * times)
     await put(rig.session, PLAIN, memoryview(LARGE))
     assert set(ids) < set(rig.bucket.uploads)

@@ -17,6 +17,7 @@ from aioflux.testing.faults import Fault
 from tests.transfer.rig import Rig, pattern
 
 if TYPE_CHECKING:
+    from aioflux._services.base import ReadRequest
     from aioflux._transfer.session import Session
     from tests.transfer.clock import Clock
 
@@ -42,12 +43,12 @@ class Held:
         self.peak = 0
         inner = rig.service.get
 
-        async def get(key: str, *, generation: str = "", **settings: Any) -> Any:
+        async def get(request: ReadRequest, **settings: Any) -> Any:
             await asyncio.sleep(0)
-            if generation:
-                self.sizes[key] = len(rig.get(key))
+            if request.generation:
+                self.sizes[request.key] = len(rig.get(request.key))
                 self.peak = max(self.peak, sum(self.sizes.values()))
-            return await inner(key, generation=generation, **settings)
+            return await inner(request, **settings)
 
         rig.service.get = get
 
@@ -125,12 +126,12 @@ async def test_first_ranges_stay_within_what_was_acquired_for_them(
         rig.put(name, pattern(3000))
     may_end, asked, inner = asyncio.Event(), [], rig.service.get
 
-    async def get(key: str, *, end: int, generation: str = "", **others: Any) -> Any:
-        if key == "listed":
+    async def get(request: ReadRequest, **settings: Any) -> Any:
+        if request.key == "listed":
             await may_end.wait()
-        elif not generation:
-            asked.append(end)
-        return await inner(key, end=end, generation=generation, **others)
+        elif not request.generation:
+            asked.append(request.end)
+        return await inner(request, **settings)
 
     rig.service.get = get
     batches = fetch_many(session, [listed, *names], ordered=ordered)

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aioflux import AlreadyExistsError, NotFoundError, PreconditionFailedError, TransientError
-from aioflux._services.base import Precondition, Source
+from aioflux._services.base import Precondition, Source, WriteRequest
 from aioflux._services.memory import MemoryService
 from aioflux._transfer.compose import compose, copy
 from aioflux._transfer.delete import delete, delete_many
 from aioflux._transfer.list import list_pages
-from aioflux._transfer.writer import WriteRequest
 from aioflux.errors import StorageError
 from tests.transfer.rig import LOSE, REFUSE, Rig, refused_for_good
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from aioflux._services.base import WriteRequest
 from aioflux._transfer import prefault as _prefault
 from aioflux._transfer.get import fetch_into
 from aioflux._transfer.prefault import Populator, populate
-from aioflux._transfer.writer import WriteRequest, put
+from aioflux._transfer.writer import put
 from tests.transfer.rig import MIB, PART, pattern
 
 if TYPE_CHECKING:

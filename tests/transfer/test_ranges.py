@@ -11,7 +11,7 @@ import pytest
 
 import aioflux
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError, TransientError
-from aioflux._services.base import Body
+from aioflux._services.base import Body, ReadRequest
 from aioflux._transfer.get import (
     fetch,
     fetch_into,
@@ -238,9 +238,9 @@ async def test_a_part_beyond_the_end_may_come_without_a_generation(plain: Rig, c
     plain.put("a", DATA)
     inner = plain.service.get
 
-    async def get(key: str, *, start: int, **settings: Any) -> Any:
-        body = await inner(key, start=start, **settings)
-        return replace(body, generation="") if start >= len(DATA) else body
+    async def get(request: ReadRequest, **settings: Any) -> Any:
+        body = await inner(request, **settings)
+        return replace(body, generation="") if request.start >= len(DATA) else body
 
     plain.service.get = get
     assert await span(call, 3500, 3600)(plain.session, None) == b""
@@ -336,9 +336,9 @@ async def test_without_generations_a_broken_range_is_read_from_its_beginning(rig
     asked: list[int] = []
     inner = rig.service.get
 
-    async def get(key: str, *, start: int, **settings: Any) -> Any:
-        asked.append(start)
-        return await inner(key, start=start, **settings)
+    async def get(request: ReadRequest, **settings: Any) -> Any:
+        asked.append(request.start)
+        return await inner(request, **settings)
 
     rig.service.get = get
     rig.service.fail("get", Fault(kind="cut", num_bytes=300))
@@ -364,7 +364,7 @@ class PeakBytes:
         self.peak = self.now = 0
         inner = rig.service.get
 
-        async def get(key: str, *, into: Any = None, **settings: Any) -> Any:
+        async def get(request: ReadRequest, *, into: Any = None) -> Any:
             taken = 0
 
             def take(size: int) -> memoryview:
@@ -379,9 +379,9 @@ class PeakBytes:
                     into = lambda size: memoryview(bytearray(size))  # noqa: E731
                 if not callable(into):
                     take(into.nbytes)
-                    body = await inner(key, into=into, **settings)
+                    body = await inner(request, into=into)
                 else:
-                    body = await inner(key, into=take, **settings)
+                    body = await inner(request, into=take)
                 for _ in range(3):
                     await asyncio.sleep(0)
                 return body
@@ -539,8 +539,8 @@ async def test_an_empty_object_that_is_filled_while_it_is_read_is_read_anew(rig:
     empty = Body(data=b"", size=0, generation="", crc32c=0, meta=lambda: None)
     answers = [empty]
 
-    async def get(key: str, **settings: Any) -> Body:
-        return answers.pop() if answers else await inner(key, **settings)
+    async def get(request: ReadRequest, **settings: Any) -> Body:
+        return answers.pop() if answers else await inner(request, **settings)
 
     rig.service.get = get
     assert (await fetch(rig.session, "a")).data == DATA
@@ -678,9 +678,9 @@ async def test_a_range_larger_than_the_buffer_is_cut(rig: Rig) -> None:
     asked: list[int] = []
     inner = rig.service.get
 
-    async def get(key: str, **settings: Any) -> Any:
-        asked.append(settings["end"] - settings["start"])
-        return await inner(key, **settings)
+    async def get(request: ReadRequest, **settings: Any) -> Any:
+        asked.append(request.end - request.start)
+        return await inner(request, **settings)
 
     rig.service.get = get
     async with ObjectReader(session, meta) as reader:

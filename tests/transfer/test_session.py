@@ -9,11 +9,11 @@ import pytest
 
 import aioflux
 from aioflux import NotFoundError, Progress, StorageError, TransientError
-from aioflux._services.base import Body
+from aioflux._services.base import Body, WriteRequest
 from aioflux._transfer.counters import Tally
 from aioflux._transfer.limits import AdaptiveLimit, Limits
 from aioflux._transfer.session import Session
-from aioflux._transfer.writer import ObjectWriter, WriteRequest
+from aioflux._transfer.writer import ObjectWriter
 from aioflux.testing.faults import Fault
 from tests.transfer.rig import PART, Rig, pattern, refused_for_good
 

@@ -14,6 +14,7 @@ from tests.transfer.rig import Rig, pattern
 
 if TYPE_CHECKING:
     import aioflux
+    from aioflux._services.base import ReadRequest
     from aioflux._transfer.session import Session
 
 DATA = pattern(3500)
@@ -76,8 +77,8 @@ def answer_sizes(rig: Rig, *sizes: int, generation: str | None = None) -> None:
     """Let the next answers tell these sizes."""
     inner, rest = rig.service.get, list(sizes)
 
-    async def changed(key: str, **settings: Any) -> Any:
-        body = await inner(key, **settings)
+    async def changed(request: ReadRequest, **settings: Any) -> Any:
+        body = await inner(request, **settings)
         if generation is not None:
             body.generation = generation
         return replace(body, size=rest.pop(0)) if rest else body

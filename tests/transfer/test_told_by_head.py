@@ -9,7 +9,7 @@ import pytest
 
 import aioflux
 from aioflux import ChecksumError, PermissionDeniedError, TransientError
-from aioflux._services.base import Body
+from aioflux._services.base import Body, ListRequest, ReadRequest
 from aioflux._transfer.get_small import Fetched, judge_small
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ async def as_s3(store: aioflux.Store, **declared: Any) -> MemoryService:
     service.capabilities = replace(service.capabilities, **declared)
     plain_get, plain_list = service.get, service.list_page
 
-    async def get(key: str, **asked: Any) -> Any:
-        body = await plain_get(key, **asked)
-        is_whole = not asked.get("start") and len(body.data) == body.size
+    async def get(request: ReadRequest, **settings: Any) -> Any:
+        body = await plain_get(request, **settings)
+        is_whole = not request.start and len(body.data) == body.size
         body.crc32c = body.crc32c if is_whole else None
         return body
 
-    async def list_page(prefix: str, **asked: Any) -> Any:
-        page = await plain_list(prefix, **asked)
+    async def list_page(request: ListRequest) -> Any:
+        page = await plain_list(request)
         return replace(page, objects=[replace(meta, crc32c=None) for meta in page.objects])
 
     service.get, service.list_page = get, list_page
@@ -54,9 +54,9 @@ async def test_a_large_object_is_compared_with_what_head_tells(*, guarded: bool)
         assert await store.get(meta) == await store.get("a") == data
         plain = service.get
 
-        async def flipped(key: str, **asked: Any) -> Any:
-            body = await plain(key, **asked)
-            if asked.get("start") and body.data:
+        async def flipped(request: ReadRequest, **settings: Any) -> Any:
+            body = await plain(request, **settings)
+            if request.start and body.data:
                 memoryview(body.data)[0] = 1
             return body
 
@@ -142,8 +142,8 @@ async def test_few_and_those_far_apart_are_deleted_one_by_one() -> None:
         service: Any = store._sessions.current().service
         plain = service.list_page
 
-        async def endless(prefix: str, **asked: Any) -> Any:
-            return replace(await plain(prefix), next_token="more")
+        async def endless(request: ListRequest) -> Any:
+            return replace(await plain(ListRequest(request.prefix)), next_token="more")
 
         service.list_page = endless
         rest = [f"{at}" for at in range(10) if at not in {1, 2}]

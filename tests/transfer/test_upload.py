@@ -20,16 +20,11 @@ from aioflux import (
     TransferOptions,
     TransientError,
 )
-from aioflux._services.base import Precondition, UploadedPart
+from aioflux._services.base import Precondition, UploadedPart, WriteRequest
 from aioflux._services.memory import MemoryService
 from aioflux._transfer.list import list_pages
-from aioflux._transfer.writer import (
-    TEMPORARY_PREFIX,
-    ObjectWriter,
-    WriteRequest,
-    plan_part_size,
-    put,
-)
+from aioflux._transfer.put import write_request
+from aioflux._transfer.writer import TEMPORARY_PREFIX, ObjectWriter, plan_part_size, put
 from aioflux._values.checksums import crc32c
 from aioflux.testing.faults import Fault
 from tests.transfer.rig import LOSE, MIB, PART, REFUSE, Rig, pattern, refused_for_good
@@ -400,7 +395,7 @@ async def test_a_whole_object_is_sent_from_where_it_is_to_its_end(rig: Rig) -> N
 @pytest.mark.parametrize("key", [TEMPORARY_PREFIX + "x", "run/" + TEMPORARY_PREFIX + "x"])
 def test_what_listings_leave_out_cannot_be_written(key: str) -> None:
     with pytest.raises(ValueError, match="take another key"):
-        WriteRequest(key)
+        write_request(key, Precondition())
 
 
 async def test_a_part_that_is_held_as_another_is_sent_again(rig: Rig) -> None:
@@ -474,11 +469,11 @@ class Forgetful(MemoryService):
         return UploadedPart(number, "", size)
 
     async def complete_upload(
-        self, key: str, upload_id: str, parts: Sequence[UploadedPart], **settings: object
+        self, request: WriteRequest, upload_id: str, parts: Sequence[UploadedPart]
     ) -> ObjectMeta:
         assert [part.number for part in parts] == list(range(1, len(parts) + 1))
         size = sum(part.size for part in parts)
-        return ObjectMeta(key=key, uri=self.uri(key), size=size)
+        return ObjectMeta(key=request.key, uri=self.uri(request.key), size=size)
 
 
 async def test_parts_grow_and_the_memory_bound_holds_or_is_told(

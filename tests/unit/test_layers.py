@@ -117,7 +117,7 @@ MAY_IMPORT: dict[str, str] = {
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "threading": ("_bridge", "testing", "cli"),
     "_thread": ("_bridge", "testing", "cli"),
-    "os.register_at_fork": ("_bridge", "testing.gcs_server._forks"),
+    "os.register_at_fork": ("_bridge", "testing.gcs_server._fork"),
     "torch": ("data", "checkpoint", "integrations", "compat", "cli"),
     "aiohttp": ("_http", "_auth", "_services.gcs"),
     "gcloud": ("_auth", "_services.gcs"),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aioflux._services.azure.sender import AzureSender
+    from aioflux._services.base import ListRequest
 
 __all__ = ["AzureLister"]
 
@@ -30,18 +31,10 @@ class AzureLister(Lister["AzureSender"]):
         self._path = path
         self._sorted: dict[str, listing.ListedPage] = {}
 
-    async def page(
-        self,
-        prefix: str,
-        *,
-        start_offset: str,
-        end_offset: str,
-        delimiter: str,
-        page_token: str,
-        size: int,
-    ) -> Page:
-        marker, _, offset = page_token.rpartition(":")
-        found = self._sorted.pop(page_token, None)
+    async def page(self, request: ListRequest, size: int) -> Page:
+        prefix, delimiter = request.prefix, request.delimiter
+        marker, _, offset = request.page_token.rpartition(":")
+        found = self._sorted.pop(request.page_token, None)
         if found is None:
             found = await self.read(prefix, delimiter=delimiter, marker=marker, size=size)
             if offset or listing.is_in_doubt(found):
@@ -51,8 +44,8 @@ class AzureLister(Lister["AzureSender"]):
             page = listing.in_range(
                 found,
                 prefix=whole,
-                start=start_offset and self._prefix + start_offset,
-                end=end_offset and self._prefix + end_offset,
+                start=request.start_offset and self._prefix + request.start_offset,
+                end=request.end_offset and self._prefix + request.end_offset,
             )
         except ValueError as exc:
             raise wrong_page(self._uri(prefix), exc) from exc

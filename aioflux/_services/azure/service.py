@@ -30,7 +30,7 @@ from aioflux._services.azure.lister import AzureLister
 from aioflux._services.azure.md5 import md5, md5_header, md5_now
 from aioflux._services.azure.sender import AzureSender
 from aioflux._services.base import Body, Capabilities, Precondition
-from aioflux._services.http import COMPLETE_SECONDS, DELETE_SECONDS, HTTPService, ReadRequest
+from aioflux._services.http import COMPLETE_SECONDS, DELETE_SECONDS, EncodedRead, HTTPService
 from aioflux._services.sender import CONDITIONAL, PLAIN, Terms
 from aioflux._services.status import EmptyPages
 from aioflux._values.meta import OpenUpload
@@ -41,7 +41,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping, Sequence
 
     from aioflux._http import Response, Waiter
-    from aioflux._services.base import Exchange, Source, UploadedPart
+    from aioflux._services.base import (
+        Exchange,
+        ReadRequest,
+        Source,
+        UploadedPart,
+        WriteRequest,
+    )
     from aioflux._values.meta import ObjectMeta
     from aioflux.options import Timeouts
 
@@ -112,6 +118,7 @@ class AzureService(HTTPService):
         self._sender = AzureSender(access, pool, origin, self.uri)
         self._lister = AzureLister(self._sender, self._container_path, prefix, uri=self.uri)
         self._verify = verify
+        self._own_uploads: set[str] = set()
 
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
         headers = [wire.match_header(generation)] if generation else []
@@ -129,32 +136,31 @@ class AzureService(HTTPService):
             raise self._foreign("read the metadata of", key, response)
         return wire.meta_from_headers(response.headers, key=key, uri=self.uri(key), size=int(told))
 
-    def _read_request(self, key: str, generation: str, start: int, end: int | None) -> ReadRequest:
-        is_range = start > 0 or end is not None
-        headers = [reading.range_header(start, end)] if is_range else []
+    def _encode_read(self, request: ReadRequest) -> EncodedRead:
+        key, generation, start, end = request
+        has_range = start > 0 or end is not None
+        headers = [reading.range_header(start, end)] if has_range else []
         if generation:
             headers.append(wire.match_header(generation))
-        return self._path(key), headers, is_range, False
+        return EncodedRead(self._path(key), headers, has_range)
 
-    def begin_get(self, key: str, *, generation: str, end: int, waiter: Waiter) -> Exchange | None:
-        # An ETag that is none could change the request; `get` says so.
-        if _PLAIN_ETAG.fullmatch(generation) is None:
+    def begin_get(self, request: ReadRequest, waiter: Waiter) -> Exchange | None:
+        # Another ETag could change the request; `get` rejects it.
+        if _PLAIN_ETAG.fullmatch(request.generation) is None:
             return None
-        target, headers, _, _ = self._read_request(key, generation, 0, end)
-        return self._sender.begin_read(target, headers, waiter, end=end)
+        target, headers, _, _ = self._encode_read(request)
+        assert request.end is not None
+        return self._sender.begin_read(target, headers, waiter, end=request.end)
 
-    def end_get(
-        self, key: str, exchange: Exchange, answer: Response, *, generation: str, end: int
-    ) -> Body | None:
-        body = super().end_get(key, exchange, answer, generation=generation, end=end)
-        expected = None if body is None else self._expected_md5(key, answer, body, 0)
+    def end_get(self, request: ReadRequest, exchange: Exchange, response: Response) -> Body | None:
+        body = super().end_get(request, exchange, response)
+        expected = None if body is None else self._expected_md5(request, response, body)
         if expected is not None:
-            self._compare(key, md5_now([memoryview(answer.body)]), expected)
+            self._compare(request.key, md5_now([memoryview(response.body)]), expected)
         return body
 
-    def _read_answer(
-        self, key: str, response: Response, start: int, end: int | None, generation: str
-    ) -> Body | None:
+    def _decode_read(self, request: ReadRequest, response: Response) -> Body | None:
+        key, generation, start, end = request
         self._refuse_directory(response, key)
         status, headers = response.status, response.headers
         if status == 416 or (status == 206 and not response.num_bytes):
@@ -177,22 +183,23 @@ class AzureService(HTTPService):
         )
 
     def _check_whole(
-        self, key: str, response: Response, body: Body, start: int
+        self, request: ReadRequest, response: Response, body: Body
     ) -> Awaitable[None] | None:
-        expected = self._expected_md5(key, response, body, start)
-        return None if expected is None else self._check_md5(key, body, expected)
+        expected = self._expected_md5(request, response, body)
+        return None if expected is None else self._check_md5(request.key, body, expected)
 
     async def _check_md5(self, key: str, body: Body, expected: bytes) -> None:
         self._compare(key, await md5([memoryview(body.data)]), expected)
 
-    def _expected_md5(self, key: str, response: Response, body: Body, start: int) -> bytes | None:
+    def _expected_md5(self, request: ReadRequest, response: Response, body: Body) -> bytes | None:
         """Return the MD5 that a body must have: of one that is a whole blob, if it tells one."""
-        if not self._verify or start or not body.size or len(body.data) != body.size:
+        is_whole = not request.start and len(body.data) == body.size
+        if not self._verify or not body.size or not is_whole:
             return None
         try:
             return wire.md5_of(response.headers, is_part=response.status == 206)
         except ValueError as exc:
-            raise self._damaged(key, exc) from exc
+            raise self._damaged(request.key, exc) from exc
 
     def _compare(self, key: str, actual: bytes, expected: bytes) -> None:
         if actual != expected:
@@ -205,40 +212,26 @@ class AzureService(HTTPService):
             )
 
     async def put(
-        self,
-        key: str,
-        data: bytes | memoryview,
-        *,
-        crc32c: int | None,
-        precondition: Precondition,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
+        self, request: WriteRequest, data: bytes | memoryview, *, crc32c: int | None
     ) -> ObjectMeta:
         headers = [(b"x-ms-blob-type", b"BlockBlob")]
-        headers += wire.object_headers(content_type, metadata)
-        headers += wire.precondition_headers(precondition)
+        headers += wire.object_headers(request.content_type, request.metadata)
+        headers += wire.precondition_headers(request.precondition)
         if crc32c is not None:
             headers.append(await md5_header([data]))
         response = await self._sender.send(
             b"PUT",
-            self._path(key),
+            self._path(request.key),
             "write",
-            key,
+            request.key,
             headers=headers,
             body=data,
-            terms=CONDITIONAL if precondition else PLAIN,
+            terms=CONDITIONAL if request.precondition else PLAIN,
         )
-        size = memoryview(data).nbytes
-        return self._stored(response, key, size, content_type, metadata)
+        return self._stored(request, response, memoryview(data).nbytes)
 
-    def _stored(
-        self,
-        response: Response,
-        key: str,
-        size: int,
-        content_type: str,
-        metadata: Mapping[str, str] | None,
-    ) -> ObjectMeta:
+    def _stored(self, request: WriteRequest, response: Response, size: int) -> ObjectMeta:
+        key = request.key
         if not wire.etag_of(response.headers):
             raise self._foreign("write", key, response)
         return wire.meta_from_headers(
@@ -246,9 +239,9 @@ class AzureService(HTTPService):
             key=key,
             uri=self.uri(key),
             size=size,
-            # The answer's own headers are those of its own body, not the object's.
-            content_type=content_type or wire.DEFAULT_TYPE,
-            metadata=dict(metadata or {}),
+            # The headers of the response describe its own body, not the object.
+            content_type=request.content_type or wire.DEFAULT_TYPE,
+            metadata=dict(request.metadata or {}),
         )
 
     async def delete(self, key: str, *, generation: str = "") -> None:
@@ -355,14 +348,13 @@ class AzureService(HTTPService):
             storage_class="",
         )
 
-    async def initiate_upload(
-        self, key: str, *, content_type: str = "", metadata: Mapping[str, str] | None = None
-    ) -> str:
+    async def initiate_upload(self, request: WriteRequest) -> str:
         """See base class. No request: an upload is what the ids of its blocks have in common."""
-        self._path(key)
-        wire.object_headers(content_type, metadata)  # what is refused is refused now
+        # A ValueError of these is raised now, before parts are sent.
+        self._path(request.key)
+        wire.object_headers(request.content_type, request.metadata)
         upload_id = wire.new_upload_id(time.time(), os.urandom(12))
-        self._begun[upload_id] = (content_type, dict(metadata or {}))
+        self._own_uploads.add(upload_id)
         return upload_id
 
     def _part_target(self, key: str, upload_id: str, number: int) -> bytes:
@@ -379,14 +371,9 @@ class AzureService(HTTPService):
         return wire.block_id(upload_id, number) if is_written else ""
 
     async def complete_upload(
-        self,
-        key: str,
-        upload_id: str,
-        parts: Sequence[UploadedPart],
-        *,
-        precondition: Precondition,
+        self, request: WriteRequest, upload_id: str, parts: Sequence[UploadedPart]
     ) -> ObjectMeta:
-        content_type, metadata = self._begun.get(upload_id, ("", {}))
+        key, precondition = request.key, request.precondition
         response = await self._sender.send(
             b"PUT",
             wire.query_target(self._path(key), {"comp": "blocklist"}),
@@ -394,15 +381,15 @@ class AzureService(HTTPService):
             key,
             headers=[
                 (b"Content-Type", b"application/xml"),
-                *wire.object_headers(content_type, metadata),
+                *wire.object_headers(request.content_type, request.metadata),
                 *wire.precondition_headers(precondition),
             ],
             body=wire.block_list(part.etag for part in parts),
             head_seconds=COMPLETE_SECONDS,
             terms=CONDITIONAL if precondition else PLAIN,
         )
-        meta = self._stored(response, key, sum(part.size for part in parts), content_type, metadata)
-        self._begun.pop(upload_id, None)
+        meta = self._stored(request, response, sum(part.size for part in parts))
+        self._own_uploads.discard(upload_id)
         return meta
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
@@ -413,7 +400,8 @@ class AzureService(HTTPService):
         its key. One that `Store.clean` found is dropped by making an empty blob of it, if there is
         none, which is deleted at once; where others write the key it is left alone.
         """
-        if self._begun.pop(upload_id, None) is not None:
+        if upload_id in self._own_uploads:
+            self._own_uploads.remove(upload_id)
             return
         held = await self._blocks(key)
         if held is None or held.has_committed or not held.uncommitted:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from types import SimpleNamespace
 
-    from aioflux._services.base import Precondition, Source
+    from aioflux._services.base import Precondition, Source, WriteRequest
     from aioflux.options import Timeouts
 
 __all__ = ["GCSControl", "token_of"]
@@ -170,23 +170,23 @@ class GCSControl:
         self,
         key: str,
         sources: Sequence[tuple[str, Source]],
+        request: WriteRequest,
         *,
-        precondition: Precondition,
-        content_type: str,
-        metadata: Mapping[str, str] | None,
         uri: str,
     ) -> wire.ObjectResource:
         """Concatenate objects; `sources` are pairs of whole key and source."""
-        destination: dict[str, Any] = {"contentType": content_type} if content_type else {}
-        if metadata:
-            destination["metadata"] = dict(metadata)
+        destination: dict[str, Any] = {}
+        if request.content_type:
+            destination["contentType"] = request.content_type
+        if request.metadata:
+            destination["metadata"] = dict(request.metadata)
         rows = [
             {"name": whole, **({"generation": source.generation} if source.generation else {})}
             for whole, source in sources
         ]
         body = json.dumps({"sourceObjects": rows, "destination": destination}).encode()
         url = f"{self._root}/{wire.quote_key(key)}/compose"
-        params = wire.precondition_params(precondition)
+        params = wire.precondition_params(request.precondition)
         answer = await self._call(
             lambda: self._send("post", url, params=params, body=body), action="compose", uri=uri
         )

@@ -22,7 +22,7 @@ from aioflux._services.gcs import read as reading
 from aioflux._services.gcs import wire
 from aioflux._services.gcs.control import GCSControl
 from aioflux._services.gcs.sender import GCSSender
-from aioflux._services.http import COMPLETE_SECONDS, ReadRequest
+from aioflux._services.http import COMPLETE_SECONDS, EncodedRead
 from aioflux._services.ranges import byte_range, size_past_the_end
 from aioflux._services.status import not_a_listing, wrong_page
 from aioflux._services.xml_uploads import XMLService
@@ -33,7 +33,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from aioflux._http import Response, Waiter
-    from aioflux._services.base import Exchange, Source, UploadedPart
+    from aioflux._services.base import (
+        Exchange,
+        ListRequest,
+        ReadRequest,
+        Source,
+        UploadedPart,
+        WriteRequest,
+    )
     from aioflux._values.listing import Kind
     from aioflux._values.meta import ObjectMeta
     from aioflux.options import Timeouts
@@ -99,11 +106,13 @@ class GCSService(XMLService):
         resource = await self._control.head(self._name(key), generation=generation, uri=uri)
         return self._meta(resource, key)
 
-    def begin_get(self, key: str, *, generation: str, end: int, waiter: Waiter) -> Exchange | None:
-        # A generation that is none could change the request; `get` says so, or the service does.
+    def begin_get(self, request: ReadRequest, waiter: Waiter) -> Exchange | None:
+        # Another generation could change the request; `get` rejects it, or the service does.
+        key, generation, _, end = request
         is_plain = not generation or (generation.isascii() and generation.isdigit())
         if not (is_plain and self._sender.is_ready()):
             return None
+        assert end is not None
         return self._sender.begin(
             self._target(key, generation), b"Range: bytes=0-%d\r\n" % (end - 1), waiter, end=end
         )
@@ -112,14 +121,14 @@ class GCSService(XMLService):
         path = self._path(key)
         return b"%b?generation=%b" % (path, generation.encode()) if generation else path
 
-    def _read_request(self, key: str, generation: str, start: int, end: int | None) -> ReadRequest:
-        is_range = start > 0 or end is not None
-        headers = ((b"Range", byte_range(start, end)),) if is_range else ()
-        return self._target(key, generation), headers, is_range, False
+    def _encode_read(self, request: ReadRequest) -> EncodedRead:
+        key, generation, start, end = request
+        has_range = start > 0 or end is not None
+        headers = ((b"Range", byte_range(start, end)),) if has_range else ()
+        return EncodedRead(self._target(key, generation), headers, has_range)
 
-    def _read_answer(
-        self, key: str, response: Response, start: int, end: int | None, generation: str
-    ) -> Body | None:
+    def _decode_read(self, request: ReadRequest, response: Response) -> Body | None:
+        key, generation, start, end = request
         status, headers = response.status, response.headers
         if status == 416:
             past = size_past_the_end(headers, start=start)
@@ -150,23 +159,17 @@ class GCSService(XMLService):
         except ValueError as exc:
             raise self._damaged(key, exc) from exc
 
-    def _stored(
-        self,
-        response: Response,
-        key: str,
-        size: int,
-        content_type: str,
-        metadata: Mapping[str, str] | None,
-    ) -> ObjectMeta:
+    def _stored(self, request: WriteRequest, response: Response, size: int) -> ObjectMeta:
+        key = request.key
         try:
             meta = wire.meta_from_headers(
                 response.headers,
                 key=key,
                 uri=self.uri(key),
                 size=size,
-                # The answer's own Content-Type is that of its own body, not the object's.
-                content_type=content_type,
-                metadata=metadata or {},
+                # The Content-Type of the response is that of its own body, not the object's.
+                content_type=request.content_type or wire.DEFAULT_TYPE,
+                metadata=request.metadata or {},
             )
         except ValueError as exc:
             raise self._damaged(key, exc) from exc
@@ -175,25 +178,15 @@ class GCSService(XMLService):
         return meta
 
     async def put(
-        self,
-        key: str,
-        data: bytes | memoryview,
-        *,
-        crc32c: int | None,
-        precondition: Precondition,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
+        self, request: WriteRequest, data: bytes | memoryview, *, crc32c: int | None
     ) -> ObjectMeta:
-        headers = wire.object_headers(content_type, metadata) + wire.precondition_headers(
-            precondition
-        )
+        headers = wire.object_headers(request.content_type, request.metadata)
+        headers += wire.precondition_headers(request.precondition)
         headers += wire.hash_headers(crc32c)
         response = await self._sender.send(
-            b"PUT", self._path(key), "write", key, headers=headers, body=data
+            b"PUT", self._path(request.key), "write", request.key, headers=headers, body=data
         )
-        return self._stored(
-            response, key, memoryview(data).nbytes, content_type or wire.DEFAULT_TYPE, metadata
-        )
+        return self._stored(request, response, memoryview(data).nbytes)
 
     async def delete(self, key: str, *, generation: str = "") -> None:
         # On the data plane: aiohttp sends a DELETE again by itself where its connection was lost,
@@ -205,27 +198,18 @@ class GCSService(XMLService):
         if response.num_bytes:
             raise self._foreign("delete", key, response)
 
-    async def list_page(
-        self,
-        prefix: str,
-        *,
-        start_offset: str = "",
-        end_offset: str = "",
-        delimiter: str = "",
-        match_glob: str = "",
-        page_token: str = "",
-        page_size: int | None = None,
-    ) -> Page:
+    async def list_page(self, request: ListRequest) -> Page:
+        prefix, glob = request.prefix, request.match_glob
         query = {
             "fields": listing.LIST_FIELDS,
-            "prettyPrint": "false",  # by default a third of an answer is spaces
-            "maxResults": str(page_size or self.capabilities.page_size),
+            "prettyPrint": "false",  # by default a third of a response is spaces
+            "maxResults": str(request.page_size or self.capabilities.page_size),
             "prefix": self._prefix + prefix,
-            "startOffset": start_offset and self._prefix + start_offset,
-            "endOffset": end_offset and self._prefix + end_offset,
-            "delimiter": delimiter,
-            "matchGlob": match_glob and listing.escape_glob(self._prefix) + match_glob,
-            "pageToken": page_token,
+            "startOffset": request.start_offset and self._prefix + request.start_offset,
+            "endOffset": request.end_offset and self._prefix + request.end_offset,
+            "delimiter": request.delimiter,
+            "matchGlob": glob and listing.escape_glob(self._prefix) + glob,
+            "pageToken": request.page_token,
         }
         query = {name: value for name, value in query.items() if value}
         target = f"{self._list_path}?{urlencode(query)}".encode()
@@ -242,7 +226,7 @@ class GCSService(XMLService):
                 prefix=self._prefix + prefix,
                 start_offset=query.get("startOffset", ""),
                 end_offset=query.get("endOffset", ""),
-                page_token=page_token,
+                page_token=request.page_token,
             )
         except ValueError as exc:
             raise wrong_page(uri, exc) from exc
@@ -258,25 +242,14 @@ class GCSService(XMLService):
             next_token=page.next_page_token,
         )
 
-    async def compose(
-        self,
-        key: str,
-        sources: Sequence[Source],
-        *,
-        precondition: Precondition,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
-    ) -> ObjectMeta:
-        uri = self.uri(key)
+    async def compose(self, request: WriteRequest, sources: Sequence[Source]) -> ObjectMeta:
         resource = await self._control.compose(
-            self._name(key),
+            self._name(request.key),
             [(self._name(source.key), source) for source in sources],
-            precondition=precondition,
-            content_type=content_type,
-            metadata=metadata,
-            uri=uri,
+            request,
+            uri=self.uri(request.key),
         )
-        return self._meta(resource, key)
+        return self._meta(resource, request.key)
 
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
         resource = await self._control.copy(
@@ -289,10 +262,8 @@ class GCSService(XMLService):
         )
         return self._meta(resource, key)
 
-    def _upload_headers(
-        self, content_type: str, metadata: Mapping[str, str] | None
-    ) -> list[tuple[bytes, bytes]]:
-        return wire.object_headers(content_type, metadata)
+    def _upload_headers(self, request: WriteRequest) -> list[tuple[bytes, bytes]]:
+        return wire.object_headers(request.content_type, request.metadata)
 
     async def _part_headers(
         self, pieces: Sequence[bytes | memoryview], crc32c: int
@@ -303,15 +274,10 @@ class GCSService(XMLService):
         return wire.hash_crc32c(response.headers.get(b"x-goog-hash"))
 
     async def complete_upload(
-        self,
-        key: str,
-        upload_id: str,
-        parts: Sequence[UploadedPart],
-        *,
-        precondition: Precondition,
+        self, request: WriteRequest, upload_id: str, parts: Sequence[UploadedPart]
     ) -> ObjectMeta:
-        assert not precondition  # the service would complete in silence whatever it says
-        action = "complete the upload of"
+        assert not request.precondition  # the service would ignore it
+        key, action = request.key, "complete the upload of"
         response = await self._sender.send(
             b"POST",
             multipart.abort_target(self._path(key), upload_id),
@@ -322,11 +288,7 @@ class GCSService(XMLService):
             head_seconds=COMPLETE_SECONDS,
         )
         etag = self._fields(response, "ETag", action, key)["ETag"].strip('"')
-        size = sum(part.size for part in parts)
-        # What the upload was begun with: the headers describe the answer's own XML.
-        content_type, metadata = self._begun.get(upload_id, ("", {}))
-        meta = self._stored(response, key, size, content_type, metadata)
-        self._begun.pop(upload_id, None)
+        meta = self._stored(request, response, sum(part.size for part in parts))
         return replace(meta, etag=etag)
 
     async def granted_permissions(self, permissions: Sequence[str]) -> Sequence[str]:

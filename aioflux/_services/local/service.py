@@ -20,11 +20,19 @@ from __future__ import annotations
 import itertools
 import os
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aioflux._http.memory import BytesBuffer
-from aioflux._services.base import Body, Capabilities, Page, Service, UploadedPart
+from aioflux._services.base import (
+    Body,
+    Capabilities,
+    Page,
+    Service,
+    UploadedPart,
+    WriteRequest,
+)
 from aioflux._services.local.checksums import read_checksum
 from aioflux._services.local.errors import error_of
 from aioflux._services.local.threads import BLOCK_BYTES, Stop, in_thread
@@ -43,7 +51,7 @@ from aioflux._services.local.write import (
     locked,
     new_temporary,
     prune,
-    replace,
+    replace_file,
     write_all,
 )
 from aioflux._services.xml_multipart import combined_crc32c
@@ -60,9 +68,9 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from aioflux._services.base import Into, Precondition, Source
+    from aioflux._services.base import Into, ListRequest, Precondition, ReadRequest, Source
 
 __all__ = ["LocalService"]
 
@@ -96,7 +104,7 @@ class LocalService(Service):
         self._root = Path(directory)
         super().__init__(root_uri=f"file://{quote_path(directory.rstrip('/'))}/", prefix="")
         self._uploads: dict[str, tuple[str, Path]] = {}
-        self._walks: dict[str, tuple[tuple[str, ...], Walk]] = {}
+        self._walks: dict[str, tuple[ListRequest, Walk]] = {}
         self._tokens = itertools.count(1)
 
     def uri(self, key: str = "") -> str:
@@ -115,15 +123,8 @@ class LocalService(Service):
     def _status(self, key: str) -> tuple[str, os.stat_result]:
         return status_of(str(self._root), key)
 
-    async def get(
-        self,
-        key: str,
-        *,
-        generation: str = "",
-        start: int = 0,
-        end: int | None = None,
-        into: Into | None = None,
-    ) -> Body:
+    async def get(self, request: ReadRequest, *, into: Into | None = None) -> Body:
+        key, generation, start, end = request
         check_key(key)
 
         def read(stop: Stop) -> Body:
@@ -168,17 +169,11 @@ class LocalService(Service):
             )
 
     async def put(
-        self,
-        key: str,
-        data: bytes | memoryview,
-        *,
-        crc32c: int | None,
-        precondition: Precondition,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
+        self, request: WriteRequest, data: bytes | memoryview, *, crc32c: int | None
     ) -> ObjectMeta:
+        key = request.key
         check_key(key)
-        self._refuse_metadata(key, metadata)
+        self._refuse_metadata(request)
 
         def write(stop: Stop) -> ObjectMeta:
             with self._mapped("write", key), self._temporary(key) as (path, temporary):
@@ -186,7 +181,7 @@ class LocalService(Service):
                     checksum = write_all(file.fileno(), data, 0, stop)
                     self._compare(key, checksum, crc32c)
                     meta = self._finish(file.fileno(), key, checksum)
-                return self._reveal(temporary, path, meta, precondition, stop)
+                return self._reveal(temporary, path, meta, request.precondition, stop)
 
         return await in_thread(write)
 
@@ -208,28 +203,22 @@ class LocalService(Service):
 
         await in_thread(remove)
 
-    async def list_page(
-        self,
-        prefix: str,
-        *,
-        start_offset: str = "",
-        end_offset: str = "",
-        delimiter: str = "",
-        match_glob: str = "",
-        page_token: str = "",
-        page_size: int | None = None,
-    ) -> Page:
-        asked = (prefix, start_offset, end_offset, delimiter)
-        _, _, next_key = page_token.partition("/")
-        before, walk = self._walks.pop(page_token, ((), None))
-        limit = page_size or self.capabilities.page_size
+    async def list_page(self, request: ListRequest) -> Page:
+        prefix = request.prefix
+        listing = replace(request, page_token="", page_size=None)
+        _, _, next_key = request.page_token.partition("/")
+        before, walk = self._walks.pop(request.page_token, (None, None))
+        limit = request.page_size or self.capabilities.page_size
 
         def read(_: Stop) -> tuple[Page, Walk]:
-            if walk is not None and before == asked:
+            if walk is not None and before == listing:
                 going = walk
             else:
-                going = Walk(str(self._root), prefix, max(prefix, start_offset, next_key))
-            found, prefixes, follows = going.take(limit, end=end_offset, delimiter=delimiter)
+                start = max(prefix, request.start_offset, next_key)
+                going = Walk(str(self._root), prefix, start)
+            found, prefixes, follows = going.take(
+                limit, end=request.end_offset, delimiter=request.delimiter
+            )
             metas = [self._meta(key, status, "", None) for key, status in found]
             token = f"{next(self._tokens)}/{follows}" if follows else ""
             return Page(metas, prefixes, token), going
@@ -237,23 +226,16 @@ class LocalService(Service):
         with self._mapped("list", prefix):
             page, going = await in_thread(read)
         if page.next_token:
-            self._walks[page.next_token] = (asked, going)
+            self._walks[page.next_token] = (listing, going)
         while len(self._walks) > _MAX_WALKS:
             del self._walks[next(iter(self._walks))]
         return page
 
-    async def compose(
-        self,
-        key: str,
-        sources: Sequence[Source],
-        *,
-        precondition: Precondition,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
-    ) -> ObjectMeta:
+    async def compose(self, request: WriteRequest, sources: Sequence[Source]) -> ObjectMeta:
+        key = request.key
         for each in (key, *(source.key for source in sources)):
             check_key(each)
-        self._refuse_metadata(key, metadata)
+        self._refuse_metadata(request)
 
         def concatenate(stop: Stop) -> ObjectMeta:
             with self._mapped("compose", key), self._temporary(key) as (path, temporary):
@@ -264,7 +246,7 @@ class LocalService(Service):
                         checksum = combine_crc32c(checksum, own, num_bytes)
                         size += num_bytes
                     meta = self._finish(target.fileno(), key, checksum)
-                return self._reveal(temporary, path, meta, precondition, stop)
+                return self._reveal(temporary, path, meta, request.precondition, stop)
 
         return await in_thread(concatenate)
 
@@ -298,17 +280,12 @@ class LocalService(Service):
         return self._meta(key, status, "", read_checksum(descriptor, status))
 
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
-        return await self.compose(key, [source], precondition=precondition)
+        return await self.compose(WriteRequest(key, precondition), [source])
 
-    async def initiate_upload(
-        self,
-        key: str,
-        *,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
-    ) -> str:
+    async def initiate_upload(self, request: WriteRequest) -> str:
+        key = request.key
         check_key(key)
-        self._refuse_metadata(key, metadata)
+        self._refuse_metadata(request)
 
         def begin(_: Stop) -> Path:
             with self._mapped("write", key):
@@ -349,13 +326,9 @@ class LocalService(Service):
         return await in_thread(write)
 
     async def complete_upload(
-        self,
-        key: str,
-        upload_id: str,
-        parts: Sequence[UploadedPart],
-        *,
-        precondition: Precondition,
+        self, request: WriteRequest, upload_id: str, parts: Sequence[UploadedPart]
     ) -> ObjectMeta:
+        key = request.key
         temporary = self._upload(key, upload_id)
         expected = sum(part.size for part in parts)
 
@@ -367,7 +340,7 @@ class LocalService(Service):
                     uri = self.uri(key)
                     raise ChecksumError(f"{uri} has {meta.size} bytes, not {expected}", uri=uri)
                 path = temporary.with_name(key.rpartition("/")[2])
-                self._reveal(temporary, path, meta, precondition, stop)
+                self._reveal(temporary, path, meta, request.precondition, stop)
                 temporary.unlink(missing_ok=True)
                 return meta
 
@@ -436,9 +409,9 @@ class LocalService(Service):
         uri = self.uri(key)
         return PreconditionFailedError(f"{uri} has generation {actual}, not {expected}", uri=uri)
 
-    def _refuse_metadata(self, key: str, metadata: Mapping[str, str] | None) -> None:
-        if metadata:
-            uri = self.uri(key)
+    def _refuse_metadata(self, request: WriteRequest) -> None:
+        if request.metadata:
+            uri = self.uri(request.key)
             raise UnsupportedError(f"{uri} cannot carry metadata: files keep none", uri=uri)
 
     def _reveal(
@@ -462,7 +435,7 @@ class LocalService(Service):
             else:
                 if expected is not None and (actual := self._current(key)) != expected:
                     raise self._changed(key, actual, expected)
-                replace(temporary, path)
+                replace_file(temporary, path)
         return meta
 
     def _current(self, key: str) -> str | None:

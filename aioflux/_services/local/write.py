@@ -45,7 +45,7 @@ __all__ = [
     "locked",
     "new_temporary",
     "prune",
-    "replace",
+    "replace_file",
     "write_all",
 ]
 
@@ -240,7 +240,7 @@ def link_new(temporary: Path, path: Path) -> None:
     sync_directory(path.parent)
 
 
-def replace(temporary: Path, path: Path) -> None:
+def replace_file(temporary: Path, path: Path) -> None:
     """Give a file the name of another, or of none.
 
     Raises:

@@ -11,7 +11,7 @@ from aioflux.errors import StorageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aioflux._services.base import Precondition
+    from aioflux._services.base import WriteRequest
     from aioflux._services.s3.service import S3Service
     from aioflux._values.meta import ObjectMeta
 
@@ -29,24 +29,20 @@ def plan_copy(size: int, part_bytes: int = _PART_BYTES) -> list[tuple[int, int]]
 
 async def copy_by_parts(
     service: S3Service,
-    original: ObjectMeta,
-    key: str,
+    request: WriteRequest,
+    size: int,
     source_headers: Sequence[tuple[bytes, bytes]],
-    *,
-    precondition: Precondition,
 ) -> ObjectMeta:
-    """Copy an object by parts; nothing of it stays where that fails.
+    """Copy an object by parts; nothing of it stays if that fails.
 
     Args:
-        service: Where.
-        original: What is copied.
-        key: Where to.
-        source_headers: What names it in a request, pinned.
-        precondition: What must hold for the write.
+        service: The service.
+        request: The copy.
+        size: Size of the source, in bytes.
+        source_headers: Headers that name the source, pinned.
     """
-    upload_id = await service.initiate_upload(
-        key, content_type=original.content_type, metadata=original.metadata
-    )
+    key = request.key
+    upload_id = await service.initiate_upload(request)
     places = asyncio.Semaphore(_MAX_IN_FLIGHT)
 
     async def part(number: int, start: int, end: int) -> UploadedPart:
@@ -59,10 +55,10 @@ async def copy_by_parts(
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(part(number, start, end))
-                for number, (start, end) in enumerate(plan_copy(original.size), 1)
+                for number, (start, end) in enumerate(plan_copy(size), 1)
             ]
         parts = [task.result() for task in tasks]
-        return await service.complete_upload(key, upload_id, parts, precondition=precondition)
+        return await service.complete_upload(request, upload_id, parts)
     except BaseException as exc:
         failure = exc.exceptions[0] if isinstance(exc, BaseExceptionGroup) else exc
         try:

@@ -13,6 +13,7 @@ from aioflux._services.status import EmptyPages, not_a_listing, wrong_page
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from aioflux._services.base import ListRequest
     from aioflux._services.s3.sender import S3Sender
 
 __all__ = ["S3Lister"]
@@ -50,26 +51,18 @@ class S3Lister(Lister["S3Sender"]):
         # What is left of such listings, by the tokens of their next pages.
         self._sorted: dict[str, listing.ListPage] = {}
 
-    async def page(
-        self,
-        prefix: str,
-        *,
-        start_offset: str,
-        end_offset: str,
-        delimiter: str,
-        page_token: str,
-        size: int,
-    ) -> Page:
-        start = start_offset and self._prefix + start_offset
-        end = end_offset and self._prefix + end_offset
-        ask = partial(self._ask_page, prefix, delimiter, size)
+    async def page(self, request: ListRequest, size: int) -> Page:
+        prefix, page_token = request.prefix, request.page_token
+        start = request.start_offset and self._prefix + request.start_offset
+        end = request.end_offset and self._prefix + request.end_offset
+        ask = partial(self._ask_page, prefix, request.delimiter, size)
         page = self._sorted.pop(page_token, None)
         if page is None and not self._is_unsorted:
             page = await ask(start, page_token)
         if page is None or self._is_unsorted or not listing.is_sorted(page):
             self._is_unsorted = True
             self._note_unsorted()
-            most = 0 if delimiter else size
+            most = 0 if request.delimiter else size
             page = await self._sorted_page(ask, page, prefix, page_token, start, most)
         if page_token and page.next_token == page_token:
             raise wrong_page(self._uri(prefix), "the next page is the same one again")

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aioflux._services import xml_multipart as multipart
-from aioflux._services.base import Body, Capabilities, Precondition
-from aioflux._services.http import COMPLETE_SECONDS, ReadRequest, is_too_long
+from aioflux._services.base import Body, Capabilities, Precondition, WriteRequest
+from aioflux._services.http import COMPLETE_SECONDS, EncodedRead, is_too_long
 from aioflux._services.s3 import read as reading
 from aioflux._services.s3 import wire
 from aioflux._services.s3.conditions import refuse_ignored, unquoted_endpoints
@@ -41,7 +41,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from aioflux._http import Response, Waiter
-    from aioflux._services.base import Exchange, Source, UploadedPart
+    from aioflux._services.base import (
+        Exchange,
+        ReadRequest,
+        Source,
+        UploadedPart,
+    )
     from aioflux.options import Timeouts
 
 __all__ = ["S3Service"]
@@ -232,14 +237,17 @@ class S3Service(XMLService):
             headers, key=key, uri=self.uri(key), size=size, crc32c=checksum
         )
 
-    def _read_request(self, key: str, generation: str, start: int, end: int | None) -> ReadRequest:
+    def _encode_read(self, request: ReadRequest) -> EncodedRead:
+        key, generation, start, end = request
         pin = wire.parse_pin(generation)
         is_guess = not generation and start == 0 and self._guesses.asks_for_all(end)
         asked = b"" if is_guess else reading.byte_range(start, end, pin)
         headers = wire.read_headers(pin, asked)
-        return self._target(key, pin), headers, bool(asked), is_guess
+        return EncodedRead(self._target(key, pin), headers, bool(asked), is_guess)
 
-    def begin_get(self, key: str, *, generation: str, end: int, waiter: Waiter) -> Exchange | None:
+    def begin_get(self, request: ReadRequest, waiter: Waiter) -> Exchange | None:
+        key, generation, _, end = request
+        assert end is not None
         try:
             pin = wire.parse_pin(generation)
         except ValueError:
@@ -254,29 +262,28 @@ class S3Service(XMLService):
     def _guessed_wrong(self) -> None:
         self._guesses.was_wrong()
 
-    def end_get(
-        self, key: str, exchange: Exchange, answer: Response, *, generation: str, end: int
-    ) -> Body | None:
+    def end_get(self, request: ReadRequest, exchange: Exchange, response: Response) -> Body | None:
         self._guesses.under_way.discard(exchange)
-        return super().end_get(key, exchange, answer, generation=generation, end=end)
+        return super().end_get(request, exchange, response)
 
-    def fail_get(self, key: str, exchange: Exchange, error: Exception) -> StorageError | None:
+    def fail_get(
+        self, request: ReadRequest, exchange: Exchange, error: Exception
+    ) -> StorageError | None:
         is_guess = exchange in self._guesses.under_way
         self._guesses.under_way.discard(exchange)
-        found = super().fail_get(key, exchange, error)
+        found = super().fail_get(request, exchange, error)
         if is_guess and is_too_long(error):
             # Maybe it is longer than was guessed: `get` looks again, and asks for a range.
             self._guesses.was_wrong()
             return None
         return found
 
-    def drop_get(self, exchange: Exchange) -> None:
+    def abort_get(self, exchange: Exchange) -> None:
         self._guesses.under_way.discard(exchange)
-        super().drop_get(exchange)
+        super().abort_get(exchange)
 
-    def _read_answer(
-        self, key: str, response: Response, start: int, end: int | None, generation: str
-    ) -> Body | None:
+    def _decode_read(self, request: ReadRequest, response: Response) -> Body | None:
+        key, generation, start, end = request
         status, headers = response.status, response.headers
         if status == 416:
             past = reading.size_past_the_end(headers, response.body, start=start)
@@ -333,19 +340,13 @@ class S3Service(XMLService):
         )
 
     async def put(
-        self,
-        key: str,
-        data: bytes | memoryview,
-        *,
-        crc32c: int | None,
-        precondition: Precondition,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
+        self, request: WriteRequest, data: bytes | memoryview, *, crc32c: int | None
     ) -> ObjectMeta:
-        headers = wire.object_headers(content_type, metadata)
+        key = request.key
+        headers = wire.object_headers(request.content_type, request.metadata)
         if self._has_checksums:
             headers += wire.hash_headers(crc32c)
-        condition = await self._compared(key, precondition)
+        condition = await self._compared(key, request.precondition)
 
         async def send(is_quoted: bool) -> Response:
             spelled = wire.precondition_headers(condition, is_quoted=is_quoted)
@@ -368,8 +369,7 @@ class S3Service(XMLService):
             checksum = self._told_checksum(response.headers)
         except ValueError as exc:
             raise self._damaged(key, exc) from exc
-        size = memoryview(data).nbytes
-        return self._stored(key, etag, size, checksum, content_type, metadata)
+        return self._stored(request, etag, memoryview(data).nbytes, checksum)
 
     async def delete(self, key: str, *, generation: str = "") -> None:
         pin = wire.parse_pin(generation)
@@ -439,9 +439,8 @@ class S3Service(XMLService):
         condition = precondition if self._is_compared(precondition) else Precondition()
         try:
             if original.size > wire.MAX_COPY_BYTES:
-                return await copy_by_parts(
-                    self, original, key, source_headers, precondition=precondition
-                )
+                request = WriteRequest(key, precondition, original.content_type, original.metadata)
+                return await copy_by_parts(self, request, original.size, source_headers)
             response = await self._sender.send(
                 b"PUT",
                 self._path(key),
@@ -508,11 +507,9 @@ class S3Service(XMLService):
                 f"could not write {uri}: it is not what was expected there", uri=uri, status=412
             )
 
-    def _upload_headers(
-        self, content_type: str, metadata: Mapping[str, str] | None
-    ) -> list[tuple[bytes, bytes]]:
+    def _upload_headers(self, request: WriteRequest) -> list[tuple[bytes, bytes]]:
         return [
-            *wire.object_headers(content_type, metadata),
+            *wire.object_headers(request.content_type, request.metadata),
             *wire.upload_headers(has_checksums=self._has_checksums),
         ]
 
@@ -542,13 +539,9 @@ class S3Service(XMLService):
         return self._fields(response, "ETag", action, key)["ETag"]
 
     async def complete_upload(
-        self,
-        key: str,
-        upload_id: str,
-        parts: Sequence[UploadedPart],
-        *,
-        precondition: Precondition,
+        self, request: WriteRequest, upload_id: str, parts: Sequence[UploadedPart]
     ) -> ObjectMeta:
+        key, precondition = request.key, request.precondition
         await self._check(key, precondition)
         size = sum(part.size for part in parts)
         condition = precondition if self._is_compared(precondition) else Precondition()
@@ -569,10 +562,8 @@ class S3Service(XMLService):
             terms=Terms(is_conditional=bool(condition), is_completion=True),
         )
         fields = self._fields(response, "ETag", action, key)
-        content_type, metadata = self._begun.pop(upload_id, ("", {}))
         told = self._told_crc32c(fields, key)
-        etag = fields["ETag"].strip('"')
-        return self._stored(key, etag, size, told, content_type, metadata)
+        return self._stored(request, fields["ETag"].strip('"'), size, told)
 
     def _path(self, key: str) -> bytes:
         return wire.quote_name(self._prefix + key)
@@ -611,23 +602,17 @@ class S3Service(XMLService):
             raise self._damaged(key, exc) from exc
 
     def _stored(
-        self,
-        key: str,
-        etag: str,
-        size: int,
-        checksum: int | None,
-        content_type: str,
-        metadata: Mapping[str, str] | None,
+        self, request: WriteRequest, etag: str, size: int, checksum: int | None
     ) -> ObjectMeta:
         return ObjectMeta(
-            key=key,
-            uri=self.uri(key),
+            key=request.key,
+            uri=self.uri(request.key),
             size=size,
             etag=etag,
             generation=wire.generation_of(etag, size),
             crc32c=checksum if self._has_checksums else None,
-            content_type=content_type or wire.DEFAULT_TYPE,
-            metadata=dict(metadata or {}),
+            content_type=request.content_type or wire.DEFAULT_TYPE,
+            metadata=dict(request.metadata or {}),
         )
 
 

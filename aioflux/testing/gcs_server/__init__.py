@@ -1,10 +1,24 @@
-"""A server that speaks the JSON and XML API of Google Cloud Storage, for tests and trials."""
+"""Server with the JSON and XML API of Google Cloud Storage, for tests."""
 
+from aioflux.testing.gcs_server._app import Hook
+from aioflux.testing.gcs_server._connection import Limits
 from aioflux.testing.gcs_server._errors import APIError
-from aioflux.testing.gcs_server._faults import Fault
-from aioflux.testing.gcs_server._limits import Limits
+from aioflux.testing.gcs_server._fault import Fault
+from aioflux.testing.gcs_server._messages import Request, Response
 from aioflux.testing.gcs_server._network import Network
 from aioflux.testing.gcs_server._server import GCSServer
+from aioflux.testing.gcs_server._state import State
 from aioflux.testing.gcs_server._stats import OperationStats
 
-__all__ = ["APIError", "Fault", "GCSServer", "Limits", "Network", "OperationStats"]
+__all__ = [
+    "APIError",
+    "Fault",
+    "GCSServer",
+    "Hook",
+    "Limits",
+    "Network",
+    "OperationStats",
+    "Request",
+    "Response",
+    "State",
+]

@@ -1,4 +1,4 @@
-"""From a request to a response: route, ask the hooks, run the handler, render errors."""
+"""Application: routes requests, calls hooks and handlers, and builds error responses."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from aioflux.testing.gcs_server import (
     _xml_multipart,
     _xml_objects,
 )
+from aioflux.testing.gcs_server._connection import Limits
 from aioflux.testing.gcs_server._errors import APIError
-from aioflux.testing.gcs_server._limits import Limits
 from aioflux.testing.gcs_server._messages import Request, Response, error_response
 from aioflux.testing.gcs_server._routes import Route, Router, is_json_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from aioflux.testing.gcs_server._connection import Connection
     from aioflux.testing.gcs_server._state import State
-    from aioflux.testing.gcs_server._wire import Connection
 
 _log = logging.getLogger(__name__)
 _SCRATCH_BYTES = 256 << 10
@@ -50,29 +50,29 @@ ROUTES: tuple[Route, ...] = (
 
 
 class Hook:
-    """Watches or disturbs requests: base of faults, limits and counters.
+    """Base of faults, network limits and counters: called around the handler of each request.
 
-    The first hook is the outermost: its `before` comes first and its `after` last. A hook behind
-    one that answers in place of the handler does not learn of the request.
+    The first hook is the outermost: its `before` is called first and its `after` last. Hooks behind
+    one that responds in place of the handler are not called.
 
-    `request.match.operation` names the operation in all of them.
+    `request.match.operation` names the operation in all methods.
     """
 
     def before(self, request: Request) -> Response | None:
-        """Answer in place of the handler, so that nothing is committed; None lets it run."""
+        """Return a response in place of the handler's, or None to run the handler."""
 
     def after(self, request: Request, response: Response) -> Response:
-        """Change what is sent, once the handler has committed.
+        """Return the response to send, once the handler has committed.
 
-        The result is another response or the same with a `delivery`; a lost response is
+        It may be another response or the same with a `delivery`; a lost response is
         `Delivery(cut_at=BEFORE_HEAD)`.
         """
         return response
 
     def finished(self, request: Request, response: Response) -> None:
-        """Learn that the last of the response is about to leave, or its connection has ended.
+        """Note that the last byte of a response is about to be sent, or its connection has ended.
 
-        A client that has its answer can rely on this having been called.
+        It is called before the client has the whole response.
         """
 
 
@@ -80,8 +80,8 @@ class App:
     """The server without its socket.
 
     Args:
-        state: What the handlers work on.
-        routes: The operations; further ones may be added to `ROUTES`.
+        state: Buckets, objects and uploads.
+        routes: The operations.
         limits: Bounds on a single request.
     """
 
@@ -94,38 +94,38 @@ class App:
         self.connections: set[Connection] = set()
         self.num_opened = 0
         self._hooks: tuple[Hook, ...] = ()
-        self._last_hooks: tuple[Hook, ...] = ()
+        self._finished_hooks: tuple[Hook, ...] = ()
         self._routes = (*routes, *_json_batch.batch_routes(self))
         self._router = Router(self._routes)
 
     def handle(self, request: Request) -> Response:
-        """Answer a request; never raises."""
+        """Return the response to a request; never raises."""
         try:
             request.match = self._router.match(request.method, request.target)
         except APIError as exc:
             return error_response(exc, xml=not is_json_target(request.target))
         try:
-            return self._disturbed(request)
+            return self._run_hooks(request)
         except Exception:
             return _internal_error(request)
 
-    def _disturbed(self, request: Request) -> Response:
-        hooks, num_entered = self._hooks, 0
-        refusal = None
+    def _run_hooks(self, request: Request) -> Response:
+        hooks, num_called = self._hooks, 0
+        early = None
         for hook in hooks:
-            num_entered += 1
-            refusal = hook.before(request)
-            if refusal is not None:
+            num_called += 1
+            early = hook.before(request)
+            if early is not None:
                 break
-        response = refusal or self.run(request)
-        for hook in hooks[:num_entered][::-1]:
+        response = early or self.run(request)
+        for hook in hooks[:num_called][::-1]:
             response = hook.after(request, response)
         return response
 
     def finished(self, request: Request, response: Response) -> None:
-        """Pass on that the last of a response is about to leave."""
-        if self._last_hooks and hasattr(request, "match"):
-            for hook in self._last_hooks:
+        """Call `Hook.finished`."""
+        if self._finished_hooks and hasattr(request, "match"):
+            for hook in self._finished_hooks:
                 try:
                     hook.finished(request, response)
                 except Exception:
@@ -133,16 +133,16 @@ class App:
 
     @property
     def hooks(self) -> tuple[Hook, ...]:
-        """What watches or disturbs requests, the outermost first."""
+        """Hooks around the handlers, the outermost first."""
         return self._hooks
 
     @hooks.setter
     def hooks(self, hooks: tuple[Hook, ...]) -> None:
         self._hooks = hooks
-        self._last_hooks = tuple(hook for hook in hooks if type(hook).finished != Hook.finished)
+        self._finished_hooks = tuple(hook for hook in hooks if type(hook).finished != Hook.finished)
 
     def add_routes(self, routes: Iterable[Route]) -> None:
-        """Serve further operations."""
+        """Add operations."""
         self._routes += tuple(routes)
         self._router = Router(self._routes)
 
@@ -152,11 +152,11 @@ class App:
         self.num_opened += 1
 
     def closed(self, connection: Connection) -> None:
-        """Forget a connection."""
+        """Remove a connection that has ended."""
         self.connections.discard(connection)
 
     def run(self, request: Request) -> Response:
-        """Run the handler of a request that has been matched, without the hooks."""
+        """Run the handler of a matched request, without the hooks."""
         try:
             with self.state.lock:
                 return request.match.route.handler(self.state, request)
@@ -167,7 +167,7 @@ class App:
 
 
 def _internal_error(request: Request) -> Response:
-    """Log the exception that is being handled, and answer 500."""
+    """Log the current exception, and return a 500."""
     _log.exception("%s failed", request.match.operation)
     error = APIError(500, "internalError", "We encountered an internal error.")
     return error_response(error, xml=not request.match.url.is_json)

@@ -1,4 +1,4 @@
-"""Where the bytes of objects lie: a small interface, and memory behind it."""
+"""Bytes of objects: an interface, and its implementation in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from aioflux.testing.gcs_server._memory import is_owned
+from aioflux.testing.gcs_server._buffer_pool import is_owned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,30 +31,30 @@ class Blob(ABC):
         """Release the bytes: their owner is gone."""
 
     def views(self, start: int, end: int) -> Sequence[Buffer]:
-        """Return the bytes `[start, end)` in the pieces in which they lie, without a copy."""
+        """Return the bytes `[start, end)` as they are stored, without a copy."""
         return (self.view(start, end),)
 
     def leaves(self) -> Sequence[Blob]:
-        """Return the blobs that this one is made of, none of which is made of others."""
+        """Return the blobs that this one consists of, none of which is a joined one."""
         return (self,)
 
 
 class Blobs(ABC):
-    """Makes blobs."""
+    """Store of blobs."""
 
     @abstractmethod
     def put(self, pieces: Iterable[Buffer]) -> Blob:
-        """Store pieces, one after another, as one blob."""
+        """Store the concatenation of pieces as one blob."""
 
     @abstractmethod
     def share(self, leaf: Blob) -> Blob:
-        """Return a second blob of the same bytes, with a life of its own."""
+        """Return a second blob of the same bytes, discarded separately."""
 
     def concat(self, blobs: Sequence[Blob]) -> Blob:
-        """Make a new blob of the bytes of several, leaving the sources alone.
+        """Return the concatenation of blobs, which stay.
 
-        Large leaves are shared and small neighbours are copied together, so that it takes
-        little time and an object that grows by many small steps does not fall to dust.
+        Large leaves are shared and small neighbours are copied together: it takes little time, and
+        an object that grows by many small steps does not become a list of small leaves.
         """
         groups = group([leaf for blob in blobs for leaf in blob.leaves() if leaf.size])
         made = [
@@ -67,7 +67,7 @@ class Blobs(ABC):
 
 
 class JoinedBlob(Blob):
-    """Several blobs, one after another.
+    """Concatenation of several blobs.
 
     Args:
         leaves: The blobs, none of them empty or joined; they belong to this one now.
@@ -105,16 +105,16 @@ class JoinedBlob(Blob):
 
 
 def group(leaves: Sequence[Blob]) -> list[list[Blob]]:
-    """Divide leaves into runs: those below 256 KiB lie with neighbours, others alone."""
+    """Group leaves in order: several of 256 KiB together at most, larger ones alone."""
     groups: list[list[Blob]] = []
-    room = 0
+    free = 0
     for leaf in leaves:
-        if leaf.size <= room:
+        if leaf.size <= free:
             groups[-1].append(leaf)
-            room -= leaf.size
+            free -= leaf.size
         else:
             groups.append([leaf])
-            room = _LEAF_BYTES - leaf.size
+            free = _LEAF_BYTES - leaf.size
     return groups
 
 
@@ -134,11 +134,11 @@ class MemoryBlob(Blob):
         return memoryview(self._data)[start:end]
 
     def discard(self) -> None:
-        """See base class; the garbage collector does it."""
+        """See base class; left to the garbage collector."""
 
 
 class MemoryBlobs(Blobs):
-    """Keeps every blob in memory."""
+    """Store in memory."""
 
     def put(self, pieces: Iterable[Buffer]) -> Blob:
         """See base class."""

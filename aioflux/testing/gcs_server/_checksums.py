@@ -1,4 +1,4 @@
-"""CRC32C and MD5: of bodies, of a whole from its parts, and as requests declare them."""
+"""CRC32C and MD5: of bodies, combined from parts, and as requests declare them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _WINDOW = 256 * 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Declared:
-    """The checksums that a writer says its bytes have; None says nothing."""
+    """Checksums that a writer declares; None is none."""
 
     crc32c: int | None = None
     md5: bytes | None = None
 
     def check(self, *, crc32c: int, md5: bytes | None) -> None:
-        """Compare with what arrived; an MD5 that was not computed is not compared.
+        """Compare with those of the received bytes; an MD5 that was not computed is not compared.
 
         Raises:
             APIError: 400, in the XML API `BadDigest`.
@@ -74,11 +74,11 @@ def declare(*, crc32c: str | None, md5: str | None) -> Declared:
     )
 
 
-def agreed(first: Declared, second: Declared) -> Declared:
-    """Join what is declared in two places.
+def merge_declared(first: Declared, second: Declared) -> Declared:
+    """Merge the checksums declared in two places.
 
     Raises:
-        APIError: 400, they differ, so that one of them is wrong.
+        APIError: 400, they differ.
     """
     for one, other in ((first.crc32c, second.crc32c), (first.md5, second.md5)):
         if None not in (one, other) and one != other:
@@ -90,7 +90,7 @@ def agreed(first: Declared, second: Declared) -> Declared:
 
 
 class Digest:
-    """crc32c and MD5 of bytes that come one piece after another.
+    """crc32c and MD5 of bytes in pieces.
 
     Args:
         with_md5: Compute the MD5, which takes ten times as long as the crc32c.
@@ -102,11 +102,11 @@ class Digest:
 
     @property
     def md5(self) -> bytes | None:
-        """MD5 of what came so far."""
+        """MD5 of the pieces so far."""
         return None if self._md5 is None else self._md5.digest()
 
     def update(self, piece: Buffer) -> None:
-        """Go on with a piece."""
+        """Add a piece."""
         for window in _windows(piece):
             self.crc32c = google_crc32c.extend(self.crc32c, window)
             if self._md5 is not None:
@@ -114,7 +114,7 @@ class Digest:
 
 
 def hash_pieces(pieces: Iterable[Buffer], *, with_md5: bool = True) -> tuple[int, bytes | None]:
-    """Return the crc32c and, where it is asked for, the MD5 of pieces, one after another."""
+    """Return the crc32c and, with `with_md5`, the MD5 of the concatenation of pieces."""
     digest = Digest(with_md5=with_md5)
     for piece in pieces:
         digest.update(piece)
@@ -122,7 +122,7 @@ def hash_pieces(pieces: Iterable[Buffer], *, with_md5: bool = True) -> tuple[int
 
 
 def _windows(piece: Buffer) -> Iterable[bytes]:
-    """Copy memory that google-crc32c refuses (all but `bytes`) in pieces that stay in cache."""
+    """Copy memory that google-crc32c rejects (all but `bytes`) in pieces that fit a cache."""
     if isinstance(piece, bytes):
         return (piece,)
     view = memoryview(piece)
@@ -130,12 +130,12 @@ def _windows(piece: Buffer) -> Iterable[bytes]:
 
 
 def encode_crc32c(crc32c: int) -> str:
-    """Write a crc32c as GCS does: big-endian, base64."""
+    """Encode a crc32c as GCS does: big-endian, base64."""
     return base64.b64encode(crc32c.to_bytes(4, "big")).decode()
 
 
 def combine_crc32c(parts: Iterable[tuple[int, int]]) -> int:
-    """Return the crc32c of a whole from the crc32c and size in bytes of each part in turn.
+    """Return the crc32c of a concatenation from the crc32c and size in bytes of each part.
 
     Appending n bytes multiplies a checksum by x^(8n) in the field of the polynomial, as in the
     `crc32_combine` of zlib.

@@ -1,6 +1,6 @@
-"""How the bytes of one response leave: a pure schedule of sends, waits and cuts.
+"""Plans of sending one response: steps of sends, waits and cuts.
 
-The wire runs the schedule with `loop.call_later`; nothing here knows a clock or a socket.
+The connection runs the steps with `loop.call_later`; nothing here knows a clock or a socket.
 """
 
 from __future__ import annotations
@@ -9,19 +9,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from aioflux.testing.gcs_server._messages import Buffer
+    from collections.abc import Callable, Iterator
 
 SLICE_BYTES = 16 << 20  # views cost nothing: 8 MiB whole went out 1.3 times as fast as by 1 MiB
 BEFORE_HEAD = -1
 _PACED_SECONDS = 0.01
-_LINK_BYTES = 64 << 10  # what one response may send before another has its turn
+_LINK_BYTES = 64 << 10  # sent by one response before another goes on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delivery:
-    """How to send one response. Byte positions count the body only."""
+    """Delays, pace and cuts of one response. Byte positions count the body only."""
 
     delay_seconds: float = 0.0
     """Wait before the first byte of the head."""
@@ -35,8 +33,8 @@ class Delivery:
     bytes_per_second: float | None = None
     """Pace of the body."""
     link: Callable[[int], float] | None = None
-    """A way shared with other responses: told a number of bytes, it returns the seconds until
-    they may go."""
+    """Bandwidth shared with other responses: takes a number of bytes, returns the seconds until
+    they may be sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +64,7 @@ PLAIN = Delivery()
 
 
 def steps(size: int, delivery: Delivery | None) -> Iterator[Step]:
-    """Plan the sending of a body of `size` bytes.
-
-    Args:
-        size: Length of the body in bytes.
-        delivery: How to misbehave; None not at all.
-
-    Yields:
-        The steps in order. `Send(0, 0)` writes the head alone.
-    """
+    """Yield the steps that send a body of `size` bytes; `Send(0, 0)` writes the head alone."""
     plan = delivery or PLAIN
     if plan.delay_seconds > 0:
         yield Wait(plan.delay_seconds)
@@ -95,7 +85,7 @@ def steps(size: int, delivery: Delivery | None) -> Iterator[Step]:
 
 
 def _spread(start: int, end: int, plan: Delivery) -> Iterator[Step]:
-    """Send a range in slices, with waits between them where a pace is asked for."""
+    """Send a range in slices, with waits between them if there is a pace."""
     pace, link = plan.bytes_per_second, plan.link
     size = SLICE_BYTES if link is None else _LINK_BYTES
     if pace is not None:
@@ -109,17 +99,3 @@ def _spread(start: int, end: int, plan: Delivery) -> Iterator[Step]:
         yield Send(position, stop)
         if pace is not None:
             yield Wait((stop - position) / pace)
-
-
-def cut_out(pieces: Sequence[Buffer], start: int, end: int) -> list[Buffer]:
-    """Select the bytes `[start, end)` of a sequence of buffers, without a copy."""
-    selected: list[Buffer] = []
-    offset = 0
-    for piece in pieces:
-        low, high = max(start - offset, 0), min(end - offset, len(piece))
-        if low < high:
-            selected.append(memoryview(piece)[low:high])
-        offset += len(piece)
-        if offset >= end:
-            break
-    return selected

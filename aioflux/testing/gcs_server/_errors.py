@@ -1,21 +1,39 @@
-"""The errors of the server, and the JSON and XML bodies in which GCS sends them."""
+"""Errors of the server, and the JSON and XML bodies in which GCS sends them."""
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from xml.sax.saxutils import escape
 
 import msgspec
 
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+_JSON_REASONS = {
+    401: "authError",
+    403: "forbidden",
+    404: "notFound",
+    405: "methodNotAllowed",
+    408: "requestTimeout",
+    411: "required",
+    412: "conditionNotMet",
+    413: "uploadTooLarge",
+    429: "rateLimitExceeded",
+    431: "headersTooLarge",
+    503: "backendError",
+}
 _XML_CODES = {
     400: "InvalidArgument",
     403: "AccessDenied",
     404: "NoSuchKey",
     405: "MethodNotAllowed",
+    408: "RequestTimeout",
     409: "Conflict",
     411: "MissingContentLength",
     412: "PreconditionFailed",
+    413: "EntityTooLarge",
     416: "InvalidRange",
     429: "SlowDown",
+    431: "MetadataTooLarge",
     500: "InternalError",
     501: "NotImplemented",
     503: "ServiceUnavailable",
@@ -29,12 +47,12 @@ _XML_MESSAGES = {
 
 
 class APIError(Exception):
-    """A refusal that is sent to the caller; any layer of the server raises it.
+    """An error that is sent to the client; any layer of the server raises it.
 
     Args:
         status: HTTP status.
-        reason: Machine-readable word of the JSON API (`notFound`, `conditionNotMet`, ...).
-        message: Sentence for people.
+        reason: Reason in the JSON API (`notFound`, `conditionNotMet`, ...).
+        message: Message in both APIs.
         code: Error code of the XML API; by default the usual one of `status`.
         headers: Extra response headers, such as the `Content-Range` of a 416.
     """
@@ -56,19 +74,25 @@ class APIError(Exception):
         self.headers = headers
 
     def json_body(self) -> bytes:
-        """Render the body that the JSON API sends."""
+        """Encode the body of the JSON API."""
         detail = {"message": self.message, "domain": "global", "reason": self.reason}
         error = {"code": self.status, "message": self.message, "errors": [detail]}
         return msgspec.json.encode({"error": error})
 
     def xml_body(self) -> bytes:
-        """Render the body that the XML API sends."""
+        """Encode the body of the XML API."""
         message = _XML_MESSAGES.get(self.code, self.message)
         return (
             "<?xml version='1.0' encoding='UTF-8'?>"
             f"<Error><Code>{escape(self.code)}</Code><Message>{escape(message)}</Message>"
             f"<Details>{escape(self.message)}</Details></Error>"
         ).encode()
+
+
+def status_error(status: int, headers: tuple[tuple[str, str], ...] = ()) -> APIError:
+    """Build the error that GCS sends with a status; any from 200 on, also one without a name."""
+    reason = _JSON_REASONS.get(status, "internalError" if status >= 500 else "invalid")
+    return APIError(status, reason, _PHRASES.get(status, "Unknown"), headers=headers)
 
 
 def no_such_bucket(bucket: str) -> APIError:
@@ -82,7 +106,7 @@ def no_such_object(bucket: str, name: str) -> APIError:
 
 
 def invalid(message: str) -> APIError:
-    """Build the 400 for a request that cannot be understood."""
+    """Build the 400 for a malformed request."""
     return APIError(400, "invalid", message)
 
 

@@ -1,7 +1,7 @@
-"""The `fields` parameter: which parts of a JSON answer the caller wants.
+"""The `fields` parameter: a mask of the parts of a JSON response to send.
 
-A mask is a tree of field names: `items(name,size),prefixes` asks for two fields of each item and
-for all of `prefixes`. `a/b` is short for `a(b)`, and `*` stands for every name.
+A mask is a tree of field names: `items(name,size),prefixes` selects two fields of each item and
+all of `prefixes`. `a/b` is short for `a(b)`, and `*` means every name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aioflux.testing.gcs_server._messages import Headers
 
 Mask: TypeAlias = "Mapping[str, Mask | None]"
-"""Field names, each with what is wanted below it; None wants everything below."""
+"""Field names, each with the mask below it; None selects everything below."""
 
 _TOKEN = re.compile(r"[^,()/]+|[,()/]")
 _MAX_DEPTH = 32
@@ -41,7 +41,7 @@ def parse_fields(text: str) -> Mask:
 
 
 def select(value: Any, mask: Mask | None) -> Any:
-    """Return the parts of a JSON value that a mask asks for."""
+    """Return the parts of a JSON value that a mask selects."""
     if mask is None:
         return value
     if isinstance(value, list):
@@ -59,7 +59,7 @@ def select(value: Any, mask: Mask | None) -> Any:
 def resource_response(
     request: Request, value: dict[str, Any], *, headers: Headers = ()
 ) -> Response:
-    """Answer with a resource, or with the parts of it that `fields` asks for.
+    """Build a response with a resource, or with the parts of it that `fields` selects.
 
     Raises:
         APIError: 400, `fields` is malformed.
@@ -91,15 +91,15 @@ def _parse_item(tokens: list[str], depth: int) -> tuple[str, Mask | None]:
         return name, {inner: below}
     if follows == "(":
         tokens.pop()
-        wanted = _parse_list(tokens, depth + 1)
+        below = _parse_list(tokens, depth + 1)
         if not tokens or tokens.pop() != ")":
             raise _invalid_selection(name)
-        return name, wanted
+        return name, below
     return name, None
 
 
 def _union(first: Mask | None, second: Mask | None) -> Mask | None:
-    """Return the mask that asks for what either of two asks for."""
+    """Return the mask that selects what either of two selects."""
     if first is None or second is None:
         return None
     merged = dict(first)

@@ -1,4 +1,4 @@
-"""Bytes of objects in files: one per leaf, never changed once a record names it."""
+"""Bytes of objects in files: one per leaf, unchanged once a record names it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aioflux.testing.gcs_server._messages import Buffer
 
 _MAPPED_BYTES = 1024 * 1024
-"""From here on a mapping is cheaper than a copy."""
+"""Size from which on a mapping is cheaper than a copy."""
 
 
 class FileBlob(Blob):
@@ -53,13 +53,13 @@ class FileBlob(Blob):
 
 
 class FileBlobs(Blobs):
-    """Keeps every blob in a file of its own.
+    """Store with a file for each blob.
 
-    A file that no record names is a leftover; `sweep` deletes those of a killed server.
+    `sweep` deletes files that no record names: leftovers of a killed server.
 
     Args:
-        root: Directory for the files and nothing else; made where it is missing.
-        fsync: Wait until the disk has the bytes: they then survive a loss of power, too.
+        root: Directory for these files only; created if it is missing.
+        fsync: Flush the bytes to the disk, so that they survive a loss of power, too.
     """
 
     def __init__(self, root: Path, *, fsync: bool = False) -> None:
@@ -72,7 +72,7 @@ class FileBlobs(Blobs):
         """See base class.
 
         Raises:
-            OSError: The disk is full, for one; nothing is left behind.
+            OSError: For example, the disk is full; the file is deleted.
         """
         path, size = self._new_path(), 0
         try:
@@ -98,7 +98,7 @@ class FileBlobs(Blobs):
         return FileBlob(path, leaf.size)
 
     def open(self, names: Sequence[str]) -> Blob:
-        """Return the blob whose leaves have these names: those that `names_of` gave.
+        """Return the blob whose leaves have these names, which `names_of` returned.
 
         Raises:
             OSError: A file is missing.
@@ -123,5 +123,5 @@ class FileBlobs(Blobs):
 
 
 def names_of(blob: Blob) -> list[str]:
-    """Return the names by which `FileBlobs.open` finds a blob again."""
+    """Return the names by which `FileBlobs.open` finds a blob."""
     return [leaf.path.rpartition("/")[2] for leaf in blob.leaves() if isinstance(leaf, FileBlob)]

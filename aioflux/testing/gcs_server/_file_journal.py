@@ -1,12 +1,12 @@
-"""Records of buckets, objects and uploads in files, each put in place by one rename.
+"""Files of a server's state: each record is put in place by one rename, and read at a start.
 
     root/lock                                  held while a server uses the directory
-    root/generations                           no generation up to this is given out again
+    root/generations                           no generation up to this is used again
     root/data/XX/ID                            bytes, see FileBlobs
     root/buckets/HASH/bucket.json              a bucket exists from here on
     root/buckets/HASH/objects/XX/HASH.json     an object: its name, metadata and leaves of bytes
     root/uploads/ID/upload.json, N.json        an open multipart upload and its parts
-    root/sessions/ID.json                      a resumable upload, and what it has received
+    root/sessions/ID.json                      a resumable upload with its received bytes
     root/new/                                  records being written
 
 HASH is the SHA-256 of a name, so that no name can lead out of the directory. Bytes are written
@@ -28,30 +28,33 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from aioflux.testing.gcs_server import _forks
-from aioflux.testing.gcs_server._file_blobs import names_of
-from aioflux.testing.gcs_server._state import Journal
+from aioflux.testing.gcs_server import _fork
+from aioflux.testing.gcs_server._checksums import Declared, Digest
+from aioflux.testing.gcs_server._file_blobs import FileBlobs, names_of
+from aioflux.testing.gcs_server._preconditions import Preconditions
+from aioflux.testing.gcs_server._records import (
+    Attributes,
+    Bucket,
+    MultipartUpload,
+    ObjectRecord,
+    Part,
+    ResumableUpload,
+)
+from aioflux.testing.gcs_server._state import Journal, State
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
-
-    from aioflux.testing.gcs_server._records import (
-        Bucket,
-        MultipartUpload,
-        ObjectRecord,
-        Part,
-        ResumableUpload,
-    )
 
 _RESERVED_US = 1_000_000
 
 
 class FileJournal(Journal):
-    """Keeps records in a directory.
+    """Journal in a directory.
 
     Args:
-        root: The directory; made where it is missing.
-        fsync: Wait for the disk at each record: it then survives a loss of power, too.
+        root: The directory; created if it is missing.
+        fsync: Flush each record to the disk, so that it survives a loss of power, too.
 
     Raises:
         RuntimeError: Another server uses the directory.
@@ -69,13 +72,13 @@ class FileJournal(Journal):
         """See base class.
 
         Raises:
-            RuntimeError: It was closed: another server may have changed the directory since.
+            RuntimeError: It is closed: another server may have changed the directory since.
         """
         if not self._unlock.alive:
-            raise RuntimeError(f"the server of {self._root} was stopped: make a new one")
+            raise RuntimeError(f"the server of {self._root} was stopped: create a new one")
 
     def close(self) -> None:
-        """Let another server use the directory; does nothing when called again."""
+        """Let another server use the directory; a second call does nothing."""
         self._unlock()
 
     # --- changes -------------------------------------------------------------------------
@@ -141,7 +144,7 @@ class FileJournal(Journal):
         self._unlink(self._session(upload))
 
     def reserve_generations(self, generation: int) -> None:
-        """See base class: a second's worth at a time."""
+        """See base class: reserves those of a second at once."""
         if generation > self._reserved:
             self._reserved = generation + _RESERVED_US
             self._write(self._root / "generations", self._reserved)
@@ -162,7 +165,7 @@ class FileJournal(Journal):
         return self._root / "sessions" / f"{upload.upload_id}.json"
 
     def _write(self, path: Path, document: object) -> None:
-        """Put a record in place, whole or not at all."""
+        """Put a record in place, atomically."""
         self.open()
         new = self._root / "new" / uuid.uuid4().hex
         with new.open("xb") as file:
@@ -171,19 +174,19 @@ class FileJournal(Journal):
                 file.flush()
                 os.fsync(file.fileno())
         new.replace(path)
-        self._settle(path.parent)
+        self._sync_directory(path.parent)
 
     def _unlink(self, path: Path) -> None:
         path.unlink()
-        self._settle(path.parent)
+        self._sync_directory(path.parent)
 
     def _drop_directory(self, directory: Path, record: str) -> None:
-        """Delete a directory, which ends with its record."""
+        """Delete a directory, its record first."""
         self._unlink(directory / record)
         shutil.rmtree(directory)
 
-    def _settle(self, directory: Path) -> None:
-        """Wait until the disk knows of a name that has come or gone."""
+    def _sync_directory(self, directory: Path) -> None:
+        """Flush the names in a directory to the disk."""
         if not self._fsync:
             return
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -193,6 +196,107 @@ class FileJournal(Journal):
             os.close(descriptor)
 
 
+def open_state(root: Path, *, fsync: bool = False) -> State:
+    """Return the state in a directory, and delete leftovers of a killed server.
+
+    Args:
+        root: The directory; created if it is missing.
+        fsync: Flush each change to the disk, so that it survives a loss of power, too.
+
+    Raises:
+        RuntimeError: Another server uses the directory.
+        OSError: Bytes that a record names are missing.
+        msgspec.DecodeError: A record is damaged: by a loss of power, for one.
+    """
+    journal = FileJournal(root, fsync=fsync)
+    blobs = FileBlobs(root / "data", fsync=fsync)
+    state = State(blobs, journal)
+    for leftover in (root / "new").iterdir():
+        leftover.unlink()
+    generations = root / "generations"
+    state.restore(
+        [_read_bucket(path, blobs) for path in _directories(root / "buckets", "bucket.json")],
+        [_read_multipart(path, blobs) for path in _directories(root / "uploads", "upload.json")],
+        [_read_resumable(path, blobs) for path in sorted((root / "sessions").iterdir())],
+        last_generation=msgspec.json.decode(generations.read_bytes())
+        if generations.exists()
+        else 0,
+    )
+    blobs.sweep(set(_blob_names(state)))
+    return state
+
+
+def _blob_names(state: State) -> Iterator[str]:
+    """Yield the name of every file of bytes that a record names."""
+    for bucket in state.buckets.values():
+        for name in bucket.objects.ordered():
+            record = bucket.objects.get(name)
+            assert record is not None
+            yield from names_of(record.blob)
+    for multipart in state.multipart_uploads.values():
+        for part in multipart.parts.values():
+            yield from names_of(part.blob)
+    for resumable in state.resumable_uploads.values():
+        for blob in resumable.pieces:
+            yield from names_of(blob)
+
+
+def _directories(parent: Path, record: str) -> Iterator[Path]:
+    """Yield the directories that have a record; delete the others."""
+    for directory in sorted(parent.iterdir()):
+        if (directory / record).exists():
+            yield directory
+        else:
+            shutil.rmtree(directory)
+
+
+def _read_bucket(directory: Path, blobs: FileBlobs) -> Bucket:
+    bucket = Bucket(**_read(directory / "bucket.json"))
+    for path in directory.glob("objects/*/*.json"):
+        document = _read(path)
+        document["blob"] = blobs.open(document.pop("leaves"))
+        record = ObjectRecord(bucket=bucket.name, **document)
+        bucket.objects.put(record.name, record)
+    return bucket
+
+
+def _read_multipart(directory: Path, blobs: FileBlobs) -> MultipartUpload:
+    upload = MultipartUpload(**_read(directory / "upload.json"))
+    for path in directory.glob("[0-9]*.json"):
+        document = _read(path)
+        document["blob"] = blobs.open(document.pop("leaves"))
+        part = Part(**document)
+        upload.parts[part.number] = part
+    return upload
+
+
+def _read_resumable(path: Path, blobs: FileBlobs) -> ResumableUpload:
+    """Read a resumable upload; its checksums continue those of its bytes."""
+    document = _read(path)
+    pieces = [blobs.open([name]) for name in document.pop("leaves")]
+    digest = Digest(with_md5=document.pop("has_md5"))
+    for blob in pieces:
+        digest.update(blob.view(0, blob.size))
+    declared = document.pop("declared")
+    document["declared"] = Declared(crc32c=declared["crc32c"], md5=_from_hex(declared["md5"]))
+    document["preconditions"] = Preconditions(**document["preconditions"])
+    return ResumableUpload(pieces=pieces, digest=digest, **document)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the fields of a record."""
+    document: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+    if "attributes" in document:
+        document["attributes"] = Attributes(**document["attributes"])
+    if "md5" in document:
+        document["md5"] = _from_hex(document["md5"])
+    return document
+
+
+def _from_hex(text: str | None) -> bytes | None:
+    return None if text is None else bytes.fromhex(text)
+
+
 def _lock(root: Path) -> int:
     """Return a descriptor that holds the lock of a directory until it is closed."""
     descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -200,21 +304,21 @@ def _lock(root: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
         os.close(descriptor)
-        raise RuntimeError(f"another server uses {root}: stop it, or take another root") from exc
-    _forks.hold(descriptor)
+        raise RuntimeError(f"another server uses {root}: stop it, or use another root") from exc
+    _fork.track(descriptor)
     return descriptor
 
 
 def _unlock(descriptor: int, owner: int) -> None:
-    """Give a lock up, whoever else has the descriptor; a forked child gives up its own copy."""
-    _forks.release(descriptor)
+    """Release a lock even if other processes share it; a forked child only closes its copy."""
+    _fork.untrack(descriptor)
     if os.getpid() == owner:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
 def _plain(record: Any, *, without: set[str]) -> dict[str, Any]:
-    """Return the fields of a dataclass that JSON can hold, without those that are derived."""
+    """Return the fields of a dataclass by name, without derived ones."""
     names = (field.name for field in fields(record) if field.init and field.name not in without)
     return {name: getattr(record, name) for name in names}
 

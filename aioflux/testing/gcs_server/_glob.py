@@ -1,11 +1,11 @@
 """matchGlob: glob patterns over object names.
 
-`*` stands for any characters but `/`, `**` for any characters, `?` for one character but `/`,
-`[a-z]` and `[!a-z]` for one of a set or none of it, `{a,b}` for either, and a backslash takes
-the next character as it is (cloud.google.com/storage/docs/json_api/v1/objects/list, matchGlob).
+`*` matches any characters but `/`, `**` any characters, `?` one character but `/`, `[a-z]` and
+`[!a-z]` one of a set or none of it, `{a,b}` either, and a backslash quotes the next character
+(cloud.google.com/storage/docs/json_api/v1/objects/list, matchGlob).
 
-Patterns come from callers, so names are matched by an automaton, all ways at once: a regular
-expression would try one way after another, whose number grows as a power of the name's length.
+Patterns come from callers, so names are matched by an automaton: the backtracking of a regular
+expression could take time that grows as a power of the name's length.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _TOKEN = re.compile(
 )
 _SPECIAL = re.compile(r"[*?\[\]{}\\]")
 _MAX_LENGTH = 1024  # a name has at most 1,024 bytes
-_MAX_KNOWN = 16_384
+_MAX_CACHED = 16_384
 
 
 class Glob:
     """A compiled pattern: an automaton whose sets of states are the bits of a number."""
 
     def __init__(self) -> None:
-        self._after: list[list[int]] = [[]]  # by state: those that follow at once
+        self._after: list[list[int]] = [[]]  # by state: those that follow without a character
         self._edges: list[tuple[int, re.Pattern[str], int]] = []
         self._closures: list[int] = []
-        self._known: dict[tuple[int, str], int] = {}
+        self._cache: dict[tuple[int, str], int] = {}
 
     def add_state(self, *before: int) -> int:
-        """Add a state that follows others at once, without a character."""
+        """Add a state that follows others without a character."""
         self._after.append([])
         state = len(self._after) - 1
         for earlier in before:
@@ -47,44 +47,44 @@ class Glob:
         return state
 
     def add_edge(self, start: int, character: re.Pattern[str], end: int) -> None:
-        """Let a character lead from one state to another."""
+        """Add a transition by a character from one state to another."""
         self._edges.append((start, character, end))
 
     def close(self) -> None:
-        """End the building: the state that was added last is the one that accepts."""
+        """Finish the automaton: the last added state accepts."""
         closures = [0] * len(self._after)
-        for state in reversed(range(len(closures))):  # what follows at once has a higher number
+        for state in reversed(range(len(closures))):  # later states have higher numbers
             closures[state] = 1 << state
             for later in self._after[state]:
                 closures[state] |= closures[later]
         self._closures = closures
 
     def matches(self, name: str) -> bool:
-        """Judge whether a whole name fits the pattern."""
-        known, states = self._known, self._closures[0]
+        """Return whether a whole name matches the pattern."""
+        cache, states = self._cache, self._closures[0]
         for character in name:
             step = states, character
-            found = known.get(step)
+            found = cache.get(step)
             states = self._step(states, character) if found is None else found
             if not states:
                 return False
         return bool(states >> (len(self._closures) - 1))
 
     def _step(self, states: int, character: str) -> int:
-        """Return the states behind a character, and remember them."""
+        """Return the states behind a character, and cache them."""
         reached = 0
         for start, pattern, end in self._edges:
             if states >> start & 1 and pattern.fullmatch(character):
                 reached |= self._closures[end]
-        if len(self._known) >= _MAX_KNOWN:
-            self._known.clear()
-        self._known[states, character] = reached
+        if len(self._cache) >= _MAX_CACHED:
+            self._cache.clear()
+        self._cache[states, character] = reached
         return reached
 
 
 @lru_cache(maxsize=64)
 def compile_glob(pattern: str) -> Glob:
-    """Translate a glob pattern.
+    """Compile a glob pattern.
 
     Raises:
         APIError: 400, a bracket or brace is not closed, or the pattern is too long.
@@ -93,7 +93,7 @@ def compile_glob(pattern: str) -> Glob:
         raise _malformed(pattern)
     glob = Glob()
     state = position = 0
-    open_braces: list[tuple[int, list[int]]] = []  # state before, and the ends of the branches
+    open_braces: list[tuple[int, list[int]]] = []  # state before, and ends of the branches
     while position < len(pattern):
         token = _TOKEN.match(pattern, position)
         if token is None or (token["close"] and not open_braces):
@@ -119,13 +119,13 @@ def compile_glob(pattern: str) -> Glob:
 
 
 def literal_prefix(pattern: str) -> str:
-    """Return what every name that matches begins with."""
+    """Return the beginning of every name that matches."""
     special = _SPECIAL.search(pattern)
     return pattern if special is None else pattern[: special.start()]
 
 
 def _add_characters(glob: Glob, state: int, token: re.Match[str]) -> int:
-    """Add one token that stands for characters; return the state behind it."""
+    """Add one token for characters; return the state behind it."""
     try:
         character = re.compile(_one_character(token), re.DOTALL)
     except re.error:
@@ -139,7 +139,7 @@ def _add_characters(glob: Glob, state: int, token: re.Match[str]) -> int:
 
 
 def _one_character(token: re.Match[str]) -> str:
-    """Write the characters that a token stands for as a regular expression for one of them."""
+    """Return a regular expression for one character of a token."""
     if token["escape"]:
         return re.escape(token["escape"][1])
     if token["star"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from aioflux.testing.gcs_server._delivery import BEFORE_HEAD, PLAIN, Delivery
 from aioflux.testing.gcs_server._errors import APIError, invalid
@@ -13,27 +13,18 @@ from aioflux.testing.gcs_server._mime import BodyPart, split_body
 from aioflux.testing.gcs_server._routes import Route
 
 if TYPE_CHECKING:
+    from aioflux.testing.gcs_server._app import App
     from aioflux.testing.gcs_server._state import State
 
 _MAX_CALLS = 100
 _MEDIA_ROOTS = (b"/upload/", b"/download/", b"/batch")
 
 
-class Application(Protocol):
-    """What answers requests that come alone."""
-
-    def handle(self, request: Request) -> Response:
-        """Answer a request; never raises."""
-
-    def finished(self, request: Request, response: Response) -> None:
-        """Learn that an answer has been sent."""
-
-
-def batch_routes(app: Application) -> tuple[Route, ...]:
-    """Return the routes of batches, whose requests an application answers one by one."""
+def batch_routes(app: App) -> tuple[Route, ...]:
+    """Return the routes of batches, whose requests an application handles one by one."""
 
     def batch(state: State, request: Request) -> Response:
-        """Answer each request of the body, in order; one that fails does not stop the others."""
+        """Handle each request of the body, in order; one that fails does not stop the others."""
         parts = split_body(request)
         if len(parts) > _MAX_CALLS:
             raise invalid(f"The batch has {len(parts)} calls; at most {_MAX_CALLS} are allowed.")
@@ -41,26 +32,26 @@ def batch_routes(app: Application) -> tuple[Route, ...]:
         body = bytearray()
         plans: list[Delivery] = []
         for part in parts:
-            _answer(part, request, app, boundary, body, plans)
+            _handle_part(part, request, app, boundary, body, plans)
         body += f"--{boundary}--\r\n".encode()
         content_type = ("Content-Type", f"multipart/mixed; boundary={boundary}")
-        return Response(headers=(content_type,), body=bytes(body), delivery=_joined(plans))
+        return Response(headers=(content_type,), body=bytes(body), delivery=merge_deliveries(plans))
 
     return tuple(
-        Route(method="POST", pattern=pattern, operation="storage.batch", handler=batch)
+        Route("POST", pattern, "storage.batch", batch)
         for pattern in ("/batch/storage/v1", "/batch/storage/v1/")
     )
 
 
-def _answer(
+def _handle_part(
     part: BodyPart,
     outer: Request,
-    app: Application,
+    app: App,
     boundary: str,
     body: bytearray,
     plans: list[Delivery],
 ) -> None:
-    """Answer one request of a batch: append its part to the body and its misbehaviour to plans."""
+    """Handle one request of a batch: append its response to the body and its delivery to plans."""
     try:
         request = _parse_request(part, outer)
     except APIError as exc:
@@ -76,19 +67,19 @@ def _answer(
     body += head
     body += response.head()
     if response.delivery is not None:
-        plans.append(_moved(response.delivery, start, len(body)))
+        plans.append(_shift(response.delivery, start, len(body)))
     for piece in response.pieces():
         body += piece
     body += b"\r\n"
 
 
-def _moved(plan: Delivery, start: int, body_start: int) -> Delivery:
-    """Return what a plan for one answer asks of the whole.
+def _shift(plan: Delivery, start: int, body_start: int) -> Delivery:
+    """Return the delivery of one response with positions in the whole body.
 
     Args:
-        plan: Its positions count the body of the answer.
-        start: Where the part of the answer begins in the whole.
-        body_start: Where the body of the answer begins in the whole.
+        plan: Its positions count the body of the one response.
+        start: Start of the response's part in the whole.
+        body_start: Start of the response's body in the whole.
     """
     cut_at, stall_at = plan.cut_at, plan.stall_at
     if cut_at is not None and cut_at <= BEFORE_HEAD:
@@ -100,11 +91,11 @@ def _moved(plan: Delivery, start: int, body_start: int) -> Delivery:
     )
 
 
-def _joined(plans: list[Delivery]) -> Delivery | None:
-    """Make one plan of those of all answers: the longest delay, the first stall and cut."""
+def merge_deliveries(plans: list[Delivery]) -> Delivery | None:
+    """Merge the deliveries of all responses: the longest delay, the first stall and cut."""
     if not plans:
         return None
-    joined = replace(PLAIN, delay_seconds=max(plan.delay_seconds for plan in plans))
+    merged = replace(PLAIN, delay_seconds=max(plan.delay_seconds for plan in plans))
     cut = min(
         (plan for plan in plans if plan.cut_at is not None),
         key=lambda plan: plan.cut_at or 0,
@@ -112,23 +103,23 @@ def _joined(plans: list[Delivery]) -> Delivery | None:
     )
     stall = next((plan for plan in plans if plan.stall_at is not None), PLAIN)
     if cut.cut_at is None or (stall.stall_at or 0) < cut.cut_at:
-        joined = replace(joined, stall_at=stall.stall_at, stall_seconds=stall.stall_seconds)
-    return replace(joined, cut_at=cut.cut_at, reset=cut.reset)
+        merged = replace(merged, stall_at=stall.stall_at, stall_seconds=stall.stall_seconds)
+    return replace(merged, cut_at=cut.cut_at, reset=cut.reset)
 
 
 def _response_id(content_id: str) -> str:
-    """Derive the Content-ID of an answer from that of its request: `<x>` gives `<response-x>`."""
+    """Return the Content-ID of the response to a request: `<response-x>` for `<x>`."""
     bare = content_id.removeprefix("<")
     return f"{content_id[: len(content_id) - len(bare)]}response-{bare}"
 
 
 def _parse_request(part: BodyPart, outer: Request) -> Request:
-    """Read the request in a part; it has the host of the batch where it names none.
+    """Parse the request in a part; its default host is that of the batch.
 
     Raises:
-        APIError: 400, it is malformed or of a kind that batches do not take.
+        APIError: 400, it is malformed, or an upload or download.
     """
-    head, body = _cut_head(bytes(part.data))
+    head, body = _split_message(bytes(part.data))
     line, *lines = head.splitlines() or [b""]
     words = line.split()
     if part.headers.get("content-type", "").split(";")[0] != "application/http" or len(words) < 2:
@@ -148,8 +139,8 @@ def _parse_request(part: BodyPart, outer: Request) -> Request:
     return request
 
 
-def _cut_head(data: bytes) -> tuple[bytes, bytes]:
-    """Separate the head of a request from its body, whatever ends its lines."""
+def _split_message(data: bytes) -> tuple[bytes, bytes]:
+    """Split a request into head and body, with lines that end in CRLF or LF."""
     found = [(at, blank) for blank in (b"\r\n\r\n", b"\n\n") if (at := data.find(blank)) >= 0]
     at, blank = min(found, default=(len(data), b""))
     return data[:at], data[at + len(blank) :]

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from aioflux.testing.gcs_server._errors import APIError, invalid
 from aioflux.testing.gcs_server._fields import resource_response
+from aioflux.testing.gcs_server._listing import decode_token, encode_token, page_size
 from aioflux.testing.gcs_server._messages import Request, Response
 from aioflux.testing.gcs_server._names import check_bucket_name
 from aioflux.testing.gcs_server._preconditions import from_query
-from aioflux.testing.gcs_server._resources import bucket_resource
+from aioflux.testing.gcs_server._resources import bucket_resource, read_text
 from aioflux.testing.gcs_server._routes import Route
-from aioflux.testing.gcs_server._tokens import decode_token, encode_token, page_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,23 +31,23 @@ def insert_bucket(state: State, request: Request) -> Response:
         raise APIError(400, "required", "Required parameter: name")
     check_bucket_name(name)
     labels, storage_class = _settings({}, "STANDARD", body)
-    location = _text(body, "location") or "US"
+    location = read_text(body, "location") or "US"
     bucket = state.create_bucket(name, location=location.upper())
     if (labels, storage_class) != (bucket.labels, bucket.storage_class):
         bucket.labels, bucket.storage_class = labels, storage_class
         state.journal.put_bucket(bucket)
-    return _described(request, bucket)
+    return _bucket_response(request, bucket)
 
 
 def get_bucket(state: State, request: Request) -> Response:
     """Describe a bucket."""
     bucket = state.bucket(request.params["bucket"])
     from_query(request.query).check(bucket)
-    return _described(request, bucket)
+    return _bucket_response(request, bucket)
 
 
 def list_buckets(state: State, request: Request) -> Response:
-    """List the buckets in order of their names; there is but one project."""
+    """List the buckets of the only project, by name."""
     query = request.query
     prefix = query.get("prefix", "")
     size = page_size(query, default=_MAX_PAGE, most=_MAX_PAGE)
@@ -69,16 +69,16 @@ def patch_bucket(state: State, request: Request) -> Response:
     from_query(request.query).check(bucket)
     labels, storage_class = _settings(bucket.labels, bucket.storage_class, request.json())
     changed = state.update_bucket(bucket, labels=labels, storage_class=storage_class)
-    return _described(request, changed)
+    return _bucket_response(request, changed)
 
 
 def update_bucket(state: State, request: Request) -> Response:
-    """Replace all labels, and the storage class where one is named."""
+    """Replace all labels, and the storage class if one is given."""
     bucket = state.bucket(request.params["bucket"])
     from_query(request.query).check(bucket)
     labels, storage_class = _settings({}, bucket.storage_class, request.json())
     changed = state.update_bucket(bucket, labels=labels, storage_class=storage_class)
-    return _described(request, changed)
+    return _bucket_response(request, changed)
 
 
 def delete_bucket(state: State, request: Request) -> Response:
@@ -90,7 +90,7 @@ def delete_bucket(state: State, request: Request) -> Response:
 
 
 def test_permissions(state: State, request: Request) -> Response:
-    """Grant every permission that is asked for, except those that a test has denied.
+    """Return the requested permissions, without those that a test has denied.
 
     The server knows no identities.
     """
@@ -98,14 +98,14 @@ def test_permissions(state: State, request: Request) -> Response:
     permissions = request.query_list("permissions")
     if not permissions:
         raise APIError(400, "required", "Required parameter: permissions")
-    answer: dict[str, Any] = {"kind": "storage#testIamPermissionsResponse"}
-    # As on GCS, the field is left out where it would be empty.
+    content: dict[str, Any] = {"kind": "storage#testIamPermissionsResponse"}
+    # GCS leaves out an empty field.
     if granted := [each for each in permissions if each not in state.denied_permissions]:
-        answer["permissions"] = granted
-    return resource_response(request, answer)
+        content["permissions"] = granted
+    return resource_response(request, content)
 
 
-def _described(request: Request, bucket: Bucket) -> Response:
+def _bucket_response(request: Request, bucket: Bucket) -> Response:
     return resource_response(request, bucket_resource(bucket, request.base_url))
 
 
@@ -121,60 +121,23 @@ def _settings(
     if changes is not None and not isinstance(changes, dict):
         raise invalid("Invalid value for: labels is not an object")
     merged = {} if changes is None else {**labels, **changes}
-    kept = {name: text for name in merged if (text := _text(merged, name)) is not None}
-    return kept, _text(body, "storageClass") or storage_class
-
-
-def _text(holder: Mapping[str, Any], name: str) -> str | None:
-    value = holder.get(name)
-    if value is not None and not isinstance(value, str):
-        raise invalid(f"Invalid value for: {name} is not a string")
-    return value
+    kept = {name: text for name in merged if (text := read_text(merged, name)) is not None}
+    return kept, read_text(body, "storageClass") or storage_class
 
 
 _BUCKETS = "/storage/v1/b"
 _BUCKET = "/storage/v1/b/{bucket}"
 ROUTES = (
+    Route("POST", _BUCKETS, "storage.buckets.insert", insert_bucket),
+    Route("GET", _BUCKETS, "storage.buckets.list", list_buckets),
+    Route("GET", _BUCKET, "storage.buckets.get", get_bucket),
+    Route("PATCH", _BUCKET, "storage.buckets.patch", patch_bucket),
+    Route("PUT", _BUCKET, "storage.buckets.update", update_bucket),
+    Route("DELETE", _BUCKET, "storage.buckets.delete", delete_bucket),
     Route(
-        method="POST",
-        pattern=_BUCKETS,
-        operation="storage.buckets.insert",
-        handler=insert_bucket,
-    ),
-    Route(
-        method="GET",
-        pattern=_BUCKETS,
-        operation="storage.buckets.list",
-        handler=list_buckets,
-    ),
-    Route(
-        method="GET",
-        pattern=_BUCKET,
-        operation="storage.buckets.get",
-        handler=get_bucket,
-    ),
-    Route(
-        method="PATCH",
-        pattern=_BUCKET,
-        operation="storage.buckets.patch",
-        handler=patch_bucket,
-    ),
-    Route(
-        method="PUT",
-        pattern=_BUCKET,
-        operation="storage.buckets.update",
-        handler=update_bucket,
-    ),
-    Route(
-        method="DELETE",
-        pattern=_BUCKET,
-        operation="storage.buckets.delete",
-        handler=delete_bucket,
-    ),
-    Route(
-        method="GET",
-        pattern=f"{_BUCKET}/iam/testPermissions",
-        operation="storage.buckets.testIamPermissions",
-        handler=test_permissions,
+        "GET",
+        f"{_BUCKET}/iam/testPermissions",
+        "storage.buckets.testIamPermissions",
+        test_permissions,
     ),
 )

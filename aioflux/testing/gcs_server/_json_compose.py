@@ -1,16 +1,19 @@
-"""JSON API: compose, which makes one object of up to 32 others."""
+"""JSON API: compose, which concatenates up to 32 objects."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aioflux.testing.gcs_server._attributes import declared_in_resource, from_resource
 from aioflux.testing.gcs_server._checksums import combine_crc32c
 from aioflux.testing.gcs_server._errors import APIError, invalid
 from aioflux.testing.gcs_server._fields import resource_response
 from aioflux.testing.gcs_server._names import check_object_name
 from aioflux.testing.gcs_server._preconditions import Preconditions, from_query, integer
-from aioflux.testing.gcs_server._resources import object_resource
+from aioflux.testing.gcs_server._resources import (
+    declared_in_resource,
+    from_resource,
+    object_resource,
+)
 from aioflux.testing.gcs_server._routes import Route
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ _MAX_SOURCES = 32
 
 
 def compose_object(state: State, request: Request) -> Response:
-    """Write an object of the bytes of others; the destination may be among them."""
+    """Write an object with the bytes of others, which may include the destination."""
     body = request.json()
     bucket, name = request.params["bucket"], request.params["object"]
     check_object_name(name)
@@ -60,7 +63,7 @@ def compose_object(state: State, request: Request) -> Response:
 
 
 def _find_source(state: State, bucket: str, row: Any) -> ObjectRecord:
-    """Return a source that the body names.
+    """Return a source in the body.
 
     Raises:
         APIError: 400, 404 or 412.
@@ -106,9 +109,9 @@ def _delete_sources(state: State, record: ObjectRecord, sources: list[ObjectReco
 
 ROUTES = (
     Route(
-        method="POST",
-        pattern="/storage/v1/b/{bucket}/o/{object}/compose",
-        operation="storage.objects.compose",
-        handler=compose_object,
+        "POST",
+        "/storage/v1/b/{bucket}/o/{object}/compose",
+        "storage.objects.compose",
+        compose_object,
     ),
 )

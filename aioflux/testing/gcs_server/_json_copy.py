@@ -1,4 +1,4 @@
-"""JSON API: rewriteTo, copyTo and moveTo, which make an object of another without its bytes."""
+"""JSON API: rewriteTo, copyTo and moveTo, which copy or rename an object on the server."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from aioflux.testing.gcs_server._attributes import from_resource
 from aioflux.testing.gcs_server._errors import invalid
 from aioflux.testing.gcs_server._fields import resource_response
 from aioflux.testing.gcs_server._names import check_object_name
 from aioflux.testing.gcs_server._preconditions import from_query, integer
-from aioflux.testing.gcs_server._resources import object_resource
+from aioflux.testing.gcs_server._resources import from_resource, object_resource
 from aioflux.testing.gcs_server._routes import Route
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ _MIB = 1 << 20
 
 
 class _Progress(msgspec.Struct, frozen=True):
-    """How far a rewrite of several calls has come; its token is nothing but this."""
+    """Progress of a rewrite in several calls: the content of its token."""
 
     source: tuple[str, str, int]
     destination: tuple[str, str]
@@ -34,7 +33,7 @@ class _Progress(msgspec.Struct, frozen=True):
 
 
 def rewrite_object(state: State, request: Request) -> Response:
-    """Copy an object, over several calls where the caller bounds the bytes of each."""
+    """Copy an object, in several calls if the caller bounds the bytes of each."""
     source = _find_source(state, request)
     destination = _destination(state, request)
     origin = (source.bucket, source.name, source.generation)
@@ -43,35 +42,35 @@ def rewrite_object(state: State, request: Request) -> Response:
     if (progress.source, progress.destination) != (origin, destination):
         raise invalid("Invalid Value: the rewriteToken belongs to another rewrite.")
     rewritten = min(source.size, progress.rewritten + _max_bytes(request, source))
-    answer = {
+    content = {
         "kind": "storage#rewriteResponse",
         "totalBytesRewritten": str(rewritten),
         "objectSize": str(source.size),
         "done": rewritten == source.size,
     }
     if rewritten == source.size:
-        record = _copy(state, source, destination, _attributes(request, source))
-        answer["resource"] = object_resource(record, request.base_url)
+        record = state.copy(source, *destination, _attributes(request, source))
+        content["resource"] = object_resource(record, request.base_url)
     else:
-        answer["rewriteToken"] = _encode(_Progress(origin, destination, rewritten))
-    return resource_response(request, answer)
+        content["rewriteToken"] = _encode(_Progress(origin, destination, rewritten))
+    return resource_response(request, content)
 
 
 def copy_object(state: State, request: Request) -> Response:
     """Copy an object in one call."""
     source = _find_source(state, request)
     destination = _destination(state, request)
-    record = _copy(state, source, destination, _attributes(request, source))
+    record = state.copy(source, *destination, _attributes(request, source))
     return resource_response(request, object_resource(record, request.base_url))
 
 
 def move_object(state: State, request: Request) -> Response:
-    """Rename an object within its bucket, in one step as others see it."""
+    """Rename an object within its bucket, atomically."""
     source = _find_source(state, request)
     bucket, name = _destination(state, request)
     if name == source.name:
         raise invalid("The source and the destination of a move are the same object.")
-    record = _copy(state, source, (bucket, name), source.attributes)
+    record = state.copy(source, bucket, name, source.attributes)
     state.delete(bucket, source.name)
     return resource_response(request, object_resource(record, request.base_url))
 
@@ -92,7 +91,7 @@ def _find_source(state: State, request: Request) -> ObjectRecord:
 
 
 def _destination(state: State, request: Request) -> tuple[str, str]:
-    """Return bucket and name to write, once its preconditions hold.
+    """Return the bucket and name to write, whose preconditions hold.
 
     Raises:
         APIError: 400, 404 or 412.
@@ -106,7 +105,7 @@ def _destination(state: State, request: Request) -> tuple[str, str]:
 
 
 def _attributes(request: Request, source: ObjectRecord) -> Attributes:
-    """Return the attributes of a copy: the source's, or all from the body where it has any.
+    """Return the attributes of a copy: those of the source, or of the body if it has any.
 
     Raises:
         APIError: 400.
@@ -118,26 +117,11 @@ def _attributes(request: Request, source: ObjectRecord) -> Attributes:
     return replace(given, content_type=given.content_type or source.attributes.content_type)
 
 
-def _copy(
-    state: State, source: ObjectRecord, destination: tuple[str, str], attributes: Attributes
-) -> ObjectRecord:
-    bucket, name = destination
-    return state.commit(
-        bucket,
-        name,
-        state.blobs.concat([source.blob]),
-        crc32c=source.crc32c,
-        md5=source.md5,
-        component_count=source.component_count,
-        attributes=attributes,
-    )
-
-
 def _max_bytes(request: Request, source: ObjectRecord) -> int:
     """Return how many bytes this call may rewrite.
 
     Raises:
-        APIError: 400, the bound is no positive multiple of 1 MiB.
+        APIError: 400, the bound is not a positive multiple of 1 MiB.
     """
     bound = integer(request.query, "maxBytesRewrittenPerCall")
     if bound is None:
@@ -161,22 +145,7 @@ def _decode(token: str) -> _Progress:
 _OBJECT = "/storage/v1/b/{bucket}/o/{object}"
 _OTHER = "b/{destination_bucket}/o/{destination}"
 ROUTES = (
-    Route(
-        method="POST",
-        pattern=f"{_OBJECT}/rewriteTo/{_OTHER}",
-        operation="storage.objects.rewrite",
-        handler=rewrite_object,
-    ),
-    Route(
-        method="POST",
-        pattern=f"{_OBJECT}/copyTo/{_OTHER}",
-        operation="storage.objects.copy",
-        handler=copy_object,
-    ),
-    Route(
-        method="POST",
-        pattern=f"{_OBJECT}/moveTo/o/{{destination}}",
-        operation="storage.objects.move",
-        handler=move_object,
-    ),
+    Route("POST", f"{_OBJECT}/rewriteTo/{_OTHER}", "storage.objects.rewrite", rewrite_object),
+    Route("POST", f"{_OBJECT}/copyTo/{_OTHER}", "storage.objects.copy", copy_object),
+    Route("POST", f"{_OBJECT}/moveTo/o/{{destination}}", "storage.objects.move", move_object),
 )

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from aioflux.testing.gcs_server._attributes import check_text, declared_in_resource, from_resource
-from aioflux.testing.gcs_server._checksums import agreed, declared_in
+from aioflux.testing.gcs_server._checksums import declared_in, merge_declared
 from aioflux.testing.gcs_server._errors import APIError, invalid
 from aioflux.testing.gcs_server._fields import resource_response
+from aioflux.testing.gcs_server._messages import decode_object
 from aioflux.testing.gcs_server._mime import split_body
 from aioflux.testing.gcs_server._preconditions import from_query
-from aioflux.testing.gcs_server._resources import object_resource
+from aioflux.testing.gcs_server._resources import (
+    check_text,
+    declared_in_resource,
+    from_resource,
+    object_resource,
+)
 from aioflux.testing.gcs_server._routes import Route
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ _DEFAULT_TYPE = "application/octet-stream"
 
 
 def insert_media(state: State, request: Request) -> Response:
-    """Write an object from a body that is nothing but its bytes."""
+    """Write an object from a body of its bytes."""
     attributes = attributes_for(request, {}, request.headers.get("content-type"))
     declared = declared_in(request.headers)
     name = name_for(request, {})
@@ -40,36 +43,19 @@ def insert_multipart(state: State, request: Request) -> Response:
     parts = split_body(request)
     if len(parts) != 2:
         raise APIError(400, "badContent", f"Expected 2 parts in the body, found {len(parts)}.")
-    resource = decode_resource(parts[0].data)
+    resource = decode_object(parts[0].data)
     attributes = attributes_for(request, resource, parts[1].headers.get("content-type"))
-    declared = agreed(declared_in_resource(resource), declared_in(request.headers))
+    declared = merge_declared(declared_in_resource(resource), declared_in(request.headers))
     name = name_for(request, resource)
     return _put(state, request, name, (parts[1].data,), attributes, declared)
 
 
-def refuse_upload_type(state: State, request: Request) -> Response:
-    """Answer an upload of no known type."""
+def reject_upload(state: State, request: Request) -> Response:
+    """Reject an upload without a known type."""
     given = request.query.get("uploadType")
     if given is None:
         raise APIError(400, "required", "Required parameter: uploadType")
     raise invalid(f"Invalid upload type: {given}")
-
-
-def decode_resource(data: Buffer) -> dict[str, Any]:
-    """Read the metadata of an upload; none is an empty resource.
-
-    Raises:
-        APIError: 400, it is no JSON object.
-    """
-    if not bytes(data).strip():
-        return {}
-    try:
-        resource = msgspec.json.decode(data)
-    except msgspec.DecodeError as exc:
-        raise APIError(400, "parseError", "Parse Error") from exc
-    if not isinstance(resource, dict):
-        raise invalid("Expected a JSON object")
-    return resource
 
 
 def name_for(request: Request, resource: Mapping[str, Any]) -> str:
@@ -78,10 +64,10 @@ def name_for(request: Request, resource: Mapping[str, Any]) -> str:
     Raises:
         APIError: 400, there is none, or there are two.
     """
-    asked, described = request.query.get("name"), resource.get("name")
-    if asked and described and asked != described:
-        raise invalid(f"Value '{described}' in content does not agree with value '{asked}'.")
-    name = asked or described
+    queried, described = request.query.get("name"), resource.get("name")
+    if queried and described and queried != described:
+        raise invalid(f"Value '{described}' in content does not agree with value '{queried}'.")
+    name = queried or described
     if not name:
         raise APIError(400, "required", "Required")
     if not isinstance(name, str):
@@ -95,9 +81,9 @@ def attributes_for(
     """Return the attributes of the object to write.
 
     Args:
-        request: Its query may name the content encoding, which counts before the metadata.
+        request: Its query may name the content encoding, which precedes the metadata's.
         resource: The metadata.
-        content_type: What the bytes are said to be, which counts after the metadata.
+        content_type: Content type of the bytes; the metadata's precedes it.
 
     Raises:
         APIError: 400, the metadata has a value of the wrong type.
@@ -135,19 +121,7 @@ def _put(
 _UPLOADS = "/upload/storage/v1/b/{bucket}/o"
 _INSERT = "storage.objects.insert"
 ROUTES = (
-    Route(
-        method="POST",
-        pattern=_UPLOADS,
-        operation=_INSERT,
-        handler=insert_media,
-        where={"uploadType": "media"},
-    ),
-    Route(
-        method="POST",
-        pattern=_UPLOADS,
-        operation=_INSERT,
-        handler=insert_multipart,
-        where={"uploadType": "multipart"},
-    ),
-    Route(method="POST", pattern=_UPLOADS, operation=_INSERT, handler=refuse_upload_type),
+    Route("POST", _UPLOADS, _INSERT, insert_media, query={"uploadType": "media"}),
+    Route("POST", _UPLOADS, _INSERT, insert_multipart, query={"uploadType": "multipart"}),
+    Route("POST", _UPLOADS, _INSERT, reject_upload),
 )

@@ -10,11 +10,16 @@ import msgspec
 from aioflux.testing.gcs_server._errors import invalid
 from aioflux.testing.gcs_server._fields import Mask, parse_fields, select
 from aioflux.testing.gcs_server._glob import compile_glob, literal_prefix
-from aioflux.testing.gcs_server._listing import Query, list_page
+from aioflux.testing.gcs_server._listing import (
+    Query,
+    decode_token,
+    encode_token,
+    list_page,
+    page_size,
+)
 from aioflux.testing.gcs_server._messages import Request, Response, json_response
 from aioflux.testing.gcs_server._resources import OBJECT_FIELDS, describe
 from aioflux.testing.gcs_server._routes import Route
-from aioflux.testing.gcs_server._tokens import decode_token, encode_token, page_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,35 +35,34 @@ _encode = msgspec.json.Encoder().encode
 
 
 def list_objects(state: State, request: Request) -> Response:
-    """List names in order, and what groups of names have in common up to the delimiter."""
+    """List objects by name, and the common prefixes of groups of names."""
     bucket = state.bucket(request.params["bucket"])
     query = request.query
     mask = parse_fields(query["fields"]) if query.get("fields") else None
     token = query.get("pageToken")
-    found = list_page(
+    page = list_page(
         bucket.objects.ordered(),
         _query(query),
         size=page_size(query, default=_DEFAULT_PAGE, most=_MAX_PAGE),
         after=decode_token(token) if token else "",
     )
-    page: dict[str, Any] = {"kind": "storage#objects"}
-    if found.more:
-        page["nextPageToken"] = encode_token(found.more)
-    if found.prefixes:
-        page["prefixes"] = found.prefixes
-    page = select(page, mask)
-    if not found.names or not (mask is None or "items" in mask or "*" in mask):
-        return json_response(page)
-    below = None if mask is None else mask.get("items", mask.get("*"))
-    items = b",".join(_items(bucket.objects.take(found.names), request.base_url, below))
-    response = json_response(page)
-    head = msgspec.json.encode(page)[:-1] + (b"," if page else b"")
-    response.body = b"".join((head, b'"items":[', items, b"]}"))
+    content: dict[str, Any] = {"kind": "storage#objects"}
+    if page.last:
+        content["nextPageToken"] = encode_token(page.last)
+    if page.prefixes:
+        content["prefixes"] = page.prefixes
+    content = select(content, mask)
+    response = json_response(content)
+    if page.names and (mask is None or "items" in mask or "*" in mask):
+        below = None if mask is None else mask.get("items", mask.get("*"))
+        items = b",".join(_items(bucket.objects.get_all(page.names), request.base_url, below))
+        head = msgspec.json.encode(content)[:-1] + (b"," if content else b"")
+        response.body = b"".join((head, b'"items":[', items, b"]}"))
     return response
 
 
 def _query(query: Mapping[str, str]) -> Query:
-    """Read what to list; `versions`, `projection` and filters on other features are ignored.
+    """Read the query; `versions`, `projection` and filters on other features are ignored.
 
     Raises:
         APIError: 400.
@@ -78,22 +82,22 @@ def _query(query: Mapping[str, str]) -> Query:
 
 
 def _items(records: Sequence[ObjectRecord], base_url: str, mask: Mask | None) -> Iterator[bytes]:
-    """Describe objects by the fields that are wanted of each."""
+    """Describe objects by the fields in a mask."""
     names = None if mask is None else tuple(sorted(mask))
-    fields = _wanted(names)
+    fields = _select_fields(names)
     is_flat = mask is None or all(below is None for below in mask.values())
     if names is not None and is_flat and _LINKS.isdisjoint(names):
-        return _kept(records, ",".join(names), fields)
+        return _cached_items(records, ",".join(names), fields)
     nested = None if is_flat else mask
     return (_encode(select(describe(record, base_url, fields), nested)) for record in records)
 
 
-def _kept(
+def _cached_items(
     records: Sequence[ObjectRecord], key: str, fields: Sequence[tuple[str, Field]]
 ) -> Iterator[bytes]:
-    """Describe objects without links, or take what the last listing by the same fields wrote.
+    """Describe objects without links, or reuse the items of the last listing by the same fields.
 
-    Describing one takes 5 us, taking what was kept 0.2 us.
+    Describing an object takes 5 us, reusing its item 0.2 us.
     """
     for record in records:
         text = record.described.get(key)
@@ -104,8 +108,8 @@ def _kept(
 
 
 @lru_cache(maxsize=64)
-def _wanted(names: tuple[str, ...] | None) -> tuple[tuple[str, Field], ...]:
-    """Return the fields of these names in the order of the table; None stands for all."""
+def _select_fields(names: tuple[str, ...] | None) -> tuple[tuple[str, Field], ...]:
+    """Return the fields of these names in the order of the table; None means all."""
     return tuple(
         (name, field)
         for name, field in OBJECT_FIELDS.items()
@@ -113,11 +117,4 @@ def _wanted(names: tuple[str, ...] | None) -> tuple[tuple[str, Field], ...]:
     )
 
 
-ROUTES = (
-    Route(
-        method="GET",
-        pattern="/storage/v1/b/{bucket}/o",
-        operation="storage.objects.list",
-        handler=list_objects,
-    ),
-)
+ROUTES = (Route("GET", "/storage/v1/b/{bucket}/o", "storage.objects.list", list_objects),)

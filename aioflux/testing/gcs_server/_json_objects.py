@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aioflux.testing.gcs_server._attributes import from_resource, patched
+from aioflux.testing.gcs_server._download import media_response
 from aioflux.testing.gcs_server._errors import APIError
 from aioflux.testing.gcs_server._fields import resource_response
 from aioflux.testing.gcs_server._messages import Request, Response
 from aioflux.testing.gcs_server._preconditions import from_query, integer
-from aioflux.testing.gcs_server._render import media_response
-from aioflux.testing.gcs_server._resources import object_resource
+from aioflux.testing.gcs_server._resources import from_resource, object_resource, patch_attributes
 from aioflux.testing.gcs_server._routes import Route
 
 if TYPE_CHECKING:
@@ -26,17 +25,17 @@ def get_object(state: State, request: Request) -> Response:
 
 
 def get_media(state: State, request: Request) -> Response:
-    """Send an object's bytes. Errors are plain text here, as GCS has it, not JSON."""
+    """Send an object's bytes; errors are plain text, as on GCS."""
     try:
         return media_response(request, _find(state, request))
     except APIError as exc:
-        return text_error(exc)
+        return _text_error(exc)
 
 
 def patch_object(state: State, request: Request) -> Response:
-    """Replace the attributes that the body names; null removes one."""
+    """Replace the attributes in the body; null removes one."""
     record = _find(state, request)
-    changed = state.update(record, patched(record.attributes, request.json()))
+    changed = state.update(record, patch_attributes(record.attributes, request.json()))
     return resource_response(request, object_resource(changed, request.base_url))
 
 
@@ -60,8 +59,8 @@ def delete_object(state: State, request: Request) -> Response:
     return Response(status=204)
 
 
-def text_error(error: APIError) -> Response:
-    """Answer with an error as the media endpoints do."""
+def _text_error(error: APIError) -> Response:
+    """Build the response with an error of a download."""
     if error.status == 304:
         return Response(status=304, headers=error.headers)
     content_type = ("Content-Type", "text/html; charset=UTF-8")
@@ -84,26 +83,11 @@ _DOWNLOAD = f"/download{_OBJECT}"
 _MEDIA = {"alt": "media"}
 _GET = "storage.objects.get"
 ROUTES = (
-    Route(method="GET", pattern=_OBJECT, operation=_GET, handler=get_object),
-    Route(method="GET", pattern=_OBJECT, operation=_GET, handler=get_media, where=_MEDIA),
-    Route(method="GET", pattern=_DOWNLOAD, operation=_GET, handler=get_object),
-    Route(method="GET", pattern=_DOWNLOAD, operation=_GET, handler=get_media, where=_MEDIA),
-    Route(
-        method="PATCH",
-        pattern=_OBJECT,
-        operation="storage.objects.patch",
-        handler=patch_object,
-    ),
-    Route(
-        method="PUT",
-        pattern=_OBJECT,
-        operation="storage.objects.update",
-        handler=update_object,
-    ),
-    Route(
-        method="DELETE",
-        pattern=_OBJECT,
-        operation="storage.objects.delete",
-        handler=delete_object,
-    ),
+    Route("GET", _OBJECT, _GET, get_object),
+    Route("GET", _OBJECT, _GET, get_media, query=_MEDIA),
+    Route("GET", _DOWNLOAD, _GET, get_object),
+    Route("GET", _DOWNLOAD, _GET, get_media, query=_MEDIA),
+    Route("PATCH", _OBJECT, "storage.objects.patch", patch_object),
+    Route("PUT", _OBJECT, "storage.objects.update", update_object),
+    Route("DELETE", _OBJECT, "storage.objects.delete", delete_object),
 )

@@ -1,7 +1,7 @@
 """JSON API: resumable uploads (cloud.google.com/storage/docs/performing-resumable-uploads).
 
-A session persists what it receives in steps of 256 KiB and answers 308 with the range it has;
-the request that completes the object commits it.
+An upload persists received bytes in steps of 256 KiB and returns 308 with the persisted range. The
+request that completes the object commits it.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ import secrets
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode
 
-from aioflux.testing.gcs_server._attributes import declared_in_resource
-from aioflux.testing.gcs_server._checksums import Digest, agreed, declared_in
+from aioflux.testing.gcs_server._checksums import Digest, declared_in, merge_declared
 from aioflux.testing.gcs_server._errors import APIError, invalid
 from aioflux.testing.gcs_server._fields import resource_response
 from aioflux.testing.gcs_server._json_insert import attributes_for, name_for
-from aioflux.testing.gcs_server._messages import Request, Response
+from aioflux.testing.gcs_server._messages import Request, Response, slice_pieces
 from aioflux.testing.gcs_server._names import check_object_name
 from aioflux.testing.gcs_server._preconditions import from_query, integer
 from aioflux.testing.gcs_server._records import ResumableUpload
-from aioflux.testing.gcs_server._resources import object_resource
+from aioflux.testing.gcs_server._resources import declared_in_resource, object_resource
 from aioflux.testing.gcs_server._routes import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from aioflux.testing.gcs_server._messages import Buffer
     from aioflux.testing.gcs_server._state import State
@@ -34,25 +33,25 @@ _MAX_FINISHED = 1024
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18}|\*)|\*)/(\d{1,18}|\*)")
 
 
-class Extent(NamedTuple):
-    """What a Content-Range says of a body."""
+class ContentRange(NamedTuple):
+    """The bytes that a Content-Range describes."""
 
     start: int | None
-    """Where in the object the body begins; None: there is no body."""
+    """Position of the body's first byte in the object; None: there is no body."""
     end: int | None
-    """Where it ends, exclusive; None where the header leaves it to the body."""
+    """One past the last byte; None if the header leaves it to the body."""
     size: int | None
     """Size of the whole object; None while it is unknown."""
 
 
-def parse_content_range(header: str | None) -> Extent:
+def parse_content_range(header: str | None) -> ContentRange:
     """Parse a Content-Range; without one the body is the whole object.
 
     Raises:
         APIError: 400, it is malformed.
     """
     if header is None:
-        return Extent(0, None, None)
+        return ContentRange(0, None, None)
     form = _CONTENT_RANGE.fullmatch(header.strip())
     if form is None:
         raise invalid(f"Failed to parse Content-Range header: {header}")
@@ -63,11 +62,11 @@ def parse_content_range(header: str | None) -> Extent:
     known = [number for number in (start, end, size) if number is not None]
     if known != sorted(known):
         raise invalid(f"Failed to parse Content-Range header: {header}")
-    return Extent(start, end, size)
+    return ContentRange(start, end, size)
 
 
 def start_upload(state: State, request: Request) -> Response:
-    """Open a session; preconditions are judged now and again when the object is complete."""
+    """Start an upload; preconditions are checked now and when the object is complete."""
     resource = request.json()
     bucket, name = request.params["bucket"], name_for(request, resource)
     check_object_name(name)
@@ -79,7 +78,7 @@ def start_upload(state: State, request: Request) -> Response:
         bucket=bucket,
         name=name,
         attributes=attributes_for(request, resource, content_type),
-        declared=agreed(declared_in_resource(resource), declared_in(request.headers)),
+        declared=merge_declared(declared_in_resource(resource), declared_in(request.headers)),
         preconditions=preconditions,
         started_us=state.now(),
         size=integer(request.headers, "x-upload-content-length"),
@@ -94,43 +93,43 @@ def start_upload(state: State, request: Request) -> Response:
 
 
 def continue_upload(state: State, request: Request) -> Response:
-    """Take bytes, or tell which have been persisted."""
+    """Receive bytes, or return the persisted range."""
     upload = _find(state, request)
     if upload.resource is not None:
         return resource_response(request, dict(upload.resource))
-    extent = parse_content_range(request.headers.get("content-range"))
-    length = sum(map(len, request.pieces))
+    content_range = parse_content_range(request.headers.get("content-range"))
+    length = request.size
     if "content-range" not in request.headers:
-        extent = Extent(0, length, length)
-    _check_extent(upload, extent, length)
-    if extent.size is not None:
-        upload.size = extent.size
-    if extent.start is not None:
-        receive(state, upload, extent.start, request.pieces)
+        content_range = ContentRange(0, length, length)
+    _check_range(upload, content_range, length)
+    if content_range.size is not None:
+        upload.size = content_range.size
+    if content_range.start is not None:
+        receive(state, upload, content_range.start, request.pieces)
     if upload.size is None or upload.received < upload.size:
-        if extent.start is not None:
+        if content_range.start is not None:
             state.journal.put_resumable(upload)
         return _incomplete(upload)
-    upload.declared = agreed(upload.declared, declared_in(request.headers))
+    upload.declared = merge_declared(upload.declared, declared_in(request.headers))
     return _finish(state, request, upload)
 
 
 def cancel_upload(state: State, request: Request) -> Response:
-    """Forget a session and what it received."""
+    """Discard an upload."""
     upload = _find(state, request)
     _drop(state, upload)
     return Response(status=499)
 
 
 def receive(state: State, upload: ResumableUpload, start: int, pieces: Sequence[Buffer]) -> None:
-    """Persist the bytes that are new; those received before are skipped.
+    """Persist new bytes, and skip those that were received before.
 
     Args:
-        state: Where the bytes go.
-        upload: A session that is not complete.
-        start: Place of the first byte in the object.
-        pieces: The bytes. Where they do not reach the end of the object, they count only up to a
-            multiple of 256 KiB.
+        state: State of the server.
+        upload: An upload that is not complete.
+        start: Position of the first byte in the object.
+        pieces: The bytes. If they do not reach the end of the object, they are persisted only up to
+            a multiple of 256 KiB.
 
     Raises:
         APIError: 503, bytes before `start` are missing.
@@ -146,41 +145,31 @@ def receive(state: State, upload: ResumableUpload, start: int, pieces: Sequence[
         end -= end % STEP_BYTES
     if end <= upload.received:
         return
-    new = list(_cut(pieces, upload.received - start, end - start))
+    new = slice_pieces(pieces, upload.received - start, end - start)
     for piece in new:
         upload.digest.update(piece)
     upload.pieces.append(state.blobs.put(new))
     upload.received = end
 
 
-def _cut(pieces: Sequence[Buffer], start: int, end: int) -> Iterator[Buffer]:
-    """Yield the bytes `[start, end)` of a sequence of pieces."""
-    for piece in pieces:
-        if start <= 0 and len(piece) <= end:
-            yield piece
-        elif start < len(piece) and end > 0:
-            yield memoryview(piece)[max(start, 0) : end]
-        start, end = start - len(piece), end - len(piece)
-
-
-def _check_extent(upload: ResumableUpload, extent: Extent, length: int) -> None:
-    """Compare what the header says with the body and with what was said before.
+def _check_range(upload: ResumableUpload, sent: ContentRange, length: int) -> None:
+    """Compare the header with the body and with earlier requests.
 
     Raises:
         APIError: 400.
     """
-    if extent.start is None and length:
+    if sent.start is None and length:
         raise invalid("A request without a range of bytes has a body.")
-    if extent.start is not None and extent.end not in (None, extent.start + length):
+    if sent.start is not None and sent.end not in (None, sent.start + length):
         raise invalid(f"Content-Range does not fit the Content-Length of {length} byte(s).")
-    if extent.size not in (None, upload.size) and upload.size is not None:
-        message = f"The size of the object was {upload.size} byte(s), and now is {extent.size}."
+    if sent.size not in (None, upload.size) and upload.size is not None:
+        message = f"The size of the object was {upload.size} byte(s), and now is {sent.size}."
         raise invalid(message)
-    size = upload.size if extent.size is None else extent.size
-    end = upload.received if extent.start is None else extent.start + length
+    size = upload.size if sent.size is None else sent.size
+    end = upload.received if sent.start is None else sent.start + length
     if size is not None and end > size:
         raise invalid(f"More than {size} byte(s) were sent.")
-    if extent.start is not None and end != size and length < STEP_BYTES:
+    if sent.start is not None and end != size and length < STEP_BYTES:
         message = (
             "Invalid request. The number of bytes uploaded is required to be equal or greater "
             f"than {STEP_BYTES}, except for the final request (it's recommended to be the exact "
@@ -191,14 +180,14 @@ def _check_extent(upload: ResumableUpload, extent: Extent, length: int) -> None:
 
 
 def _incomplete(upload: ResumableUpload) -> Response:
-    """Tell which bytes have been persisted; no Range means none."""
+    """Return the persisted range; no Range means that there is none."""
     persisted = (("Range", f"bytes=0-{upload.received - 1}"),) if upload.received else ()
     headers = (*persisted, ("X-GUploader-UploadID", upload.upload_id))
     return Response(status=308, headers=headers)
 
 
 def _finish(state: State, request: Request, upload: ResumableUpload) -> Response:
-    """Commit the object. Where a precondition fails, the session and its bytes stay."""
+    """Commit the object. If a precondition fails, the upload and its bytes stay."""
     crc32c, md5 = upload.digest.crc32c, upload.digest.md5
     try:
         upload.declared.check(crc32c=crc32c, md5=md5)
@@ -219,7 +208,7 @@ def _finish(state: State, request: Request, upload: ResumableUpload) -> Response
     state.journal.put_resumable(upload)
     for blob in pieces:
         blob.discard()
-    _forget_oldest(state)
+    _drop_oldest(state)
     return resource_response(request, dict(upload.resource))
 
 
@@ -237,8 +226,8 @@ def _drop(state: State, upload: ResumableUpload) -> None:
         blob.discard()
 
 
-def _forget_oldest(state: State) -> None:
-    """Bound how many finished sessions are remembered."""
+def _drop_oldest(state: State) -> None:
+    """Keep a bounded number of finished uploads."""
     uploads = state.resumable_uploads
     finished = [key for key, upload in uploads.items() if upload.resource is not None]
     for key in finished[:-_MAX_FINISHED]:
@@ -251,16 +240,10 @@ _INSERT = "storage.objects.insert"
 _SESSION = {"uploadType": "resumable", "upload_id": None}
 _BARE_SESSION = {"upload_id": None}
 ROUTES = (
-    Route(
-        method="POST",
-        pattern=_UPLOADS,
-        operation=_INSERT,
-        handler=start_upload,
-        where={"uploadType": "resumable"},
-    ),
+    Route("POST", _UPLOADS, _INSERT, start_upload, query={"uploadType": "resumable"}),
     *(
-        Route(method=method, pattern=_UPLOADS, operation=_INSERT, handler=handler, where=where)
-        for where in (_SESSION, _BARE_SESSION)
+        Route(method, _UPLOADS, _INSERT, handler, query=query)
+        for query in (_SESSION, _BARE_SESSION)
         for method, handler in (
             ("PUT", continue_upload),
             ("POST", continue_upload),

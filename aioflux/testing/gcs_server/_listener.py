@@ -1,4 +1,4 @@
-"""The listening socket: accepts connections, paces them and ends those that stall."""
+"""Listening socket: accepts connections, paces them and ends those that stall."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import contextlib
 import socket
 from typing import TYPE_CHECKING
 
-from aioflux.testing.gcs_server import _forks
+from aioflux.testing.gcs_server import _fork
+from aioflux.testing.gcs_server._connection import PERIODS, Connection
 from aioflux.testing.gcs_server._network import PACED_BY_KERNEL
-from aioflux.testing.gcs_server._wire import PERIODS, Connection
 
 if TYPE_CHECKING:
     import ssl
@@ -22,10 +22,10 @@ _NO_PACING = -1
 
 
 class Listener:
-    """A socket and the connections that it has accepted; belongs to one loop.
+    """A socket and its connections; belongs to one loop.
 
     Args:
-        app: Answers the requests.
+        app: Handles the requests.
         loop: Serves the socket.
         sock: Socket that listens.
         bytes_per_second: Bandwidth of each connection; None has no limit.
@@ -49,7 +49,7 @@ class Listener:
             _pace(sock, bytes_per_second)
 
     async def open(self, ssl_context: ssl.SSLContext | None) -> None:
-        """Begin to accept connections, over TLS where there is a context."""
+        """Start to accept connections, over TLS if there is a context."""
         app, loop = self._app, self._loop
         scheme = "http" if ssl_context is None else "https"
         self._server = await loop.create_server(
@@ -58,7 +58,7 @@ class Listener:
             backlog=_BACKLOG,
             ssl=ssl_context,
         )
-        _forks.hold(self._sock.fileno())
+        _fork.track(self._sock.fileno())
         self._timer = loop.call_later(self._period, self._check)
 
     async def close(self) -> None:
@@ -68,9 +68,9 @@ class Listener:
             return
         if self._timer is not None:
             self._timer.cancel()
-        _forks.release(self._sock.fileno())
+        _fork.untrack(self._sock.fileno())
         with contextlib.suppress(OSError):  # not every system can
-            self._sock.shutdown(socket.SHUT_RDWR)  # whoever else has the descriptor
+            self._sock.shutdown(socket.SHUT_RDWR)  # even if another process shares it
         server.close()
         while self._app.connections:
             for connection in tuple(self._app.connections):
@@ -88,7 +88,7 @@ class Listener:
             _pace(connection.socket, bytes_per_second)
 
     def _check(self) -> None:
-        """Look for half-sent requests, once in a period: no request has a timer of its own."""
+        """Check for incomplete requests, once in a period: no request has its own timer."""
         for connection in tuple(self._app.connections):
             connection.check_progress()
         self._timer = self._loop.call_later(self._period, self._check)

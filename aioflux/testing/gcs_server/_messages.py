@@ -1,10 +1,11 @@
-"""One request and one response as values: what handlers take and return."""
+"""Requests and responses as values, with the bodies that JSON and XML clients receive."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from datetime import UTC, datetime
+from functools import cached_property, lru_cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ _NO_BODY = frozenset({204, 304})
 
 
 class Request:
-    """A request whose body has been received whole.
+    """A request with its whole body.
 
     Args:
         method: Upper-case method.
@@ -44,7 +45,7 @@ class Request:
 
     match: Match  # set by the router before any hook or handler sees the request
     in_batch = False
-    """Whether it came within another, so that it does not travel by itself."""
+    """Whether it is one of a batch, which travels as a whole."""
 
     def __init__(
         self,
@@ -62,17 +63,22 @@ class Request:
         self.scheme = scheme
 
     @property
+    def size(self) -> int:
+        """Length of the body in bytes."""
+        return sum(map(len, self.pieces))
+
+    @property
     def params(self) -> Mapping[str, str]:
         """Decoded parts of the path by the names of the route's pattern (`bucket`, `object`)."""
         return self.match.params
 
     @property
     def query(self) -> Mapping[str, str]:
-        """Decoded query; the last value where a name is repeated. Shared: do not change it."""
+        """Decoded query; the last value of a repeated name. Shared: do not change it."""
         return self.match.url.query
 
     def query_list(self, name: str) -> list[str]:
-        """Return every value of a query parameter, in the order sent."""
+        """Return every value of a query parameter, in order."""
         return [value for key, value in self.match.url.pairs if key == name]
 
     @cached_property
@@ -86,54 +92,42 @@ class Request:
 
     @cached_property
     def body(self) -> bytes:
-        """The body in one piece; a copy where it is large, unlike `pieces`."""
+        """The body in one piece; a copy if it is large, unlike `pieces`."""
         if len(self.pieces) == 1 and isinstance(self.pieces[0], bytes):
             return self.pieces[0]
         return b"".join(self.pieces)
 
     def json(self) -> dict[str, Any]:
-        """Decode the body as a JSON object; an empty body is an empty object.
-
-        Raises:
-            APIError: 400, the body is no JSON object.
-        """
-        if not self.body:
-            return {}
-        try:
-            value = msgspec.json.decode(self.body)
-        except msgspec.DecodeError as exc:
-            raise APIError(400, "parseError", "Parse Error") from exc
-        if not isinstance(value, dict):
-            raise invalid("Expected a JSON object")
-        return value
+        """Decode the body as a JSON object; see `decode_object`."""
+        return decode_object(self.body)
 
     @property
     def base_url(self) -> str:
-        """Scheme and host by which the caller reached the server: the root of links."""
+        """Scheme and host in the request: the root of links."""
         return f"{self.scheme}://{self.headers.get('host', 'localhost')}"
 
 
 @dataclass(kw_only=True, slots=True)
 class Response:
-    """An answer; the wire adds `Content-Length` and `Connection`."""
+    """A response; the connection adds `Content-Length` and `Connection`."""
 
     status: int = 200
     headers: Headers = ()
     block: bytes = b""
-    """Header lines already encoded, each ending in CRLF: those prepared once per object."""
+    """Encoded header lines, each ending in CRLF: those prepared once per object."""
     body: Body = b""
-    """Sent without a copy; left out (its length still announced) where the method is HEAD."""
+    """Sent without a copy; left out (its length still announced) if the method is HEAD."""
     delivery: Delivery | None = None
-    """How to misbehave while sending; None sends at once and whole."""
+    """Delays and cuts while sending; None sends at once and whole."""
     close: bool = False
     """Close the connection afterwards."""
     sent_bytes: int = 0
-    """How much of the body has been handed to the kernel; kept by the wire."""
+    """Bytes of the body handed to the kernel; counted by the connection."""
     _size: int = field(default=-1, init=False, repr=False, compare=False)
 
     @property
     def size(self) -> int:
-        """Length of the body in bytes; asked for only once the body is final."""
+        """Length of the body in bytes; read only once the body is final."""
         if self._size < 0:
             body = self.body
             self._size = len(body) if isinstance(body, bytes) else sum(map(len, self.pieces()))
@@ -145,7 +139,7 @@ class Response:
         return (body,) if isinstance(body, bytes | bytearray | memoryview) else body
 
     def head(self, *, connection: bytes = b"") -> bytes:
-        """Encode the status line and headers; `connection` is a header line or nothing."""
+        """Encode the status line and headers; `connection` is a header line or empty."""
         parts = [_STATUS_LINES[self.status], self.block]
         parts += [f"{name}: {value}\r\n".encode() for name, value in self.headers]
         if self.status not in _NO_BODY:
@@ -155,15 +149,57 @@ class Response:
 
 
 def _decode(value: bytes) -> str:
-    """Decode a header as GCS does: UTF-8, or Latin-1 where it is none."""
+    """Decode a header as GCS does: as UTF-8, else as Latin-1."""
     try:
         return value.decode()
     except UnicodeDecodeError:
         return value.decode("latin-1")
 
 
+def decode_object(data: Buffer) -> dict[str, Any]:
+    """Decode a JSON object; nothing but white space is an empty one.
+
+    Raises:
+        APIError: 400, it is no JSON object.
+    """
+    if not bytes(data).strip():
+        return {}
+    try:
+        value = msgspec.json.decode(data)
+    except msgspec.DecodeError as exc:
+        raise APIError(400, "parseError", "Parse Error") from exc
+    if not isinstance(value, dict):
+        raise invalid("Expected a JSON object")
+    return value
+
+
+def slice_pieces(pieces: Sequence[Buffer], start: int, end: int) -> list[Buffer]:
+    """Return the bytes `[start, end)` of a sequence of buffers, without a copy."""
+    selected: list[Buffer] = []
+    offset = 0
+    for piece in pieces:
+        low, high = max(start - offset, 0), min(end - offset, len(piece))
+        if low < high:
+            selected.append(piece if high - low == len(piece) else memoryview(piece)[low:high])
+        offset += len(piece)
+        if offset >= end:
+            break
+    return selected
+
+
+def timestamp(microseconds: int) -> str:
+    """Format a time as both APIs do: RFC 3339 with milliseconds."""
+    seconds, fraction = divmod(microseconds, 1_000_000)
+    return f"{_second(seconds)}.{fraction // 1000:03}Z"
+
+
+@lru_cache(maxsize=4096)
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat()
+
+
 def json_response(value: object, *, status: int = 200, headers: Headers = ()) -> Response:
-    """Answer with a JSON document."""
+    """Build a response with a JSON document."""
     content_type = ("Content-Type", "application/json; charset=UTF-8")
     return Response(
         status=status, headers=(content_type, *headers), body=msgspec.json.encode(value)
@@ -171,14 +207,14 @@ def json_response(value: object, *, status: int = 200, headers: Headers = ()) ->
 
 
 def xml_response(document: str, *, status: int = 200, headers: Headers = ()) -> Response:
-    """Answer with an XML document, given without its declaration."""
+    """Build a response with an XML document, given without its declaration."""
     body = f"<?xml version='1.0' encoding='UTF-8'?>{document}".encode()
     content_type = ("Content-Type", "application/xml; charset=UTF-8")
     return Response(status=status, headers=(content_type, *headers), body=body)
 
 
 def error_response(error: APIError, *, xml: bool) -> Response:
-    """Answer with an error, in the form of the API that was called."""
+    """Build the response with an error, in the form of the called API."""
     if error.status in _NO_BODY:
         return Response(status=error.status, headers=error.headers)
     kind = "application/xml; charset=UTF-8" if xml else "application/json; charset=UTF-8"

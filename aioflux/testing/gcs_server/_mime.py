@@ -1,7 +1,7 @@
-"""Bodies of several parts (RFC 2046): `multipart/related` uploads and `multipart/mixed` batches.
+"""MIME multipart bodies (RFC 2046): `multipart/related` uploads and `multipart/mixed` batches.
 
 Public clients end lines with CRLF (google-cloud-storage uploads, gcloud-aio-storage) or with a
-bare LF (gcsfs, google-cloud-storage batches); the line of the first boundary tells which.
+bare LF (gcsfs, google-cloud-storage batches), as the line of the first boundary shows.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ def split_body(request: Request) -> list[BodyPart]:
     """Split the body of a request into its parts; their data is not copied.
 
     Raises:
-        APIError: 400, the body is not what its Content-Type says.
+        APIError: 400, the body is no multipart body, or malformed.
     """
     boundary = _boundary(request.headers.get("content-type", ""))
     pieces = request.pieces
     body = pieces[0] if len(pieces) == 1 else request.body
     if not isinstance(body, bytes | bytearray):
         body = bytes(body)
-    return [split_head(part) for part in _split(body, b"--" + boundary.encode())]
+    return [_split_part(part) for part in _split(body, b"--" + boundary.encode())]
 
 
-def split_head(part: memoryview) -> BodyPart:
-    """Separate headers from what follows the first blank line."""
+def _split_part(part: memoryview) -> BodyPart:
+    """Split a part into headers and data, at the first blank line."""
     window = bytes(part[: 64 << 10])
     blank = _BLANK_LINE.search(window)
     if blank is None:
-        return BodyPart(parse_headers(window), part[len(part) :])
-    return BodyPart(parse_headers(window[: blank.start()]), part[blank.end() :])
+        return BodyPart(_parse_headers(window), part[len(part) :])
+    return BodyPart(_parse_headers(window[: blank.start()]), part[blank.end() :])
 
 
-def parse_headers(head: bytes) -> dict[str, str]:
-    """Read header lines, whatever ends them; the last of a name counts."""
+def _parse_headers(head: bytes) -> dict[str, str]:
+    """Parse header lines, which end in CRLF or LF; the last value of a repeated name counts."""
     lines = (line.partition(":") for line in head.decode("utf-8", "replace").splitlines())
     return {name.strip().lower(): value.strip() for name, colon, value in lines if colon}
 
@@ -70,7 +70,7 @@ def _boundary(content_type: str) -> str:
 
 
 def _split(body: bytes | bytearray, delimiter: bytes) -> Iterator[memoryview]:
-    """Yield what lies between the boundary lines; preamble and epilogue are left out."""
+    """Yield the parts between boundary lines, without preamble and epilogue."""
     view = memoryview(body)
     line_end, start = b"", -1
     for begin, end, is_last in _boundary_lines(body, delimiter):
@@ -86,7 +86,7 @@ def _split(body: bytes | bytearray, delimiter: bytes) -> Iterator[memoryview]:
 
 
 def _boundary_lines(body: bytes | bytearray, delimiter: bytes) -> Iterator[tuple[int, int, bool]]:
-    """Yield where each boundary line begins and ends, and whether it is the closing one."""
+    """Yield start and end of each boundary line, and whether it is the closing one."""
     begin = body.find(delimiter)
     while begin >= 0:
         end = begin + len(delimiter)

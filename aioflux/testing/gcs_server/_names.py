@@ -19,9 +19,9 @@ _LABEL = re.compile(r"[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?")
 
 
 def check_object_name(name: str) -> None:
-    """Refuse a name that no object can have.
+    """Reject a name that no object can have.
 
-    Source: cloud.google.com/storage/docs/objects#naming. NUL is refused too.
+    Source: cloud.google.com/storage/docs/objects#naming. NUL is rejected too.
 
     Raises:
         APIError: 400.
@@ -37,7 +37,7 @@ def check_object_name(name: str) -> None:
 
 
 def check_bucket_name(name: str) -> None:
-    """Refuse a name that GCS does not allow (cloud.google.com/storage/docs/buckets#naming).
+    """Reject a name that GCS does not allow (cloud.google.com/storage/docs/buckets#naming).
 
     Raises:
         APIError: 400.
@@ -49,10 +49,10 @@ def check_bucket_name(name: str) -> None:
 
 
 class SortedNames(Generic[T]):
-    """A dictionary whose names are sorted when someone asks for them.
+    """A dictionary that sorts its names on demand.
 
-    Strings compare by code point, which is the order of their UTF-8 bytes. Changes wait
-    aside until the next `ordered`: filling a bucket with a million objects costs one sort.
+    Strings compare by code point, which is the order of their UTF-8 bytes. Added and removed names
+    are sorted in by the next `ordered`: filling a bucket with a million objects costs one sort.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class SortedNames(Generic[T]):
         """Return the value of a name, or None."""
         return self._items.get(name)
 
-    def take(self, names: Iterable[str]) -> list[T]:
+    def get_all(self, names: Iterable[str]) -> list[T]:
         """Return the values of names that are present."""
         return list(map(self._items.__getitem__, names))
 
@@ -82,7 +82,7 @@ class SortedNames(Generic[T]):
         self._items[name] = value
 
     def remove(self, name: str) -> None:
-        """Forget a name that is present."""
+        """Remove a name that is present."""
         del self._items[name]
         if name in self._added:
             del self._added[name]
@@ -90,7 +90,7 @@ class SortedNames(Generic[T]):
             self._removed.add(name)
 
     def ordered(self) -> list[str]:
-        """Return all names in order: for `bisect` and slices. It must not be changed."""
+        """Return all names in order. The list is shared: do not change it."""
         if len(self._removed) > _FEW:
             self._ordered = [name for name in self._ordered if name not in self._removed]
         else:

@@ -1,7 +1,7 @@
-"""A slower and stricter network: latency, bandwidth and a limit on requests.
+"""Simulated network: latency, bandwidth and a limit on requests.
 
-Bandwidth per connection is set on the socket (`Network.connection_bytes_per_second`): the kernel
-paces it and it costs the server nothing. The rest is delay that the hook adds to deliveries.
+The kernel paces each connection (`Network.connection_bytes_per_second`), at no cost to the server.
+The rest is delay that the hook adds to deliveries.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _LINK_BURST_SECONDS = 0.01
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """How the way to the server behaves. The default adds nothing."""
+    """Properties of the network in front of the server. The default adds nothing."""
 
     latency_seconds: float = 0.0
-    """Time to the first byte of each answer; the median where it is spread."""
+    """Time to the first byte of each response; the median with `latency_spread`."""
     latency_spread: float = 0.0
     """Sigma of a log-normal distribution of the latency: 0.5 puts one in 100 above 3.2 times the
     median. 0 makes every latency the same."""
@@ -41,17 +41,17 @@ class Network:
     connection_bytes_per_second: int | None = None
     """Bandwidth of each connection, towards the client; None has no limit."""
     bytes_per_second: float | None = None
-    """Bandwidth of all connections together, each way; None has no limit. An upload is received
-    at once and its answer kept back for as long as the bytes would have taken."""
+    """Bandwidth of all connections together, each way; None has no limit. An upload is received at
+    once, and its response delayed by the time that the bytes would have taken."""
     requests_per_second: float | None = None
-    """Requests above it are answered with 429 and Retry-After; None has no limit."""
+    """Requests above it are rejected with 429 and Retry-After; None has no limit."""
     request_burst: int = 1
-    """How many requests may come at once after a pause."""
+    """Requests that may arrive at once after a pause."""
     seed: int = 0
-    """Of the random latencies."""
+    """Seed of the random latencies."""
 
     def __post_init__(self) -> None:
-        """Refuse what no network can do."""
+        """Check that values are in range."""
         for name in ("latency_seconds", "latency_spread", "page_latency_seconds"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, is {getattr(self, name)}")
@@ -63,12 +63,12 @@ class Network:
             raise ValueError(f"request_burst must be at least 1, is {self.request_burst}")
 
 
-class Allowance:
-    """Tokens that come at a rate and are kept up to a burst. It knows no clock.
+class TokenBucket:
+    """Tokens that arrive at a rate and are kept up to a burst. It knows no clock.
 
     Args:
-        per_second: Tokens that come in a second.
-        burst: How many are kept.
+        per_second: Tokens that arrive in a second.
+        burst: Tokens kept at most.
     """
 
     def __init__(self, per_second: float, burst: float) -> None:
@@ -76,14 +76,14 @@ class Allowance:
         self._burst = self._tokens = burst
         self._updated = -math.inf
 
-    def take(self, amount: float, now: float) -> float:
-        """Take tokens, in advance where there are too few; return the seconds until they come."""
+    def acquire(self, amount: float, now: float) -> float:
+        """Acquire tokens, in advance if there are too few; return the seconds until they arrive."""
         self._fill(now)
         self._tokens -= amount
         return max(0.0, -self._tokens / self._per_second)
 
-    def try_take(self, amount: float, now: float) -> float:
-        """Take tokens and return 0, or take none and return the seconds until there are enough."""
+    def try_acquire(self, amount: float, now: float) -> float:
+        """Acquire tokens and return 0, or none and return the seconds until there are enough."""
         self._fill(now)
         if self._tokens >= amount:
             self._tokens -= amount
@@ -97,11 +97,11 @@ class Allowance:
 
 
 class NetworkHook(Hook):
-    """Delays answers and refuses requests as a `Network` says.
+    """Delays responses and rejects requests as a `Network` describes.
 
     Args:
-        network: How to behave.
-        clock: Seconds that only grow.
+        network: Latency, bandwidth and limit on requests.
+        clock: Monotonic time in seconds.
     """
 
     def __init__(self, network: Network, clock: Callable[[], float] = time.monotonic) -> None:
@@ -110,21 +110,21 @@ class NetworkHook(Hook):
         self._rng = random.Random(network.seed)  # noqa: S311
         self._requests = self._link_in = self._link_out = None
         if network.requests_per_second is not None:
-            self._requests = Allowance(network.requests_per_second, network.request_burst)
+            self._requests = TokenBucket(network.requests_per_second, network.request_burst)
         if network.bytes_per_second is not None:
             burst = network.bytes_per_second * _LINK_BURST_SECONDS
-            self._link_in = Allowance(network.bytes_per_second, burst)
-            self._link_out = Allowance(network.bytes_per_second, burst)
+            self._link_in = TokenBucket(network.bytes_per_second, burst)
+            self._link_out = TokenBucket(network.bytes_per_second, burst)
         self._rate = None if PACED_BY_KERNEL else network.connection_bytes_per_second
         self._is_idle = network == Network(
             connection_bytes_per_second=network.connection_bytes_per_second
         ) and (self._rate is None)
 
     def before(self, request: Request) -> Response | None:
-        """Refuse a request above the limit."""
+        """Reject a request above the limit."""
         if self._requests is None or _is_exempt(request):
             return None
-        wait = self._requests.try_take(1, self._clock())
+        wait = self._requests.try_acquire(1, self._clock())
         if not wait:
             return None
         error = APIError(
@@ -136,12 +136,12 @@ class NetworkHook(Hook):
         return error_response(error, xml=not request.match.url.is_json)
 
     def after(self, request: Request, response: Response) -> Response:
-        """Delay the answer and put its body on the shared link."""
+        """Delay the response and send its body over the shared link."""
         if self._is_idle or request.in_batch or _is_exempt(request):
             return response
         delay = self._latency(request)
         if self._link_in is not None and request.pieces:
-            delay += self._link_in.take(sum(map(len, request.pieces)), self._clock())
+            delay += self._link_in.acquire(request.size, self._clock())
         plan = response.delivery or PLAIN
         response.delivery = replace(
             plan,
@@ -162,9 +162,9 @@ class NetworkHook(Hook):
 
     def _reserve(self, size: int) -> float:
         assert self._link_out is not None
-        return self._link_out.take(size, self._clock())
+        return self._link_out.acquire(size, self._clock())
 
 
 def _is_exempt(request: Request) -> bool:
-    """Judge whether a request drives the test rather than being tested."""
+    """Return whether a request sets up the test, and is not itself tested."""
     return request.match.operation.startswith("retry_tests.")

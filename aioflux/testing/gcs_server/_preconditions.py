@@ -1,8 +1,9 @@
-"""if(Meta)Generation(Not)Match: read from a request, and judged against an object."""
+"""Preconditions on generations, and conditional requests of HTTP (RFC 9110, section 13)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from aioflux.testing.gcs_server._errors import condition_not_met, invalid, not_modified
@@ -15,22 +16,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preconditions:
-    """What must hold of the object that a request names; None asks nothing."""
+    """Conditions on the object or bucket that a request names; None is no condition."""
 
     generation: int | None = None
-    """Generation that must match; 0: no object of this name."""
+    """Generation that it must have; 0: no object of this name."""
     generation_not: int | None = None
     metageneration: int | None = None
     metageneration_not: int | None = None
 
     def check(self, record: ObjectRecord | Bucket | None) -> None:
-        """Judge the preconditions.
+        """Check the preconditions.
 
         A `NotMatch` that fails is 304 whatever the method
         (cloud.google.com/storage/docs/request-preconditions).
 
         Args:
-            record: The live object or bucket, or None where there is none.
+            record: The live object or bucket, or None if there is none.
 
         Raises:
             APIError: 412 or 304.
@@ -47,6 +48,7 @@ class Preconditions:
 
 NONE = Preconditions()
 _HEADERS = frozenset({"x-goog-if-generation-match", "x-goog-if-metageneration-match"})
+_HTTP_HEADERS = frozenset({"if-match", "if-none-match", "if-modified-since", "if-unmodified-since"})
 
 
 def integer(values: Mapping[str, str], name: str) -> int | None:
@@ -84,3 +86,47 @@ def from_headers(headers: Mapping[str, str]) -> Preconditions:
         generation=integer(headers, "x-goog-if-generation-match"),
         metageneration=integer(headers, "x-goog-if-metageneration-match"),
     )
+
+
+def has_http_conditions(headers: Mapping[str, str]) -> bool:
+    """Return whether a request is conditional; most are not."""
+    return not _HTTP_HEADERS.isdisjoint(headers)
+
+
+def check_http_conditions(headers: Mapping[str, str], etag: str, updated_us: int) -> None:
+    """Check the conditions of a read in the order of the RFC; an unreadable date is none.
+
+    Args:
+        headers: Of the request, by lower-case name.
+        etag: Of the object, as the called API writes it.
+        updated_us: Time of the object's last change, in microseconds since 1970.
+
+    Raises:
+        APIError: 412, or 304 if the caller's copy is current.
+    """
+    updated = updated_us // 1_000_000
+    if "if-match" in headers:
+        if not _matches_etag(headers["if-match"], etag):
+            raise condition_not_met()
+    elif updated > _seconds(headers.get("if-unmodified-since"), default=updated):
+        raise condition_not_met()
+    if "if-none-match" in headers:
+        if _matches_etag(headers["if-none-match"], etag):
+            raise not_modified()
+    elif updated <= _seconds(headers.get("if-modified-since"), default=updated - 1):
+        raise not_modified()
+
+
+def _matches_etag(value: str, etag: str) -> bool:
+    """Return whether a list of ETags has one; quotes are optional, as JSON ETags have none."""
+    tags = {tag.strip().removeprefix("W/").strip('"') for tag in value.split(",")}
+    return "*" in tags or etag.strip('"') in tags
+
+
+def _seconds(date: str | None, *, default: int) -> int:
+    if date is None:
+        return default
+    try:
+        return int(parsedate_to_datetime(date).timestamp())
+    except (ValueError, OverflowError):
+        return default

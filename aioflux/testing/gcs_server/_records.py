@@ -1,4 +1,4 @@
-"""What the server knows of buckets, objects and unfinished uploads."""
+"""Records of buckets, objects and unfinished uploads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from aioflux.testing.gcs_server._checksums import Declared, Digest
+from aioflux.testing.gcs_server._checksums import Declared, Digest, encode_crc32c
 from aioflux.testing.gcs_server._names import SortedNames
 
 if TYPE_CHECKING:
@@ -17,9 +17,34 @@ if TYPE_CHECKING:
     from aioflux.testing.gcs_server._preconditions import Preconditions
 
 
+class Hashed:
+    """Base of records of bytes with a crc32c and perhaps an MD5."""
+
+    __slots__ = ()
+    crc32c: int
+    md5: bytes | None
+
+    @property
+    def crc32c_base64(self) -> str:
+        """The checksum as GCS writes it: big-endian, base64."""
+        return encode_crc32c(self.crc32c)
+
+    @property
+    def md5_base64(self) -> str | None:
+        """The MD5 as GCS writes it, if there is one."""
+        return None if self.md5 is None else b2a_base64(self.md5, newline=False).decode()
+
+    def hash_headers(self) -> list[tuple[str, str]]:
+        """Return the checksums as headers."""
+        headers = [("x-goog-hash", f"crc32c={self.crc32c_base64}")]
+        if self.md5 is not None:
+            headers.append(("x-goog-hash", f"md5={self.md5_base64}"))
+        return headers
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attributes:
-    """What a writer says of an object, apart from its bytes. `patch` replaces some."""
+    """Metadata that a writer sets. `patch` replaces some."""
 
     content_type: str | None = None
     content_encoding: str | None = None
@@ -32,7 +57,7 @@ class Attributes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ObjectRecord:
+class ObjectRecord(Hashed):
     """One generation of an object with one state of its metadata; changed by replacement."""
 
     bucket: str
@@ -48,28 +73,23 @@ class ObjectRecord:
     time_created_us: int
     updated_us: int
     component_count: int | None = None
-    """How many objects a composed object was made of; None for others."""
+    """Number of sources of a composed object; None for others."""
     prepared: list[bytes] = field(default_factory=list, init=False, repr=False)
-    """Header lines that the HTTP layer derives once; not part of the state."""
+    """Header lines of downloads, encoded once; not part of the state."""
     described: dict[str, bytes] = field(default_factory=dict, init=False, repr=False)
-    """What the latest listing said of it, by the fields that it asked for; likewise derived."""
+    """The item of the latest listing, encoded, by its `fields`; not part of the state."""
 
     @property
     def etag(self) -> str:
-        """Name of this generation and metageneration, in the form that GCS uses."""
+        """The ETag of the JSON API, which encodes generation and metageneration as on GCS."""
         low, high = _LOW[self.generation & 0x3FFF], _varint(self.generation >> 14)
         raw = b"\x08" + low + high + b"\x10" + _varint(self.metageneration)
         return b2a_base64(raw, newline=False).decode()
 
     @property
-    def crc32c_base64(self) -> str:
-        """The checksum as GCS writes it: big-endian, base64."""
-        return b2a_base64(self.crc32c.to_bytes(4, "big"), newline=False).decode()
-
-    @property
-    def md5_base64(self) -> str | None:
-        """The MD5 as GCS writes it, if there is one."""
-        return None if self.md5 is None else b2a_base64(self.md5, newline=False).decode()
+    def xml_etag(self) -> str:
+        """The ETag of the XML API, quoted: the MD5 in hex, or the JSON one if there is none."""
+        return f'"{self.md5.hex() if self.md5 else self.etag}"'
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +107,7 @@ class Bucket:
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Part:
+class Part(Hashed):
     """One part of a multipart upload."""
 
     number: int
@@ -98,24 +118,14 @@ class Part:
 
     @property
     def etag(self) -> str:
-        """Name of these bytes, quoted: the MD5 in hex, as on GCS, where there is one."""
+        """The ETag, quoted: the MD5 in hex, as on GCS, if there is one."""
         name = f"{self.crc32c:08x}-{self.blob.size:x}" if self.md5 is None else self.md5.hex()
         return f'"{name}"'
-
-    @property
-    def crc32c_base64(self) -> str:
-        """The checksum as GCS writes it: big-endian, base64."""
-        return b2a_base64(self.crc32c.to_bytes(4, "big"), newline=False).decode()
-
-    @property
-    def md5_base64(self) -> str | None:
-        """The MD5 as GCS writes it, if there is one."""
-        return None if self.md5 is None else b2a_base64(self.md5, newline=False).decode()
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class MultipartUpload:
-    """An XML multipart upload that has not been completed."""
+    """An open XML multipart upload."""
 
     upload_id: str
     bucket: str
@@ -127,7 +137,7 @@ class MultipartUpload:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class ResumableUpload:
-    """A JSON resumable upload; kept after it is final, so that a status query still answers."""
+    """A JSON resumable upload; kept after it is final, for status queries."""
 
     upload_id: str
     bucket: str
@@ -137,14 +147,14 @@ class ResumableUpload:
     preconditions: Preconditions
     started_us: int
     size: int | None = None
-    """Size of the whole object in bytes, once the writer has said it."""
+    """Size of the whole object in bytes, once the writer has declared it."""
     pieces: list[Blob] = field(default_factory=list)
     received: int = 0
     """Bytes persisted so far."""
     digest: Digest = field(default_factory=Digest)
     """Checksums of what has been persisted so far."""
     resource: Mapping[str, Any] | None = None
-    """The finished object, as it was described to the writer."""
+    """The finished object, as the writer received it."""
 
 
 @lru_cache(maxsize=1024)

@@ -1,9 +1,9 @@
-"""The retry-test API of Google's storage-testbench: faults that tests order over HTTP.
+"""Retry-test API of Google's storage-testbench: faults that tests add over HTTP.
 
-A test posts instructions by operation and gets an id; requests that carry the id in the header
-`x-retry-test-id` use the instructions up, one after another. Names and meanings are those of
-https://github.com/googleapis/storage-testbench, so that the same test runs on both servers. XML
-requests count as the JSON operation that does the same.
+A test posts instructions by operation and receives an id; requests with the id in the header
+`x-retry-test-id` use up the instructions, one after another. Names and meanings are those of
+https://github.com/googleapis/storage-testbench, so that the same test runs on both servers. An XML
+request counts as the equivalent JSON operation.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from aioflux.testing.gcs_server._app import Hook
 from aioflux.testing.gcs_server._delivery import PLAIN
-from aioflux.testing.gcs_server._disturb import body_size, disturb, refuse, refuse_with, touches
-from aioflux.testing.gcs_server._errors import APIError, invalid
-from aioflux.testing.gcs_server._faults import Fault
+from aioflux.testing.gcs_server._errors import APIError, invalid, status_error
+from aioflux.testing.gcs_server._fault import Fault, alter, can_alter, early_response, sent_size
 from aioflux.testing.gcs_server._json_resumable import parse_content_range
 from aioflux.testing.gcs_server._messages import (
     Request,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 _HEADER = "x-retry-test-id"
 _GET = "storage.objects.get"
 _INSERT = "storage.objects.insert"
-_FEW_BYTES = 4  # what the testbench sends before it breaks a stream
+_FEW_BYTES = 4  # sent by the testbench before it breaks a stream
 _ALIASES = {
     "xml.multipart.create": _INSERT,
     "xml.multipart.part": _INSERT,
@@ -58,7 +57,7 @@ _OPERATION = re.compile(r"storage\.\w+\.\w+")
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction: its form and the numbers in it."""
+    """One instruction: its form and numbers."""
 
     form: str
     status: int = 0
@@ -68,10 +67,10 @@ class Instruction:
 
 
 def parse_instruction(text: str) -> Instruction:
-    """Read an instruction.
+    """Parse an instruction.
 
     Raises:
-        APIError: 400, there is none of this name.
+        APIError: 400, it is unknown.
     """
     for form, pattern in _FORMS.items():
         match = pattern.fullmatch(text)
@@ -86,7 +85,7 @@ def parse_instruction(text: str) -> Instruction:
 
 @dataclass(slots=True)
 class _RetryTest:
-    """A test and what is left of its instructions."""
+    """A test with its remaining instructions."""
 
     test_id: str
     transport: str
@@ -95,18 +94,18 @@ class _RetryTest:
     def resource(self) -> dict[str, Any]:
         return {
             "id": self.test_id,
-            "instructions": {name: list(left) for name, left in self.instructions.items()},
+            "instructions": {name: list(texts) for name, texts in self.instructions.items()},
             "completed": not any(self.instructions.values()),
             "transport": self.transport,
         }
 
 
 class RetryTests(Hook):
-    """Keeps the tests, answers their API and carries their instructions out.
+    """The retry tests: their API, and the faults of their instructions.
 
     Args:
         run: Runs the handler of a matched request, without hooks.
-        operations: Names that instructions may have.
+        operations: Operations that instructions may name.
     """
 
     def __init__(self, run: Callable[[Request], Response], operations: Iterable[str]) -> None:
@@ -114,12 +113,12 @@ class RetryTests(Hook):
         self._operations = {alias for name in operations for alias in (name, _alias(name))}
         self._tests: dict[str, _RetryTest] = {}
         self._lock = threading.Lock()
-        self._refusal: Response | None = None
+        self._early: Response | None = None
 
     # --- API -----------------------------------------------------------------------------
 
     def create(self, state: State, request: Request) -> Response:
-        """Keep a new test."""
+        """Create a test."""
         given = request.json()
         instructions = given.get("instructions")
         transport = str(given.get("transport", "HTTP")).upper()
@@ -136,7 +135,7 @@ class RetryTests(Hook):
         return json_response(test.resource())
 
     def _check(self, name: str, texts: object) -> None:
-        """Refuse instructions that cannot be read; those of JSON operations not served may wait.
+        """Check the instructions for an operation, which the server need not have.
 
         Raises:
             APIError: 400.
@@ -158,7 +157,7 @@ class RetryTests(Hook):
             return json_response({"retry_test": [test.resource() for test in self._tests.values()]})
 
     def delete(self, state: State, request: Request) -> Response:
-        """Forget a test."""
+        """Delete a test."""
         test = self._test(request.params["id"])
         with self._lock:
             self._tests.pop(test.test_id, None)
@@ -166,16 +165,12 @@ class RetryTests(Hook):
         return Response(headers=(content_type,), body=f"Deleted {test.test_id}".encode())
 
     def routes(self) -> tuple[Route, ...]:
-        """Return the table of the API."""
-        table = (
-            ("POST", "/retry_test", "insert", self.create),
-            ("GET", "/retry_tests", "list", self.list),
-            ("GET", "/retry_test/{id}", "get", self.get),
-            ("DELETE", "/retry_test/{id}", "delete", self.delete),
-        )
-        return tuple(
-            Route(method=method, pattern=pattern, operation=f"retry_tests.{word}", handler=handler)
-            for method, pattern, word, handler in table
+        """Return the routes of the API."""
+        return (
+            Route("POST", "/retry_test", "retry_tests.insert", self.create),
+            Route("GET", "/retry_tests", "retry_tests.list", self.list),
+            Route("GET", "/retry_test/{id}", "retry_tests.get", self.get),
+            Route("DELETE", "/retry_test/{id}", "retry_tests.delete", self.delete),
         )
 
     def _test(self, test_id: str) -> _RetryTest:
@@ -185,25 +180,25 @@ class RetryTests(Hook):
             raise APIError(404, "notFound", f"Retry Test {test_id}")
         return test
 
-    # --- carrying out --------------------------------------------------------------------
+    # --- faults --------------------------------------------------------------------------
 
     def before(self, request: Request) -> Response | None:
-        """Answer in place of the handler where the next instruction says so."""
-        self._refusal = None
+        """Respond in place of the handler if the next instruction says so."""
+        self._early = None
         try:
             found = self._next(request)
         except APIError as exc:
             return error_response(exc, xml=not request.match.url.is_json)
         if found is not None:
-            left, operation = found
-            self._refusal = self._refuse(parse_instruction(left[0]), operation, request)
-            if self._refusal is not None:
-                left.popleft()
-        return self._refusal
+            texts, operation = found
+            self._early = self._early_response(parse_instruction(texts[0]), operation, request)
+            if self._early is not None:
+                texts.popleft()
+        return self._early
 
     def after(self, request: Request, response: Response) -> Response:
-        """Disturb the answer where the next instruction says so."""
-        if self._refusal is not None:
+        """Alter the response if the next instruction says so."""
+        if self._early is not None:
             return response
         try:
             found = self._next(request)
@@ -211,15 +206,15 @@ class RetryTests(Hook):
             return response
         if found is None:
             return response
-        left, operation = found
-        changed = _disturbed(parse_instruction(left[0]), operation, request, response)
-        if changed is None:
+        texts, operation = found
+        altered = _altered(parse_instruction(texts[0]), operation, request, response)
+        if altered is None:
             return response
-        left.popleft()
-        return changed
+        texts.popleft()
+        return altered
 
     def _next(self, request: Request) -> tuple[deque[str], str] | None:
-        """Return the instructions left for a request and the name they go by.
+        """Return the remaining instructions for a request, and the operation they name.
 
         Raises:
             APIError: 404, no such test.
@@ -232,29 +227,29 @@ class RetryTests(Hook):
             return None
         operation = request.match.operation
         for name in (operation, _alias(operation)):
-            left = test.instructions.get(name)
-            if left:
-                return left, name
+            texts = test.instructions.get(name)
+            if texts:
+                return texts, name
         return None
 
-    def _refuse(
+    def _early_response(
         self, instruction: Instruction, operation: str, request: Request
     ) -> Response | None:
         xml = not request.match.url.is_json
         if instruction.form == "status":
-            return refuse_with(instruction.status, xml=xml)
+            return error_response(status_error(instruction.status), xml=xml)
         if instruction.form == "reset":
-            return refuse(Fault(operation="*", reset=True), xml=xml)
+            return early_response(Fault(operation="*", reset=True), xml=xml)
         if instruction.form != "status_after" or _alias(operation) != _INSERT:
             return None
         if not self._receive_until(instruction.at, request):
             return None
-        return refuse_with(instruction.status, xml=xml)
+        return error_response(status_error(instruction.status), xml=xml)
 
     def _receive_until(self, at: int, request: Request) -> bool:
-        """Persist an upload up to a position; False where the request does not reach it.
+        """Persist an upload up to a position; return whether the request reaches it.
 
-        Only resumable uploads keep what came before the failure.
+        Only resumable uploads keep the bytes before the failure.
         """
         body = request.body
         if "upload_id" not in request.query:
@@ -266,12 +261,12 @@ class RetryTests(Hook):
         if first is None or at > first + len(body):
             return False
         if at > first:
-            self._run(_beginning(request, first=first, end=at))
+            self._run(_cut_request(request, first=first, end=at))
         return True
 
 
-def _beginning(request: Request, *, first: int, end: int) -> Request:
-    """Build the request that sends a resumable upload's bytes only up to `end`."""
+def _cut_request(request: Request, *, first: int, end: int) -> Request:
+    """Return a request of a resumable upload, cut off at the position `end`."""
     headers = [
         (name, value)
         for name, value in request.raw_headers
@@ -285,15 +280,15 @@ def _beginning(request: Request, *, first: int, end: int) -> Request:
 
 
 def _is_reached(at: int, request: Request) -> bool:
-    """Judge whether the body of a request goes beyond a position; any request reaches 0."""
-    return not at or sum(map(len, request.pieces)) > at
+    """Return whether the body of a request goes beyond a position; any request reaches 0."""
+    return not at or request.size > at
 
 
-def _disturbed(
+def _altered(
     instruction: Instruction, operation: str, request: Request, response: Response
 ) -> Response | None:
-    """Return the answer as an instruction leaves it; None where it does not apply."""
-    size = body_size(request, response)
+    """Return the response that an instruction alters; None if it does not apply."""
+    size = sent_size(request, response)
     is_insert = _alias(operation) == _INSERT
     if instruction.form == "broken":
         fault = Fault(operation="*", truncate_at=instruction.at)
@@ -307,10 +302,10 @@ def _disturbed(
         return replace(response, body=b"".join(response.pieces())[: instruction.at])
     else:
         return None
-    return disturb(fault, response, size) if touches(fault, response, size) else None
+    return alter(fault, response, size) if can_alter(fault, response, size) else None
 
 
 def _alias(operation: str) -> str:
-    """Return the JSON operation that does the same as one of either API."""
+    """Return the equivalent JSON operation of one of either API."""
     name = operation.partition(".")[2]
     return _ALIASES.get(operation, f"storage.{name}" if operation.startswith("xml.") else operation)

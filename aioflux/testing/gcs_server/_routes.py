@@ -1,4 +1,4 @@
-"""From method and raw target to an operation: the table that operation modules fill.
+"""Routing: the operation that the method and raw target of a request name.
 
 Paths are split on `/` before percent-decoding, so that `%2F` in a name stays part of the name.
 """
@@ -17,7 +17,7 @@ Handler = Callable[[State, Request], Response]
 
 _RETRY_ROOTS = frozenset({"retry_test", "retry_tests"})
 _JSON_ROOTS = frozenset({"storage", "upload", "download", "batch", *_RETRY_ROOTS})
-_CACHED = 8192
+_MAX_CACHED = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +35,23 @@ class Url:
         return first in _RETRY_ROOTS or (len(self.segments) > 1 and first in _JSON_ROOTS)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Route:
-    """One operation.
-
-    `pattern` is a path with `{name}` for one segment and a final `{name*}` for the rest, slashes
-    included. `where` names query parameters that must be present, with the value they must
-    have or None for any. Of the routes that fit, the one with most in `where` is taken.
-    """
+    """One operation. Of several that match a request, that with the longest `query` serves it."""
 
     method: str
     pattern: str
+    """Path with `{name}` for one segment and a final `{name*}` for the rest, slashes included."""
     operation: str
-    """As Google's storage-testbench names it; XML operations begin with `xml.`."""
+    """Its name in Google's storage-testbench; XML operations begin with `xml.`."""
     handler: Handler
-    where: Mapping[str, str | None] | None = None
+    query: Mapping[str, str | None] | None = None
+    """Query parameters that must be present, with the value they must have or None for any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The operation that a request asks for."""
+    """A route with the decoded target of a request."""
 
     route: Route
     url: Url
@@ -67,14 +64,14 @@ class Match:
 
 
 class Router:
-    """Finds routes; remembers the latest targets, since reads repeat.
+    """Route lookup, with a cache of the latest targets, since reads repeat.
 
     Args:
-        routes: The tables of all operation modules.
+        routes: The operations of all modules.
     """
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        ordered = sorted(routes, key=lambda route: -len(route.where or {}))
+        ordered = sorted(routes, key=lambda route: -len(route.query or {}))
         self._routes = [(route, tuple(route.pattern.strip("/").split("/"))) for route in ordered]
         self._cache: dict[tuple[str, bytes], Match] = {}
 
@@ -82,13 +79,13 @@ class Router:
         """Return the operation of a request.
 
         Raises:
-            APIError: 400 where the target cannot be decoded, 404 or 405 where nothing fits.
+            APIError: 400 if the target cannot be decoded, 404 or 405 if no route matches.
         """
-        known = self._cache.get((method, target))
-        if known is not None:
-            return known
+        cached = self._cache.get((method, target))
+        if cached is not None:
+            return cached
         match = self._search(method, parse_target(target))
-        if len(self._cache) >= _CACHED:
+        if len(self._cache) >= _MAX_CACHED:
             self._cache.clear()
         self._cache[method, target] = match
         return match
@@ -101,8 +98,8 @@ class Router:
         for route, pattern in self._routes:
             if url.is_json != (pattern[0] in _JSON_ROOTS):
                 continue
-            params = _fit(pattern, segments)
-            if params is None or not _fits_query(route.where, url.query):
+            params = _match_path(pattern, segments)
+            if params is None or not _matches_query(route.query or {}, url.query):
                 continue
             if route.method == method:
                 return Match(route, url, params)
@@ -116,7 +113,7 @@ def parse_target(target: bytes) -> Url:
     """Decode a request target.
 
     Raises:
-        APIError: 400, it is no UTF-8 behind its percent-encoding.
+        APIError: 400, it is not UTF-8 once percent-decoded.
     """
     if target[:4] == b"http" and b"://" in target:
         target = b"/" + target.partition(b"://")[2].partition(b"/")[2]
@@ -131,18 +128,17 @@ def parse_target(target: bytes) -> Url:
 
 
 def is_json_target(target: bytes) -> bool:
-    """Judge which API a target belongs to, even one that cannot be decoded."""
+    """Return whether a target, even one that cannot be decoded, belongs to the JSON API."""
     first = target.partition(b"?")[0].removeprefix(b"/").partition(b"/")[0]
     return first.decode("latin-1") in _JSON_ROOTS
 
 
-def _fits_query(where: Mapping[str, str | None] | None, query: Mapping[str, str]) -> bool:
-    wanted = (where or {}).items()
-    return all(name in query and value in (None, query[name]) for name, value in wanted)
+def _matches_query(required: Mapping[str, str | None], query: Mapping[str, str]) -> bool:
+    return all(name in query and value in (None, query[name]) for name, value in required.items())
 
 
-def _fit(pattern: tuple[str, ...], segments: tuple[str, ...]) -> Mapping[str, str] | None:
-    """Lay a pattern over a path; None where it does not fit."""
+def _match_path(pattern: tuple[str, ...], segments: tuple[str, ...]) -> Mapping[str, str] | None:
+    """Return the parameters in a path, or None if it does not match the pattern."""
     rest = pattern[-1].endswith("*}")
     fixed = len(pattern) - rest
     if len(segments) <= fixed if rest else len(segments) != fixed:

@@ -1,7 +1,7 @@
-"""GCSServer: the thread, the parts of the server and the helpers that tests hold.
+"""GCSServer: the server with its thread, and helpers for tests.
 
-The constructor has more than eight parameters because it is where all parts are chosen; what
-belongs together is one value (`Network`, `Limits`).
+The constructor has more than eight parameters because all parts are chosen here; related ones are
+one value (`Network`, `Limits`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Self
 
 import uvloop
 
-from aioflux.testing.gcs_server import _memory
+from aioflux.testing.gcs_server import _buffer_pool
 from aioflux.testing.gcs_server._app import ROUTES, App
-from aioflux.testing.gcs_server._faults import Faults
-from aioflux.testing.gcs_server._file_restore import open_state
-from aioflux.testing.gcs_server._limits import Limits
+from aioflux.testing.gcs_server._connection import Limits
+from aioflux.testing.gcs_server._fault_injection import Faults
+from aioflux.testing.gcs_server._file_journal import open_state
 from aioflux.testing.gcs_server._listener import Listener, bind
 from aioflux.testing.gcs_server._network import Network, NetworkHook
 from aioflux.testing.gcs_server._retry_tests import RetryTests
@@ -49,12 +49,12 @@ class GCSServer:
 
     Args:
         host: Address to listen on.
-        port: Port to listen on; 0 takes a free one.
+        port: Port to listen on; 0 chooses a free one.
         buckets: Buckets to create at the start; any other is 404 until it is created.
-        root: Directory that keeps objects between runs, whatever ends the process; None keeps
+        root: Directory that keeps objects between runs, even of killed processes; None keeps
             them in memory. One server at a time uses it, from its construction to its stop.
-        fsync: Wait for the disk before each answer, so that objects survive a loss of power, too.
-        state: Objects to serve, in place of a new state.
+        fsync: Flush to the disk before each response, so that objects survive a loss of power, too.
+        state: Objects to serve, instead of an empty state.
         network: Latency, bandwidth and limit on requests; `server.network` changes them later.
         limits: Bounds on a single request.
         tls: True makes a certificate that clients trust through `ca_file`; a pair of paths names
@@ -114,7 +114,7 @@ class GCSServer:
 
     @property
     def network(self) -> Network:
-        """How the way to the server behaves; set it to change that, open connections included."""
+        """The simulated network; set it to change that of open connections, too."""
         return self._network.network
 
     @network.setter
@@ -128,7 +128,7 @@ class GCSServer:
 
     @property
     def ca_file(self) -> Path:
-        """What clients have to trust, in PEM (`SSL_CERT_FILE`, `REQUESTS_CA_BUNDLE`).
+        """Certificate that clients have to trust, in PEM (`SSL_CERT_FILE`, `REQUESTS_CA_BUNDLE`).
 
         Raises:
             ValueError: The server speaks plain HTTP.
@@ -159,17 +159,17 @@ class GCSServer:
         hosts = dict.fromkeys(("localhost", "127.0.0.1", "::1", self.host))
         return make_certificates(Path(directory), hosts)
 
-    # --- life ----------------------------------------------------------------------------
+    # --- start and stop ------------------------------------------------------------------
 
     def start(self) -> None:
         """Serve from a daemon thread; returns when the socket listens.
 
         Raises:
-            RuntimeError: It runs already.
+            RuntimeError: It is running.
             OSError: The address cannot be bound.
         """
         if self._listener is not None or self._thread is not None:
-            raise RuntimeError("the server runs already")
+            raise RuntimeError("the server is running")
         ready = threading.Event()
         failures: list[BaseException] = []
 
@@ -191,7 +191,7 @@ class GCSServer:
             raise failures[0]
 
     def stop(self) -> None:
-        """Close every socket and end the thread; does nothing where it does not run."""
+        """Close every socket and end the thread, if the server runs."""
         thread, self._thread = self._thread, None
         if thread is None or self._loop is None or self._stopping is None:
             return
@@ -217,14 +217,14 @@ class GCSServer:
         certificates = self._certificates
         await listener.open(None if certificates is None else certificates.server_context())
         self._listener = listener
-        _memory.keep_for(self)
+        _buffer_pool.start_reuse(self)
 
     async def _close(self) -> None:
         listener, self._listener = self._listener, None
         if listener is not None:
             await listener.close()
             self.state.journal.close()
-            _memory.release_of(self)
+            _buffer_pool.stop_reuse(self)
 
     def __enter__(self) -> Self:
         self.start()
@@ -240,7 +240,7 @@ class GCSServer:
 
     async def __aenter__(self) -> Self:
         if self._listener is not None or self._thread is not None:
-            raise RuntimeError("the server runs already")
+            raise RuntimeError("the server is running")
         await self._open()
         return self
 
@@ -255,7 +255,7 @@ class GCSServer:
     # --- back door -----------------------------------------------------------------------
 
     def create_bucket(self, name: str) -> None:
-        """Make an empty bucket."""
+        """Create an empty bucket."""
         with self.state.lock:
             self.state.create_bucket(name)
 

@@ -1,8 +1,8 @@
-"""Everything the server holds, changed only here, under one lock; it knows nothing of HTTP.
+"""State of the server: buckets, objects and uploads, without HTTP.
 
-Each change is first given to the journal, which may make it durable (and refuse it by raising),
-then made visible. The lock is held by the server around each request and by the helpers that
-tests call from other threads.
+Each change is first written to the journal, which may make it durable (or reject it by raising),
+then made visible. The server holds the lock around each request, as do the helpers that tests call
+from other threads.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 
 class Journal:
-    """Learns of each change before it is visible; this one forgets them: memory only."""
+    """Log of changes, written before they are visible. This one keeps nothing: memory only."""
 
     def open(self) -> None:
-        """Learn that the server starts."""
+        """Begin to use the journal: the server starts."""
 
     def close(self) -> None:
-        """Learn that the server has stopped."""
+        """End the use of the journal: the server has stopped."""
 
     def put_bucket(self, bucket: Bucket) -> None:
         """Make a new or changed bucket durable."""
 
     def drop_bucket(self, name: str) -> None:
-        """Make the end of a bucket durable."""
+        """Make the deletion of a bucket durable."""
 
     def put_multipart(self, upload: MultipartUpload) -> None:
         """Make a new multipart upload durable."""
@@ -57,19 +57,19 @@ class Journal:
         """Make the end of a multipart upload durable."""
 
     def put_resumable(self, upload: ResumableUpload) -> None:
-        """Make a resumable upload durable, with what it has received."""
+        """Make a resumable upload durable, with its received bytes."""
 
     def drop_resumable(self, upload: ResumableUpload) -> None:
         """Make the end of a resumable upload durable."""
 
     def reserve_generations(self, generation: int) -> None:
-        """Make it durable that no generation up to this one is given out again."""
+        """Make it durable that no generation up to this one is used again."""
 
     def put_object(self, record: ObjectRecord) -> None:
         """Make a new or changed object durable: the commit point of every write."""
 
     def drop_object(self, record: ObjectRecord) -> None:
-        """Make the end of an object durable."""
+        """Make the deletion of an object durable."""
 
 
 class State:
@@ -95,9 +95,9 @@ class State:
         self.resumable_uploads: dict[str, ResumableUpload] = {}
         self.journal = journal or Journal()
         self.has_md5 = True
-        """Whether objects and parts get an MD5, as on GCS, even where nobody declares one."""
+        """Whether objects and parts get an MD5, as on GCS, even if the writer declares none."""
         self.denied_permissions: set[str] = set()
-        """Permissions that a question for permissions finds missing; no request is refused."""
+        """Permissions that `testIamPermissions` does not grant; no request is rejected for them."""
         self._clock = clock
         self._last_generation = 0
 
@@ -106,11 +106,11 @@ class State:
         return self._clock()
 
     def needs_md5(self, declared: Declared) -> bool:
-        """Judge whether the MD5 of an upload has to be computed."""
+        """Return whether the MD5 of an upload has to be computed."""
         return self.has_md5 or declared.md5 is not None
 
     def next_generation(self) -> int:
-        """Return a number above every one before: the time, moved on where the clock stands."""
+        """Return a number above every one before: the time, if the clock has moved."""
         self._last_generation = max(self._clock(), self._last_generation + 1)
         self.journal.reserve_generations(self._last_generation)
         return self._last_generation
@@ -129,7 +129,7 @@ class State:
         return bucket
 
     def create_bucket(self, name: str, *, location: str = "US") -> Bucket:
-        """Make an empty bucket.
+        """Create an empty bucket.
 
         Raises:
             APIError: 409, the name is taken.
@@ -145,7 +145,7 @@ class State:
     def update_bucket(
         self, bucket: Bucket, *, labels: dict[str, str], storage_class: str
     ) -> Bucket:
-        """Replace what a bucket says of itself: next metageneration."""
+        """Replace labels and storage class of a bucket: next metageneration."""
         changed = replace(
             bucket,
             labels=labels,
@@ -160,7 +160,7 @@ class State:
         """Delete an empty bucket.
 
         Raises:
-            APIError: 404, or 409 where it holds objects.
+            APIError: 404, or 409 if it holds objects.
         """
         if len(self.bucket(name).objects):
             message = "The bucket you tried to delete is not empty."
@@ -211,7 +211,7 @@ class State:
         """Write an object whole, with crc32c and MD5.
 
         Raises:
-            APIError: 404, 412, or 400 where a declared checksum differs.
+            APIError: 404, 412, or 400 if a declared checksum differs.
         """
         preconditions.check(self.find(bucket, name))
         check_object_name(name)
@@ -261,6 +261,24 @@ class State:
         self._store(record)
         return record
 
+    def copy(
+        self, source: ObjectRecord, bucket: str, name: str, attributes: Attributes
+    ) -> ObjectRecord:
+        """Write an object with the bytes of another.
+
+        Raises:
+            APIError: 400 or 404.
+        """
+        return self.commit(
+            bucket,
+            name,
+            self.blobs.concat([source.blob]),
+            crc32c=source.crc32c,
+            md5=source.md5,
+            component_count=source.component_count,
+            attributes=attributes,
+        )
+
     def update(self, record: ObjectRecord, attributes: Attributes) -> ObjectRecord:
         """Replace an object's attributes: same generation, next metageneration."""
         changed = replace(
@@ -294,13 +312,11 @@ class State:
     # --- uploads -------------------------------------------------------------------------
 
     def drop_multipart(self, upload: MultipartUpload) -> None:
-        """Forget a multipart upload and its parts."""
+        """Discard a multipart upload and its parts."""
         self.journal.drop_multipart(upload)
         del self.multipart_uploads[upload.upload_id]
         for part in upload.parts.values():
             part.blob.discard()
-
-    # --- a journal's side ----------------------------------------------------------------
 
     def restore(
         self,
@@ -310,7 +326,7 @@ class State:
         *,
         last_generation: int = 0,
     ) -> None:
-        """Take over what a journal has kept from an earlier run, without journalling it."""
+        """Add the records that a journal has kept from an earlier run, without journalling them."""
         self.multipart_uploads.update({upload.upload_id: upload for upload in multipart_uploads})
         self.resumable_uploads.update({upload.upload_id: upload for upload in resumable_uploads})
         self.buckets.update({bucket.name: bucket for bucket in buckets})
@@ -323,7 +339,7 @@ class State:
         return record
 
     def _store(self, record: ObjectRecord) -> None:
-        """Commit: durable first, then visible, then the bytes of the old generation go."""
+        """Commit: make durable, then visible, then discard the bytes of the old generation."""
         objects = self.buckets[record.bucket].objects
         old = objects.get(record.name)
         self.journal.put_object(record)

@@ -1,4 +1,4 @@
-"""Counters per operation, for tests and benchmarks to read while the server runs."""
+"""Counters per operation, which tests and benchmarks read while the server runs."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class OperationStats:
-    """What is known of the requests of one operation, or of several together."""
+    """Counters of one operation, or of several together."""
 
     requests: int = 0
-    """Requests that have arrived whole."""
+    """Requests received."""
     statuses: Counter[int] = field(default_factory=Counter)
-    """Answers by status; 0 counts those whose connection ended instead."""
+    """Responses by status; 0 counts those whose connection ended instead."""
     bytes_in: int = 0
-    """Bodies received, as sent on the wire."""
+    """Bytes of request bodies, as received."""
     bytes_out: int = 0
-    """Bodies handed to the kernel."""
+    """Bytes of response bodies handed to the kernel."""
     in_flight: int = 0
-    """Requests whose answer has not ended."""
+    """Requests whose response has not ended."""
     peak_in_flight: int = 0
 
     def add(self, other: OperationStats) -> None:
-        """Add another's counts; the peaks, which may lie at different times, are not added."""
+        """Add another's totals, without requests in flight and their peak."""
         self.requests += other.requests
         self.statuses += other.statuses
         self.bytes_in += other.bytes_in
@@ -41,11 +41,10 @@ class OperationStats:
 
 
 class Stats(Hook):
-    """The counters of a server. Any thread may read them.
+    """Counters of a server. Any thread may read them.
 
-    An answer is counted before its last byte leaves, so a client that has its answer finds it
-    here. Requests that fit no operation are not counted, and those inside a batch count under
-    their own operation.
+    A response is counted before its last byte is sent, so that a client which has it finds it here.
+    Requests of no operation are not counted, and those of a batch count under their own operation.
 
     Args:
         app: The application whose connections and uploads are counted too.
@@ -60,7 +59,7 @@ class Stats(Hook):
     # --- reading -------------------------------------------------------------------------
 
     def operation(self, name: str) -> OperationStats:
-        """Return a copy of the counts of one operation; zeros where none was asked for.
+        """Return a copy of the counters of one operation; zeros if there was no request.
 
         Args:
             name: An operation as `operations` has it, or without its API: `objects.get` counts
@@ -79,13 +78,13 @@ class Stats(Hook):
 
     @property
     def operations(self) -> dict[str, OperationStats]:
-        """A copy of all counts by the names of operations."""
+        """A copy of all counters by operation."""
         with self._lock:
             return copy.deepcopy(self._operations)
 
     @property
     def total(self) -> OperationStats:
-        """A copy of the counts of all operations together."""
+        """A copy of the counters of all operations together."""
         total = OperationStats()
         for entry in self.operations.values():
             total.add(entry)
@@ -112,7 +111,7 @@ class Stats(Hook):
         return len(self._app.connections)
 
     def reset(self) -> None:
-        """Begin to count anew; what is in flight stays so."""
+        """Set all counters to zero, but for requests in flight."""
         with self._lock:
             self._operations = {
                 name: OperationStats(in_flight=entry.in_flight, peak_in_flight=entry.in_flight)
@@ -126,7 +125,7 @@ class Stats(Hook):
 
     def before(self, request: Request) -> Response | None:
         """See base class."""
-        size = sum(map(len, request.pieces))
+        size = request.size
         name = request.match.route.operation
         with self._lock:
             entry = self._operations.get(name) or self._entry(name)
@@ -154,5 +153,5 @@ class Stats(Hook):
             self._in_flight -= 1
 
     def _entry(self, name: str) -> OperationStats:
-        """Begin to count an operation; all others are found without this call."""
+        """Return the counters of an operation, new ones for the first request."""
         return self._operations.setdefault(name, OperationStats())

@@ -1,4 +1,4 @@
-"""Certificates: those that are given, or a certificate authority made for one server."""
+"""Certificates of a server: given files, or a certificate authority made for it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LEEWAY = datetime.timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Where the files of a TLS server are, in PEM."""
+    """Files of a TLS server, in PEM."""
 
     certificate_file: Path
     key_file: Path
     ca_file: Path
-    """What clients have to trust."""
+    """Certificate that clients have to trust."""
 
     def server_context(self) -> ssl.SSLContext:
         """Build the context of the listening socket."""
@@ -45,8 +45,8 @@ def make_certificates(directory: Path, hosts: Iterable[str]) -> Certificates:
     """Make a certificate authority and a certificate of a server.
 
     Args:
-        directory: Where the files go.
-        hosts: Names and addresses by which clients call the server.
+        directory: Directory for the files.
+        hosts: Names and addresses of the server.
 
     Raises:
         ModuleNotFoundError: The package `cryptography` is missing.

@@ -1,4 +1,4 @@
-"""XML documents in the form of the XML API, and the numbers in its queries."""
+"""XML documents, page sizes and subresources of the XML API."""
 
 from __future__ import annotations
 
@@ -7,19 +7,56 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 from xml.sax.saxutils import escape
 
-from aioflux.testing.gcs_server._errors import APIError
+from aioflux.testing.gcs_server._errors import APIError, invalid
 from aioflux.testing.gcs_server._preconditions import integer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+
+    from aioflux.testing.gcs_server._messages import Request
 
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
-_PAGE = 1000
+_MAX_PAGE = 1000
+_SUBRESOURCES = frozenset(["acl", "compose", "encryption", "retention", "tagging"])
+_OBJECT_SUBRESOURCES = _SUBRESOURCES | {"attributes", "legal-hold", "restore", "select", "torrent"}
+_BUCKET_SUBRESOURCES = _SUBRESOURCES | {
+    "accelerate",
+    "analytics",
+    "autoclass",
+    "billing",
+    "cors",
+    "defaultObjectAcl",
+    "delete",
+    "intelligent-tiering",
+    "inventory",
+    "lifecycle",
+    "location",
+    "logging",
+    "metrics",
+    "notification",
+    "notificationConfig",
+    "object-lock",
+    "ownershipControls",
+    "policy",
+    "policyStatus",
+    "publicAccessBlock",
+    "replication",
+    "requestPayment",
+    "rpo",
+    "storageClass",
+    "uploads",
+    "versioning",
+    "website",
+}
+_UPLOAD_PARAMETERS = frozenset({"partNumber", "uploadId", "uploads"})
 
 
 def node(name: str, value: object) -> str:
     """Write an element that holds text; None writes nothing."""
-    return "" if value is None else f"<{name}>{escape(_text(value))}</{name}>"
+    if value is None:
+        return ""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"<{name}>{escape(text)}</{name}>"
 
 
 def nodes(**values: object) -> str:
@@ -27,11 +64,16 @@ def nodes(**values: object) -> str:
     return "".join(node(name, value) for name, value in values.items())
 
 
+def common_prefixes(prefixes: Iterable[str], encode: Callable[[str], str]) -> list[str]:
+    """Write the common prefixes of a listing."""
+    return [f"<CommonPrefixes>{nodes(Prefix=encode(each))}</CommonPrefixes>" for each in prefixes]
+
+
 def encoder(query: Mapping[str, str]) -> Callable[[str], str]:
-    """Return how names are written: percent-encoded where the caller asks for it.
+    """Return the encoding of names in a listing: percent-encoding or none, by the query.
 
     Raises:
-        APIError: 400, it asks for another encoding.
+        APIError: 400, the encoding is unknown.
     """
     match query.get("encoding-type"):
         case None:
@@ -39,11 +81,11 @@ def encoder(query: Mapping[str, str]) -> Callable[[str], str]:
         case "url":
             return quote
         case other:
-            raise APIError(400, "invalid", f"Invalid encoding-type: {other}")
+            raise invalid(f"Invalid encoding-type: {other}")
 
 
 def document(name: str, *content: str) -> str:
-    """Write a root element in the namespace by which S3 clients find its content."""
+    """Write a root element in the namespace that S3 clients expect."""
     return f'<{name} xmlns="{_NAMESPACE}">{"".join(content)}</{name}>'
 
 
@@ -55,15 +97,15 @@ def limit(query: Mapping[str, str], name: str) -> int:
     """
     value = integer(query, name)
     if value is not None and value < 0:
-        raise APIError(400, "invalid", f"{name} must not be negative.")
-    return _PAGE if value is None else min(value, _PAGE)
+        raise invalid(f"{name} must not be negative.")
+    return _MAX_PAGE if value is None else min(value, _MAX_PAGE)
 
 
 def parse(body: bytes, root: str) -> ET.Element:
     """Read a document, with or without a namespace; tags lose theirs.
 
     Raises:
-        APIError: 400, it is no XML or has another root.
+        APIError: 400, it is not XML or has another root.
     """
     try:
         tree = ET.fromstring(body)  # noqa: S314 - expat bounds entity expansion since 2.4.1
@@ -77,9 +119,37 @@ def parse(body: bytes, root: str) -> ET.Element:
 
 
 def malformed(message: str) -> APIError:
-    """Build the 400 for a body that is not the document that was expected."""
+    """Build the 400 for a body that is not the expected document."""
     return APIError(400, "invalid", message, code="MalformedXML")
 
 
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def check_object_query(request: Request) -> None:
+    """Reject a request for a subresource of an object, which is not the object itself.
+
+    Without this `PUT ?acl` would overwrite the object.
+
+    Raises:
+        APIError: 501, or 400 if the parameters of an upload are incomplete or misplaced.
+    """
+    if not request.query:
+        return
+    _check_query(request, _OBJECT_SUBRESOURCES)
+    misplaced = sorted(_UPLOAD_PARAMETERS & request.query.keys())
+    if misplaced:
+        raise invalid(f"Not for this method, or not without others: {', '.join(misplaced)}")
+
+
+def check_bucket_query(request: Request) -> None:
+    """Reject a request for a subresource of a bucket that the server does not have.
+
+    Raises:
+        APIError: 501.
+    """
+    if request.query:
+        _check_query(request, _BUCKET_SUBRESOURCES)
+
+
+def _check_query(request: Request, subresources: frozenset[str]) -> None:
+    found = sorted(subresources & request.query.keys())
+    if found:
+        raise APIError(501, "notImplemented", f"Not implemented here: {', '.join(found)}")

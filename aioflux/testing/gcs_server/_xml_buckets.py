@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from aioflux.testing.gcs_server._errors import APIError
-from aioflux.testing.gcs_server._messages import Request, Response, xml_response
+from aioflux.testing.gcs_server._listing import (
+    Page,
+    Query,
+    common_prefix,
+    list_page,
+    position_after,
+)
+from aioflux.testing.gcs_server._messages import Request, Response, timestamp, xml_response
 from aioflux.testing.gcs_server._names import check_bucket_name
-from aioflux.testing.gcs_server._pages import Page, after, page
-from aioflux.testing.gcs_server._render import timestamp
 from aioflux.testing.gcs_server._routes import Route
-from aioflux.testing.gcs_server._xml import document, encoder, limit, nodes, parse
-from aioflux.testing.gcs_server._xml_subresources import refuse_of_bucket
+from aioflux.testing.gcs_server._xml import (
+    check_bucket_query,
+    common_prefixes,
+    document,
+    encoder,
+    limit,
+    nodes,
+    parse,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,8 +45,8 @@ def list_buckets(state: State, request: Request) -> Response:
 
 
 def head_bucket(state: State, request: Request) -> Response:
-    """Tell whether a bucket exists."""
-    refuse_of_bucket(request)
+    """Describe a bucket in headers."""
+    check_bucket_query(request)
     bucket = state.bucket(request.params["bucket"])
     return Response(
         headers=(
@@ -45,8 +58,8 @@ def head_bucket(state: State, request: Request) -> Response:
 
 
 def create_bucket(state: State, request: Request) -> Response:
-    """Make an empty bucket."""
-    refuse_of_bucket(request)
+    """Create an empty bucket."""
+    check_bucket_query(request)
     check_bucket_name(request.params["bucket"])
     location = None
     if request.body:
@@ -58,25 +71,25 @@ def create_bucket(state: State, request: Request) -> Response:
 
 def delete_bucket(state: State, request: Request) -> Response:
     """Delete an empty bucket."""
-    refuse_of_bucket(request)
+    check_bucket_query(request)
     state.delete_bucket(request.params["bucket"])
     return Response(status=204)
 
 
 def get_location(state: State, request: Request) -> Response:
-    """Tell where a bucket is."""
+    """Return the location of a bucket."""
     bucket = state.bucket(request.params["bucket"])
     return xml_response(document("LocationConstraint", bucket.location))
 
 
 def get_versioning(state: State, request: Request) -> Response:
-    """Tell that old generations are not kept."""
+    """Return an empty configuration: old generations are not kept."""
     state.bucket(request.params["bucket"])
     return xml_response(document("VersioningConfiguration"))
 
 
-def refuse_versioning(state: State, request: Request) -> Response:
-    """Refuse what `PUT ?versioning` asks for; without this it would create a bucket."""
+def put_versioning(state: State, request: Request) -> Response:
+    """Reject `PUT ?versioning`, which would otherwise create a bucket."""
     message = "Buckets keep the live generation only."
     raise APIError(501, "notImplemented", message, code="NotImplemented")
 
@@ -88,40 +101,47 @@ def list_uploads(state: State, request: Request) -> Response:
         (upload for upload in state.multipart_uploads.values() if upload.bucket == bucket.name),
         key=lambda upload: (upload.name, upload.upload_id),
     )
-    found = _uploads_page(uploads, query)
-    shown = [uploads[index] for index in found.indices]
-    ends_in_upload = bool(shown) and shown[-1].name == found.last
+    page, listed = _uploads_page(uploads, query)
+    ends_in_upload = bool(listed) and listed[-1].name == page.last
     encode, delimiter = encoder(query), query.get("delimiter")
     content = nodes(
         Bucket=bucket.name,
         KeyMarker=encode(query.get("key-marker", "")),
         UploadIdMarker=query.get("upload-id-marker", ""),
-        NextKeyMarker=encode(found.last) if found.is_truncated else None,
-        NextUploadIdMarker=shown[-1].upload_id if found.is_truncated and ends_in_upload else None,
+        NextKeyMarker=encode(page.last) if page.last else None,
+        NextUploadIdMarker=listed[-1].upload_id if ends_in_upload else None,
         Prefix=encode(query.get("prefix", "")),
         Delimiter=encode(delimiter) if delimiter else None,
         EncodingType=query.get("encoding-type"),
         MaxUploads=limit(query, "max-uploads"),
-        IsTruncated=found.is_truncated,
+        IsTruncated=bool(page.last),
     )
-    rows = [_describe(upload, encode(upload.name)) for upload in shown]
-    rows += [
-        f"<CommonPrefixes>{nodes(Prefix=encode(group))}</CommonPrefixes>"
-        for group in found.prefixes
-    ]
+    rows = [_describe(upload, encode(upload.name)) for upload in listed]
+    rows += common_prefixes(page.prefixes, encode)
     return xml_response(document("ListMultipartUploadsResult", content, *rows))
 
 
-def _uploads_page(uploads: Sequence[MultipartUpload], query: Mapping[str, str]) -> Page:
-    """Return the page of sorted uploads behind the two markers; without an id, behind a key."""
+def _uploads_page(
+    uploads: Sequence[MultipartUpload], query: Mapping[str, str]
+) -> tuple[Page, list[MultipartUpload]]:
+    """Return the page of sorted uploads behind the two markers, with its uploads.
+
+    Several uploads may have one name. Without an upload id, the page begins behind the key.
+    """
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
     names = [upload.name for upload in uploads]
+    wanted = Query(prefix=prefix, delimiter=delimiter)
     marker = query.get("key-marker", ""), query.get("upload-id-marker", "")
-    start = after(names, marker[0], prefix=prefix, delimiter=delimiter)
+    start = position_after(names, wanted, marker[0]) if marker[0] else 0
     if marker[1]:
         start = sum((upload.name, upload.upload_id) <= marker for upload in uploads)
-    size = limit(query, "max-uploads")
-    return page(names, prefix=prefix, delimiter=delimiter, start=start, size=size)
+    page = list_page(names[start:], wanted, size=limit(query, "max-uploads"))
+    listed = (
+        upload
+        for upload in uploads[start:]
+        if upload.name.startswith(prefix) and common_prefix(upload.name, prefix, delimiter) is None
+    )
+    return page, list(islice(listed, len(page.names)))
 
 
 def _describe(upload: MultipartUpload, key: str) -> str:
@@ -136,36 +156,12 @@ def _describe(upload: MultipartUpload, key: str) -> str:
 
 _PATTERN = "/{bucket}"
 ROUTES = (
-    Route(method="GET", pattern="/", operation="xml.buckets.list", handler=list_buckets),
-    Route(method="HEAD", pattern=_PATTERN, operation="xml.buckets.get", handler=head_bucket),
-    Route(method="PUT", pattern=_PATTERN, operation="xml.buckets.insert", handler=create_bucket),
-    Route(method="DELETE", pattern=_PATTERN, operation="xml.buckets.delete", handler=delete_bucket),
-    Route(
-        method="GET",
-        pattern=_PATTERN,
-        operation="xml.buckets.get",
-        handler=get_location,
-        where={"location": None},
-    ),
-    Route(
-        method="GET",
-        pattern=_PATTERN,
-        operation="xml.buckets.get",
-        handler=get_versioning,
-        where={"versioning": None},
-    ),
-    Route(
-        method="PUT",
-        pattern=_PATTERN,
-        operation="xml.buckets.patch",
-        handler=refuse_versioning,
-        where={"versioning": None},
-    ),
-    Route(
-        method="GET",
-        pattern=_PATTERN,
-        operation="xml.multipart.list",
-        handler=list_uploads,
-        where={"uploads": None},
-    ),
+    Route("GET", "/", "xml.buckets.list", list_buckets),
+    Route("HEAD", _PATTERN, "xml.buckets.get", head_bucket),
+    Route("PUT", _PATTERN, "xml.buckets.insert", create_bucket),
+    Route("DELETE", _PATTERN, "xml.buckets.delete", delete_bucket),
+    Route("GET", _PATTERN, "xml.buckets.get", get_location, query={"location": None}),
+    Route("GET", _PATTERN, "xml.buckets.get", get_versioning, query={"versioning": None}),
+    Route("PUT", _PATTERN, "xml.buckets.patch", put_versioning, query={"versioning": None}),
+    Route("GET", _PATTERN, "xml.multipart.list", list_uploads, query={"uploads": None}),
 )

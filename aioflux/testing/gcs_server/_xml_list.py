@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import TYPE_CHECKING
 
-from aioflux.testing.gcs_server._errors import invalid
-from aioflux.testing.gcs_server._messages import Request, Response, xml_response
-from aioflux.testing.gcs_server._pages import Page, after, page
-from aioflux.testing.gcs_server._render import timestamp, xml_etag
+from aioflux.testing.gcs_server._listing import Page, Query, decode_token, encode_token, list_page
+from aioflux.testing.gcs_server._messages import Request, Response, timestamp, xml_response
 from aioflux.testing.gcs_server._routes import Route
-from aioflux.testing.gcs_server._xml import document, encoder, limit, nodes
-from aioflux.testing.gcs_server._xml_subresources import refuse_of_bucket
+from aioflux.testing.gcs_server._xml import (
+    check_bucket_query,
+    common_prefixes,
+    document,
+    encoder,
+    limit,
+    nodes,
+)
 
 if TYPE_CHECKING:
     from aioflux.testing.gcs_server._records import ObjectRecord
@@ -22,55 +24,47 @@ if TYPE_CHECKING:
 def list_objects(state: State, request: Request) -> Response:
     """List objects from a marker on: version 1."""
     marker = request.query.get("marker", "")
-    found, rows = _page(state, request, marker)
+    page, rows = _page(state, request, marker)
     encode = encoder(request.query)
-    content = nodes(
-        Marker=encode(marker),
-        NextMarker=encode(found.last) if found.is_truncated else None,
-    )
-    return xml_response(document("ListBucketResult", _head(request, found), content, *rows))
+    content = nodes(Marker=encode(marker), NextMarker=encode(page.last) if page.last else None)
+    return xml_response(document("ListBucketResult", _head(request, page), content, *rows))
 
 
 def list_objects_v2(state: State, request: Request) -> Response:
     """List objects from a token on: version 2."""
     query = request.query
     token, start_after = query.get("continuation-token"), query.get("start-after")
-    found, rows = _page(state, request, _decode(token) if token else start_after or "")
+    page, rows = _page(state, request, decode_token(token) if token else start_after or "")
     content = nodes(
-        KeyCount=len(found),
+        KeyCount=len(page),
         StartAfter=None if start_after is None else encoder(query)(start_after),
         ContinuationToken=token,
-        NextContinuationToken=_encode(found.last) if found.is_truncated else None,
+        NextContinuationToken=encode_token(page.last) if page.last else None,
     )
-    return xml_response(document("ListBucketResult", _head(request, found), content, *rows))
+    return xml_response(document("ListBucketResult", _head(request, page), content, *rows))
 
 
 def _page(state: State, request: Request, marker: str) -> tuple[Page, list[str]]:
     """Return the page behind a marker, and its rows as XML."""
-    refuse_of_bucket(request)
+    check_bucket_query(request)
     query, objects = request.query, state.bucket(request.params["bucket"]).objects
-    prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-    names = objects.ordered()
-    start = after(names, marker, prefix=prefix, delimiter=delimiter)
-    size = limit(query, "max-keys")
-    found = page(names, prefix=prefix, delimiter=delimiter, start=start, size=size)
+    page = list_page(
+        objects.ordered(),
+        Query(prefix=query.get("prefix", ""), delimiter=query.get("delimiter", "")),
+        size=limit(query, "max-keys"),
+        after=marker,
+    )
     encode = encoder(query)
     with_owner = "list-type" not in query or query.get("fetch-owner") == "true"
-    records = (objects.get(names[index]) for index in found.indices)
     rows = [
         _describe(record, encode(record.name), with_owner=with_owner)
-        for record in records
-        if record is not None
+        for record in objects.get_all(page.names)
     ]
-    rows += [
-        f"<CommonPrefixes>{nodes(Prefix=encode(group))}</CommonPrefixes>"
-        for group in found.prefixes
-    ]
-    return found, rows
+    return page, rows + common_prefixes(page.prefixes, encode)
 
 
-def _head(request: Request, found: Page) -> str:
-    """Write what both versions say of the request."""
+def _head(request: Request, page: Page) -> str:
+    """Write the elements that both versions share."""
     query, encode = request.query, encoder(request.query)
     delimiter = query.get("delimiter")
     return nodes(
@@ -79,7 +73,7 @@ def _head(request: Request, found: Page) -> str:
         Delimiter=encode(delimiter) if delimiter else None,
         EncodingType=query.get("encoding-type"),
         MaxKeys=limit(query, "max-keys"),
-        IsTruncated=found.is_truncated,
+        IsTruncated=bool(page.last),
     )
 
 
@@ -89,7 +83,7 @@ def _describe(record: ObjectRecord, key: str, *, with_owner: bool) -> str:
         Generation=record.generation,
         MetaGeneration=record.metageneration,
         LastModified=timestamp(record.updated_us),
-        ETag=xml_etag(record),
+        ETag=record.xml_etag,
         Size=record.size,
         StorageClass=record.attributes.storage_class,
     )
@@ -97,25 +91,8 @@ def _describe(record: ObjectRecord, key: str, *, with_owner: bool) -> str:
     return f"<Contents>{content}{owner}</Contents>"
 
 
-def _encode(name: str) -> str:
-    return base64.urlsafe_b64encode(name.encode()).decode()
-
-
-def _decode(token: str) -> str:
-    try:
-        return base64.urlsafe_b64decode(token.encode()).decode()
-    except (binascii.Error, UnicodeError):
-        raise invalid("The continuation token is not one of this server.") from None
-
-
 _PATTERN = "/{bucket}"
 ROUTES = (
-    Route(method="GET", pattern=_PATTERN, operation="xml.objects.list", handler=list_objects),
-    Route(
-        method="GET",
-        pattern=_PATTERN,
-        operation="xml.objects.list",
-        handler=list_objects_v2,
-        where={"list-type": "2"},
-    ),
+    Route("GET", _PATTERN, "xml.objects.list", list_objects),
+    Route("GET", _PATTERN, "xml.objects.list", list_objects_v2, query={"list-type": "2"}),
 )

@@ -1,74 +1,111 @@
-"""XML API: multipart uploads of one object."""
+"""XML API: multipart uploads of one object.
+
+Source: cloud.google.com/storage/docs/multipart-uploads. An upload takes no precondition, never
+expires, and its completion replaces any object of the name.
+"""
 
 from __future__ import annotations
 
 import re
+import secrets
+from itertools import pairwise
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from aioflux.testing.gcs_server import _multipart
-from aioflux.testing.gcs_server._checksums import declared_in
+from aioflux.testing.gcs_server._checksums import combine_crc32c, declared_in, hash_pieces
+from aioflux.testing.gcs_server._download import hash_headers
 from aioflux.testing.gcs_server._errors import APIError
-from aioflux.testing.gcs_server._messages import Request, Response, xml_response
+from aioflux.testing.gcs_server._messages import Request, Response, timestamp, xml_response
+from aioflux.testing.gcs_server._names import check_object_name
 from aioflux.testing.gcs_server._preconditions import integer
-from aioflux.testing.gcs_server._render import hash_headers, timestamp, xml_etag
+from aioflux.testing.gcs_server._records import MultipartUpload, Part
 from aioflux.testing.gcs_server._routes import Route
 from aioflux.testing.gcs_server._xml import document, limit, malformed, nodes, parse
 from aioflux.testing.gcs_server._xml_objects import attributes_of
 
 if TYPE_CHECKING:
-    from aioflux.testing.gcs_server._records import MultipartUpload, Part
     from aioflux.testing.gcs_server._state import State
 
+_MAX_PARTS = 10_000
+_MIN_PART_BYTES = 5 * 1024**2
+_MAX_PART_BYTES = 5 * 1024**3
 _NUMBER = re.compile(r"\d{1,9}")
 _PRECONDITIONS = ("x-goog-if-generation-match", "x-goog-if-metageneration-match")
 
 
 def create_upload(state: State, request: Request) -> Response:
-    """Begin an upload; the object will have the attributes that this request names."""
-    _refuse_preconditions(request)
-    params = request.params
-    upload = _multipart.begin(state, params["bucket"], params["object"], attributes_of(request))
-    content = nodes(Bucket=upload.bucket, Key=upload.name, UploadId=upload.upload_id)
+    """Create an upload; the object will have the attributes in this request."""
+    _check_unconditional(request)
+    bucket, name = request.params["bucket"], request.params["object"]
+    state.bucket(bucket)
+    check_object_name(name)
+    upload = MultipartUpload(
+        # ids sort by the time of creation
+        upload_id=f"{state.next_generation():014x}-{secrets.token_urlsafe(24)}",
+        bucket=bucket,
+        name=name,
+        attributes=attributes_of(request),
+        started_us=state.now(),
+    )
+    state.journal.put_multipart(upload)
+    state.multipart_uploads[upload.upload_id] = upload
+    content = nodes(Bucket=bucket, Key=name, UploadId=upload.upload_id)
     return xml_response(document("InitiateMultipartUploadResult", content))
 
 
 def put_part(state: State, request: Request) -> Response:
-    """Store one part."""
-    _refuse_preconditions(request)
-    part = _multipart.put_part(
-        state,
-        _upload(state, request),
-        integer(request.query, "partNumber") or 0,
-        request.pieces,
-        declared_in(request.headers),
-    )
-    headers = [("ETag", part.etag), ("x-goog-hash", f"crc32c={part.crc32c_base64}")]
-    if part.md5_base64 is not None:
-        headers.append(("x-goog-hash", f"md5={part.md5_base64}"))
-    return Response(headers=headers)
+    """Store one part; one sent again replaces the first."""
+    _check_unconditional(request)
+    upload = _find_upload(state, request)
+    number, pieces = integer(request.query, "partNumber") or 0, request.pieces
+    declared = declared_in(request.headers)
+    if not 1 <= number <= _MAX_PARTS:
+        raise _error(
+            "InvalidArgument", f"Part number must be an integer between 1 and {_MAX_PARTS}."
+        )
+    if request.size > _MAX_PART_BYTES:
+        raise _error("EntityTooLarge", f"A part may have {_MAX_PART_BYTES} bytes at most.")
+    crc32c, md5 = hash_pieces(pieces, with_md5=state.needs_md5(declared))
+    declared.check(crc32c=crc32c, md5=md5)
+    blob = state.blobs.put(pieces)
+    part = Part(number=number, blob=blob, md5=md5, crc32c=crc32c, updated_us=state.now())
+    state.journal.put_part(upload, part)
+    old = upload.parts.get(number)
+    upload.parts[number] = part
+    if old is not None:
+        old.blob.discard()
+    return Response(headers=[("ETag", part.etag), *part.hash_headers()])
 
 
 def complete_upload(state: State, request: Request) -> Response:
-    """Make the object of the parts that the body lists."""
-    _refuse_preconditions(request)
-    upload = _upload(state, request)
-    record = _multipart.complete(state, upload, _listed(request))
+    """Make the object of the parts in the body; the upload and its other parts are discarded."""
+    _check_unconditional(request)
+    upload = _find_upload(state, request)
+    parts = _select_parts(upload, _listed_parts(request))
+    record = state.commit(
+        upload.bucket,
+        upload.name,
+        state.blobs.concat([part.blob for part in parts]),
+        crc32c=combine_crc32c((part.crc32c, part.blob.size) for part in parts),
+        md5=None,
+        attributes=upload.attributes,
+    )
+    state.drop_multipart(upload)
     location = f"{request.base_url}/{quote(upload.bucket)}/{quote(upload.name)}"
-    content = nodes(Location=location, Bucket=upload.bucket, Key=upload.name, ETag=xml_etag(record))
+    content = nodes(Location=location, Bucket=upload.bucket, Key=upload.name, ETag=record.xml_etag)
     headers = [pair for pair in hash_headers(record) if pair[0] != "ETag"]
     return xml_response(document("CompleteMultipartUploadResult", content), headers=headers)
 
 
 def abort_upload(state: State, request: Request) -> Response:
-    """Forget an upload and its parts."""
-    state.drop_multipart(_upload(state, request))
+    """Discard an upload and its parts."""
+    state.drop_multipart(_find_upload(state, request))
     return Response(status=204)
 
 
 def list_parts(state: State, request: Request) -> Response:
     """List the parts of an upload by number."""
-    upload = _upload(state, request)
+    upload = _find_upload(state, request)
     marker = integer(request.query, "part-number-marker") or 0
     size = limit(request.query, "max-parts")
     numbers = sorted(number for number in upload.parts if number > marker)
@@ -96,16 +133,25 @@ def _describe(part: Part) -> str:
     return f"<Part>{content}</Part>"
 
 
-def _upload(state: State, request: Request) -> MultipartUpload:
-    params = request.params
-    return _multipart.find(state, params["bucket"], params["object"], request.query["uploadId"])
+def _find_upload(state: State, request: Request) -> MultipartUpload:
+    """Return the open upload that a request names.
+
+    Raises:
+        APIError: 404.
+    """
+    bucket, name = request.params["bucket"], request.params["object"]
+    state.bucket(bucket)
+    upload = state.multipart_uploads.get(request.query["uploadId"])
+    if upload is None or (upload.bucket, upload.name) != (bucket, name):
+        message = "The requested upload was not found."
+        raise APIError(404, "notFound", message, code="NoSuchUpload")
+    return upload
 
 
-def _listed(request: Request) -> list[tuple[int, str]]:
-    """Read the number and ETag of each part that a completion lists."""
-    parts = parse(request.body, "CompleteMultipartUpload").findall("Part")
+def _listed_parts(request: Request) -> list[tuple[int, str]]:
+    """Read the number and ETag of each part in the body of a completion."""
     listed = []
-    for part in parts:
+    for part in parse(request.body, "CompleteMultipartUpload").findall("Part"):
         number, etag = part.findtext("PartNumber", ""), part.findtext("ETag", "")
         if not _NUMBER.fullmatch(number.strip()) or not etag.strip():
             raise malformed("Each Part needs a PartNumber and an ETag.")
@@ -113,8 +159,35 @@ def _listed(request: Request) -> list[tuple[int, str]]:
     return listed
 
 
-def _refuse_preconditions(request: Request) -> None:
-    """Refuse what would promise more than a multipart upload keeps.
+def _select_parts(upload: MultipartUpload, listed: list[tuple[int, str]]) -> list[Part]:
+    """Return the listed parts.
+
+    Raises:
+        APIError: 400: the list, or the size of a part; the upload stays open.
+    """
+    if not listed:
+        raise malformed("You must specify at least one part.")
+    if any(left >= right for (left, _), (right, _) in pairwise(listed)):
+        raise _error("InvalidPartOrder", "The list of parts was not in ascending order.")
+    parts = []
+    for number, etag in listed:
+        part = upload.parts.get(number)
+        if part is None or part.etag.strip('"') != etag.strip().strip('"'):
+            message = f"Part {number} was not found, or its ETag did not match."
+            raise _error("InvalidPart", message)
+        parts.append(part)
+    small = next((part for part in parts[:-1] if part.blob.size < _MIN_PART_BYTES), None)
+    if small is not None:
+        message = (
+            f"Part {small.number} has {small.blob.size} bytes; all but the last need "
+            f"{_MIN_PART_BYTES}."
+        )
+        raise _error("EntityTooSmall", message)
+    return parts
+
+
+def _check_unconditional(request: Request) -> None:
+    """Reject preconditions, which multipart uploads do not have.
 
     Source: cloud.google.com/storage/docs/request-preconditions: 400 NotImplemented.
     """
@@ -124,42 +197,22 @@ def _refuse_preconditions(request: Request) -> None:
         raise APIError(400, "notImplemented", message, code="NotImplemented")
 
 
+def _error(code: str, message: str) -> APIError:
+    return APIError(400, "invalid", message, code=code)
+
+
 _PATTERN = "/{bucket}/{object*}"
 _UPLOAD = {"uploadId": None}
 ROUTES = (
+    Route("POST", _PATTERN, "xml.multipart.create", create_upload, query={"uploads": None}),
     Route(
-        method="POST",
-        pattern=_PATTERN,
-        operation="xml.multipart.create",
-        handler=create_upload,
-        where={"uploads": None},
+        "PUT",
+        _PATTERN,
+        "xml.multipart.part",
+        put_part,
+        query={"partNumber": None, "uploadId": None},
     ),
-    Route(
-        method="PUT",
-        pattern=_PATTERN,
-        operation="xml.multipart.part",
-        handler=put_part,
-        where={"partNumber": None, "uploadId": None},
-    ),
-    Route(
-        method="POST",
-        pattern=_PATTERN,
-        operation="xml.multipart.complete",
-        handler=complete_upload,
-        where=_UPLOAD,
-    ),
-    Route(
-        method="DELETE",
-        pattern=_PATTERN,
-        operation="xml.multipart.abort",
-        handler=abort_upload,
-        where=_UPLOAD,
-    ),
-    Route(
-        method="GET",
-        pattern=_PATTERN,
-        operation="xml.multipart.list_parts",
-        handler=list_parts,
-        where=_UPLOAD,
-    ),
+    Route("POST", _PATTERN, "xml.multipart.complete", complete_upload, query=_UPLOAD),
+    Route("DELETE", _PATTERN, "xml.multipart.abort", abort_upload, query=_UPLOAD),
+    Route("GET", _PATTERN, "xml.multipart.list_parts", list_parts, query=_UPLOAD),
 )

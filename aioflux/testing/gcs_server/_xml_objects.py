@@ -1,27 +1,36 @@
-"""XML API: GET, HEAD, PUT and DELETE of an object."""
+"""XML API: GET, HEAD, PUT and DELETE of an object, and a PUT that copies another object."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from aioflux.testing.gcs_server._checksums import declared_in
-from aioflux.testing.gcs_server._messages import Request, Response
-from aioflux.testing.gcs_server._preconditions import from_headers, integer
+from aioflux.testing.gcs_server._download import hash_headers, media_response
+from aioflux.testing.gcs_server._errors import APIError, condition_not_met, invalid
+from aioflux.testing.gcs_server._messages import Request, Response, timestamp, xml_response
+from aioflux.testing.gcs_server._preconditions import (
+    Preconditions,
+    check_http_conditions,
+    from_headers,
+    integer,
+)
 from aioflux.testing.gcs_server._records import Attributes
-from aioflux.testing.gcs_server._render import hash_headers, media_response
 from aioflux.testing.gcs_server._routes import Route
-from aioflux.testing.gcs_server._xml_copy import copy_object, is_copy
-from aioflux.testing.gcs_server._xml_subresources import refuse_of_object
+from aioflux.testing.gcs_server._xml import check_object_query, document, nodes
 
 if TYPE_CHECKING:
+    from aioflux.testing.gcs_server._records import ObjectRecord
     from aioflux.testing.gcs_server._state import State
 
 _META = "x-goog-meta-"
+_SOURCE = "x-goog-copy-source"
 
 
 def get_object(state: State, request: Request) -> Response:
-    """Send an object's bytes; the wire leaves them out for HEAD."""
-    refuse_of_object(request)
+    """Send an object's bytes; the connection leaves them out for HEAD."""
+    check_object_query(request)
     record = state.get(
         request.params["bucket"],
         request.params["object"],
@@ -32,10 +41,10 @@ def get_object(state: State, request: Request) -> Response:
 
 
 def put_object(state: State, request: Request) -> Response:
-    """Write an object, from the body or, where the headers name one, from another object."""
-    refuse_of_object(request)
-    if is_copy(request):
-        return copy_object(state, request, attributes_of(request))
+    """Write an object, from the body or, if the headers name one, from another object."""
+    check_object_query(request)
+    if _SOURCE in request.headers:
+        return _copy_object(state, request)
     record = state.put(
         request.params["bucket"],
         request.params["object"],
@@ -49,7 +58,7 @@ def put_object(state: State, request: Request) -> Response:
 
 def delete_object(state: State, request: Request) -> Response:
     """Delete an object."""
-    refuse_of_object(request)
+    check_object_query(request)
     state.delete(
         request.params["bucket"],
         request.params["object"],
@@ -78,10 +87,57 @@ def attributes_of(request: Request) -> Attributes:
     )
 
 
+def _copy_object(state: State, request: Request) -> Response:
+    """Write an object with the bytes of another, and its attributes if the directive is COPY."""
+    source = _find_source(state, request)
+    attributes = attributes_of(request)
+    directive = request.headers.get("x-goog-metadata-directive", "COPY").upper()
+    if directive not in ("COPY", "REPLACE"):
+        raise invalid(f"Unknown metadata directive: {directive}")
+    if directive == "COPY":
+        attributes = replace(source.attributes, storage_class=attributes.storage_class)
+    bucket, name = request.params["bucket"], request.params["object"]
+    from_headers(request.headers).check(state.find(bucket, name))
+    record = state.copy(source, bucket, name, attributes)
+    content = nodes(LastModified=timestamp(record.updated_us), ETag=record.xml_etag)
+    return xml_response(document("CopyObjectResult", content), headers=hash_headers(record))
+
+
+def _find_source(state: State, request: Request) -> ObjectRecord:
+    """Return the object to copy.
+
+    Raises:
+        APIError: 400, 404 or 412.
+    """
+    headers = request.headers
+    bucket, _, name = unquote(headers[_SOURCE]).removeprefix("/").partition("/")
+    if not bucket or not name:
+        raise invalid(f"{_SOURCE} must be bucket/object: {headers[_SOURCE]}")
+    record = state.get(
+        bucket,
+        name,
+        generation=integer(headers, f"{_SOURCE}-generation"),
+        preconditions=Preconditions(
+            generation=integer(headers, f"{_SOURCE}-if-generation-match"),
+            metageneration=integer(headers, f"{_SOURCE}-if-metageneration-match"),
+        ),
+    )
+    conditions = {
+        name.removeprefix(f"{_SOURCE}-"): value
+        for name, value in headers.items()
+        if name.startswith(f"{_SOURCE}-if-")
+    }
+    try:
+        check_http_conditions(conditions, record.xml_etag, record.updated_us)
+    except APIError as exc:
+        raise condition_not_met() from exc
+    return record
+
+
 _PATTERN = "/{bucket}/{object*}"
 ROUTES = (
-    Route(method="GET", pattern=_PATTERN, operation="xml.objects.get", handler=get_object),
-    Route(method="HEAD", pattern=_PATTERN, operation="xml.objects.get", handler=get_object),
-    Route(method="PUT", pattern=_PATTERN, operation="xml.objects.insert", handler=put_object),
-    Route(method="DELETE", pattern=_PATTERN, operation="xml.objects.delete", handler=delete_object),
+    Route("GET", _PATTERN, "xml.objects.get", get_object),
+    Route("HEAD", _PATTERN, "xml.objects.get", get_object),
+    Route("PUT", _PATTERN, "xml.objects.insert", put_object),
+    Route("DELETE", _PATTERN, "xml.objects.delete", delete_object),
 )

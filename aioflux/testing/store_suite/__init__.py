@@ -1,4 +1,4 @@
-"""The contract of a store, as tests: every service and wrapper passes it, through both faces.
+"""Contract of a store as tests, for every service and wrapper and for both APIs.
 
     class TestMyStore(StoreSuite):
         def open_store(self, *, transfer): ...
@@ -8,24 +8,36 @@
     class TestMyStoreBlocking(TestMyStore):
         face = "sync"
 
-A subclass fills the hooks, for which it may use fixtures of its own
-(`@pytest.fixture(autouse=True)`), and declares in `can` what the service cannot do. It never
-overrides a test. Needs pytest and pytest-asyncio.
+A subclass implements the hooks, for which it may use its own fixtures
+(`@pytest.fixture(autouse=True)`), and declares the capabilities of the service in `can`. It never
+overrides a test. Instead of `StoreSuite` it may derive from `SuiteBase` and some of the contracts.
+Needs pytest and pytest-asyncio.
 """
 
 from __future__ import annotations
 
-from aioflux.testing.store_suite import _assertions  # noqa: F401  before what it is about
-from aioflux.testing.store_suite._base import SuiteCapabilities
+from aioflux.testing.store_suite._base import SuiteBase, SuiteCapabilities
 from aioflux.testing.store_suite._keys import KeyContract
-from aioflux.testing.store_suite._listing import ListContract
+from aioflux.testing.store_suite._list import ListContract
 from aioflux.testing.store_suite._many import ManyContract
-from aioflux.testing.store_suite._on_service import ServiceSideContract
-from aioflux.testing.store_suite._reading import ReadContract
+from aioflux.testing.store_suite._read import ReadContract
+from aioflux.testing.store_suite._server_side import ServerSideContract
 from aioflux.testing.store_suite._streams import ReaderContract, WriterContract
-from aioflux.testing.store_suite._writing import WriteContract
+from aioflux.testing.store_suite._write import WriteContract
 
-__all__ = ["StoreSuite", "SuiteCapabilities"]
+__all__ = [
+    "KeyContract",
+    "ListContract",
+    "ManyContract",
+    "ReadContract",
+    "ReaderContract",
+    "ServerSideContract",
+    "StoreSuite",
+    "SuiteBase",
+    "SuiteCapabilities",
+    "WriteContract",
+    "WriterContract",
+]
 
 
 class StoreSuite(
@@ -35,7 +47,7 @@ class StoreSuite(
     WriteContract,
     WriterContract,
     ReaderContract,
-    ServiceSideContract,
+    ServerSideContract,
     KeyContract,
 ):
-    """Tests of every public method of a store, by operation; see the module for how to use it."""
+    """Tests of every public method of a store, by operation; see the module."""

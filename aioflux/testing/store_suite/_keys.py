@@ -1,4 +1,4 @@
-"""The contract of names: what Cloud Storage takes as a key comes back as it was given."""
+"""Contract of keys: every key that Cloud Storage accepts is kept unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KeyContract"]
 
-NAMES = [
+KEYS = [
     "a/b/c.tar.gz",
     ".hidden",
     "..two",
@@ -35,9 +35,9 @@ NAMES = [
     "uploads",
     "o/o/compose",
 ]
-"""Names that are paths below a directory, too."""
+"""Keys that are also paths below a directory."""
 
-ODD_NAMES = [
+ODD_KEYS = [
     "/leading",
     "trailing/",
     "a//b",
@@ -48,7 +48,7 @@ ODD_NAMES = [
     "...",
     "//",
 ]
-"""Names that a directory cannot hold, or not under the same name."""
+"""Keys that a directory cannot hold, or not under the same name."""
 
 
 def _has_dots(key: str) -> bool:
@@ -56,7 +56,7 @@ def _has_dots(key: str) -> bool:
 
 
 LIMIT_BYTES = 1024
-"""Longest name, in bytes of UTF-8 (cloud.google.com/storage/docs/objects#naming)."""
+"""Longest key, in bytes of UTF-8 (cloud.google.com/storage/docs/objects#naming)."""
 
 
 @pytest.mark.asyncio
@@ -84,36 +84,36 @@ class KeyContract(SuiteBase):
         await store.delete("target")
         assert await store.list_all() == []
 
-    @pytest.mark.parametrize("key", NAMES)
-    async def test_a_key_comes_back_as_it_was_given(self, store: Store, key: str) -> None:
-        """Put, get, head, list, compose, copy, write and delete by it."""
+    @pytest.mark.parametrize("key", KEYS)
+    async def test_a_key_is_kept_unchanged(self, store: Store, key: str) -> None:
+        """Put, get, head, list, compose, copy, write and delete use the same key."""
         if "\\" in key:
             self.require("takes_backslashes")
         await self._round_trip(store, key)
 
-    @pytest.mark.parametrize("key", ODD_NAMES)
-    async def test_slashes_and_dots_mean_nothing(self, store: Store, key: str) -> None:
-        """They are characters like others."""
+    @pytest.mark.parametrize("key", ODD_KEYS)
+    async def test_slashes_and_dots_have_no_meaning(self, store: Store, key: str) -> None:
+        """They are ordinary characters."""
         self.require("takes_any_key")
         if _has_dots(key):
             self.require("takes_dots")
         await self._round_trip(store, key)
 
     @pytest.mark.parametrize("letter", ["k", "\u00e9", "\U0001f600"])
-    async def test_a_name_may_have_1024_bytes(self, store: Store, letter: str) -> None:
+    async def test_a_key_may_have_1024_bytes(self, store: Store, letter: str) -> None:
         """Counted in UTF-8, the store's own prefix included."""
         self.require("takes_any_key")
         prefix = store.uri.partition("://")[2].partition("/")[2]
-        room = LIMIT_BYTES - len(prefix.encode())
-        key = letter * (room // len(letter.encode()))
-        await self._round_trip(store, key + "k" * (room - len(key.encode())))
+        num_bytes = LIMIT_BYTES - len(prefix.encode())
+        key = letter * (num_bytes // len(letter.encode()))
+        await self._round_trip(store, key + "k" * (num_bytes - len(key.encode())))
 
-    @pytest.mark.parametrize("key", ODD_NAMES)
-    async def test_a_key_that_is_refused_touches_nothing(self, store: Store, key: str) -> None:
-        """A service that cannot hold such a name says so, and does nothing."""
-        is_taken = self.can.takes_any_key and (self.can.takes_dots or not _has_dots(key))
-        if is_taken or (key == "..." and self.can.takes_dots):
-            pytest.skip("the service takes this key")
+    @pytest.mark.parametrize("key", ODD_KEYS)
+    async def test_a_rejected_key_changes_nothing(self, store: Store, key: str) -> None:
+        """A service that cannot hold such a key raises, and does nothing."""
+        is_accepted = self.can.takes_any_key and (self.can.takes_dots or not _has_dots(key))
+        if is_accepted or (key == "..." and self.can.takes_dots):
+            pytest.skip("the service accepts this key")
         self.write_back_door("b", b"1")
         with pytest.raises((ValueError, StorageError)) as failure:
             await store.put(key, b"2")
@@ -123,7 +123,7 @@ class KeyContract(SuiteBase):
         assert [meta.key for meta in await store.list_all()] == ["b"]
 
     async def test_two_forms_of_a_letter_are_two_keys(self, store: Store) -> None:
-        """Names are not normalised."""
+        """Keys are not normalised."""
         await store.put("\u00e9", b"composed")
         await store.put("e\u0301", b"decomposed")
         assert [meta.key for meta in await store.list_all()] == ["e\u0301", "\u00e9"]

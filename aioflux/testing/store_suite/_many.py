@@ -1,4 +1,4 @@
-"""The contract of get_many, get_batches, fetch_batches, fetch_composed and put_many."""
+"""Contract of get_many, get_batches, fetch_batches, fetch_composed and put_many."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["ManyContract"]
 
 
 def some_objects(count: int) -> dict[str, bytes]:
-    """Objects of sizes around zero, one range and several."""
+    """Return objects of sizes around zero, one range and several."""
     sizes = [0, 1, 1000, 64 * KIB, 150 * KIB]
     return {f"n/{at:04}": pattern(sizes[at % 5], seed=at) for at in range(count)}
 
@@ -32,7 +32,7 @@ class ManyContract(SuiteBase):
 
     @pytest.mark.parametrize("ordered", [True, False])
     async def test_get_many_yields_every_pair_once(self, store: Store, *, ordered: bool) -> None:
-        """In the order of the keys where that is asked for."""
+        """In the order of the keys with `ordered`."""
         objects = some_objects(40)
         self.write_all(objects)
         got = [pair async for pair in store.get_many(objects, ordered=ordered)]
@@ -40,14 +40,14 @@ class ManyContract(SuiteBase):
         if ordered:
             assert got == list(objects.items())
 
-    async def test_get_many_takes_the_metadata_of_a_listing(self, store: Store) -> None:
-        """What was listed is what is read."""
+    async def test_get_many_accepts_the_metadata_of_a_listing(self, store: Store) -> None:
+        """The listed objects are read."""
         objects = some_objects(10)
         self.write_all(objects)
         metas = await store.list_all("n/")
         assert dict([pair async for pair in store.get_many(metas)]) == objects
 
-    async def test_get_many_fails_where_a_listed_object_was_replaced(self, store: Store) -> None:
+    async def test_get_many_fails_if_a_listed_object_was_replaced(self, store: Store) -> None:
         """It never yields the bytes of another generation."""
         self.write_back_door("n/1", b"old")
         metas = await store.list_all("n/")
@@ -55,8 +55,8 @@ class ManyContract(SuiteBase):
         with pytest.raises(NotFoundError, match="n/1"):
             _ = [pair async for pair in store.get_many(metas)]
 
-    async def test_composed_reads_give_what_plain_ones_do(self, store: Store) -> None:
-        """In the same order, with nothing left behind, whether or not the service can compose."""
+    async def test_composed_reads_return_the_same_as_plain_ones(self, store: Store) -> None:
+        """In the same order, without leftovers, whether or not the service can compose."""
         self.write_all(some_objects(70))
         metas = await store.list_all()
         expected = [pair async for batch in store.fetch_batches(metas) for pair in batch]
@@ -65,10 +65,8 @@ class ManyContract(SuiteBase):
             assert [pair async for batch in batches for pair in batch] == expected
         assert [meta async for meta in store.list("aioflux-composed-objects/")] == []
 
-    async def test_composed_reads_fail_where_a_listed_object_was_replaced(
-        self, store: Store
-    ) -> None:
-        """They name it."""
+    async def test_composed_reads_fail_if_a_listed_object_was_replaced(self, store: Store) -> None:
+        """The error names it."""
         self.write_all({f"n/{at}": b"old" for at in range(40)})
         metas = await store.list_all("n/")
         self.write_back_door("n/7", b"new")
@@ -81,34 +79,32 @@ class ManyContract(SuiteBase):
         assert [pair async for pair in store.get_many([])] == []
         assert [pair async for pair in store.get_many(iter(()))] == []
 
-    async def test_get_many_yields_a_key_as_often_as_it_is_asked(self, store: Store) -> None:
-        """Repeated keys are repeated pairs."""
+    async def test_get_many_yields_repeated_keys_repeatedly(self, store: Store) -> None:
+        """Each key yields one pair."""
         self.write_back_door("a", b"1")
         assert [pair async for pair in store.get_many(["a"] * 20)] == [("a", b"1")] * 20
 
-    async def test_get_many_asks_a_generator_only_for_what_there_is_room_for(
-        self, store: Store
-    ) -> None:
-        """An endless generator of keys is no problem."""
+    async def test_get_many_reads_a_bounded_number_of_keys_ahead(self, store: Store) -> None:
+        """The iterable of keys may be endless."""
         self.write_back_door("a", b"1")
-        asked = 0
+        num_yielded = 0
 
         def keys() -> Iterator[str]:
-            nonlocal asked
+            nonlocal num_yielded
             while True:
-                asked += 1
+                num_yielded += 1
                 yield "a"
 
         pairs = store.get_many(keys())
         async with aclosing(pairs):
             assert await anext(pairs) == ("a", b"1")
-        assert asked <= 4 * OPTIONS.max_in_flight
+        assert num_yielded <= 4 * OPTIONS.max_in_flight
 
     @pytest.mark.parametrize("ordered", [True, False])
     async def test_a_failure_is_named_and_ends_the_iteration(
         self, store: Store, *, ordered: bool
     ) -> None:
-        """Pairs before the failure come first where order is asked for; none comes after."""
+        """With `ordered`, all pairs before the failure are yielded; none is after it."""
         objects = some_objects(30)
         self.write_all(objects)
         keys = [*objects]
@@ -123,7 +119,7 @@ class ManyContract(SuiteBase):
     async def test_a_failing_iterable_fails_the_iteration_with_its_own_error(
         self, store: Store
     ) -> None:
-        """The caller's exception comes back as it is, after what was asked for before it."""
+        """The caller's exception is raised unchanged, after the pairs of the keys before it."""
         self.write_back_door("a", b"1")
 
         def keys() -> Iterator[str]:
@@ -135,8 +131,8 @@ class ManyContract(SuiteBase):
             await drain(store.get_many(keys()), got)
         assert got == [("a", b"1")]
 
-    async def test_leaving_early_leaves_nothing_running(self, store: Store) -> None:
-        """A closed iteration has ended its requests, and the store goes on."""
+    async def test_an_early_end_leaves_no_task_running(self, store: Store) -> None:
+        """A closed iteration has ended its requests, and the store can still be used."""
         objects = some_objects(30)
         self.write_all(objects)
         before = asyncio.all_tasks()
@@ -145,13 +141,13 @@ class ManyContract(SuiteBase):
             await anext(pairs)
         left = asyncio.all_tasks() - before
         if left:
-            # Connections that are being opened, which other requests may take.
+            # Connections that are being opened, which other requests may use.
             _, left = await asyncio.wait(left, timeout=100)
         assert not left
         assert await store.get("n/0002") == objects["n/0002"]
 
     async def test_two_iterations_may_take_turns(self, store: Store) -> None:
-        """One that nobody reads from does not keep the other from going on."""
+        """An iteration that is not read does not block another one."""
         objects = some_objects(40)
         self.write_all(objects)
         first = store.get_many(objects)
@@ -160,7 +156,7 @@ class ManyContract(SuiteBase):
             assert len([pair async for pair in store.get_many(objects)]) == 40
             assert len([pair async for pair in first]) == 39
 
-    async def test_batches_hold_what_get_many_yields(self, store: Store) -> None:
+    async def test_batches_hold_the_pairs_of_get_many(self, store: Store) -> None:
         """Lists of pairs, none of them empty, in the same order."""
         objects = some_objects(30)
         self.write_all(objects)
@@ -168,7 +164,7 @@ class ManyContract(SuiteBase):
         assert all(batches)
         assert [pair for batch in batches for pair in batch] == list(objects.items())
 
-    async def test_fetched_batches_tell_the_metadata(self, store: Store) -> None:
+    async def test_fetched_batches_have_the_metadata(self, store: Store) -> None:
         """By key or by metadata of a listing: key, size and generation are those of the bytes."""
         objects = some_objects(10)
         self.write_all(objects)
@@ -187,7 +183,7 @@ class ManyContract(SuiteBase):
         assert {key: self.read_back_door(key) for key in objects} == objects
 
     async def test_put_many_ends_with_the_first_failure(self, store: Store) -> None:
-        """`mode="create"` fails on the object that exists, named; what was yielded is stored."""
+        """With `mode="create"` the error names the existing object; yielded pairs are stored."""
         self.write_back_door("n/0007", b"old")
         stored: list[ObjectMeta] = []
         with pytest.raises(AlreadyExistsError, match="n/0007"):

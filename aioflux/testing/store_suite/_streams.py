@@ -1,4 +1,4 @@
-"""The contracts of open_writer and open_reader."""
+"""Contracts of open_writer and open_reader."""
 
 from __future__ import annotations
 
@@ -46,17 +46,15 @@ class WriterContract(SuiteBase):
             await writer.write(pattern(size))
             self.write_back_door("b", b"first")
 
-    async def _write_in_turns(self, store: Store) -> None:
+    async def _write_alternately(self, store: Store) -> None:
         async with store.open_writer("a") as first:
             await first.write(pattern(2 * PART + 1))
             async with store.open_writer("a") as second:
                 await second.write(pattern(PART + 2, seed=1))
 
     @pytest.mark.parametrize("sizes", WRITES.values(), ids=WRITES)
-    async def test_a_writer_concatenates_what_is_written(
-        self, store: Store, sizes: list[int]
-    ) -> None:
-        """The object is what was written, visible only when the body has ended."""
+    async def test_a_writer_concatenates_its_writes(self, store: Store, sizes: list[int]) -> None:
+        """The object appears, whole, when the body has ended."""
         pieces = [pattern(size, seed=at) for at, size in enumerate(sizes)]
         written = 0
         async with store.open_writer("d/a") as writer:
@@ -70,7 +68,7 @@ class WriterContract(SuiteBase):
         assert (writer.meta.key, writer.meta.size) == ("d/a", written)
         assert (writer.meta.generation, writer.meta.crc32c) == (head.generation, head.crc32c)
 
-    async def test_a_writer_takes_any_memory_which_may_change_afterwards(
+    async def test_a_writer_accepts_any_memory_which_may_change_afterwards(
         self, store: Store
     ) -> None:
         """`write` has copied or sent the bytes when it returns."""
@@ -87,7 +85,7 @@ class WriterContract(SuiteBase):
     @pytest.mark.parametrize("size", [10, 3 * PART])
     @pytest.mark.parametrize("mode", ["overwrite", "create"])
     async def test_an_exception_publishes_nothing(self, store: Store, size: int, mode: Any) -> None:
-        """The caller's error comes back as it is; no object appears and none is left over."""
+        """The caller's error is raised unchanged; no object appears, and there are no leftovers."""
         with pytest.raises(ZeroDivisionError):
             await self._write_and_fail(store, size, mode=mode)
         assert self.is_absent("a")
@@ -95,15 +93,15 @@ class WriterContract(SuiteBase):
 
     @pytest.mark.parametrize("size", [10, 3 * PART])
     async def test_an_exception_leaves_the_old_object(self, store: Store, size: int) -> None:
-        """All or nothing, for replacements too."""
+        """A replacement is atomic, too."""
         self.write_back_door("a", b"old")
         with pytest.raises(ZeroDivisionError):
             await self._write_and_fail(store, size, mode="overwrite")
         assert self.read_back_door("a") == b"old"
 
     @pytest.mark.parametrize("size", [0, 10, 2 * PART + 1])
-    async def test_a_creating_writer_makes_only_what_is_new(self, store: Store, size: int) -> None:
-        """Judged when it ends: an object that appeared meanwhile stays."""
+    async def test_a_creating_writer_never_replaces(self, store: Store, size: int) -> None:
+        """Checked when it ends: an object that appeared meanwhile stays."""
         async with store.open_writer("a", mode="create") as writer:
             await writer.write(pattern(size))
         assert self.read_back_door("a") == pattern(size)
@@ -116,7 +114,7 @@ class WriterContract(SuiteBase):
     async def test_a_conditional_writer_replaces_only_that_generation(
         self, store: Store, size: int
     ) -> None:
-        """`if_generation_match` is judged when the writer ends."""
+        """`if_generation_match` is checked when the writer ends."""
         self.write_back_door("a", b"old")
         seen = (await store.head("a")).generation
         async with store.open_writer("a", if_generation_match=seen) as writer:
@@ -128,7 +126,7 @@ class WriterContract(SuiteBase):
         assert self.read_back_door("a") == pattern(size)
         assert [meta.key for meta in await store.list_all()] == ["a"]
 
-    async def test_a_writer_that_has_ended_takes_no_more(self, store: Store) -> None:
+    async def test_a_writer_that_has_ended_rejects_writes(self, store: Store) -> None:
         """It is a ValueError that names the object."""
         async with store.open_writer("a") as writer:
             await writer.write(b"1")
@@ -147,11 +145,11 @@ class WriterContract(SuiteBase):
         assert self.read_back_door("a") == pattern(PART + 1)
 
     async def test_of_two_writers_the_first_may_win(self, store: Store) -> None:
-        """Where the service drops what the other one has sent, that one fails, and says so."""
+        """If the service drops the parts of the other one, that one raises."""
         if self.can.keeps_uploads_apart:
             pytest.skip("the last to end wins")
         with pytest.raises(PreconditionFailedError, match=r"/a\b"):
-            await self._write_in_turns(store)
+            await self._write_alternately(store)
         assert self.read_back_door("a") == pattern(PART + 2, seed=1)
 
 
@@ -165,8 +163,8 @@ class ReaderContract(SuiteBase):
     """Objects read piece by piece."""
 
     @pytest.mark.parametrize("size", [0, 1, 64 * KIB, 200 * KIB])
-    async def test_a_reader_gives_the_bytes_in_order(self, store: Store, size: int) -> None:
-        """Whatever the sizes of the reads; at the end there is `b""`."""
+    async def test_a_reader_returns_the_bytes_in_order(self, store: Store, size: int) -> None:
+        """With reads of any size; at the end it returns `b""`."""
         data = pattern(size)
         self.write_back_door("a", data)
         for step in (7_001, 64 * KIB, 1 << 30, -1):
@@ -183,7 +181,7 @@ class ReaderContract(SuiteBase):
                 assert await reader.read(0) == b""
 
     async def test_a_reader_fills_memory(self, store: Store) -> None:
-        """`readinto` fills any writable memory as far as there are bytes."""
+        """`readinto` fills any writable memory, up to the end of the object."""
         data = pattern(100_003)
         self.write_back_door("a", data)
         async with store.open_reader("a") as reader:
@@ -196,7 +194,7 @@ class ReaderContract(SuiteBase):
             assert await reader.readinto(memoryview(rest)) == 0
 
     async def test_a_reader_seeks(self, store: Store) -> None:
-        """As io.IOBase.seek; past the end there is nothing."""
+        """As io.IOBase.seek; reads past the end return no bytes."""
         data = pattern(200 * KIB)
         self.write_back_door("a", data)
         async with store.open_reader("a") as reader:
@@ -241,8 +239,8 @@ class ReaderContract(SuiteBase):
             async with store.open_reader("missing"):
                 pass
 
-    async def test_a_closed_reader_says_so(self, store: Store) -> None:
-        """Reading on is a ValueError that names the object."""
+    async def test_a_closed_reader_raises(self, store: Store) -> None:
+        """A read is a ValueError that names the object."""
         self.write_back_door("a", b"1")
         async with store.open_reader("a") as reader:
             pass

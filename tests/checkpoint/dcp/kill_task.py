@@ -18,7 +18,7 @@ import torch.distributed.checkpoint as dcp
 
 from aioflux import TransferOptions
 from aioflux.checkpoint.dcp import StorageWriter
-from tests.checkpoint.patience import PATIENT
+from tests.patience import PATIENT
 
 MIB = 1024 * 1024
 

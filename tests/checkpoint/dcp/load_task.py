@@ -15,7 +15,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from aioflux import RetryPolicy
 from aioflux.checkpoint.dcp import StorageReader, StorageWriter
 from tests.checkpoint.dcp.ranks import run
-from tests.checkpoint.patience import PATIENT
+from tests.patience import PATIENT
 
 SHARDINGS: dict[str, tuple[list[Any], list[Placement]]] = {
     "rows of 4": ([0, 1, 2, 3], [Shard(0)]),

@@ -23,7 +23,7 @@ from aioflux.checkpoint.dcp import StorageWriter
 from tests.bridge.patience import be_patient
 from tests.checkpoint.dcp.ranks import run
 from tests.checkpoint.dcp.states import UnpicklableError
-from tests.checkpoint.patience import PATIENCE_SECONDS, PATIENT
+from tests.patience import PATIENCE_SECONDS, PATIENT
 
 _KINDS = {"rows": Shard(0), "columns": Shard(1), "whole": Replicate()}
 MIB = 1024 * 1024

@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from tests.checkpoint.patience import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

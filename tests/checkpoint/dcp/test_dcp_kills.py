@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from aioflux._values.checksums import crc32c
 from aioflux.checkpoint._format.commit import decode_commit
-from aioflux.testing.gcs_server._app import Hook
+from aioflux.testing.gcs_server import Hook
 from tests.checkpoint.dcp.kill_task import state_of
 from tests.checkpoint.dcp.states import assert_equal, copy_down, stock_load
-from tests.checkpoint.patience import PATIENCE_SECONDS, wait_until_idle
+from tests.patience import PATIENCE_SECONDS, wait_until_idle
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from aioflux.testing import GCSServer
-    from aioflux.testing.gcs_server._messages import Request, Response
+    from aioflux.testing.gcs_server import Request, Response
 
 URI = "gs://bucket/c"
 NUM_KILLS = 9

@@ -44,7 +44,7 @@ from tests.checkpoint.dcp.states import (
     small_state,
     state_of_all_kinds,
 )
-from tests.checkpoint.patience import PATIENT
+from tests.patience import PATIENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -43,7 +43,7 @@ from tests.checkpoint.dcp.states import (
     state_of_all_kinds,
     stock_load,
 )
-from tests.checkpoint.patience import PATIENCE_SECONDS, PATIENT
+from tests.patience import PATIENCE_SECONDS, PATIENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

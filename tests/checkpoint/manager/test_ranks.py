@@ -213,7 +213,7 @@ def test_a_failure_that_was_told_is_final(two: Ranks, server: GCSServer, uri: st
 def uploader_of(pid: int) -> int:
     """Return the child of a process that uploads."""
     for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        if b"_uploader" in Path(f"/proc/{number}/cmdline").read_bytes():
+        if b"uploader_main" in Path(f"/proc/{number}/cmdline").read_bytes():
             return int(number)
     raise AssertionError("no uploader runs")
 

@@ -17,7 +17,7 @@ from aioflux.compat.nebula import _run
 from aioflux.errors import CheckpointError
 from tests.compat.nebula import trainer
 from tests.compat.nebula.conftest import LINGER_SECONDS
-from tests.told import Told
+from tests.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,18 +28,18 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def start(node: Path, tmp_path: Path) -> Iterator[Callable[..., list[Told]]]:
-    started: list[Told] = []
+def start(node: Path, tmp_path: Path) -> Iterator[Callable[..., list[WorkerProcess]]]:
+    started: list[WorkerProcess] = []
 
-    def begin(world_size: int = 1, nodes: tuple[str, ...] = ("", "")) -> list[Told]:
-        group = {"world_size": world_size, "meeting": str(tmp_path / f"meet-{len(started)}")}
+    def begin(world_size: int = 1, nodes: tuple[str, ...] = ("", "")) -> list[WorkerProcess]:
+        group = {"world_size": world_size, "rendezvous": str(tmp_path / f"meet-{len(started)}")}
         trainers = []
         for rank in range(world_size):
             variables = {"AIOFLUX_NEBULA_DIR": nodes[rank]} if nodes[rank] else {}
-            trainers.append(Told(trainer.open_desk, variables, rank=rank, **group))
+            trainers.append(WorkerProcess(trainer.open_worker, variables, rank=rank, **group))
         started.extend(trainers)
         for each in trainers:
-            assert each.hear() == (True, "ready")
+            assert each.receive() == (True, "ready")
         return trainers
 
     yield begin
@@ -55,16 +55,16 @@ def keeper_of(node: Path) -> int:
 
 
 def test_memory_survives_the_death_of_the_trainer(
-    start: Callable[..., list[Told]], tmp_path: Path
+    start: Callable[..., list[WorkerProcess]], tmp_path: Path
 ) -> None:
     """What was not persisted is loaded by the next one, and persisted without the first."""
     (first,) = start()
     place = str(tmp_path / "tier3")
-    first.ask("init", persistent_storage_path=place, persistent_time_interval=1000)
+    first.call("init", persistent_storage_path=place, persistent_time_interval=1000)
     for number in range(3):
-        first.ask("save", tag=f"global_step{number}", name="model", number=number)
-    first.ask("begin", tag="torn", num_of_files=2)
-    first.ask("save", tag="torn", name="model", number=9)
+        first.call("save", tag=f"global_step{number}", name="model", number=number)
+    first.call("begin", tag="torn", num_of_files=2)
+    first.call("save", tag="torn", name="model", number=9)
     first.end(signal.SIGKILL)
     nm.init(place, persistent_time_interval=1000)
     found = nm.get_latest_checkpoint()
@@ -111,10 +111,10 @@ def test_many_parts_are_kept_by_a_process_that_holds_nothing_of_the_trainer(
     assert found.load("part129") == 129
 
 
-def test_without_a_storage_memory_alone_survives(start: Callable[..., list[Told]]) -> None:
+def test_without_a_storage_memory_alone_survives(start: Callable[..., list[WorkerProcess]]) -> None:
     (first,) = start()
-    first.ask("init")
-    first.ask("save", tag="a", name="model", number=1)
+    first.call("init")
+    first.call("save", tag="a", name="model", number=1)
     first.end(signal.SIGKILL)
     nm.init()
     found = nm.get_latest_checkpoint()
@@ -140,42 +140,42 @@ def test_a_keeper_that_dies_fails_what_it_held_and_is_started_again(
     assert nm.Checkpoint("a").load("x") == 2
 
 
-def test_ranks_commit_together(start: Callable[..., list[Told]], tmp_path: Path) -> None:
+def test_ranks_commit_together(start: Callable[..., list[WorkerProcess]], tmp_path: Path) -> None:
     """On all ranks or on none: parts of all are there, and a rank that failed is named by all."""
     ranks = start(2)
     place = str(tmp_path / "tier3")
     for rank in ranks:
-        rank.ask("init", persistent_storage_path=place, persistent_time_interval=0)
+        rank.call("init", persistent_storage_path=place, persistent_time_interval=0)
     for number, rank in enumerate(ranks):
-        rank.ask("begin", tag="good", num_of_files=-2)
-        rank.ask("save", tag="good", name=f"rank{number}", number=number)
-    assert ranks[0].ask("latest", name="rank0") is None
+        rank.call("begin", tag="good", num_of_files=-2)
+        rank.call("save", tag="good", name=f"rank{number}", number=number)
+    assert ranks[0].call("latest", name="rank0") is None
     for rank in ranks:
-        rank.tell("commit", tag="good")
-    assert [rank.hear() for rank in ranks] == [(True, True)] * 2
-    ranks[0].ask("flush")
-    tag, value, told = ranks[0].ask("latest", name="rank1")  # of the other one
+        rank.send("commit", tag="good")
+    assert [rank.receive() for rank in ranks] == [(True, True)] * 2
+    ranks[0].call("flush")
+    tag, value, told = ranks[0].call("latest", name="rank1")  # of the other one
     assert (tag, value) == ("good", 1)
     assert told["files"] == ["rank0", "rank1"]
     assert told["places"] == ["memory", "storage"]
 
     for number, rank in enumerate(ranks):
-        rank.ask("begin", tag="bad", num_of_files=-2)
-        rank.ask("save", tag="bad", name=f"rank{number}", number=number)
-    ranks[1].ask("save_what_does_not_pickle", tag="bad")
+        rank.call("begin", tag="bad", num_of_files=-2)
+        rank.call("save", tag="bad", name=f"rank{number}", number=number)
+    ranks[1].call("save_what_does_not_pickle", tag="bad")
     for rank in ranks:
-        rank.tell("commit", tag="bad")
+        rank.send("commit", tag="bad")
     for rank in ranks:
-        is_well, error = rank.hear()
-        assert not is_well
+        succeeded, error = rank.receive()
+        assert not succeeded
         assert "rank 1: 'lambda'" in error
-    assert ranks[0].ask("latest", name="rank0")[0] == "good"
+    assert ranks[0].call("latest", name="rank0")[0] == "good"
 
     # One budget: a rank takes what the other leaves.
     for rank in ranks:
-        rank.ask("init", persistent_storage_path=place, memory_buffer_size=8_000_000)
-    ranks[1].ask("save", tag="large", name="model", number=7, size=1_600_000)
-    tag, value, told = ranks[0].ask("latest", name="model")
+        rank.call("init", persistent_storage_path=place, memory_buffer_size=8_000_000)
+    ranks[1].call("save", tag="large", name="model", number=7, size=1_600_000)
+    tag, value, told = ranks[0].call("latest", name="model")
     assert (tag, value) == ("large", 7)
     assert "memory" in told["places"]
     nm.init(place)  # so that the test ends with the memory
@@ -184,7 +184,7 @@ def test_ranks_commit_together(start: Callable[..., list[Told]], tmp_path: Path)
 
 
 def test_nodes_commit_together(
-    start: Callable[..., list[Told]], node: Path, tmp_path: Path, server: GCSServer
+    start: Callable[..., list[WorkerProcess]], node: Path, tmp_path: Path, server: GCSServer
 ) -> None:
     """Each keeper stores the parts of its node, and one commit names them all."""
     elsewhere = node / "other"
@@ -192,31 +192,31 @@ def test_nodes_commit_together(
     ranks = start(2, ("", str(elsewhere)))
     settings = {"persistent_storage_path": "gs://bucket/run", "persistent_time_interval": 1000}
     for number, rank in enumerate(ranks):
-        rank.ask("init", **settings)
-        rank.ask("begin", tag="a", num_of_files=-2)
-        rank.ask("save", tag="a", name=f"rank{number}", number=number)
+        rank.call("init", **settings)
+        rank.call("begin", tag="a", num_of_files=-2)
+        rank.call("save", tag="a", name=f"rank{number}", number=number)
     for rank in ranks:
-        rank.tell("commit", tag="a")
-    assert [rank.hear() for rank in ranks] == [(True, True)] * 2
+        rank.send("commit", tag="a")
+    assert [rank.receive() for rank in ranks] == [(True, True)] * 2
     for rank in ranks:
-        rank.tell("flush")
-    assert [rank.hear() for rank in ranks] == [(True, None)] * 2
-    told = [rank.ask("latest", name="rank0") for rank in ranks]
-    assert [each[:2] for each in told] == [["a", 0.0]] * 2
+        rank.send("flush")
+    assert [rank.receive() for rank in ranks] == [(True, None)] * 2
+    latest = [rank.call("latest", name="rank0") for rank in ranks]
+    assert [each[:2] for each in latest] == [["a", 0.0]] * 2
     assert verify("gs://bucket/run/a", deep=True).num_objects == 2
 
     # Not yet persisted: each node has a part of it in memory, and no node all.
     for number, rank in enumerate(ranks):
-        rank.ask("begin", tag="b", num_of_files=-2)
-        rank.ask("save", tag="b", name=f"rank{number}", number=number)
+        rank.call("begin", tag="b", num_of_files=-2)
+        rank.call("save", tag="b", name=f"rank{number}", number=number)
     for rank in ranks:
-        rank.tell("commit", tag="b")
-    assert [rank.hear() for rank in ranks] == [(True, True)] * 2
-    assert [rank.ask("latest", name="rank0")[0] for rank in ranks] == ["a", "a"]
+        rank.send("commit", tag="b")
+    assert [rank.receive() for rank in ranks] == [(True, True)] * 2
+    assert [rank.call("latest", name="rank0")[0] for rank in ranks] == ["a", "a"]
     # The end of the training: every node saves its share of the newest, and ends.
     for rank in ranks:
-        rank.tell("shutdown")
-    assert [rank.hear() for rank in ranks] == [(True, None)] * 2
+        rank.send("shutdown")
+    assert [rank.receive() for rank in ranks] == [(True, None)] * 2
     for rank in ranks:
         assert rank.end() == 0
     assert verify("gs://bucket/run/b", deep=True).is_valid

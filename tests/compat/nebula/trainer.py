@@ -59,11 +59,11 @@ def do(command: str, /, **arguments: Any) -> Any:
     return globals()[f"do_{command}"](**arguments)
 
 
-def open_desk(rank: int, world_size: int, meeting: str) -> Any:
-    """Begin; `do` then does what is asked."""
+def open_worker(rank: int, world_size: int, rendezvous: str) -> Any:
+    """Start, and return the function that carries out commands."""
     torch.set_num_threads(1)
     if world_size > 1:
         dist.init_process_group(
-            "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size
+            "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size
         )
     return do

@@ -12,7 +12,7 @@ from aioflux.integrations.deepspeed import attach
 from tests.integrations.deepspeed.stand_in import Engine
 
 
-class Desk:
+class Commands:
     """What it may be told."""
 
     def __init__(self) -> None:
@@ -39,15 +39,15 @@ class Desk:
         self.engine.checkpoint_engine.cleanup()
 
 
-def open_desk(rank: int, world_size: int, meeting: str) -> Any:
-    """Join the other ranks; what is returned does what is asked."""
+def open_worker(rank: int, world_size: int, rendezvous: str) -> Any:
+    """Join the other ranks, and return the function that carries out commands."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size
     )
-    desk = Desk()
+    commands = Commands()
 
     def do(command: str, /, **arguments: Any) -> Any:
-        return getattr(desk, f"do_{command}")(**arguments)
+        return getattr(commands, f"do_{command}")(**arguments)
 
     return do

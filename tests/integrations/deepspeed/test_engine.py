@@ -20,7 +20,7 @@ from aioflux.errors import (
 from aioflux.integrations.deepspeed import AiofluxCheckpointEngine, attach
 from tests.integrations.deepspeed import rank_task
 from tests.integrations.deepspeed.stand_in import CommitInfo, Engine
-from tests.told import Told
+from tests.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -257,35 +257,35 @@ def test_a_decoupled_save_is_committed_behind_the_step_that_it_is_done_in(
 
 
 def test_two_ranks_commit_together_or_not_at_all(server: GCSServer) -> None:
-    with tempfile.TemporaryDirectory(prefix="ds-") as meeting:
-        group = {"world_size": 2, "meeting": f"{meeting}/meet"}
-        ranks = [Told(rank_task.open_desk, rank=rank, **group) for rank in range(2)]
+    with tempfile.TemporaryDirectory(prefix="ds-") as rendezvous:
+        group = {"world_size": 2, "rendezvous": f"{rendezvous}/meet"}
+        ranks = [WorkerProcess(rank_task.open_worker, rank=rank, **group) for rank in range(2)]
 
-        def ask(command: str, **arguments: Any) -> list[tuple[bool, Any]]:
+        def call(command: str, **arguments: Any) -> list[tuple[bool, Any]]:
             for rank in ranks:
-                rank.tell(command, **arguments)
-            return [rank.hear() for rank in ranks]
+                rank.send(command, **arguments)
+            return [rank.receive() for rank in ranks]
 
         try:
-            assert [rank.hear() for rank in ranks] == [(True, "ready")] * 2
-            assert ask("attach") == [(True, None)] * 2
-            assert ask("save", save_dir=URI, tag="one", number=1) == [(True, True)] * 2
+            assert [rank.receive() for rank in ranks] == [(True, "ready")] * 2
+            assert call("attach") == [(True, None)] * 2
+            assert call("save", save_dir=URI, tag="one", number=1) == [(True, True)] * 2
             assert latest() == "one"
             # A rank that fails fails the save on all, and `latest` stays.
-            ranks[0].tell("save", save_dir=URI, tag="two", number=2)
-            ranks[1].tell("save", save_dir=URI, tag="two", number=2, fails=True)
-            for is_well, error in [rank.hear() for rank in ranks]:
-                assert not is_well
+            ranks[0].send("save", save_dir=URI, tag="two", number=2)
+            ranks[1].send("save", save_dir=URI, tag="two", number=2, fails=True)
+            for succeeded, error in [rank.receive() for rank in ranks]:
+                assert not succeeded
                 assert "CheckpointError: two was not saved to gs://bucket/run" in error
                 assert "optim_states.pt" in error
             assert latest() == "one"
             with aioflux.sync.open_store(URI) as store:
                 assert not [meta.key for meta in store.list("two/")]
-            told = ask("load", load_dir=URI)
-            assert told == [(True, [f"{URI}/one/mp_rank_00_model_states.pt", 1.0])] * 2
-            assert ask("attach", decoupled=True) == [(True, None)] * 2
-            assert ask("save", save_dir=URI, tag="three", number=3) == [(True, True)] * 2
-            assert ask("cleanup") == [(True, None)] * 2
+            loaded = call("load", load_dir=URI)
+            assert loaded == [(True, [f"{URI}/one/mp_rank_00_model_states.pt", 1.0])] * 2
+            assert call("attach", decoupled=True) == [(True, None)] * 2
+            assert call("save", save_dir=URI, tag="three", number=3) == [(True, True)] * 2
+            assert call("cleanup") == [(True, None)] * 2
             assert latest() == "three"
         finally:
             statuses = [rank.end() for rank in ranks]

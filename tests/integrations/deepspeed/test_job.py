@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aioflux.checkpoint import verify
-from tests.meeting import meeting_port
+from tests.rendezvous import rendezvous_port
 
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(
 def test_a_job_goes_on_from_a_bucket_as_if_it_had_not_stopped(
     kind: str, server: GCSServer, tmp_path: Path
 ) -> None:
-    with tempfile.TemporaryDirectory(prefix="nm-") as node, meeting_port() as port:
+    with tempfile.TemporaryDirectory(prefix="nm-") as node, rendezvous_port() as port:
         environment = {
             **os.environ,
             "AIOFLUX_NEBULA_DIR": node,

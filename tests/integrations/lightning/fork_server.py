@@ -1,8 +1,11 @@
-"""Processes forked from one that has imported Lightning, which takes 8 s.
+"""A fork server, so that not every process imports Lightning, which takes 8 s.
 
-`python -m tests.integrations.lightning.fork_server` imports it once, and forks for each line of JSON
-on its standard input: `{"job": "killed", "args": [...], "env": {...}, "num_ranks": 1, "log": path}`.
-It answers with the exit statuses of the ranks. A job is a function of `jobs`, or of another module:
+`python -m tests.integrations.lightning.fork_server` imports it once, and forks for each line of
+JSON on its standard input:
+
+    {"job": "killed", "args": [...], "env": {...}, "num_ranks": 1, "log": path}
+
+It returns the exit statuses of the ranks. A job is a function of `jobs`, or of another module:
 `package.module:name`.
 """
 
@@ -19,7 +22,7 @@ from typing import Any, Self
 
 
 class ForkServer:
-    """The fork server, as its client sees it."""
+    """The process that forks the others."""
 
     def __init__(self, directory: Path) -> None:
         self._process = subprocess.Popen(
@@ -47,7 +50,7 @@ class ForkServer:
         self._process.stdout.close()
 
     def run(self, job: str, *args: str, log: Path, num_ranks: int = 1, **env: str) -> list[int]:
-        """Run a job in processes of its own and return how they ended."""
+        """Run a job in its own processes, and return their exit statuses."""
         request = {"job": job, "args": args, "env": env, "num_ranks": num_ranks, "log": str(log)}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -58,7 +61,7 @@ class ForkServer:
 
 
 def run_rank(request: dict[str, Any], rank: int) -> None:
-    """Run a job in a process that was just forked for it."""
+    """Run a job in its forked process."""
     descriptor = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -69,7 +72,7 @@ def run_rank(request: dict[str, Any], rank: int) -> None:
         job = getattr(importlib.import_module(module), name) if module else getattr(jobs, name)
         job(*request["args"])
         status = 0
-    except BaseException:  # printed to the log
+    except BaseException:  # shown in the log
         traceback.print_exc()
     finally:
         sys.stdout.flush()

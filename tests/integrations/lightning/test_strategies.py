@@ -10,7 +10,7 @@ import pytest
 from aioflux.integrations.lightning import AiofluxCheckpointIO
 from aioflux.testing import GCSServer
 from tests.integrations.lightning.tiny import OF_LIGHTNING, fit
-from tests.meeting import meeting_port
+from tests.rendezvous import rendezvous_port
 
 if TYPE_CHECKING:
     from tests.integrations.lightning.fork_server import ForkServer
@@ -33,7 +33,7 @@ class Ranks(NamedTuple):
 def ranks(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     directory = tmp_path_factory.mktemp("ranks")
     log = directory / "log"
-    with GCSServer(buckets=("bucket",)) as server, meeting_port() as port:
+    with GCSServer(buckets=("bucket",)) as server, rendezvous_port() as port:
         plugin = AiofluxCheckpointIO(endpoint_url=server.url)
         whole, _ = fit(4, plugin, [], enable_checkpointing=False)
         whole.save_checkpoint("gs://bucket/whole.ckpt")

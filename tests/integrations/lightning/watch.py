@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aioflux.testing.gcs_server._app import Hook
+from aioflux.testing.gcs_server import Hook
 
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer
-    from aioflux.testing.gcs_server._messages import Request, Response
+    from aioflux.testing.gcs_server import Request, Response
 
 
 class Watch(Hook):

@@ -1,4 +1,4 @@
-"""Where ranks of other processes meet."""
+"""A port for the rendezvous of ranks in other processes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def meeting_port() -> Iterator[int]:
-    """A port on 127.0.0.1 for MASTER_PORT, which nobody else is given meanwhile.
+def rendezvous_port() -> Iterator[int]:
+    """Reserve a port on 127.0.0.1 for MASTER_PORT.
 
-    It stays bound here, and does not listen. The kernel gives such a port to nobody who asks for
-    any, and to those who ask for this one, with SO_REUSEADDR, as torch's store does.
+    It stays bound here, and does not listen. The kernel then does not choose it for other sockets,
+    but lets one bind it explicitly with SO_REUSEADDR, as torch's store does.
     """
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server import _forks
+from aioflux.testing.gcs_server import _fork
 from tests.servers.process import own_host
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ def test_the_root_is_free_once_the_server_has_stopped(tmp_path):
 
 def test_the_lock_is_given_up_though_another_has_its_descriptor(tmp_path, monkeypatch):
     """A child that was forked behind the interpreter's back does not hold it either."""
-    monkeypatch.setattr(_forks, "_held", {})
+    monkeypatch.setattr(_fork, "_tracked", {})
     with GCSServer(root=tmp_path) as server:
-        _forks._held.clear()
+        _fork._tracked.clear()
         with child():
             server.stop()
             GCSServer(root=tmp_path).state.journal.close()
@@ -70,10 +70,10 @@ def test_the_lock_outlives_a_child_that_ends(tmp_path):
 
 @pytest.mark.parametrize("forget", [False, True], ids=["at fork", "at close"])
 def test_the_port_is_free_once_the_server_has_stopped(forget):
-    """It is refused at once, and can be bound again."""
+    """It is rejected at once, and can be bound again."""
     with GCSServer(host=own_host()) as server:
         if forget:
-            _forks._held.clear()
+            _fork._tracked.clear()
         with child():
             server.stop()
             with pytest.raises(ConnectionRefusedError):

@@ -1,4 +1,4 @@
-"""The contract of compose, copy, delete and delete_many: no bytes pass here."""
+"""Contract of the server-side operations: compose, copy, delete and delete_many."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from aioflux.testing.store_suite._base import SuiteBase, pattern
 if TYPE_CHECKING:
     from aioflux.store import Store
 
-__all__ = ["ServiceSideContract"]
+__all__ = ["ServerSideContract"]
 
 
 @pytest.mark.asyncio
-class ServiceSideContract(SuiteBase):
-    """Operations on the service."""
+class ServerSideContract(SuiteBase):
+    """Operations that transfer no bytes of objects."""
 
     async def test_compose_concatenates_in_order(self, store: Store) -> None:
         """Sources may repeat and may be empty; they stay."""
@@ -36,15 +36,15 @@ class ServiceSideContract(SuiteBase):
         assert self.read_back_door("s/a") == b"aa"
 
     async def test_compose_appends_to_one_of_its_sources(self, store: Store) -> None:
-        """The result may be a source."""
+        """The destination may be a source."""
         self.require("composes")
         self.write_all({"log": b"1", "more": b"2"})
         await store.compose("log", ["log", "more"])
         await store.compose("log", ["log", "more"])
         assert self.read_back_door("log") == b"122"
 
-    async def test_compose_takes_so_many_sources(self, store: Store) -> None:
-        """As many as the service declares; none, or more, is a ValueError with the limit."""
+    async def test_compose_has_a_limit_of_sources(self, store: Store) -> None:
+        """That which the service declares; none, or more, is a ValueError with the limit."""
         self.require("composes")
         most = self.can.max_compose_sources
         count = min(most, 32)
@@ -93,8 +93,8 @@ class ServiceSideContract(SuiteBase):
         for meta in (made, await store.head("c")):
             assert (meta.content_type, dict(meta.metadata)) == ("text/csv", {"numrows": "1"})
 
-    async def test_compose_may_be_refused(self, store: Store) -> None:
-        """A service that cannot compose says so, and does nothing."""
+    async def test_compose_may_be_unsupported(self, store: Store) -> None:
+        """A service that cannot compose raises, and does nothing."""
         if self.can.composes:
             pytest.skip("the service composes")
         self.write_all({"a": b"1", "c": b"old"})
@@ -112,7 +112,7 @@ class ServiceSideContract(SuiteBase):
         assert meta.generation == (await store.head("d/b")).generation
         assert self.read_back_door("d/b") == self.read_back_door("a") == data
 
-    async def test_copy_takes_metadata_along(self, store: Store) -> None:
+    async def test_copy_copies_metadata(self, store: Store) -> None:
         """The copy has the content type and metadata of its source."""
         self.require("keeps_metadata")
         await store.put("a", b"1", content_type="image/png", metadata={"label": "cat"})
@@ -156,8 +156,8 @@ class ServiceSideContract(SuiteBase):
         await store.delete(await store.head("a"))
         assert self.is_absent("a")
 
-    async def test_delete_many_tells_what_became_of_each(self, store: Store) -> None:
-        """Deleted and missing keys, sorted; one that is missing keeps none of the others."""
+    async def test_delete_many_returns_the_outcome_of_each_key(self, store: Store) -> None:
+        """Deleted and missing keys, sorted; a missing one does not stop the others."""
         keys = [f"d/{at:02}" for at in range(30)]
         self.write_all(dict.fromkeys(keys, b"1"))
         result = await store.delete_many(iter(["x", *reversed(keys), "d/none"]))

@@ -1,4 +1,4 @@
-"""The contract of head, get, get_into, get_range and get_ranges."""
+"""Contract of head, get, get_into, get_range and get_ranges."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = [0, 1, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, 200 * KIB]
 class ReadContract(SuiteBase):
     """Reads of one object."""
 
-    async def test_head_tells_key_uri_size_and_generation(self, store: Store) -> None:
+    async def test_head_returns_key_uri_size_and_generation(self, store: Store) -> None:
         """`head` describes the object."""
         self.write_back_door("a/b.bin", b"12345")
         meta = await store.head("a/b.bin")
@@ -36,7 +36,7 @@ class ReadContract(SuiteBase):
         assert meta.updated is not None
         assert meta.updated.utcoffset() is not None
 
-    async def test_head_tells_the_checksum(self, store: Store) -> None:
+    async def test_head_returns_the_checksum(self, store: Store) -> None:
         """`ObjectMeta.crc32c` is that of the bytes."""
         self.require("has_checksums")
         self.write_back_door("a", b"123456789")
@@ -61,13 +61,13 @@ class ReadContract(SuiteBase):
 
     @pytest.mark.parametrize("size", SIZES)
     async def test_get_by_meta_returns_the_bytes(self, store: Store, size: int) -> None:
-        """`get` takes the metadata of `head` for the key."""
+        """`get` accepts the metadata of `head` instead of the key."""
         data = pattern(size)
         self.write_back_door("a", data)
         assert await store.get(await store.head("a")) == data
 
     @pytest.mark.parametrize("size", [0, 1, 200 * KIB])
-    async def test_pinned_reads_never_give_other_bytes(self, store: Store, size: int) -> None:
+    async def test_pinned_reads_never_return_other_bytes(self, store: Store, size: int) -> None:
         """A read by metadata of an object that was replaced since is a NotFoundError."""
         self.write_back_door("a", pattern(size))
         meta = await store.head("a")
@@ -97,7 +97,7 @@ class ReadContract(SuiteBase):
             assert failure.value.uri.startswith(store.uri)
             assert failure.value.uri.endswith("/no/such")
 
-    async def test_a_key_is_no_directory(self, store: Store) -> None:
+    async def test_a_key_is_not_a_directory(self, store: Store) -> None:
         """An object below a key, or a part of a key, makes no object of that key."""
         self.write_back_door("a/b", b"1")
         for key in ("a", "a/b/c"):
@@ -107,15 +107,15 @@ class ReadContract(SuiteBase):
                 await store.head(key)
 
     @pytest.mark.parametrize("size", [0, 1, 100 * KIB])
-    @pytest.mark.parametrize("room", [0, 7])
-    async def test_get_into_fills_the_buffer(self, store: Store, size: int, room: int) -> None:
-        """`get_into` writes the object and leaves the memory behind it as it was."""
+    @pytest.mark.parametrize("extra", [0, 7])
+    async def test_get_into_fills_the_buffer(self, store: Store, size: int, extra: int) -> None:
+        """`get_into` writes the object and does not change the memory behind it."""
         data = pattern(size)
         self.write_back_door("a", data)
         for key in ("a", await store.head("a")):
-            buffer = bytearray(b"\xff" * (size + room))
+            buffer = bytearray(b"\xff" * (size + extra))
             assert await store.get_into(key, buffer) == size
-            assert buffer == data + b"\xff" * room
+            assert buffer == data + b"\xff" * extra
 
     async def test_get_into_reads_a_part(self, store: Store) -> None:
         """`start` and the length of the buffer choose the bytes."""
@@ -128,16 +128,16 @@ class ReadContract(SuiteBase):
                 assert await store.get_into(key, buffer, start=start) == len(expected)
                 assert buffer[: len(expected)] == expected
 
-    async def test_get_into_takes_memory_of_any_format(self, store: Store) -> None:
-        """The buffer is filled as bytes, whatever its items are."""
+    async def test_get_into_accepts_memory_of_any_format(self, store: Store) -> None:
+        """The buffer is filled as bytes, whatever the format of its items."""
         data = pattern(16)
         self.write_back_door("a", data)
         numbers = array("i", [0] * 4)
         assert await store.get_into("a", memoryview(numbers)) == 16
         assert numbers.tobytes() == data
 
-    async def test_get_into_refuses_memory_that_cannot_be_written(self, store: Store) -> None:
-        """Read-only memory is a ValueError that says what is needed."""
+    async def test_get_into_rejects_read_only_memory(self, store: Store) -> None:
+        """It is a ValueError that asks for writable memory; so is a negative start."""
         self.write_back_door("a", b"1")
         with pytest.raises(ValueError, match="writable memory"):
             await store.get_into("a", memoryview(b"0"))
@@ -170,19 +170,19 @@ class ReadContract(SuiteBase):
         assert await store.get_range(await store.head("a"), start=start, end=end) == data[start:end]
 
     async def test_get_range_of_an_empty_object_is_empty(self, store: Store) -> None:
-        """Where there are no bytes, there are none to return."""
+        """Any range of no bytes is empty."""
         self.write_back_door("a", b"")
         assert await store.get_range("a", start=0, end=10) == b""
 
     @pytest.mark.parametrize(("start", "end"), [(-1, 5), (5, 5), (6, 5)])
-    async def test_get_range_refuses_a_range_of_nothing(
+    async def test_get_range_rejects_an_empty_range(
         self, store: Store, start: int, end: int
     ) -> None:
         """A negative start, or an end not above it, is a ValueError that names both."""
         with pytest.raises(ValueError, match=rf"\[{start}, {end}\)"):
             await store.get_range("a", start=start, end=end)
 
-    async def test_get_ranges_returns_them_in_the_order_asked(self, store: Store) -> None:
+    async def test_get_ranges_returns_them_in_order(self, store: Store) -> None:
         """Near and far, overlapping and repeated, as far as the object goes."""
         data = pattern(200 * KIB)
         self.write_back_door("a", data)
@@ -216,8 +216,8 @@ class ReadContract(SuiteBase):
             with pytest.raises(NotFoundError, match="no/such"):
                 await store.get_ranges("no/such", ranges, max_gap_bytes=0)
 
-    async def test_get_ranges_refuses_a_range_of_nothing(self, store: Store) -> None:
-        """Before anything is read: a ValueError that names it, a TypeError for no integers."""
+    async def test_get_ranges_rejects_an_empty_range(self, store: Store) -> None:
+        """Before it reads: a ValueError that names it, or a TypeError if it has no integers."""
         for start, end in ((-1, 5), (5, 5), (6, 5)):
             with pytest.raises(ValueError, match=rf"\[{start}, {end}\)"):
                 await store.get_ranges("a", [(0, 1), (start, end)])
@@ -226,15 +226,15 @@ class ReadContract(SuiteBase):
         with pytest.raises(ValueError, match="max_gap_bytes must be 0 or more, not -1"):
             await store.get_ranges("a", [(0, 1)], max_gap_bytes=-1)
 
-    async def test_keys_that_are_none_are_refused(self, store: Store) -> None:
+    async def test_invalid_keys_are_rejected(self, store: Store) -> None:
         """An empty key is a ValueError, another type a TypeError that names it."""
         with pytest.raises(ValueError, match="empty"):
             await store.get("")
         with pytest.raises(TypeError, match="bytes"):
             await store.get(b"a")  # type: ignore[arg-type]
 
-    async def test_a_closed_store_says_so(self) -> None:
-        """Every use after closing is a ValueError; closing again is none."""
+    async def test_a_closed_store_raises(self) -> None:
+        """Its use is a ValueError; it may be closed again."""
         store = self.opened()
         await store.aclose()
         await store.aclose()

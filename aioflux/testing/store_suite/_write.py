@@ -1,4 +1,4 @@
-"""The contract of put."""
+"""Contract of put."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["WriteContract"]
 
 SIZES = [0, 1, 100_000, PART, PART + 1, 4 * PART + 1]
-"""Around one part, and as much as is sent straight from the caller's memory."""
+"""Around one part, and so much that it is sent from the caller's memory."""
 
 
 @pytest.mark.asyncio
@@ -25,7 +25,7 @@ class WriteContract(SuiteBase):
 
     @pytest.mark.parametrize("size", SIZES)
     async def test_put_stores_the_bytes(self, store: Store, size: int) -> None:
-        """Objects of any size, and the metadata returned is that of what was stored."""
+        """Objects of any size; the returned metadata is that of the object."""
         data = pattern(size)
         meta = await store.put("d/a", data)
         assert self.read_back_door("d/a") == data
@@ -43,14 +43,14 @@ class WriteContract(SuiteBase):
         ],
         ids=["bytearray", "slice", "ints", "array"],
     )
-    async def test_put_takes_any_memory(self, store: Store, data: Any) -> None:
-        """What is stored is the memory, byte by byte."""
+    async def test_put_accepts_any_memory(self, store: Store, data: Any) -> None:
+        """The object has the bytes of the memory."""
         meta = await store.put("a", data)
         assert meta.size == 8
         assert self.read_back_door("a") == memoryview(data).tobytes()
 
     @pytest.mark.parametrize("data", ["text", None, 5])
-    async def test_put_refuses_what_is_no_memory(self, store: Store, data: Any) -> None:
+    async def test_put_rejects_other_types(self, store: Store, data: Any) -> None:
         """Text is a TypeError: the caller decides its encoding."""
         with pytest.raises(TypeError, match="bytes-like"):
             await store.put("a", data)
@@ -64,8 +64,8 @@ class WriteContract(SuiteBase):
         assert first.generation != second.generation
 
     @pytest.mark.parametrize("size", SIZES[1:])
-    async def test_create_makes_only_what_is_new(self, store: Store, size: int) -> None:
-        """`mode="create"` stores once; then it is an AlreadyExistsError and changes nothing."""
+    async def test_create_never_replaces(self, store: Store, size: int) -> None:
+        """`mode="create"` stores once; then it raises AlreadyExistsError and changes nothing."""
         data = pattern(size)
         await store.put("a", data, mode="create")
         with pytest.raises(AlreadyExistsError, match=r"/a\b") as failure:
@@ -78,7 +78,7 @@ class WriteContract(SuiteBase):
     async def test_if_generation_match_replaces_only_that_one(
         self, store: Store, size: int
     ) -> None:
-        """The generation that was seen can be replaced, once."""
+        """A known generation can be replaced, once."""
         self.write_back_door("a", b"old")
         seen = (await store.head("a")).generation
         data = pattern(size)
@@ -97,7 +97,7 @@ class WriteContract(SuiteBase):
             await store.put("a", b"new", if_generation_match=seen)
         assert self.is_absent("a")
 
-    async def test_modes_that_are_none_are_refused(self, store: Store) -> None:
+    async def test_invalid_modes_are_rejected(self, store: Store) -> None:
         """An unknown mode, or two conditions that exclude each other, are ValueErrors."""
         with pytest.raises(ValueError, match="append"):
             await store.put("a", b"", mode="append")  # type: ignore[arg-type]
@@ -109,8 +109,8 @@ class WriteContract(SuiteBase):
 
     @pytest.mark.parametrize("size", [3, PART + 1])
     @pytest.mark.parametrize("mode", ["overwrite", "create"])
-    async def test_metadata_comes_back(self, store: Store, size: int, mode: Any) -> None:
-        """Content type and the user's metadata are those of `head`, however the bytes went."""
+    async def test_metadata_is_kept(self, store: Store, size: int, mode: Any) -> None:
+        """`head` returns the content type and the user's metadata, for writes of any size."""
         self.require("keeps_metadata")
         stored = await store.put(
             "a", pattern(size), mode=mode, content_type="image/png", metadata={"label": "cat 7"}
@@ -122,21 +122,21 @@ class WriteContract(SuiteBase):
     @pytest.mark.parametrize("size", [3, PART + 1])
     @pytest.mark.parametrize("mode", ["overwrite", "create"])
     async def test_metadata_names_are_lower_case(self, store: Store, size: int, mode: Any) -> None:
-        """A write returns the names that `head` and a listing return, whatever was passed."""
+        """A write returns the names that `head` returns, whatever the case of the given ones."""
         self.require("keeps_metadata")
         stored = await store.put("a", pattern(size), mode=mode, metadata={"RunId": "Cat 7"})
         for meta in (stored, await store.head("a")):
             assert dict(meta.metadata) == {"runid": "Cat 7"}
 
-    async def test_metadata_names_that_differ_in_case_only_are_refused(self, store: Store) -> None:
+    async def test_metadata_names_that_differ_in_case_only_are_rejected(self, store: Store) -> None:
         """They would be one name on most services; nothing is written."""
         with pytest.raises(ValueError, match="both 'Label' and 'label'"):
             await store.put("a", b"1", metadata={"Label": "1", "label": "2"})
         assert await store.list_all() == []
 
     @pytest.mark.parametrize("size", [3, PART + 1])
-    async def test_a_write_tells_what_head_tells(self, store: Store, size: int) -> None:
-        """The identity of the object that a write returns is that of the object."""
+    async def test_a_write_returns_the_same_as_head(self, store: Store, size: int) -> None:
+        """The metadata that identify the object are those of `head`."""
         stored, head = await store.put("a", pattern(size)), await store.head("a")
         for name in ("key", "uri", "size", "generation", "crc32c", "content_type"):
             assert getattr(stored, name) == getattr(head, name), name

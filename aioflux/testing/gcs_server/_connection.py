@@ -1,13 +1,13 @@
-"""HTTP/1.1 on an asyncio transport: requests in, responses out, one after another.
+"""Connections: HTTP/1.1 on an asyncio transport.
 
-A connection reads requests (pipelined ones wait in a queue), asks the application for each
-response in turn and sends it: small bodies in one `writelines`, large ones in slices while
-the kernel takes them, and those with a `Delivery` step by step. There is no task per request.
+A connection reads requests (pipelined ones wait in a queue), has the application handle one after
+another and sends the responses: small bodies in one `writelines`, large ones in slices as the
+kernel accepts them, and those with a `Delivery` step by step. There is no task per request.
 
     kernel -> shared buffer -> httptools -> Request     heads, small bodies
     kernel -> the memory that becomes the object        the rest of a large body
 
-The second way keeps an upload to one copy: httptools would add two (2.3 against 0.9 GB/s).
+The second path copies an upload once: httptools would add two copies (2.3 against 0.9 GB/s).
 """
 
 from __future__ import annotations
@@ -16,81 +16,77 @@ import asyncio
 import socket
 import struct
 from collections import deque
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Protocol, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from aioflux.testing.gcs_server import _forks
-from aioflux.testing.gcs_server._delivery import SLICE_BYTES, Cut, Send, Step, cut_out, steps
-from aioflux.testing.gcs_server._errors import APIError
-from aioflux.testing.gcs_server._memory import allocate
-from aioflux.testing.gcs_server._messages import Buffer, Request, Response, error_response
+from aioflux.testing.gcs_server import _fork
+from aioflux.testing.gcs_server._buffer_pool import allocate
+from aioflux.testing.gcs_server._delivery import SLICE_BYTES, Cut, Send, Step, steps
+from aioflux.testing.gcs_server._errors import status_error
+from aioflux.testing.gcs_server._messages import (
+    Buffer,
+    Request,
+    Response,
+    error_response,
+    slice_pieces,
+)
 from aioflux.testing.gcs_server._routes import is_json_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from aioflux.testing.gcs_server._limits import Limits
+    from aioflux.testing.gcs_server._app import App
 
 _MAX_QUEUED = 32
-_DIRECT_BYTES = 64 << 10  # below it a body is mostly in the first read anyway
-_RESERVED_BYTES = 64 << 20  # memory for a body is taken in pieces of it, as bytes come
+_DIRECT_BYTES = 64 << 10  # most of a smaller body is in the first read
+_ALLOCATED_BYTES = 64 << 20  # memory for a body is allocated in such pieces, as bytes arrive
 _LINGER_SECONDS = 1.0
-_LONGEST_SECONDS = 1e6  # what `inf` means to a timer
-PERIODS = 4  # a request without progress is refused after 3 to 4 of them
+_MAX_TIMER_SECONDS = 1e6  # for `inf`
+PERIODS = 4  # a request without progress is rejected after 3 to 4 of them
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _RESET = struct.pack("ii", 1, 0)
 _FLUSH_SECONDS = 0.005
-_REASONS = {  # words of the JSON and of the XML API for what is refused before it is routed
-    400: ("badRequest", "InvalidArgument"),
-    405: ("methodNotAllowed", "MethodNotAllowed"),
-    408: ("requestTimeout", "RequestTimeout"),
-    411: ("required", "MissingContentLength"),
-    413: ("uploadTooLarge", "EntityTooLarge"),
-    431: ("headersTooLarge", "MetadataTooLarge"),
-}
 
 
-class Application(Protocol):
-    """What a connection needs of the server."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Bounds on a single request, so that no client exhausts the server's memory by accident."""
 
-    limits: Limits
-    scratch: memoryview
-    """Where all connections of the loop receive heads."""
+    max_head_bytes: int = 64 << 10
+    """Request line and headers; a longer head is rejected with 431."""
+    max_body_bytes: int = (5 << 30) + (1 << 20)
+    """Body; a longer one is rejected with 413 before it is read. By default a part of 5 GiB, the
+    largest of GCS, with the overhead of a multipart/related upload."""
+    stalled_seconds: float = 60.0
+    """An incomplete request is rejected with 408 if nothing of it has arrived for three quarters of
+    this time to the whole of it."""
 
-    def opened(self, connection: Connection) -> None:
-        """Learn of a new connection."""
-
-    def closed(self, connection: Connection) -> None:
-        """Learn that a connection has ended."""
-
-    def handle(self, request: Request) -> Response:
-        """Answer a request; never raises."""
-
-    def finished(self, request: Request, response: Response) -> None:
-        """Learn that the last of a response is about to leave, or its connection has ended."""
+    def __post_init__(self) -> None:
+        """Check that requests can pass."""
+        for name in ("max_head_bytes", "max_body_bytes", "stalled_seconds"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, is {getattr(self, name)}")
 
 
 class Connection(asyncio.BufferedProtocol):
     """One client connection.
 
     Args:
-        app: Answers the requests.
+        app: Handles the requests.
         loop: Runs the timers of delayed responses.
-        scheme: `http` or `https`, for links in answers.
+        scheme: `http` or `https`, for links in responses.
     """
 
-    def __init__(
-        self, app: Application, loop: asyncio.AbstractEventLoop, *, scheme: str = "http"
-    ) -> None:
+    def __init__(self, app: App, loop: asyncio.AbstractEventLoop, *, scheme: str = "http") -> None:
         self._app = app
         self._loop = loop
         self._scheme = scheme
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
-        # A request, its `Connection` line and whether to close; or a status to refuse with, 0
-        # for none, and the target, as far as it came.
+        # A request, its `Connection` line and whether to close; or the status of an error (0: no
+        # response) and as much of the target as has arrived.
         self._queue: deque[tuple[Request | int, bytes, bool]] = deque()
         self._current: tuple[Request, Response] | None = None
         self._steps: Iterator[Step] | None = None
@@ -98,11 +94,11 @@ class Connection(asyncio.BufferedProtocol):
         self._pieces: Sequence[Buffer] = ()
         self._timer: asyncio.TimerHandle | None = None
         self._writing_paused = self._reading_paused = False
-        self._ending = False  # no further request is answered
-        self._close_after = self._booked = False
+        self._ending = False  # no further request is handled
+        self._close_after = self._is_finished = False
         self._size = 0
-        self._rest: memoryview | None = None  # where the rest of a large body goes
-        self._refusal = 0
+        self._rest: memoryview | None = None  # memory for the rest of a large body
+        self._error_status = 0
         self._read_bytes = 0
         self._periods = 0
         self._whole: bytearray | memoryview | None = None
@@ -112,15 +108,15 @@ class Connection(asyncio.BufferedProtocol):
     # --- transport -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to serve a client."""
+        """Start to serve a client."""
         self._transport = cast("asyncio.Transport", transport)
         self._descriptor = self.socket.fileno()
-        _forks.hold(self._descriptor)
+        _fork.track(self._descriptor)
         self._app.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the client."""
-        _forks.release(self._descriptor)
+        """Release everything of the client."""
+        _fork.untrack(self._descriptor)
         self._app.closed(self)
         self._ending = True
         if self._timer is not None:
@@ -129,13 +125,13 @@ class Connection(asyncio.BufferedProtocol):
         self._parser = self._steps = self._rest = None
         self._pieces = ()
         self._start_message()
-        self._book()
+        self._report_finished()
         self._current = None
 
     def eof_received(self) -> bool:
-        """Let a client that closed its sending side still have its answers.
+        """Finish the responses to a client that has closed its sending side.
 
-        Over TLS there is no half-closed connection: the transport closes whatever this returns.
+        Over TLS the transport closes the connection, whatever this returns.
         """
         if self._scheme == "https" or (self._current is None and not self._queue):
             return False
@@ -143,11 +139,11 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def pause_writing(self) -> None:
-        """Stop: the kernel's buffer is full."""
+        """Stop sending: the kernel's buffer is full."""
         self._writing_paused = True
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Continue to send."""
         self._writing_paused = False
         if self._steps is not None and self._timer is None:
             self._pump()
@@ -159,18 +155,18 @@ class Connection(asyncio.BufferedProtocol):
         return cast("socket.socket", self._transport.get_extra_info("socket"))
 
     def abort(self) -> None:
-        """Drop the client at once."""
+        """End the connection at once."""
         self._ending = True
         self._transport.abort()
 
-    # --- requests in ---------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Offer the rest of a large body, or the shared buffer."""
+        """Return the memory of a large body, or the shared buffer."""
         return self._app.scratch if self._rest is None else self._rest
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Parse what arrived, and answer what is complete."""
+        """Parse the received bytes, and handle complete requests."""
         self._periods = 0
         if self._rest is not None:
             self._rest = self._rest[nbytes:]
@@ -178,7 +174,7 @@ class Connection(asyncio.BufferedProtocol):
                 return
             self._rest = None
             if self._length > self._body_bytes:
-                self._reserve()
+                self._allocate()
                 return
             self._parser = httptools.HttpRequestParser(self)
             self._queue_request()
@@ -192,11 +188,11 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def check_progress(self) -> None:
-        """Count a period; refuse a half-sent request of which nothing came for some."""
+        """Count a period; reject an incomplete request if nothing of it has arrived for some."""
         self._periods += 1
         if self._periods >= PERIODS and self._in_message and not self._ending:
             self._rest = None
-            self._refuse(408)
+            self._reject(408)
             self._advance()
 
     def _parse(self, parser: httptools.HttpRequestParser, data: memoryview) -> None:
@@ -206,25 +202,25 @@ class Connection(asyncio.BufferedProtocol):
         try:
             self._feed(parser, data)
         except httptools.HttpParserError:
-            self._refusal = self._refusal or 400
+            self._error_status = self._error_status or 400
         if self._in_message:
             if not self._in_body:
                 self._head_bytes += len(data)
                 if self._head_bytes > limits.max_head_bytes:
-                    self._refusal = self._refusal or 431
+                    self._error_status = self._error_status or 431
             elif self._whole is None:
-                # what frames a body in pieces (sizes, extensions, trailers) is bounded, too
+                # sizes, extensions and trailers of a chunked body are bounded, too
                 self._head_bytes = 0 if self._body_bytes != before else self._head_bytes + len(data)
                 if self._head_bytes > limits.max_head_bytes:
-                    self._refusal = self._refusal or 431
-            elif not self._refusal:
+                    self._error_status = self._error_status or 431
+            elif not self._error_status:
                 self._rest = memoryview(self._whole)[self._body_bytes :]
                 self._body_bytes = len(self._whole)
-        if self._refusal:
-            self._refuse(self._refusal)
+        if self._error_status:
+            self._reject(self._error_status)
 
     def _feed(self, parser: httptools.HttpRequestParser, data: memoryview | bytes) -> None:
-        """Parse, and ignore the offer to speak another protocol: RFC 9110, 7.8.
+        """Parse, and ignore an `Upgrade` header (RFC 9110, 7.8).
 
         The parser stops behind a head that has one, as if the body were of that protocol.
         """
@@ -233,7 +229,7 @@ class Connection(asyncio.BufferedProtocol):
                 parser.feed_data(data)
             except httptools.HttpParserUpgrade as exc:
                 if parser.get_method() == b"CONNECT":
-                    self._refusal = 405
+                    self._error_status = 405
                     return
                 data = self._head_without_upgrade(parser) + bytes(data[exc.args[0] :])
                 self._start_message()
@@ -246,14 +242,14 @@ class Connection(asyncio.BufferedProtocol):
         lines += [b"%b: %b" % pair for pair in self._headers if pair[0].lower() != b"upgrade"]
         return b"\r\n".join((*lines, b"", b""))
 
-    def _refuse(self, status: int) -> None:
-        """Answer nothing after what is queued but this status, and read no more."""
+    def _reject(self, status: int) -> None:
+        """Queue an error as the last response, and read no more."""
         self._parser = None
         self._in_message = False
         self._queue.append((status, self._target, True))
 
     def on_message_begin(self) -> None:
-        """Note that a request has begun."""
+        """Note the start of a request."""
         self._in_message = True
 
     def on_url(self, url: bytes) -> None:
@@ -269,30 +265,30 @@ class Connection(asyncio.BufferedProtocol):
             self._expects = value.lower() == b"100-continue"
 
     def on_headers_complete(self) -> None:
-        """Judge the size, and invite the body of a client that waits for it."""
+        """Check the size, and send `100 Continue` to a client that waits for it."""
         assert self._parser is not None
         if self._parser.should_upgrade():
-            return  # parsed again without the offer
+            return  # parsed again without the header
         self._in_body = True
         limits = self._app.limits
         if self._read_bytes > limits.max_head_bytes:
             size = len(self._target) + sum(len(name) + len(value) for name, value in self._headers)
             if size > limits.max_head_bytes:
-                self._refusal = 431
+                self._error_status = 431
         if self._length:
             if self._length > limits.max_body_bytes:
-                self._refusal = self._refusal or 413
-            elif self._length >= _DIRECT_BYTES and not self._refusal:
-                first = self._whole = allocate(min(self._length, _RESERVED_BYTES))
+                self._error_status = self._error_status or 413
+            elif self._length >= _DIRECT_BYTES and not self._error_status:
+                first = self._whole = allocate(min(self._length, _ALLOCATED_BYTES))
                 self._body.append(first)
                 self._read_version()
-        invites = self._expects and self._parser.get_http_version() != "1.0"
-        if invites and not self._refusal and self._current is None and not self._queue:
+        may_continue = self._expects and self._parser.get_http_version() != "1.0"
+        if may_continue and not self._error_status and self._current is None and not self._queue:
             self._transport.write(_CONTINUE)
 
     def on_body(self, body: bytes) -> None:
         """Collect a piece of the body."""
-        if self._refusal:
+        if self._error_status:
             return
         start = self._body_bytes
         self._body_bytes += len(body)
@@ -301,25 +297,25 @@ class Connection(asyncio.BufferedProtocol):
         elif self._body_bytes <= self._app.limits.max_body_bytes:
             self._body.append(body)
         else:
-            self._refusal = 413
+            self._error_status = 413
 
     def on_message_complete(self) -> None:
-        """Queue the request, unless it has been refused."""
+        """Queue the request, unless it has been rejected."""
         assert self._parser is not None
-        if not self._refusal and not self._parser.should_upgrade():
+        if not self._error_status and not self._parser.should_upgrade():
             if self._whole is None:
                 self._read_version()
             self._queue_request()
 
-    def _reserve(self) -> None:
-        """Take memory for more of a large body."""
-        more = allocate(min(self._length - self._body_bytes, _RESERVED_BYTES))
+    def _allocate(self) -> None:
+        """Allocate memory for more of a large body."""
+        more = allocate(min(self._length - self._body_bytes, _ALLOCATED_BYTES))
         self._body.append(more)
         self._body_bytes += len(more)
         self._rest = memoryview(more)
 
     def _read_version(self) -> None:
-        """Ask the parser what it knows of the request and will not be asked later."""
+        """Keep the method and keep-alive of the request, which the parser forgets."""
         parser = self._parser
         assert parser is not None
         keep = parser.should_keep_alive()
@@ -342,35 +338,34 @@ class Connection(asyncio.BufferedProtocol):
         self._whole = None
         self._length = self._body_bytes = self._head_bytes = 0
 
-    # --- responses out -------------------------------------------------------------------
+    # --- responses -----------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Answer queued requests until one has to wait."""
+        """Handle queued requests until a response has to wait."""
         while self._queue and self._current is None and not self._writing_paused:
             if self._ending:
                 return
             request, line, close = self._queue.popleft()
             if isinstance(request, int):
-                self._hang_up(request, target=line)
+                self._close_with(request, target=line)
                 return
             self._respond(request, line, close=close)
         if self._reading_paused and not self._queue and not self._ending:
             self._reading_paused = False
             self._transport.resume_reading()
 
-    def _hang_up(self, status: int, *, target: bytes) -> None:
-        """Close, after an answer with `status` where it is not 0.
+    def _close_with(self, status: int, *, target: bytes) -> None:
+        """Close, after a response with `status` unless it is 0.
 
-        What the client still sends is read and dropped for a while: closed at once, the kernel
-        would answer it with a reset, and the client might not see the answer.
+        Bytes that the client still sends are read and dropped for a while: if the socket were
+        closed at once, the kernel would reset the connection, and the client might lose the
+        response.
         """
         self._ending = True
         if not status:
             self._transport.close()
             return
-        reason, code = _REASONS[status]
-        error = APIError(status, reason, HTTPStatus(status).phrase, code=code)
-        response = error_response(error, xml=not is_json_target(target))
+        response = error_response(status_error(status), xml=not is_json_target(target))
         head = response.head(connection=b"Connection: close\r\n")
         self._transport.writelines([head, *response.pieces()])
         if self._transport.can_write_eof():
@@ -393,7 +388,7 @@ class Connection(asyncio.BufferedProtocol):
             if close:
                 self._close()
             return
-        self._current, self._close_after, self._booked = (request, response), close, False
+        self._current, self._close_after, self._is_finished = (request, response), close, False
         self._head, self._pieces, self._size = head, pieces, size
         self._steps = steps(size, response.delivery)
         self._pump()
@@ -410,13 +405,13 @@ class Connection(asyncio.BufferedProtocol):
                     assert self._current is not None
                     self._current[1].sent_bytes += step.end - step.start
                     if step.end == self._size:
-                        self._book()
-                    selected = cut_out(self._pieces, step.start, step.end)
+                        self._report_finished()
+                    selected = slice_pieces(self._pieces, step.start, step.end)
                     self._transport.writelines([self._head, *selected] if self._head else selected)
                     self._head = b""
                 case Cut():
                     self._steps = None
-                    self._book()
+                    self._report_finished()
                     self._cut(reset=step.reset)
                 case _:
                     self._later(step.seconds, self._wake)
@@ -427,20 +422,20 @@ class Connection(asyncio.BufferedProtocol):
         self._advance()
 
     def _later(self, seconds: float, callback: Callable[[], None]) -> None:
-        self._timer = self._loop.call_later(min(seconds, _LONGEST_SECONDS), callback)
+        self._timer = self._loop.call_later(min(seconds, _MAX_TIMER_SECONDS), callback)
 
     def _finish(self) -> None:
-        """Make room for the next response."""
-        self._book()
+        """Finish the response, so that the next one can be sent."""
+        self._report_finished()
         self._current = self._steps = None
         self._pieces = ()
         if self._close_after:
             self._close()
 
-    def _book(self) -> None:
-        """Close the books on the current response, once: before its last byte or its end."""
-        if self._current is not None and not self._booked:
-            self._booked = True
+    def _report_finished(self) -> None:
+        """Report the current response as finished, once: before its last byte or its end."""
+        if self._current is not None and not self._is_finished:
+            self._is_finished = True
             self._app.finished(*self._current)
 
     def _close(self) -> None:
@@ -448,7 +443,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def _cut(self, *, reset: bool) -> None:
-        """End the connection once what was written has left."""
+        """End the connection once the written bytes are sent."""
         self._ending = True
         if not reset:
             self._transport.close()

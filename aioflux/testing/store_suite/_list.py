@@ -1,4 +1,4 @@
-"""The contract of list, list_pages and list_all."""
+"""Contract of list, list_pages and list_all."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ListContract(SuiteBase):
     """Listings."""
 
     def _write_keys(self) -> list[str]:
-        # A service of directories cannot hold both `a` and what is below it.
+        # A service on directories cannot hold both `a` and keys below it.
         keys = KEYS if self.can.takes_any_key else [key for key in KEYS if key != "a"]
         assert keys == sorted(keys, key=str.encode)
         for key in reversed(keys):
@@ -51,7 +51,7 @@ class ListContract(SuiteBase):
         assert [page async for page in store.list_pages("a")] == []
 
     async def test_listings_are_sorted_by_utf8_bytes(self, store: Store) -> None:
-        """`list`, `list_all` and `list_pages` give the same objects in the same order."""
+        """`list`, `list_all` and `list_pages` return the same objects in the same order."""
         keys = self._write_keys()
         assert [meta.key async for meta in store.list()] == keys
         assert [meta.key for meta in await store.list_all()] == keys
@@ -62,14 +62,14 @@ class ListContract(SuiteBase):
     @pytest.mark.parametrize(
         "prefix", ["a", "a/", "a/b", "a/b.", "e", "z/z", "\U0001f600", "nothing", "a/c/d/e"]
     )
-    async def test_a_prefix_is_a_beginning_of_keys(self, store: Store, prefix: str) -> None:
+    async def test_a_prefix_is_any_beginning_of_a_key(self, store: Store, prefix: str) -> None:
         """It need not end with a slash, and may be a whole key."""
         keys = self._write_keys()
         listed = [meta.key for meta in await store.list_all(prefix)]
         assert listed == [key for key in keys if key.startswith(prefix)]
 
     async def test_metadata_of_a_listing_is_that_of_head(self, store: Store) -> None:
-        """Key, uri, size, generation and checksum; and it can be read by."""
+        """Key, uri, size, generation and checksum; reads accept it."""
         for key in self._write_keys():
             [meta] = [each for each in await store.list_all(key) if each.key == key]
             head = await store.head(key)
@@ -77,8 +77,8 @@ class ListContract(SuiteBase):
             assert (meta.generation, meta.crc32c) == (head.generation, head.crc32c)
             assert await store.get(meta) == key.encode()
 
-    async def test_a_listing_goes_on_over_pages(self, store: Store) -> None:
-        """No key is lost or given twice where one page ends and the next begins."""
+    async def test_a_listing_spans_pages(self, store: Store) -> None:
+        """No key is lost or repeated between two pages."""
         count = self.can.page_size + 1
         keys = [f"p/{at:05}" for at in range(count)]
         for key in keys:
@@ -101,8 +101,8 @@ class ListContract(SuiteBase):
         with pytest.raises(ValueError, match="page_size must be 1 or more, not 0"):
             _ = [page async for page in store.list_pages(page_size=0)]
 
-    async def test_a_listing_may_be_left_early(self, store: Store) -> None:
-        """The store goes on."""
+    async def test_a_listing_may_end_early(self, store: Store) -> None:
+        """The store can still be used."""
         self._write_keys()
         async for meta in store.list():
             assert meta.key
@@ -110,7 +110,7 @@ class ListContract(SuiteBase):
         assert await store.list_all("nothing") == []
 
     async def test_one_level_has_keys_and_prefixes(self, store: Store) -> None:
-        """With a delimiter, keys that have it behind the prefix are told by their beginnings."""
+        """With a delimiter, keys that have it behind the prefix are listed as common prefixes."""
         keys = self._write_keys()
         listing = await store.list_all(delimiter="/")
         assert [meta.key for meta in listing] == [key for key in keys if "/" not in key]
@@ -130,21 +130,21 @@ class ListContract(SuiteBase):
             ("nothing*", []),
         ],
     )
-    async def test_a_pattern_leaves_keys_out(
+    async def test_a_pattern_filters_keys(
         self, store: Store, pattern: str, expected: list[str]
     ) -> None:
-        """It is compared with whole keys, below the store's prefix."""
+        """It matches whole keys, below the store's prefix."""
         self._write_keys()
         listing = await store.list_all(match_glob=pattern)
         assert [meta.key for meta in listing] == expected
 
     async def test_a_pattern_and_a_delimiter_exclude_each_other(self, store: Store) -> None:
-        """Services differ in what both would mean."""
+        """Services interpret both together differently."""
         with pytest.raises(ValueError, match="exclude each other"):
             await store.list_all(delimiter="/", match_glob="*")
 
-    async def test_a_manifest_is_what_was_listed(self, store: Store) -> None:
-        """All fields come back; what was saved is not in it, also the second time."""
+    async def test_a_manifest_is_a_listing(self, store: Store) -> None:
+        """It has all fields, and is not listed itself, even the second time."""
         self._write_keys()
         listed = await store.list_all("a/")
         for _ in range(2):
