@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from aioflux._values.location import join_uri, split_at_bucket, split_at_parent
-from aioflux._values.uri import Location
+from aioflux._values.uri import Location, join_uri, split_at_bucket, split_at_parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,7 +11,7 @@ import torch
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 
 from aioflux import _bridge
-from aioflux._values.location import split_object
+from aioflux._values.uri import split_object_uri
 from aioflux.checkpoint import load, save
 from aioflux.integrations.lightning._background_writer import BackgroundWriter
 from aioflux.integrations.lightning._objects import (
@@ -275,7 +275,7 @@ def _upload(uri: str, copy: SerializedCopy, options: dict[str, Any]) -> None:
 
 
 async def _write(uri: str, copy: SerializedCopy, options: dict[str, Any]) -> None:
-    store_uri, key = split_object(uri)
+    store_uri, key = split_object_uri(uri)
     store_options = {name: value for name, value in options.items() if name in _STORE}
     write_options = {name: value for name, value in options.items() if name in _WRITE}
     async with (

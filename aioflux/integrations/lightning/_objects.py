@@ -11,8 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux import sync
-from aioflux._values.location import split_at_bucket, split_object
-from aioflux._values.uri import parse_uri
+from aioflux._values.uri import parse_uri, split_at_bucket, split_object_uri
 from aioflux.checkpoint._format.commit import COMMIT_KEY, is_save_id
 from aioflux.errors import NotFoundError
 
@@ -127,7 +126,7 @@ def remove_checkpoint(uri: str, options: Mapping[str, Any]) -> None:
 @contextmanager
 def _open_parent(uri: str, options: Mapping[str, Any]) -> Iterator[tuple[Store, str]]:
     """Open the store that a checkpoint is directly in, and yield it with the key there."""
-    store_uri, key = split_object(uri.rstrip("/"))
+    store_uri, key = split_object_uri(uri.rstrip("/"))
     with sync.open_store(store_uri, **options) as store:
         yield store, key
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aioflux import _bridge
-from aioflux._values.location import split_object
+from aioflux._values.uri import split_object_uri
 from aioflux.checkpoint._store.mapping import MemoryFile, fetch
 
 if sys.platform != "win32":
@@ -107,7 +107,7 @@ def shared_download(uri: str, options: StoreOptions) -> Iterator[str]:
 
 @contextmanager
 def _downloaded(uri: str, options: StoreOptions) -> Iterator[MemoryFile]:
-    store_uri, key = split_object(uri)
+    store_uri, key = split_object_uri(uri)
     _, file = _bridge.run(fetch(store_uri, key, options, MemoryFile))
     try:
         yield file

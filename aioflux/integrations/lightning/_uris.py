@@ -6,8 +6,7 @@ import os
 import re
 from typing import Final
 
-from aioflux._values.location import local_uri
-from aioflux._values.uri import SCHEMES, parse_uri
+from aioflux._values.uri import SCHEMES, local_uri, parse_uri
 
 __all__ = ["ALIAS", "is_below", "is_same", "name_pattern", "to_uri"]
 

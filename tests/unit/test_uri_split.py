@@ -6,14 +6,14 @@ import os
 
 import pytest
 
-from aioflux._values.location import (
+from aioflux._values.uri import (
     join_uri,
     local_uri,
+    parse_uri,
     split_at_bucket,
     split_at_parent,
-    split_object,
+    split_object_uri,
 )
-from aioflux._values.uri import parse_uri
 
 
 @pytest.mark.parametrize(
@@ -29,14 +29,14 @@ from aioflux._values.uri import parse_uri
     ],
 )
 def test_an_object_is_directly_in_the_store(uri: str, store_uri: str, key: str) -> None:
-    assert split_object(uri) == split_at_parent(parse_uri(uri)) == (store_uri, key)
+    assert split_object_uri(uri) == split_at_parent(parse_uri(uri)) == (store_uri, key)
     assert parse_uri(join_uri(store_uri, key)) == parse_uri(uri)
 
 
 @pytest.mark.parametrize("uri", ["gs://bucket", "gs://bucket/", "gs://bucket/dir/", "file:///d/"])
 def test_a_uri_without_a_key_names_no_object(uri: str) -> None:
     with pytest.raises(ValueError, match="names no object"):
-        split_object(uri)
+        split_object_uri(uri)
 
 
 @pytest.mark.parametrize(
