@@ -90,7 +90,7 @@ MAY_IMPORT: dict[str, str] = {
         "checkpoint._save.save checkpoint._store.mapping "
         "integrations.fsspec"
     ),
-    "integrations.deepspeed": f"{BLOCKING} {CHECKPOINT_PARTS}",
+    "integrations.deepspeed": f"{BLOCKING} checkpoint checkpoint._tag_checkpoints",
     "compat": "",
     "compat.dataflux": (
         f"{BLOCKING} data data._composites checkpoint checkpoint.dcp integrations.lightning "
