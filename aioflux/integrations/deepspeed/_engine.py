@@ -375,8 +375,9 @@ class AiofluxCheckpointEngine:
             if self._ranks is not None:
                 self._ranks.close()
                 self._ranks = None
-            for store in self._stores.clear():
+            for store in self._stores.values():
                 _bridge.run(store.aclose())
+            self._stores.clear()
             self.placeholders.close()
             for arena in self._arenas:
                 arena.close()

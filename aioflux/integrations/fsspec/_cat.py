@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
     from aioflux.store import Store
 
-__all__ = ["cat_slice", "cat_slices", "pair_slices"]
+__all__ = ["cat_slices", "pair_slices"]
 
 Slice: TypeAlias = tuple[int | None, int | None]
 """First byte and end, as in Python's own slices: negative ones count from the end."""
@@ -52,16 +52,6 @@ def _plan_slice(start: int | None, end: int | None, size: int) -> tuple[int, int
     """Return the range `[start, end)` of a slice of `size` bytes."""
     first, behind, _ = slice(start, end).indices(size)
     return first, max(first, behind)
-
-
-async def cat_slice(store: Store, key: str, start: int | None, end: int | None) -> bytes:
-    """Read an object, or a slice of it."""
-    if not start and end is None:
-        return await store.get(key)
-    first = start or 0
-    if first >= 0 and end is not None and end >= 0:
-        return await store.get_range(key, start=first, end=end) if end > first else b""
-    return (await cat_slices(store, key, [(start, end)], None))[0]
 
 
 async def cat_slices(

@@ -32,7 +32,7 @@ from aioflux._store_cache import StoreCache
 from aioflux.errors import AiofluxError, NotFoundError, PermissionDeniedError
 from aioflux.integrations.fsspec._async_file import AsyncFile
 from aioflux.integrations.fsspec._blocking import add_blocking_methods, run_blocking
-from aioflux.integrations.fsspec._cat import cat_slice, cat_slices, pair_slices
+from aioflux.integrations.fsspec._cat import cat_slices, pair_slices
 from aioflux.integrations.fsspec._compressed_file import CompressedFile
 from aioflux.integrations.fsspec._entries import (
     Tree,
@@ -194,7 +194,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
 
         Only needed by callers that await coroutines on a loop of their own, before that loop ends.
         """
-        for store in self._stores.all():
+        for store in list(self._stores.values()):
             await sessions_of(store).close_current()
 
     async def __aenter__(self) -> Self:
@@ -571,7 +571,13 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
     ) -> bytes:
         """Read an object, or the slice `[start:end]` of it."""
         found = self._split_object(path)
-        return await cat_slice(self._store(found), found.key, start, end)
+        store = self._store(found)
+        if not start and end is None:
+            return await store.get(found.key)
+        first = start or 0
+        if first >= 0 and end is not None and end > first:
+            return await store.get_range(found.key, start=first, end=end)
+        return (await cat_slices(store, found.key, [(start, end)], None))[0]
 
     async def _cat_ranges(
         self,
@@ -917,5 +923,5 @@ def _close_on_loop_of_fsspec() -> None:
     if loop is None or not loop.is_running():
         return
     for fs in list(_filesystems.values()):
-        if any(loop in sessions_of(store) for store in fs._stores.all()):  # noqa: SLF001
+        if any(loop in sessions_of(store) for store in list(fs._stores.values())):  # noqa: SLF001
             asyn.sync(loop, fs.aclose, timeout=_CLOSE_SECONDS)
