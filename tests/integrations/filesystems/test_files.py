@@ -36,7 +36,7 @@ def fail() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 10, 3 * MIB + 1, 40 * MIB + 7], ids=["0", "10", "3M", "40M"])
-def test_what_is_written_is_read(
+def test_written_bytes_are_read(
     shared: GCSServer, fs: GSFileSystem, bucket: str, size: int
 ) -> None:
     data = os.urandom(size)
@@ -53,7 +53,7 @@ def test_what_is_written_is_read(
         assert file.read() == b""
 
 
-def test_reads_in_pieces_and_with_jumps_agree(
+def test_reads_after_seeks_return_the_right_bytes(
     shared: GCSServer, fs: GSFileSystem, bucket: str
 ) -> None:
     data = random.Random(0).randbytes(9 * MIB)
@@ -67,8 +67,8 @@ def test_reads_in_pieces_and_with_jumps_agree(
             assert file.read(size) == data[position : position + size]
 
 
-def test_a_jump_reads_little(shared: GCSServer, fs: GSFileSystem, bucket: str) -> None:
-    """A reader of columns takes the end of an object, and some of its middle."""
+def test_a_read_after_a_seek_reads_little(shared: GCSServer, fs: GSFileSystem, bucket: str) -> None:
+    """A reader of columns reads the end of an object, and some of its middle."""
     shared.put(bucket, "a", bytes(64 * MIB))
     before = shared.stats.operation("objects.get").bytes_out
     with fs.open(f"{bucket}/a", block_size=64 * 1024) as file:
@@ -77,9 +77,11 @@ def test_a_jump_reads_little(shared: GCSServer, fs: GSFileSystem, bucket: str) -
         file.seek(20 * MIB)
         file.read(1000)
     # Twice: over plain http a range has no checksum, and is read a second time to compare. Beside
-    # these there is the answer that tells the size.
-    told = 1024
-    assert shared.stats.operation("objects.get").bytes_out - before <= 2 * (8 + 64 * 1024) + told
+    # these there is the response with the size.
+    metadata = 1024
+    assert (
+        shared.stats.operation("objects.get").bytes_out - before <= 2 * (8 + 64 * 1024) + metadata
+    )
 
 
 def test_a_reader_keeps_to_the_generation_it_opened(
@@ -92,7 +94,7 @@ def test_a_reader_keeps_to_the_generation_it_opened(
             file.read()
 
 
-def test_a_missing_object_is_told_when_it_is_opened(fs: GSFileSystem, bucket: str) -> None:
+def test_opening_a_missing_object_is_an_error(fs: GSFileSystem, bucket: str) -> None:
     with pytest.raises(FileNotFoundError, match=f"gs://{bucket}/none"):
         fs.open(f"{bucket}/none")
 
@@ -115,7 +117,7 @@ def compressed(fs: GSFileSystem, path: str, mode: str) -> Any:
 def test_an_exception_in_the_block_stores_nothing(
     shared: GCSServer, fs: GSFileSystem, bucket: str, how: Any, mode: str, num: int
 ) -> None:
-    """`with fsspec.open(...)` does not tell its files of the exception, and they see it still."""
+    """`with fsspec.open(...)` does not pass the exception on to its files."""
     if mode != "x":
         shared.put(bucket, "a", b"old")
     before = shared.keys(bucket)
@@ -132,7 +134,7 @@ def test_an_exception_in_the_block_stores_nothing(
     assert shared.stats.open_uploads == 0
 
 
-def test_an_error_that_is_being_handled_elsewhere_is_no_reason(
+def test_a_file_that_is_opened_and_closed_while_an_error_is_handled_is_stored(
     shared: GCSServer, fs: GSFileSystem, bucket: str
 ) -> None:
     try:
@@ -293,7 +295,7 @@ def test_new_is_checked_again_at_the_end(shared: GCSServer, fs: GSFileSystem, bu
 
 
 @pytest.mark.parametrize("mode", ["r+b", "w+b", "q"])
-def test_other_modes_are_refused(fs: GSFileSystem, bucket: str, mode: str) -> None:
+def test_other_modes_are_rejected(fs: GSFileSystem, bucket: str, mode: str) -> None:
     with pytest.raises(ValueError, match="opened as one of rb, wb, xb, ab"):
         fs.open(f"{bucket}/a", mode)
 
@@ -343,7 +345,7 @@ def test_a_transaction_that_breaks_leaves_nothing(
     assert shared.stats.open_uploads == 0
 
 
-def test_a_transaction_does_not_commit_what_was_dropped(
+def test_a_transaction_does_not_commit_a_discarded_file(
     shared: GCSServer, fs: GSFileSystem, bucket: str
 ) -> None:
     fs.start_transaction()
@@ -374,10 +376,8 @@ def test_a_transaction_whose_commit_fails_is_over(
     assert shared.get(bucket, "d") == b"d"
 
 
-def test_a_transaction_within_another_is_refused(
-    shared: GCSServer, fs: GSFileSystem, bucket: str
-) -> None:
-    """fsspec's own forgets what was written in the outer one."""
+def test_a_nested_transaction_is_rejected(shared: GCSServer, fs: GSFileSystem, bucket: str) -> None:
+    """fsspec's own forgets the writes of the outer one."""
     with fs.transaction:
         fs.pipe_file(f"{bucket}/a", b"a")
         with pytest.raises(RuntimeError, match="one at a time"):

@@ -25,7 +25,7 @@ def module_token() -> str:
     return "secret"
 
 
-async def test_blocking_calls_work_where_a_loop_runs(fs: GSFileSystem, bucket: str) -> None:
+async def test_blocking_calls_work_beside_a_running_loop(fs: GSFileSystem, bucket: str) -> None:
     """As in a notebook."""
     fs.pipe_file(f"{bucket}/a", b"data")
     with fs.open(f"{bucket}/a") as file:
@@ -128,7 +128,7 @@ def read_in_child(fs: GSFileSystem, path: str, queue: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_child_goes_on_with_it(fs: GSFileSystem, bucket: str, method: str) -> None:
+def test_a_child_process_uses_it(fs: GSFileSystem, bucket: str, method: str) -> None:
     """fsspec refuses to fork what is asynchronous."""
     fs.pipe_file(f"{bucket}/a", b"data")
     context = multiprocessing.get_context(method)
@@ -154,7 +154,7 @@ def test_a_pickle_keeps_the_options(shared: GCSServer, bucket: str) -> None:
     assert copy.batch_size == 7
 
 
-def test_credentials_are_not_carried_along(shared: GCSServer) -> None:
+def test_credentials_are_not_pickled(shared: GCSServer) -> None:
     fs = GSFileSystem(endpoint_url=shared.url, credentials=Credentials("secret"))
     with pytest.raises(TypeError, match="credentials are never carried along"):
         pickle.dumps(fs)

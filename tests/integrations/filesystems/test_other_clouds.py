@@ -1,4 +1,4 @@
-"""S3 and Azure through fsspec: by url, by protocol, in a pickle, and for those who save there."""
+"""S3 and Azure through fsspec: by url, by protocol, in a pickle, and for checkpoints."""
 
 from __future__ import annotations
 

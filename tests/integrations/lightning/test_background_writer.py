@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,11 +16,10 @@ import torch
 import aioflux
 from aioflux import RetryPolicy
 from aioflux.integrations.lightning import AiofluxCheckpointIO
-from aioflux.integrations.lightning._background_writer import BackgroundWriter
-from aioflux.integrations.lightning._serialized_copy import MemoryPool, SerializedCopy
+from tests.integrations.lightning.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     from aioflux.testing import GCSServer
 
@@ -27,91 +27,105 @@ OLD, NEW = "gs://bucket/run/old.ckpt", "gs://bucket/run/new.ckpt"
 KEEP_TRYING = RetryPolicy(max_attempts=10_000, initial_seconds=0.01, max_seconds=0.02)
 
 
-def failing(message: str = "no room") -> Callable[[], None]:
-    def work() -> None:
-        raise OSError(message)
-
-    return work
+@pytest.fixture
+def plugin(server: GCSServer) -> AiofluxCheckpointIO:
+    return AiofluxCheckpointIO(background=True, max_pending=9, retry=KEEP_TRYING)
 
 
-def test_work_runs_in_the_order_of_submission() -> None:
-    background, done = BackgroundWriter(max_pending=9), []
-    for number in range(3):
-        background.write(f"gs://b/{number}", lambda number=number: done.append(("write", number)))
-        background.remove(f"gs://b/{number}", lambda number=number: done.append(("remove", number)))
-    background.close()
-    assert done == [(kind, number) for number in range(3) for kind in ("write", "remove")]
+@contextmanager
+def stalled(server: GCSServer, refused: str) -> Iterator[None]:
+    """Store nothing until the block ends, and the keys of a pattern not then either."""
+    with server.faults.inject("*insert*", status=503):
+        server.faults.add("*insert*", status=403, key=refused)
+        yield
 
 
-def test_another_write_waits_for_a_slot() -> None:
-    background, gate = BackgroundWriter(max_pending=2), Event()
+def test_work_runs_in_the_order_of_submission(
+    server: GCSServer, plugin: AiofluxCheckpointIO
+) -> None:
+    watch = Watch(server)
+    for step in range(3):
+        plugin.save_checkpoint({"step": step}, f"gs://bucket/{step}")
+        plugin.remove_checkpoint(f"gs://bucket/{step - 1}")
+    plugin.teardown()
+    assert watch.seen == [set(), {"0"}, {"0", "1"}, {"1"}, {"1", "2"}, {"2"}]
+
+
+def test_another_save_waits_for_a_slot(server: GCSServer) -> None:
+    plugin = AiofluxCheckpointIO(background=True, max_pending=2, retry=KEEP_TRYING)
     with ThreadPoolExecutor(1) as other:
-        background.write("gs://b/1", gate.wait)
-        background.wait_for_slot()
-        background.write("gs://b/2", gate.wait)
-        background.remove("gs://b/0", gate.wait)  # takes no memory, and no slot
-        waiting = other.submit(background.wait_for_slot)
-        assert not waiting.done()
-        with pytest.raises(TimeoutError):
-            waiting.result(0.3)
-        gate.set()
+        with server.faults.inject("*insert*", status=503):
+            plugin.save_checkpoint({"step": 1}, OLD)
+            plugin.remove_checkpoint("gs://bucket/run/older.ckpt")  # takes no memory, and no slot
+            plugin.save_checkpoint({"step": 2}, NEW)
+            waiting = other.submit(plugin.save_checkpoint, {"step": 3}, NEW)
+            with pytest.raises(TimeoutError):
+                waiting.result(0.3)
         waiting.result(30)
-    background.close()
+    plugin.teardown()
+    assert plugin.load_checkpoint(NEW) == {"step": 3}
 
 
-def test_a_failed_write_keeps_what_it_was_to_replace(caplog: pytest.LogCaptureFixture) -> None:
-    background, removed = BackgroundWriter(max_pending=9), []
-    background.write("gs://b/new", failing())
-    background.remove("gs://b/old", lambda: removed.append("old"))
-    background.write("gs://b/newer", lambda: None)
-    background.remove("gs://b/older", lambda: removed.append("older"))
-    with caplog.at_level(logging.WARNING), pytest.raises(OSError, match="no room"):
-        background.wait()
-    assert removed == ["older"]
-    assert "gs://b/new could not be stored: no room" in caplog.text
-    assert "gs://b/old is kept" in caplog.text
-    background.close()  # raised once
+def test_a_failed_save_keeps_the_checkpoint_that_it_was_to_replace(
+    server: GCSServer, plugin: AiofluxCheckpointIO, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugin.save_checkpoint({"step": 1}, OLD)
+    plugin.wait()
+    with stalled(server, "run/new.ckpt"):
+        plugin.save_checkpoint({"step": 2}, NEW)
+        plugin.remove_checkpoint(OLD)
+        plugin.save_checkpoint({"step": 3}, "gs://bucket/run/newer.ckpt")
+        plugin.save_checkpoint({"step": 4}, "gs://bucket/run/newest.ckpt")
+        plugin.remove_checkpoint("gs://bucket/run/newer.ckpt")
+    with caplog.at_level(logging.WARNING), pytest.raises(PermissionError, match=NEW):
+        plugin.wait()
+    assert server.keys("bucket") == ["run/newest.ckpt", "run/old.ckpt"]
+    assert f"{NEW} could not be stored" in caplog.text
+    assert f"{OLD} is kept" in caplog.text
+    plugin.teardown()  # raised once
 
 
-def test_errors_surface_at_the_next_save_and_at_the_end_with_those_that_followed() -> None:
-    background = BackgroundWriter(max_pending=9)
-    background.write("gs://b/1", failing("first"))
-    background.write("gs://b/2", failing("second"))
-    with pytest.raises(OSError, match="first") as caught:
-        background.wait()
-    assert any("second" in note for note in caught.value.__notes__)
-    background.write("gs://b/3", failing("third"))
-    with pytest.raises(OSError, match="third"):
-        background.close()
-    background.write("gs://b/4", failing("fourth"))
-    while background.is_pending("gs://b/4"):
+def test_errors_surface_at_the_next_save_and_at_the_end_with_those_that_followed(
+    server: GCSServer, plugin: AiofluxCheckpointIO
+) -> None:
+    with stalled(server, "refused/*"):
+        plugin.save_checkpoint({}, "gs://bucket/refused/1")
+        plugin.save_checkpoint({}, "gs://bucket/refused/2")
+    with pytest.raises(PermissionError, match="refused/1") as caught:
+        plugin.wait()
+    assert any("refused/2" in note for note in caught.value.__notes__)
+    plugin.save_checkpoint({}, "gs://bucket/refused/3")
+    while plugin.exists("gs://bucket/refused/3"):  # pending
         time.sleep(0.001)
-    with ThreadPoolExecutor(1) as other, pytest.raises(OSError, match="fourth"):
-        other.submit(background.wait_for_slot).result(30)
+    with pytest.raises(PermissionError, match="refused/3"):
+        plugin.save_checkpoint({}, NEW)
+    plugin.save_checkpoint({}, "gs://bucket/refused/4")
+    with pytest.raises(PermissionError, match="refused/4"):
+        plugin.teardown()
 
 
-def test_a_removal_that_fails_is_raised() -> None:
-    background = BackgroundWriter(max_pending=1)
-    background.write("gs://b/new", lambda: None)
-    background.remove("gs://b/old", failing("forbidden"))
-    with pytest.raises(OSError, match="forbidden"):
-        background.close()
+def test_a_removal_that_fails_is_raised(server: GCSServer, plugin: AiofluxCheckpointIO) -> None:
+    with server.faults.inject("objects.delete", status=403):
+        plugin.save_checkpoint({"step": 1}, OLD)
+        plugin.remove_checkpoint(OLD)
+        with pytest.raises(PermissionError, match=OLD):
+            plugin.teardown()
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_starts_its_own_thread() -> None:
-    """The thread of the parent does not run there."""
-    background, gate = BackgroundWriter(max_pending=1), Event()
-    background.write("gs://b/1", gate.wait)
-    child = os.fork()
-    if not child:
-        background.write("gs://b/2", lambda: None)
-        background.close()
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    gate.set()
-    background.close()
+def test_a_forked_child_starts_its_own_thread(server: GCSServer) -> None:
+    plugin = AiofluxCheckpointIO(background=True, retry=KEEP_TRYING)
+    with server.faults.inject("*insert*", status=503, key="run/new.ckpt"):
+        plugin.save_checkpoint({"step": 2}, NEW)
+        child = os.fork()
+        if not child:
+            plugin.save_checkpoint({"step": 1}, OLD)
+            plugin.teardown()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert server.keys("bucket") == ["run/old.ckpt"]
+    plugin.teardown()
 
 
 def test_a_checkpoint_is_stored_as_it_was_when_it_was_saved(server: GCSServer) -> None:
@@ -141,35 +155,18 @@ def test_an_object_that_cannot_be_pickled_fails_its_save(server: GCSServer) -> N
     assert server.keys("bucket") == []
 
 
-def test_memory_is_reused() -> None:
-    memory = MemoryPool()
-    first = SerializedCopy.of({"weight": torch.ones(10_000_000)}, memory)
-    assert first.num_bytes > 40_000_000
-    slabs = {id(view.obj) for view in first.views()}
-    first.release()
-    second = SerializedCopy.of({"weight": torch.ones(10_000_000)}, memory)
-    assert {id(view.obj) for view in second.views()} == slabs
-    joined = b"".join(second.views())
-    assert len(joined) == second.num_bytes
-    assert joined[:4] == b"PK\x03\x04"
-
-
-def test_a_failed_save_is_raised_at_the_end_and_the_older_checkpoint_stays(
-    server: GCSServer,
-) -> None:
-    plugin = AiofluxCheckpointIO(background=True)
-    plugin.save_checkpoint({"step": 1}, OLD)
+def test_memory_is_reused(server: GCSServer, plugin: AiofluxCheckpointIO) -> None:
+    state = {"weight": torch.ones(10_000_000)}
+    plugin.save_checkpoint(state, OLD)
     plugin.wait()
-    with server.faults.inject("*insert*", status=403):
-        plugin.save_checkpoint({"step": 2}, NEW)
-        plugin.remove_checkpoint(OLD)
-        with pytest.raises(aioflux.PermissionDeniedError, match=NEW):
-            plugin.teardown()
-    assert server.keys("bucket") == ["run/old.ckpt"]
-    plugin.save_checkpoint({"step": 2}, NEW)
-    plugin.remove_checkpoint(OLD)
+    tracemalloc.start()
+    try:
+        plugin.save_checkpoint(state, NEW)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 10_000_000 < len(server.get("bucket", "run/old.ckpt"))
     plugin.teardown()
-    assert server.keys("bucket") == ["run/new.ckpt"]
 
 
 def test_a_copy_on_the_service_waits_for_earlier_saves(server: GCSServer) -> None:
