@@ -14,15 +14,15 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 comma := ,
 empty :=
 PURE := $(addprefix aioflux/,_transfer/arguments.py _values/checksums.py errors.py _values/meta.py options.py _values/stats.py _values/uri.py \
-	_http/codec.py _http/origin.py _http/request.py \
+	_http/codec.py _http/request.py \
 	_services/gcs/read.py _services/gcs/wire.py _services/ranges.py _services/status.py _services/xml_multipart.py \
 	_transfer/counters.py _transfer/limits.py _transfer/retry.py \
 	_transfer/temp_keys.py cli/_copy_plan.py \
 	_auth/sigv4.py _services/s3/read.py _services/s3/endpoint.py _services/s3/wire.py \
 	_services/azure/batch.py _services/azure/list_page.py _services/azure/read.py _services/azure/wire.py \
-	checkpoint/_format/tag_metadata.py checkpoint/_store/tag_names.py \
+	checkpoint/_store/tag_names.py \
 	checkpoint/_format/commit.py checkpoint/_format/frames.py checkpoint/_format/methods.py checkpoint/_format/planes.py \
-	checkpoint/_format/storage_data.py \
+	checkpoint/_format/dcp_metadata.py checkpoint/_format/safetensors.py \
 	compat/dataflux/lightning/_uris.py integrations/fsspec/_paths.py)
 
 PYTEST_ARGS ?= -n 2 --dist loadfile

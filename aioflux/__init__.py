@@ -30,7 +30,7 @@ from aioflux.errors import (
     TransientError,
     UnsupportedError,
 )
-from aioflux.options import RetryPolicy, S3Access, Timeouts, TransferOptions
+from aioflux.options import CleanupTimeouts, RetryPolicy, S3Access, Timeouts, TransferOptions
 
 if TYPE_CHECKING:
     from aioflux import checkpoint as checkpoint
@@ -49,6 +49,7 @@ __all__ = [
     "CheckpointNotFoundError",
     "ChecksumError",
     "CleanResult",
+    "CleanupTimeouts",
     "CredentialsError",
     "DeleteResult",
     "LatencyHistogram",

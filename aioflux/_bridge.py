@@ -24,6 +24,7 @@ import concurrent.futures
 import ctypes
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -33,8 +34,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from aioflux._concurrency.async_iteration import nested
-from aioflux._concurrency.fan_out import Supply
-from aioflux._transfer.sessions import live_sessions
+from aioflux._concurrency.fan_out import BufferedIterator
+from aioflux._transfer.sessions import live_sessions, longest_cleanup
 from aioflux.store import sessions_of
 
 if TYPE_CHECKING:
@@ -62,15 +63,13 @@ __all__ = [
     "feed",
     "iterate",
     "run",
+    "shut_down_with_worker",
 ]
 
 T = TypeVar("T")
 
-_CLEANUP_SECONDS = 30.0
-"""Time that cancelled work has to abort its uploads before the caller continues."""
-
-_EXIT_SECONDS = 2.0
-"""Time that such work has at the end of the process, if its caller did not wait for it."""
+_WORKER_SHUTDOWN_SECONDS = 10.0
+"""Time that a terminated DataLoader worker has to clean up; the main process waits for it."""
 
 _POLL_SECONDS = 0.5
 """Interval at which a waiting caller wakes for signals that arrived just before it waited."""
@@ -107,6 +106,7 @@ class _LoopThread:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._cancelled: set[concurrent.futures.Future[Any]] = set()
         self._started: set[concurrent.futures.Future[Any]] = set()
+        self.ends_with_worker = False
         self.is_exiting = False
         self.is_closed = False
 
@@ -139,7 +139,7 @@ class _LoopThread:
         if loop is None or thread is None or not thread.is_alive():
             return
         asyncio.run_coroutine_threadsafe(_wind_down(loop), loop)
-        thread.join(_CLEANUP_SECONDS)
+        thread.join(longest_cleanup().total_seconds)
         if not thread.is_alive():
             loop.close()
 
@@ -167,8 +167,9 @@ class _LoopThread:
         concurrent.futures.wait(list(self._started))
 
     def wait_for_cancelled(self) -> None:
-        """Wait up to `_EXIT_SECONDS` for cancelled work."""
-        concurrent.futures.wait(list(self._cancelled), timeout=_EXIT_SECONDS)
+        """Wait a little for cancelled work."""
+        seconds = longest_cleanup().interrupted_seconds
+        concurrent.futures.wait(list(self._cancelled), timeout=seconds)
 
     def serves(self, sessions: Sessions) -> bool:
         """Return whether there is a session of this loop."""
@@ -229,7 +230,8 @@ def _own_bridge() -> _LoopThread:
     return _bridge
 
 
-def _at_exit() -> None:
+def shut_down() -> None:
+    """Close what is in flight, and stop the loop: the process is about to end."""
     _own_bridge().wait_for_started()
     _bridge.is_exiting = True
     for held in list(_held):
@@ -266,7 +268,32 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
-atexit.register(_at_exit)
+atexit.register(shut_down)
+
+
+def shut_down_with_worker() -> None:
+    """Have `shut_down` run when this process, a DataLoader worker, ends or is terminated.
+
+    A worker runs no hook of `atexit`, and torch answers the SIGTERM that multiprocessing sends to
+    those which are left when the main process ends (a traceback or `persistent_workers` keeps them
+    alive) with `_exit`. multiprocessing then waits for them without a limit, hence ours.
+    """
+    from multiprocessing.util import Finalize  # its own hook at exit must run before ours
+
+    bridge = _own_bridge()
+    if not bridge.ends_with_worker:
+        bridge.ends_with_worker = True
+        Finalize(None, shut_down, exitpriority=0)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _shut_down_and_exit)
+
+
+def _shut_down_and_exit(*_: object) -> None:
+    # In a thread: the main thread may hold the bridge's lock, and would wait for itself.
+    thread = threading.Thread(target=shut_down, name="aioflux-shutdown")
+    thread.start()
+    thread.join(_WORKER_SHUTDOWN_SECONDS)
+    os._exit(0)  # as torch's handler: another status is an error in the main process
 
 
 def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> T:
@@ -320,7 +347,7 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
         elif not outcome.done():
             loop.call_soon_threadsafe(cancel)
             _bridge.track_cancelled(outcome)  # another Ctrl-C ends the wait for it
-            concurrent.futures.wait([outcome], timeout=_CLEANUP_SECONDS)
+            concurrent.futures.wait([outcome], timeout=longest_cleanup().total_seconds)
         if _bridge.is_exiting and threading.current_thread().daemon:
             _block_forever()
         raise
@@ -405,7 +432,7 @@ class OwnLock:
         return self._lock
 
 
-class Feed(Supply[T]):
+class Feed(BufferedIterator[T]):
     """A blocking caller's iterable, as an asynchronous iterator on the background loop.
 
     Items are produced in the caller's own thread, while it waits in `run`: its generators may
@@ -533,7 +560,7 @@ def _close_dropped(target: Any, close: Callable[[], Coroutine[Any, Any, Any]], p
 
 def close_when_dropped(store: Store) -> Store:
     """Close the connections of a store when it is collected or the process ends; return it."""
-    # Not at exit: `_at_exit` closes those that still exist, before it stops the loop.
+    # Not at exit: `shut_down` closes those that still exist, before it stops the loop.
     weakref.finalize(store, _close_session, sessions_of(store)).atexit = False
     return store
 

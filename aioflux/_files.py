@@ -6,7 +6,7 @@ write -> buffer of 1 MiB -> ObjectWriter on the event loop
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from aioflux import _bridge
 
@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
     from aioflux.store import ObjectWriter
 
-__all__ = ["Holder", "PositionedFile", "WritableFile"]
+    class RawBinaryFile(io.RawIOBase, BinaryIO):
+        """`io.RawIOBase` for type checkers: `torch.load` and others are annotated with `IO`."""
+
+    class _BufferedBinaryFile(io.BufferedIOBase, BinaryIO):
+        pass
+
+else:
+    RawBinaryFile, _BufferedBinaryFile = io.RawIOBase, io.BufferedIOBase
+
+__all__ = ["Holder", "PositionedFile", "RawBinaryFile", "WritableFile"]
 
 _PENDING_BYTES = 1024 * 1024
 """Small writes are buffered up to this size before they cross to the event loop: torch.save makes
@@ -34,7 +43,7 @@ class Holder(Protocol):
         """Store the object, or abort it if there is an error."""
 
 
-class WritableFile(io.BufferedIOBase):
+class WritableFile(_BufferedBinaryFile):
     """A file whose bytes are uploaded while more are written; subclasses define `close`."""
 
     def __init__(self, held: Holder, uri: str) -> None:

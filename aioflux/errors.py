@@ -16,7 +16,7 @@
         └── CheckpointCorruptError
 
 Each can be built from one message, because PyTorch re-raises a worker's error as
-`type(error)(traceback)`; a StorageError that was told to `carry_fields` has its fields then, too.
+`type(error)(traceback)`; after `carry_fields` a StorageError keeps its fields then, too.
 Each pickles with its fields, because torch.distributed.checkpoint gathers errors by pickle.
 """
 
@@ -62,12 +62,12 @@ class AiofluxError(Exception):
 
 
 class StorageError(AiofluxError):
-    """A storage service refused or failed a request, or its answer cannot be right.
+    """A storage service rejected or failed a request, or its response cannot be right.
 
     Attributes:
-        message: What was asked, of what, and what to do next.
-        uri: Whole uri of the object, prefix or bucket; empty where none applies.
-        status: HTTP status of the answer, or None where there was none.
+        message: The operation, its object, and what to do next.
+        uri: Whole uri of the object, prefix or bucket; empty if there is none.
+        status: HTTP status of the response, or None if there was none.
     """
 
     def __init__(self, message: str = "", *, uri: str = "", status: int | None = None) -> None:
@@ -78,7 +78,7 @@ class StorageError(AiofluxError):
         self.status = status
 
     def carry_fields(self) -> None:
-        """Note uri and status below the traceback, of whose text another process builds it."""
+        """Add uri and status to the traceback, from whose text another process builds the error."""
         import json  # `import aioflux` does without it
 
         note = _MARK + json.dumps([self.uri, self.status])
@@ -87,7 +87,7 @@ class StorageError(AiofluxError):
 
 
 def _carried(text: str) -> tuple[str, int | None]:
-    """Return uri and status of the last error in a traceback that carries them."""
+    """Return uri and status of the last error in a traceback."""
     import json
 
     notes = [line for line in text.splitlines() if line.startswith(_MARK)]
@@ -116,25 +116,24 @@ class ChecksumError(StorageError):
 
 
 class RecordError(StorageError):
-    """The bytes of an object are not the records that they should be: torn, cut off or invalid."""
+    """The bytes of an object are not valid records: torn, truncated or malformed."""
 
 
 class UnsupportedError(StorageError):
-    """The service or server cannot do this; the message says what it lacks and what to do."""
+    """The service or server cannot do this; the message says what to do instead."""
 
 
 class TransientError(StorageError):
-    """A failure that another attempt may mend; raised to the caller when attempts or time ran out.
+    """A failure that may be temporary; raised to the caller when attempts or time ran out.
 
     Attributes:
         retry_after_seconds: The wait that the service asked for, or None.
         num_bytes_received: Leading bytes of the body that arrived before it broke.
-        generation: Generation of that body, where its head arrived; the rest is read from it.
-        maybe_done: The request may have been carried out all the same: it was sent, and no answer
-            came, or one that a gateway may have given for the service. What must not happen twice
-            is looked for.
-        is_malformed: The answer is not one that the service sends: invalid HTTP, or the page of
-            another server. A few of these in a row end the retries.
+        generation: Generation of that body, if its headers arrived; the rest is read from it.
+        maybe_done: The request may have been carried out all the same: it was sent, and there was
+            no response, or one that a gateway may have sent in place of the service.
+        is_malformed: The service does not send such responses: invalid HTTP, or the page of another
+            server. A few of these in a row end the retries.
     """
 
     def __init__(

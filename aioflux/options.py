@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ANONYMOUS",
     "MIB",
+    "CleanupTimeouts",
     "RetryPolicy",
     "S3Access",
     "StoreOptions",
@@ -46,13 +47,13 @@ def _require_whole(owner: object, *names: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransferOptions:
-    """How many requests and bytes a store has under way, and how it cuts objects into them."""
+    """Numbers of requests and bytes in flight, and sizes of ranges and parts."""
 
     max_in_flight: int = 64
-    """Requests under way at once in one store; 64 by default."""
+    """Requests in flight in one store; 64 by default."""
     max_in_flight_bytes: int = 256 * MIB
-    """Bytes of bodies under way at once in one store, in bytes; 256 MiB by default. One range or
-    part is always let through. It also bounds the memory of each iteration over many objects, such
+    """Bytes of bodies in flight in one store, in bytes; 256 MiB by default. One range or part is
+    always let through. It also bounds the memory of each iteration over many objects, such
     as `get_many` or that of a dataset: bytes in flight and objects that wait for the consumer take
     up to this together, plus one object. Each DataLoader worker has a budget of its own."""
     range_size_bytes: int = 16 * MIB
@@ -66,10 +67,10 @@ class TransferOptions:
     verify: bool = True
     """Checksums of received and sent bytes are compared; True by default."""
     verify_ranges: Literal["auto", "always", "never"] = "auto"
-    """How a range is verified that is not a whole object, for which services tell no checksum;
-    "auto" by default: over plain http it is read twice at the same time, and a third time where
-    the two differ; over TLS, which notices changed bytes itself, and from files once. "always"
-    reads twice everywhere, "never" nowhere. Without effect where `verify` is False."""
+    """Verification of a range that is not a whole object, for which services return no checksum;
+    "auto" by default: over plain http it is read twice at the same time, and a third time if the
+    two differ; over TLS, which detects changed bytes itself, and from files once. "always" reads
+    twice everywhere, "never" nowhere. Without effect if `verify` is False."""
 
     def __post_init__(self) -> None:
         _require_whole(
@@ -99,15 +100,15 @@ class TransferOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetryPolicy:
-    """When a failed request is sent again.
+    """Attempts, delays and deadline of one request.
 
     Delays have full jitter; a Retry-After from the service wins.
     """
 
     max_attempts: int = 8
     """Attempts of one request, the first included; 8 by default. 1 switches retries off. One that
-    moved bytes of a body does not count: the next one goes on from there, until the deadline.
-    Three malformed answers in a row end a request, whatever this is: the service sends none."""
+    received bytes of a body does not count: the next one resumes there, until the deadline. Three
+    malformed responses in a row end a request in any case: the service sends none."""
     initial_seconds: float = 0.25
     """Upper bound of the first delay, in seconds; 0.25 by default."""
     multiplier: float = 2.0
@@ -140,8 +141,34 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CleanupTimeouts:
+    """Time for aborting uploads and deleting temporary objects, which would be billed otherwise.
+
+    What is left when a time has passed is removed by `Store.clean`.
+    """
+
+    total_seconds: float = 30.0
+    """Time that one clean-up may take, also after its caller was cancelled, in seconds; 30 by
+    default. After Ctrl-C a blocking call waits this long for it."""
+    abort_wait_seconds: float = 0.8
+    """Time that a cancelled or interrupted writer waits for the abort of its upload, which then
+    goes on by itself, in seconds; 0.8 by default, in which a service that answers is done."""
+    composite_wait_seconds: float = 3.0
+    """Time that a composed read which ends early waits for the deletion of its composites, in
+    seconds; 3 by default. It is longer, as the process may end next."""
+    interrupted_seconds: float = 2.0
+    """Time for clean-up when its event loop or the process ends, and for closing a store whose
+    `async with` block was cancelled or interrupted, in seconds; 2 by default."""
+    close_seconds: float = 5.0
+    """Time that closing a store waits for clean-up that is under way, in seconds; 5 by default."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, *(each.name for each in fields(self)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Timeouts:
-    """How long one attempt waits for the network."""
+    """Time that one attempt waits for the network, and that clean-up may take."""
 
     connect_seconds: float = 10.0
     """Time for name lookup, connection and TLS handshake, in seconds; 10 by default."""
@@ -152,15 +179,19 @@ class Timeouts:
     once."""
     idle_seconds: float = 60.0
     """Time that a connection may be silent outside a body, in seconds; 60 by default: while a
-    service works on a write before it answers, all of whose body has left, and unused in the pool,
-    where it is then closed. The answer to a read must begin within `progress_seconds`."""
+    service works on a write whose whole body has left, and unused in the pool, which then closes
+    it. The response to a read must begin within `progress_seconds`."""
+    cleanup: CleanupTimeouts = CleanupTimeouts()
+    """Time for aborting uploads and deleting temporary objects."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "connect_seconds", "progress_seconds", "idle_seconds")
+        if not isinstance(self.cleanup, CleanupTimeouts):
+            raise TypeError(f"Timeouts.cleanup must be CleanupTimeouts(...), not {self.cleanup!r}")
 
 
 class StoreOptions(TypedDict, total=False):
-    """Keywords of `open_store`, for what opens one itself: `**options: Unpack[StoreOptions]`."""
+    """Keywords of `open_store`, to be passed on: `**options: Unpack[StoreOptions]`."""
 
     transfer: TransferOptions | None
     retry: RetryPolicy | None
@@ -178,9 +209,9 @@ _ADDRESSINGS = ("auto", "path", "virtual")
 
 
 def carries_secret(credentials: Any) -> bool:
-    """Tell whether what was given as credentials may hold a secret, so that it does not pickle.
+    """Return whether credentials may contain a secret, so that they do not pickle.
 
-    A function of a module pickles as its name, settings as they are; anything else could hold one.
+    A function of a module pickles as its name, settings as they are; others may contain one.
     """
     provider = credentials.credentials if isinstance(credentials, S3Access) else credentials
     if isinstance(provider, str) and provider == ANONYMOUS:
@@ -190,46 +221,45 @@ def carries_secret(credentials: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class S3Access:
-    """How S3 is asked, for `open_store("s3://...", credentials=S3Access(...))`.
+    """Access to S3, for `open_store("s3://...", credentials=S3Access(...))`.
 
-    It pickles where `credentials` is None or a function of a module.
+    It pickles if `credentials` is None or a function of a module.
 
-    What is not given is read with the first request, as botocore reads it, also where keys are
-    given or none are needed: the endpoint from AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's
+    Missing settings are read with the first request, as botocore reads them, also if keys are given
+    or none are needed: the endpoint from AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's
     `services` section and its `endpoint_url`, unless AWS_IGNORE_CONFIGURED_ENDPOINT_URLS or
     `ignore_configured_endpoint_urls` is true; AWS_USE_FIPS_ENDPOINT and AWS_USE_DUALSTACK_ENDPOINT
-    or `use_fips_endpoint` and `use_dualstack_endpoint`, without effect where there is an endpoint;
+    or `use_fips_endpoint` and `use_dualstack_endpoint`, without effect if there is an endpoint;
     and AWS_CA_BUNDLE or `ca_bundle`, unless `ssl_context` is given. ARNs of access points are
     refused: their alias is a bucket name.
     """
 
     region: str = ""
-    """Region of the bucket. Empty: AWS_REGION, AWS_DEFAULT_REGION, the profile's; where these name
-    none, it is asked of the bucket itself; `us-east-1` at an endpoint of your own."""
+    """Region of the bucket. Empty: AWS_REGION, AWS_DEFAULT_REGION, the profile's; or else that
+    which S3 returns for the bucket; `us-east-1` at an endpoint of your own."""
     profile: str = ""
     """Profile of ~/.aws/config and ~/.aws/credentials; empty for AWS_PROFILE, or the default."""
     credentials: Any = None
     """botocore credentials, a session of botocore or boto3, or a function that returns credentials
     or `(access_key, secret_key[, token])`, or an awaitable of them, and is called again after
-    5 s of use and where the service says that they have ended, in a thread if it is no coroutine
-    function. None: what botocore finds (environment, profiles, SSO, web identity, assumed roles,
-    containers, instance metadata)."""
+    5 s of use and when the service rejects them as expired, in a thread if it is no coroutine
+    function. None: those that botocore finds (environment, profiles, SSO, web identity, assumed
+    roles, containers, instance metadata)."""
     anonymous: bool = False
     """Nothing is signed, for public buckets; False by default."""
     checksums: bool = True
-    """CRC32C is sent and asked for; True by default. False for servers that do not know it, or get
-    it wrong: entity tags are compared then, where they are an MD5."""
+    """CRC32C is sent and requested; True by default. False for servers that do not support it:
+    entity tags are compared then, if they are an MD5."""
     requester_pays: bool = False
-    """Requests are paid by who asks, not by the bucket's owner; False by default."""
+    """The requester pays, not the bucket's owner; False by default."""
     require_conditions: bool = True
-    """`mode="create"` and `if_generation_match` are refused with UnsupportedError by an endpoint
-    that ignores them; True by default. False: a RuntimeWarning says so once, and of two writers
-    that write one object at the same time both succeed. On endpoints that are not AWS's, the first
-    conditional write of a process tries what the server compares, by some eight requests on a
-    temporary object."""
+    """`mode="create"` and `if_generation_match` raise UnsupportedError on an endpoint that ignores
+    them; True by default. False: a RuntimeWarning says so once, and of two writers that write one
+    object at the same time both succeed. On endpoints other than AWS, the first conditional write
+    of a process probes the server by some eight requests on a temporary object."""
     addressing: Literal["auto", "path", "virtual"] = "auto"
-    """Whether the bucket stands in the path or in the name of the host; "auto" by default: in the
-    host on AWS where its name can stand there, in the path at an endpoint of your own."""
+    """Bucket in the path of urls or in their host name; "auto" by default: in the host name on AWS
+    if the bucket's name allows that, in the path at an endpoint of your own."""
 
     def __post_init__(self) -> None:
         if self.addressing not in _ADDRESSINGS:
@@ -246,20 +276,20 @@ class S3Access:
         if self.anonymous and (self.credentials is not None or self.profile):
             raise ValueError("S3Access(anonymous=True) takes neither credentials nor a profile")
         if self.anonymous and self.requester_pays:
-            raise ValueError("S3Access(requester_pays=True) must sign: somebody has to pay")
+            raise ValueError("S3Access(requester_pays=True) must sign: someone has to pay")
         if self.credentials is not None and self.profile:
             raise ValueError("S3Access takes credentials or a profile, not both")
 
     def __repr__(self) -> str:
-        told: list[str] = []
+        settings: list[str] = []
         for each in fields(self):
             value = getattr(self, each.name)
             if value != each.default:
-                # Of credentials only which they are: filesystems are kept by such texts.
+                # Credentials by identity alone: fsspec caches filesystems by such texts.
                 is_secret = each.name == "credentials"
                 text = f"<{type(value).__name__} at {id(value):#x}>" if is_secret else repr(value)
-                told.append(f"{each.name}={text}")
-        return f"{type(self).__name__}({', '.join(told)})"
+                settings.append(f"{each.name}={text}")
+        return f"{type(self).__name__}({', '.join(settings)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         if carries_secret(self):

@@ -31,11 +31,11 @@ from aioflux._transfer.arguments import (
     check_listing,
     check_metadata,
     check_mode,
+    check_offset,
     check_policies,
-    check_position,
     parse_key,
     parse_prefix,
-    refuse_one_key,
+    require_many_keys,
 )
 from aioflux._transfer.get_many import fetch_many, try_many
 from aioflux._transfer.get_ranges import MAX_GAP_BYTES, fetch_ranges
@@ -44,7 +44,7 @@ from aioflux._transfer.reader import ObjectReader
 from aioflux._transfer.sessions import Sessions
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
 from aioflux._transfer.writer import ObjectWriter
-from aioflux._transfer.zero_copy_writer import BorrowingWriter
+from aioflux._transfer.zero_copy_writer import ZeroCopyWriter
 from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
 from aioflux._values.uri import Location, parse_uri
 from aioflux.errors import StorageError
@@ -186,6 +186,7 @@ class Store:
             transfer,
             retry,
             progress,
+            cleanup_timeouts=timeouts.cleanup,
             owner=repr(self),
         )
 
@@ -237,7 +238,7 @@ class Store:
     ) -> None:
         # After a cancellation or Ctrl-C a service that does not answer delays the end less.
         is_interrupted = error is not None and not isinstance(error, Exception)
-        await self._sessions.aclose(seconds=2.0 if is_interrupted else 5.0)
+        await self._sessions.aclose(is_interrupted=is_interrupted)
 
     async def aclose(self) -> None:
         """Close the connections of the running loop and end the store; twice does nothing.
@@ -301,7 +302,7 @@ class Store:
         view = memoryview(buffer).cast("B")
         if view.readonly:
             raise ValueError("get_into needs writable memory, such as a bytearray")
-        check_position("start", start)
+        check_offset("start", start)
         if start < 0:
             raise ValueError(f"start must be 0 or more, not {start}")
         name, meta = parse_key(key)
@@ -327,8 +328,8 @@ class Store:
             TypeError: `start` or `end` is not an integer.
             ValueError: `start` is negative, or `end` is not above it.
         """
-        check_position("start", start)
-        check_position("end", end)
+        check_offset("start", start)
+        check_offset("end", end)
         if start < 0 or end <= start:
             raise ValueError(f"a range needs 0 <= start < end, not [{start}, {end})")
         name, meta = parse_key(key)
@@ -460,7 +461,7 @@ class Store:
                     del batch
             return
         session = self._sessions.current()
-        refuse_one_key(keys)
+        require_many_keys(keys)
         async with nested(try_many(session, keys, ordered=ordered)) as tried:
             async for results in tried:
                 yield [
@@ -523,7 +524,7 @@ class Store:
             ValueError: `max_composite_bytes` is below 1.
         """
         session = self._sessions.current()
-        refuse_one_key(metas)
+        require_many_keys(metas)
         if max_composite_bytes < 1:
             raise ValueError(f"max_composite_bytes must be above 0, not {max_composite_bytes!r}")
         batches: AsyncGenerator[Any, None]
@@ -547,7 +548,7 @@ class Store:
         self, keys: Items[str | ObjectMeta], *, ordered: bool
     ) -> AsyncGenerator[FetchedBatch, None]:
         session = self._sessions.current()
-        refuse_one_key(keys)
+        require_many_keys(keys)
         return fetch_many(session, keys, ordered=ordered)
 
     async def list(
@@ -736,7 +737,7 @@ class Store:
                 it is, without a copy, and `write` returns before it was sent.
         """
         request = self._request(key, mode, if_generation_match, content_type, metadata)
-        kind = BorrowingWriter if borrow else ObjectWriter
+        kind = ZeroCopyWriter if borrow else ObjectWriter
         async with kind(self._sessions.current(), request) as writer:
             yield writer
 
@@ -793,7 +794,7 @@ class Store:
             ValueError: No sources, or more than the service allows at once.
         """
         session = self._sessions.current()
-        refuse_one_key(sources)
+        require_many_keys(sources)
         most = session.service.capabilities.max_compose_sources
         if not 1 <= len(sources) <= most:
             raise ValueError(
@@ -849,7 +850,7 @@ class Store:
         Raises:
             TypeError: `keys` is one string.
         """
-        refuse_one_key(keys)
+        require_many_keys(keys)
         sources = [_source(key) for key in keys]
         return await _delete.delete_many(
             self._sessions.current(), sources, max_in_flight=self.transfer.max_in_flight
@@ -865,7 +866,7 @@ class Store:
             names: Permissions, such as "storage.objects.create".
         """
         session = self._sessions.current()
-        refuse_one_key(names)
+        require_many_keys(names)
         if not names:
             return []
         granted = await session.call("", lambda _: session.service.granted_permissions(list(names)))

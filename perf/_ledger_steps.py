@@ -250,12 +250,12 @@ def _response_bytes(memory: memoryview, num_bytes: int, reads: Reads) -> int:
 
 
 class _PoolReader:
-    """Reads over `Pool.start`, as its own waiter."""
+    """Reads over `Pool.start_get`, as its own future."""
 
     def __init__(self, reads: Reads, pool: Pool, turn: _Turn) -> None:
         self._reads, self._pool, self._turn = reads, pool, turn
         self._origin = Origin.from_url(reads.url)
-        self._fields = FixedHeaders(_HEADERS).encoded
+        self._fixed = FixedHeaders(_HEADERS)
         self._connection: Any = None
 
     def start(self) -> None:
@@ -263,29 +263,30 @@ class _PoolReader:
         key = next(self._turn.keys, None)
         if key is None:
             return
-        self._connection = self._pool.start(
+        self._connection = self._pool.start_get(
             self._origin,
             self._reads.target(key),
-            self._fields,
+            (),
             self,
             into=bytes,
             max_body_bytes=self._reads.size_bytes,
+            fixed=self._fixed,
         )
         if self._connection is None:
             self._turn.fail(RuntimeError("no connection is idle"))
 
     def done(self) -> bool:
-        """See Waiter."""
+        """See ResponseFuture."""
         return self._connection is None
 
     def set_exception(self, exception: Exception) -> None:
-        """See Waiter."""
+        """See ResponseFuture."""
         self._turn.fail(exception)
 
     def set_result(self, result: Response) -> None:
-        """See Waiter."""
+        """See ResponseFuture."""
         connection, self._connection = self._connection, None
-        self._pool.end(self._origin, connection)
+        self._pool.release(self._origin, connection)
         if result.num_bytes != self._reads.size_bytes:
             self._turn.fail(ValueError(f"{result.num_bytes} bytes came"))
             return
@@ -322,15 +323,15 @@ class _ServiceReader:
             self._began = self._session.begin()
 
     def done(self) -> bool:
-        """See Waiter."""
+        """See ResponseFuture."""
         return self._exchange is None
 
     def set_exception(self, exception: Exception) -> None:
-        """See Waiter."""
+        """See ResponseFuture."""
         self._turn.fail(exception)
 
     def set_result(self, result: Response) -> None:
-        """See Waiter."""
+        """See ResponseFuture."""
         size, exchange, self._exchange = self._reads.size_bytes, self._exchange, None
         try:
             body = self._service.end_get(self._request, exchange, result)

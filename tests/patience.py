@@ -30,7 +30,8 @@ PATIENT = Timeouts(connect_seconds=100, progress_seconds=100, idle_seconds=100)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the defaults of `Timeouts` in this process, so that no slow request is retried."""
     names = ("connect_seconds", "progress_seconds", "idle_seconds")
-    monkeypatch.setattr(Timeouts.__init__, "__kwdefaults__", dict.fromkeys(names, FAR_SECONDS))
+    for name in names:
+        monkeypatch.setitem(Timeouts.__init__.__kwdefaults__, name, FAR_SECONDS)
 
 
 def wait_until(holds: Callable[[], object]) -> None:

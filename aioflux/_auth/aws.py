@@ -1,14 +1,13 @@
 """AWS credentials: found and refreshed by botocore, off the event loop.
 
-Only here botocore is imported, and only when the first request to `s3://` needs keys. Its own
-errors may hold what it was told, so that ours tell their class alone.
+botocore is imported here only, when the first request to `s3://` needs keys. Its errors may contain
+secrets: ours name their class alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import enum
 import functools
 import importlib.util
 import os
@@ -16,8 +15,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux._auth.credentials_function import ASK_SECONDS, SharedCall, call_provider
+from aioflux._auth.access_token import CALL_SECONDS, NOT_READY, NotReady, call_provider
 from aioflux._auth.sigv4 import Keys
+from aioflux._concurrency.single_flight import SingleFlight
 from aioflux.errors import CredentialsError, TransientError
 
 if TYPE_CHECKING:
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
     from aioflux.options import S3Access
 
-__all__ = ["WAIT", "AWSSource", "Settings", "Wait"]
+__all__ = ["NOT_READY", "AWSSource", "Settings"]
 
-_EARLY_SECONDS: Final = 15 * 60
-"""Keys are renewed in the background this long before they end, as botocore does it."""
-_LATE_SECONDS: Final = 60
-"""Nothing is signed any more with keys that end this soon."""
+_RENEW_SECONDS: Final = 15 * 60
+"""Keys are renewed in the background this long before they expire, as in botocore."""
+_UNUSABLE_SECONDS: Final = 60
+"""Keys that expire within this time sign nothing."""
 _CHECK_SECONDS: Final = 5.0
-"""Time between two looks at when keys end, and between two attempts to renew them."""
+"""Time between two checks of the expiry of keys, and between two attempts to renew them."""
 
 _HOW_TO_SIGN_IN: Final = (
     "run 'aws configure' or 'aws sso login', set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or "
     "AWS_PROFILE, or pass credentials=; for a public bucket pass "
     "credentials=aioflux.S3Access(anonymous=True)"
 )
-_PASSING: Final = frozenset(
+_TRANSIENT_ERRORS: Final = frozenset(
     {
         "ConnectTimeoutError",
         "ConnectionClosedError",
@@ -50,22 +50,12 @@ _PASSING: Final = frozenset(
         "ReadTimeoutError",
     }
 )
-"""Errors of botocore that another attempt may mend."""
-
-
-class Wait(enum.Enum):
-    """The one answer of `ready` that is no keys."""
-
-    WAIT = "wait"
-
-
-WAIT: Final = Wait.WAIT
-"""There are no keys at once: `await get()`."""
+"""Errors of botocore after which another attempt may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the environment and the profile say beside the keys; empty where they say nothing."""
+    """Settings of the environment and the profile beside the keys; empty if not set."""
 
     region: str = ""
     endpoint_url: str = ""
@@ -76,17 +66,17 @@ class Settings:
 
 
 class AWSSource:
-    """Where the keys of one store come from; one renewal at a time.
+    """The keys of one store; at most one renewal at a time.
 
     Attributes:
-        is_anonymous: There are none: nothing is signed.
+        is_anonymous: There are no keys, and nothing is signed.
     """
 
     def __init__(self, access: S3Access, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take the settings; find nothing.
+        """Keep the settings; look for no keys yet.
 
         Raises:
-            TypeError: `access.credentials` is none that can be used.
+            TypeError: `access.credentials` has a type that cannot be used.
         """
         self.is_anonymous = access.anonymous
         self._access = access
@@ -96,20 +86,18 @@ class AWSSource:
         self._provider: Callable[[], Any] | None = None
         self._keys: Keys | None = None
         self._check_at = 0.0
-        self._is_refused = False
-        self._renewal: asyncio.Task[None] | None = None
-        self._call: SharedCall | None = None
+        self._is_rejected = False
+        self._renewal: SingleFlight[None] = SingleFlight()
         given = access.credentials
         if given is None:
             pass
         elif hasattr(given, "get_frozen_credentials"):
             self._credentials = given
         elif hasattr(given, "get_credentials"):
-            # boto3's session has no more of what is used here than that.
+            # boto3's session wraps one of botocore.
             self._session = getattr(given, "_session", given)
         elif callable(given):
             self._provider = given
-            self._call = SharedCall(self._ask)
         else:
             raise TypeError(
                 "credentials must be aioflux.S3Access, botocore credentials, a session of botocore "
@@ -120,22 +108,22 @@ class AWSSource:
         return f"<{type(self).__name__}>"
 
     async def settings(self) -> Settings:
-        """Return what the environment and the profile say, found in a thread.
+        """Return the settings of the environment and the profile, read in a thread.
 
         Raises:
-            CredentialsError: The profile that is asked for does not exist.
+            CredentialsError: The requested profile does not exist.
             ValueError: The profile names a services section that does not exist.
         """
         is_given = self.is_anonymous or self._access.credentials is not None
         if is_given and self._session is None and not _has_profiles():
-            return _from_environment()
+            return _settings_of_environment()
         return await asyncio.to_thread(self._find_settings)
 
-    def ready(self) -> Keys | Wait | None:
-        """Return the keys, or `WAIT` where they have to be found or renewed first."""
+    def get_nowait(self) -> Keys | NotReady | None:
+        """Return the keys, or `NOT_READY` if they have to be found or renewed first."""
         if self._clock() < self._check_at:
             return self._keys
-        return None if self.is_anonymous else WAIT
+        return None if self.is_anonymous else NOT_READY
 
     async def get(self) -> Keys | None:
         """Return keys that are valid now.
@@ -149,61 +137,55 @@ class AWSSource:
         now = self._clock()
         if now < self._check_at:
             return self._keys
-        if self._call is not None:
-            await self._call.run()
+        if self._provider is not None:
+            await self._renewal.run(self._call_provider)
             return self._keys
-        is_usable = self._keys is not None and not self._is_refused
-        if is_usable and not self._ends_within(_EARLY_SECONDS):
+        is_usable = self._keys is not None and not self._is_rejected
+        if is_usable and not self._expires_within(_RENEW_SECONDS):
             self._check_at = now + _CHECK_SECONDS
             return self._keys
-        if self._renewal is None or self._renewal.done():
-            self._renewal = asyncio.create_task(self._renew())
-            self._renewal.add_done_callback(lambda task: task.cancelled() or task.exception())
-        if is_usable and not self._ends_within(_LATE_SECONDS):
-            # The old keys are still valid: nobody waits for the new ones.
+        self._renewal.start(self._renew)
+        if is_usable and not self._expires_within(_UNUSABLE_SECONDS):
+            # The old keys are still valid, and the new ones are not awaited.
             self._check_at = now + _CHECK_SECONDS
             return self._keys
-        await asyncio.shield(self._renewal)
+        await self._renewal.run(self._renew)
         return self._keys
 
-    def refuse(self, keys: Keys) -> None:
-        """Take note that the service says that keys have ended: the next `get` finds others."""
+    def invalidate(self, keys: Keys) -> None:
+        """Stop using keys that the service rejected as expired; the next `get` finds others."""
         if keys is self._keys:
-            self._is_refused = True
+            self._is_rejected = True
             self._check_at = 0.0
 
     async def close(self) -> None:
-        """Stop a renewal or a call that is under way."""
-        if self._call is not None:
-            await self._call.close()
-        if self._renewal is not None and not self._renewal.done():
-            self._renewal.cancel()
-            await asyncio.gather(self._renewal, return_exceptions=True)
+        """Cancel a running renewal."""
+        await self._renewal.aclose()
 
-    def _ends_within(self, seconds: float) -> bool:
+    def _expires_within(self, seconds: float) -> bool:
         refresh_needed = getattr(self._credentials, "refresh_needed", None)
         return bool(refresh_needed(refresh_in=seconds)) if refresh_needed is not None else False
 
-    async def _ask(self) -> None:
+    async def _call_provider(self) -> None:
         assert self._provider is not None
-        given = await call_provider(self._provider)
-        if hasattr(given, "get_frozen_credentials"):
-            given = await asyncio.to_thread(given.get_frozen_credentials)
-        found = _as_keys(given)
-        if found is None:
+        returned = await call_provider(self._provider)
+        if hasattr(returned, "get_frozen_credentials"):
+            returned = await asyncio.to_thread(returned.get_frozen_credentials)
+        keys = _as_keys(returned)
+        if keys is None:
             raise CredentialsError(
-                f"the function given as credentials= returned a {type(given).__name__}; it must "
+                f"the function given as credentials= returned a {type(returned).__name__}; it must "
                 "return botocore credentials or (access_key, secret_key[, token])"
             )
-        if self._keys is None or found != self._keys:
-            self._keys = found
-        self._check_at = self._clock() + ASK_SECONDS
+        if self._keys is None or keys != self._keys:
+            self._keys = keys
+        self._check_at = self._clock() + CALL_SECONDS
 
     async def _renew(self) -> None:
-        found = await asyncio.to_thread(self._find)
-        if self._keys is None or self._is_refused or found != self._keys:
-            self._keys = found
-        self._is_refused = False
+        keys = await asyncio.to_thread(self._find_keys)
+        if self._keys is None or self._is_rejected or keys != self._keys:
+            self._keys = keys
+        self._is_rejected = False
         self._check_at = self._clock() + _CHECK_SECONDS
 
     def _open_session(self) -> Any:
@@ -222,7 +204,7 @@ class AWSSource:
         return self._session
 
     def _find_settings(self) -> Settings:
-        told = _from_environment()
+        environment = _settings_of_environment()
         session = self._open_session()
         try:
             profile = session.get_scoped_config()
@@ -242,9 +224,9 @@ class AWSSource:
             ) from None
         nested = _section(profile, "s3")
         style = nested.get("addressing_style", "")
-        endpoint_url = told.endpoint_url or _service_endpoint(profile, services)
+        endpoint_url = environment.endpoint_url or _service_endpoint(profile, services)
         return Settings(
-            region=told.region or region or "",
+            region=environment.region or region or "",
             endpoint_url="" if is_ignored else endpoint_url or profile.get("endpoint_url", ""),
             addressing=style if style in {"path", "virtual"} else "",
             use_fips=bool(use_fips),
@@ -252,12 +234,12 @@ class AWSSource:
             ca_bundle=ca_bundle or "",
         )
 
-    def _find(self) -> Keys:
+    def _find_keys(self) -> Keys:
         try:
             if self._credentials is None:
                 self._credentials = self._open_session().get_credentials()
-            elif self._is_refused and self._access.credentials is None:
-                # Maybe the file or the environment has others by now.
+            elif self._is_rejected and self._access.credentials is None:
+                # The file or the environment may have others by now.
                 self._session = None
                 self._credentials = self._open_session().get_credentials()
             frozen = None
@@ -267,28 +249,28 @@ class AWSSource:
             raise
         except Exception as exc:
             names = {each.__name__ for each in type(exc).__mro__}
-            if names & _PASSING:
+            if names & _TRANSIENT_ERRORS:
                 raise TransientError(
                     f"AWS credentials could not be found or refreshed this time "
-                    f"({type(exc).__name__}): who gives them out did not answer"
+                    f"({type(exc).__name__}): their provider did not respond"
                 ) from None
-            # Its text may hold what a process, a file or a service told.
+            # Not `from` it: its text may contain what a process, a file or a service returned.
             raise CredentialsError(
                 f"AWS credentials could not be found or refreshed ({type(exc).__name__}): "
                 f"{_HOW_TO_SIGN_IN}"
             ) from None
-        found = _as_keys(frozen)
-        if found is None:
+        keys = _as_keys(frozen)
+        if keys is None:
             raise CredentialsError(f"no AWS credentials were found: {_HOW_TO_SIGN_IN}")
-        return found
+        return keys
 
 
 @functools.cache
 def _builtin_handlers() -> Any:
-    """Return what botocore does at each event of its own; it knows no keys and no settings.
+    """Return botocore's own event handlers, which hold no keys and no settings.
 
-    Every session would register the same 120 functions anew, which is 9 of the 10 ms that one
-    takes. Each gets a copy, so that what it adds stays its own.
+    Every session would register the same 120 functions again, which is 9 of the 10 ms that one
+    takes. Each gets a copy, to which it may add.
     """
     import botocore.hooks  # type: ignore[import-untyped]
     import botocore.session
@@ -299,7 +281,7 @@ def _builtin_handlers() -> Any:
 
 
 def _as_keys(given: Any) -> Keys | None:
-    """Read credentials of any form; None where they are none."""
+    """Return the keys of credentials in any form; None if they are none."""
     if isinstance(given, (tuple, list)) and 2 <= len(given) <= 3:
         texts = [*given, None][:3]
     else:
@@ -311,20 +293,20 @@ def _as_keys(given: Any) -> Keys | None:
     for text in (access_key, token or ""):
         if not text.isascii() or any(not " " < char <= "~" for char in text):
             raise CredentialsError(
-                "the AWS access key or session token cannot be sent: it holds spaces, line ends or "
-                "other characters that no header takes; copy it again"
+                "the AWS access key or session token cannot be sent: it has spaces, line ends or "
+                "other characters that no header accepts; copy it again"
             )
     return Keys(access_key, secret_key, token or "")
 
 
-def _from_environment() -> Settings:
-    """Read the settings that the environment has.
+def _settings_of_environment() -> Settings:
+    """Return the settings of the environment.
 
     Environment:
         AWS_REGION, AWS_DEFAULT_REGION: Region.
         AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL: Endpoint, unless AWS_IGNORE_CONFIGURED_ENDPOINT_URLS
             is true.
-        AWS_USE_FIPS_ENDPOINT, AWS_USE_DUALSTACK_ENDPOINT: Which endpoints of AWS are asked.
+        AWS_USE_FIPS_ENDPOINT, AWS_USE_DUALSTACK_ENDPOINT: Variant of the endpoints of AWS.
         AWS_CA_BUNDLE: File of the authorities that are trusted.
     """
     get = os.environ.get
@@ -340,7 +322,7 @@ def _from_environment() -> Settings:
 
 
 def _is_true(text: str) -> bool:
-    """Return whether botocore takes a text for true."""
+    """Return whether a text means true for botocore."""
     return text.lower() == "true"
 
 
@@ -362,7 +344,7 @@ def _section(profile: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _service_endpoint(profile: Mapping[str, Any], services: Mapping[str, Any]) -> str:
-    """Return the endpoint of S3 in the services section that a profile names; empty for none.
+    """Return the S3 endpoint of the services section that a profile names; empty for none.
 
     Raises:
         ValueError: The section does not exist.

@@ -1,6 +1,6 @@
-"""Azure credentials: account keys sign, SAS tokens travel in urls, azure-identity gives tokens.
+"""Azure credentials: account keys sign, SAS tokens go into the url, azure-identity returns tokens.
 
-Nothing of Azure's SDK is imported before a token is needed: keys and SAS tokens need none of it.
+Nothing of Azure's SDK is imported before an access token is needed; keys and SAS tokens need none.
 Source of the signature: learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key; it
 is checked byte for byte against the policy of azure-storage-blob.
 """
@@ -17,8 +17,7 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
-from aioflux._auth.credentials_function import AnonymousToken, ProvidedToken
-from aioflux._auth.token_renewal import RenewedToken
+from aioflux._auth.access_token import AnonymousToken, ProvidedToken, RenewedToken
 from aioflux.errors import CredentialsError, TransientError
 from aioflux.options import ANONYMOUS
 
@@ -41,7 +40,7 @@ DEVELOPMENT_ACCOUNT = "devstoreaccount1"
 _DEVELOPMENT_KEY = (
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 )
-"""Published by Microsoft, the same for everybody
+"""Published by Microsoft, the same for all
 (learn.microsoft.com/azure/storage/common/storage-connect-azurite)."""
 
 _SIGNED = (
@@ -60,8 +59,8 @@ _SIGNED = (
 _BLOCK_BYTES = 64
 """Block of SHA-256."""
 _ACCOUNT = re.compile(r"[A-Za-z0-9_-]{1,63}")
-"""What may stand in the name of a host: with other characters a uri could name any host, to which
-the credentials would go. Accounts of Azure have small letters and digits, emulators take more."""
+"""Characters of a host name: with others a uri could name any host, to which the credentials would
+be sent. Accounts of Azure have small letters and digits, emulators accept more."""
 _SAS = re.compile(r"[!-~]+")
 _HOW_TO_SIGN_IN = (
     "run 'az login', set AZURE_STORAGE_CONNECTION_STRING, or pass credentials= an account key, a "
@@ -73,7 +72,7 @@ Source: TypeAlias = "AnonymousToken | ProvidedToken | AzureToken"
 
 
 def is_sas(text: str) -> bool:
-    """Tell whether a text is a SAS token: a query that ends in a signature."""
+    """Return whether a text is a SAS token: a query with a signature."""
     return "sig" in parse_qs(text.removeprefix("?"))
 
 
@@ -92,8 +91,8 @@ def string_to_sign(
         account: Name of the account.
         method: Method.
         path: Path as it is sent, percent-encoded.
-        query: Parameters as they are meant, not encoded.
-        headers: Every header that is sent but Host and Content-Length.
+        query: Parameters, not encoded.
+        headers: Every header but Host and Content-Length.
         num_bytes: Length of the body.
     """
     fields = {name.lower(): value for name, value in headers}
@@ -101,36 +100,36 @@ def string_to_sign(
     lines = [method]
     lines += [fields.get(name, b"") for name in _SIGNED]
     own = [name for name in fields if name.startswith(b"x-ms-")]
-    lines += [b"%b:%b" % (name, fields[name]) for name in sorted(own, key=_weight)]
+    lines += [b"%b:%b" % (name, fields[name]) for name in sorted(own, key=_sort_key)]
     lines.append(b"/%b%b" % (account.encode(), path))
     lines += [f"{name.lower()}:{query[name]}".encode() for name in sorted(query)]
     return b"\n".join(lines)
 
 
-def _weight(name: bytes) -> bytes:
-    """Return what a header is sorted by: the service leaves hyphens out, and has `_` before all."""
+def _sort_key(name: bytes) -> bytes:
+    """Return the sort key of a header: the service ignores hyphens, and sorts `_` first."""
     return name.replace(b"-", b"").replace(b"_", b" ")
 
 
 class SharedKey:
-    """The key of a storage account. It is in no repr, and does not pickle."""
+    """The key of a storage account. Not in any repr, and not picklable."""
 
     def __init__(self, account: str, key: str, *, clock: Callable[[], float] = time.time) -> None:
-        """Take a key as the portal shows it.
+        """Decode a key as the portal shows it.
 
         Raises:
-            CredentialsError: It is none.
+            CredentialsError: It is not base64.
         """
         try:
             secret = binascii.a2b_base64(key, strict_mode=True)
         except ValueError:
-            # Not `from` it: nothing of what was given may be in the trace.
+            # Not `from` it: the traceback must not contain the key.
             raise CredentialsError(
                 f"the key of the storage account {account!r} is not base64; copy it whole, as the "
                 "portal shows it under 'Access keys'"
             ) from None
-        # The two hashes of an HMAC (RFC 2104) that begin with its key: to copy them takes 1.3 us a
-        # signature, `hmac.digest` 6.
+        # The two hashes of an HMAC (RFC 2104), which start with its key: copying them takes 1.3 us
+        # for each signature, `hmac.digest` 6.
         if len(secret) > _BLOCK_BYTES:
             secret = hashlib.sha256(secret).digest()
         padded = secret.ljust(_BLOCK_BYTES, b"\0")
@@ -151,7 +150,7 @@ class SharedKey:
         *,
         num_bytes: int = 0,
     ) -> list[tuple[bytes, bytes]]:
-        """Return the headers that sign a request now: its date and its Authorization."""
+        """Return the headers that sign a request now: date and Authorization."""
         second = int(self._clock())
         if second != self._second:
             self._second, self._date = second, formatdate(second, usegmt=True).encode()
@@ -173,36 +172,37 @@ class SharedKey:
 
 
 class AzureToken(RenewedToken):
-    """An access token of an azure-identity credential, or of one with the same `get_token`."""
+    """The access token of an azure-identity credential, or of one with the same `get_token`."""
 
     def __init__(self, credential: Any = None, *, clock: Callable[[], float] = time.time) -> None:
-        """Take a credential, or find the default one on first use.
+        """Keep the credential.
 
         Args:
-            credential: Has `get_token(scope)`, which may be awaitable.
+            credential: Has `get_token(scope)`, which may be a coroutine function; None finds the
+                default one on first use.
             clock: Unix time, in seconds.
         """
         super().__init__(clock=clock)
         self._credential = credential
 
-    async def _refreshed(self) -> tuple[str, float]:
+    async def _refresh(self) -> tuple[str, float]:
         if not inspect.iscoroutinefunction(getattr(self._credential, "get_token", None)):
-            return await super()._refreshed()
+            return await super()._refresh()
         try:
             found = await self._credential.get_token(SCOPE)
         except Exception as exc:
-            if (error := _sorted(exc)) is None:
+            if (error := _map_error(exc)) is None:
                 raise
             raise error from exc
         return found.token, float(found.expires_on)
 
-    def _refresh(self) -> tuple[str, float]:
+    def _refresh_blocking(self) -> tuple[str, float]:
         try:
             if self._credential is None:
                 self._credential = _default_credential()
             found = self._credential.get_token(SCOPE)
         except Exception as exc:
-            if (error := _sorted(exc)) is None:
+            if (error := _map_error(exc)) is None:
                 raise
             raise error from exc
         return found.token, float(found.expires_on)
@@ -219,27 +219,29 @@ def _default_credential() -> Any:
     return DefaultAzureCredential()
 
 
-def _sorted(error: Exception) -> Exception | None:
-    """Return our error for one of a credential; None for one that is not the SDK's."""
+def _map_error(error: Exception) -> Exception | None:
+    """Return our error for one of the SDK; None for another one."""
     try:
         from azure.core import exceptions
     except ImportError:
         return None
     name = type(error).__name__
     if isinstance(error, exceptions.ClientAuthenticationError):
-        # The first line alone: behind it, each way to sign in tells at length why it did not.
-        said = str(error).strip().partition("\n")[0].rstrip(".:")[:200]
-        return CredentialsError(f"Azure gave no access token ({name}: {said}): {_HOW_TO_SIGN_IN}")
+        # The first line only: after it, each way to sign in explains at length why it failed.
+        reason = str(error).strip().partition("\n")[0].rstrip(".:")[:200]
+        return CredentialsError(
+            f"Azure returned no access token ({name}: {reason}): {_HOW_TO_SIGN_IN}"
+        )
     if isinstance(error, exceptions.AzureError):
         return TransientError(
-            f"Azure gave no access token this time ({name}): its sign-in did not answer"
+            f"Azure returned no access token this time ({name}): its sign-in did not respond"
         )
     return None
 
 
 @dataclass(slots=True)
 class AzureAccess:
-    """How requests to one account are authorized: one of key, SAS token, access token, nothing."""
+    """Authorization of requests to one account: a key, a SAS token, an access token, or nothing."""
 
     account: str
     """Name of the storage account."""
@@ -248,9 +250,9 @@ class AzureAccess:
     sas: str = field(default="", repr=False)
     """Query that authorizes each request, without a leading `?`."""
     token: Source = field(default_factory=AnonymousToken, repr=False)
-    """Gives a bearer token, or nothing."""
+    """Source of a bearer token, or of none."""
     endpoint_url: str = ""
-    """Where the blobs of the account are, if the credentials tell; else empty."""
+    """Endpoint of the account's blobs, if it is part of the credentials; else empty."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"{self!r} does not pickle: credentials are never carried along")
@@ -260,7 +262,7 @@ def parse_connection_string(text: str) -> dict[str, str]:
     """Return the settings of a connection string, names in lower case.
 
     Raises:
-        CredentialsError: It is none.
+        CredentialsError: It is not one.
     """
     settings: dict[str, str] = {}
     for part in filter(None, text.strip().split(";")):
@@ -274,10 +276,10 @@ def parse_connection_string(text: str) -> dict[str, str]:
     return settings
 
 
-def _of_connection_string(account: str, text: str) -> AzureAccess:
+def _access_of_connection_string(account: str, text: str) -> AzureAccess:
     settings = parse_connection_string(text)
     key, sas = settings.get("accountkey", ""), settings.get("sharedaccesssignature", "")
-    name = _account_told(settings)
+    name = _account_of_connection_string(settings)
     endpoint = settings.get("blobendpoint", "")
     if settings.get("usedevelopmentstorage", "").lower() == "true":
         name, key = DEVELOPMENT_ACCOUNT, _DEVELOPMENT_KEY
@@ -297,11 +299,11 @@ def _of_connection_string(account: str, text: str) -> AzureAccess:
     )
 
 
-def _account_told(settings: Mapping[str, str]) -> str:
-    """Return the account that a connection string is of; empty where it does not tell.
+def _account_of_connection_string(settings: Mapping[str, str]) -> str:
+    """Return the account of a connection string; empty if it is not in there.
 
-    Those of SAS tokens have no name of it, but the endpoint does: in its host, or in its path as
-    emulators have it. A domain of one's own tells nothing.
+    One with a SAS token has no account name, but an endpoint with the account in its host, or in
+    its path for emulators. A custom domain has none.
     """
     if name := settings.get("accountname", ""):
         return name
@@ -309,21 +311,21 @@ def _account_told(settings: Mapping[str, str]) -> str:
     label, _, rest = (parts.hostname or "").partition(".")
     if not rest or rest.replace(".", "").isdigit():
         return parts.path.strip("/")
-    is_told = rest.startswith("blob.") or ".blob." in rest
-    return label.removesuffix("-secondary") if is_told else ""
+    is_blob_host = rest.startswith("blob.") or ".blob." in rest
+    return label.removesuffix("-secondary") if is_blob_host else ""
 
 
 def _checked_sas(text: str) -> str:
-    """Return a SAS token as it travels.
+    """Return a SAS token as it is sent.
 
     Raises:
-        CredentialsError: It could not stand in a url.
+        CredentialsError: It cannot be part of a url.
     """
     token = text.strip().removeprefix("?")
     if _SAS.fullmatch(token) is None:
         raise CredentialsError(
-            "the SAS token cannot be sent: it holds spaces, line ends or other characters that no "
-            "url takes; copy it again, percent-encoded as the portal shows it"
+            "the SAS token cannot be sent: it has spaces, line ends or other characters that no "
+            "url accepts; copy it again, percent-encoded as the portal shows it"
         )
     return token
 
@@ -331,37 +333,37 @@ def _checked_sas(text: str) -> str:
 def open_access(
     account: str, credentials: Any, *, is_http: bool, environ: Mapping[str, str]
 ) -> AzureAccess:
-    """Choose how requests to an account are authorized.
+    """Return how requests to an account are authorized.
 
     Environment:
-        AZURE_STORAGE_CONNECTION_STRING: As the portal shows it; passed over where it is of another
+        AZURE_STORAGE_CONNECTION_STRING: As the portal shows it; ignored if it is of another
             account.
-        AZURE_STORAGE_ACCOUNT with AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN: As the `az` command
-            takes them; passed over where the account is another.
+        AZURE_STORAGE_ACCOUNT with AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN: As for the `az`
+            command; ignored if the account is another.
 
     Args:
         account: Name of the storage account.
         credentials: An account key, a SAS token, a connection string, or `ANONYMOUS`; a credential
             of azure-identity, AzureNamedKeyCredential or AzureSasCredential; a function that
             returns an access token or a SAS token, or an awaitable of one; None for what the
-            environment tells, else azure-identity's DefaultAzureCredential.
-        is_http: The endpoint is asked without TLS: nobody looks for access tokens then.
+            environment has, else azure-identity's DefaultAzureCredential.
+        is_http: The endpoint has no TLS: no access token is looked for then.
         environ: The environment.
 
     Raises:
-        CredentialsError: They are damaged, or of another account.
+        CredentialsError: They are invalid, or of another account.
         TypeError: `credentials` is none of these.
-        ValueError: No account can have this name.
+        ValueError: `account` is not a valid name.
     """
     if _ACCOUNT.fullmatch(account) is None:
         raise ValueError(
-            f"{account!r} is no name of a storage account; write az://account/container/prefix, "
+            f"{account!r} is not a name of a storage account; write az://account/container/prefix, "
             "and an endpoint of your own as endpoint_url="
         )
     if credentials is None:
-        return _of_environment(account, environ) or _by_default(account, is_http=is_http)
+        return _access_of_environment(account, environ) or _default_access(account, is_http=is_http)
     if isinstance(credentials, str):
-        return _of_text(account, credentials)
+        return _access_of_text(account, credentials)
     named = getattr(credentials, "named_key", None)
     if named is not None:
         name, key = named
@@ -381,25 +383,25 @@ def open_access(
     )
 
 
-def _of_text(account: str, text: str) -> AzureAccess:
-    text = text.strip()  # files end with a line
+def _access_of_text(account: str, text: str) -> AzureAccess:
+    text = text.strip()  # as read from a file
     if text == ANONYMOUS:
         return AzureAccess(account)
     if ";" in text or text.lower().startswith("usedevelopmentstorage="):
-        return _of_connection_string(account, text)
+        return _access_of_connection_string(account, text)
     if is_sas(text):
         return AzureAccess(account, sas=_checked_sas(text))
     return AzureAccess(account, key=SharedKey(account, text))
 
 
-def _of_environment(account: str, environ: Mapping[str, str]) -> AzureAccess | None:
+def _access_of_environment(account: str, environ: Mapping[str, str]) -> AzureAccess | None:
     text = environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
     if text:
         settings = parse_connection_string(text)
         is_development = "usedevelopmentstorage" in settings
-        name = DEVELOPMENT_ACCOUNT if is_development else _account_told(settings)
+        name = DEVELOPMENT_ACCOUNT if is_development else _account_of_connection_string(settings)
         if name in {"", account}:
-            return _of_connection_string(account, text)
+            return _access_of_connection_string(account, text)
     if environ.get("AZURE_STORAGE_ACCOUNT", "") != account:
         return None
     if key := environ.get("AZURE_STORAGE_KEY", "").strip():
@@ -409,7 +411,7 @@ def _of_environment(account: str, environ: Mapping[str, str]) -> AzureAccess | N
     return None
 
 
-def _by_default(account: str, *, is_http: bool) -> AzureAccess:
+def _default_access(account: str, *, is_http: bool) -> AzureAccess:
     if not is_http:
         return AzureAccess(account, token=AzureToken())
     if account == DEVELOPMENT_ACCOUNT:

@@ -1,4 +1,4 @@
-"""Google credentials: found and refreshed by google-auth, handed out as bearer tokens."""
+"""Google credentials: found and refreshed by google-auth, used as bearer tokens."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
-from aioflux._auth.credentials_function import WAIT, AnonymousToken, ProvidedToken, Wait
-from aioflux._auth.token_renewal import RenewedToken
+from aioflux._auth.access_token import AnonymousToken, ProvidedToken, RenewedToken
 from aioflux.errors import CredentialsError, TransientError
 from aioflux.options import ANONYMOUS
 
@@ -16,11 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
-    "WAIT",
     "AnonymousToken",
     "GoogleToken",
-    "ProvidedToken",
-    "Wait",
     "anonymous_credentials",
     "open_token",
 ]
@@ -35,23 +31,23 @@ _HOW_TO_SIGN_IN = (
 
 
 class GoogleToken(RenewedToken):
-    """A token of google-auth credentials, renewed before it expires, one renewal at a time.
+    """The access token of google-auth credentials.
 
     It has the two methods that gcloud-aio-storage calls on its own token class, so that one object
-    serves both planes.
+    authorizes the requests of both.
     """
 
     def __init__(self, credentials: Any = None, *, clock: Callable[[], float] = time.time) -> None:
-        """Take credentials, or find the default ones on first use.
+        """Keep the credentials.
 
         Args:
-            credentials: google-auth credentials.
+            credentials: google-auth credentials; None finds the default ones on first use.
             clock: Unix time, in seconds.
         """
         super().__init__(clock=clock)
         self._credentials = credentials
 
-    def _refresh(self) -> tuple[str, float]:
+    def _refresh_blocking(self) -> tuple[str, float]:
         import google.auth
         from google.auth import exceptions
         from google.auth.transport.requests import Request
@@ -59,10 +55,10 @@ class GoogleToken(RenewedToken):
         try:
             if self._credentials is None:
                 self._credentials, _ = google.auth.default(scopes=SCOPES)
-            # The caller's token is used first, and for ever where it has no end: it may be one
-            # that cannot be refreshed.
-            is_first_or_endless = self._value is None or self._credentials.expiry is None
-            is_usable = is_first_or_endless and not self._is_refused
+            # The caller's token is used first, and always if it has no expiry: it may be one that
+            # cannot be refreshed.
+            is_first_or_endless = self._token is None or self._credentials.expiry is None
+            is_usable = is_first_or_endless and not self._is_rejected
             if not (is_usable and self._credentials.valid):
                 self._credentials.refresh(Request())
         except exceptions.DefaultCredentialsError as exc:
@@ -70,33 +66,33 @@ class GoogleToken(RenewedToken):
                 f"no Google credentials were found ({_first_sentence(exc)}): {_HOW_TO_SIGN_IN}"
             ) from exc
         except exceptions.GoogleAuthError as exc:
-            if _may_pass(exc):
+            if _is_transient(exc):
                 raise TransientError(
                     f"Google credentials could not be refreshed this time ({type(exc).__name__}): "
-                    "the token endpoint did not answer"
+                    "the token endpoint did not respond"
                 ) from exc
             raise CredentialsError(
                 f"Google credentials could not be refreshed ({type(exc).__name__}): "
                 f"{_HOW_TO_SIGN_IN}"
             ) from exc
         expiry = self._credentials.expiry
-        # google-auth keeps naive times in UTC. Credentials without an end are asked again after an
+        # google-auth keeps naive times in UTC. Credentials without an expiry are read again in an
         # hour.
-        end = expiry.replace(tzinfo=UTC).timestamp() if expiry else self._clock() + 3600.0
-        return self._credentials.token, end
+        expires_at = expiry.replace(tzinfo=UTC).timestamp() if expiry else self._clock() + 3600.0
+        return self._credentials.token, expires_at
 
 
 def _first_sentence(error: Exception) -> str:
-    """Return what google-auth says is wrong, such as the name of a key file that is not there."""
+    """Return the first sentence of google-auth's error, such as the name of a missing key file."""
     text = " ".join(str(error).split())
     return text.partition(". ")[0].rstrip(".")[:200] or type(error).__name__
 
 
-def _may_pass(exc: BaseException | None) -> bool:
-    """Whether a refresh failed on the network or in the token endpoint, not on the credentials."""
+def _is_transient(exc: BaseException | None) -> bool:
+    """Return whether a refresh failed because of the network or the token endpoint."""
     from google.auth import exceptions
 
-    # Some kinds of credentials tell of a lost connection as the cause of a RefreshError.
+    # Some credentials report a lost connection as the cause of a RefreshError.
     while isinstance(exc, exceptions.GoogleAuthError):
         if isinstance(exc, exceptions.TransportError) or exc.retryable:
             return True
@@ -105,21 +101,20 @@ def _may_pass(exc: BaseException | None) -> bool:
 
 
 def anonymous_credentials() -> Any:
-    """Return credentials that send none: for public buckets."""
+    """Return credentials that send no token: for public buckets."""
     from google.auth.credentials import AnonymousCredentials
 
     return AnonymousCredentials()  # type: ignore[no-untyped-call]
 
 
 def open_token(credentials: Any, *, emulator: bool) -> AnonymousToken | ProvidedToken | GoogleToken:
-    """Choose where tokens come from.
+    """Return the token source for the caller's credentials.
 
     Args:
         credentials: google-auth credentials, the content of a JSON key file as a mapping, a
             function that returns a token (or an awaitable of one), "anonymous", or None for
             Application Default Credentials.
-        emulator: The endpoint is an emulator, which is asked without credentials unless some are
-            given.
+        emulator: The endpoint is an emulator, which needs no credentials.
 
     Raises:
         CredentialsError: The mapping is not the content of a key file.
@@ -130,7 +125,7 @@ def open_token(credentials: Any, *, emulator: bool) -> AnonymousToken | Provided
     if isinstance(credentials, str) and credentials == ANONYMOUS:
         return AnonymousToken()
     if isinstance(credentials, Mapping):
-        return GoogleToken(_of_key_file(credentials))
+        return GoogleToken(_credentials_of_key_file(credentials))
     import google.auth.credentials as google_credentials
 
     if isinstance(credentials, google_credentials.AnonymousCredentials):
@@ -147,7 +142,7 @@ def open_token(credentials: Any, *, emulator: bool) -> AnonymousToken | Provided
     )
 
 
-def _of_key_file(info: Mapping[str, Any]) -> Any:
+def _credentials_of_key_file(info: Mapping[str, Any]) -> Any:
     """Return google-auth credentials for the content of a JSON key file."""
     from google.oauth2 import credentials as user
     from google.oauth2 import service_account
@@ -161,7 +156,7 @@ def _of_key_file(info: Mapping[str, Any]) -> Any:
         if kind == "authorized_user" or "refresh_token" in info:
             return user.Credentials.from_authorized_user_info(info)  # type: ignore[no-untyped-call]
     except ValueError:
-        # Not `from` it: nothing of what was given may be in the trace.
+        # Not `from` it: the traceback must not contain the key.
         raise CredentialsError(
             "the mapping given as credentials= is not the content of a whole key file of Google "
             "Cloud; pass what json.load returns of it"

@@ -1,1 +1,1 @@
-"""Fan-out, shielded clean-up and iteration for asyncio."""
+"""Fan-out, work run to completion, single flight, byte budgets and iteration for asyncio."""

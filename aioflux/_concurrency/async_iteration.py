@@ -1,4 +1,4 @@
-"""A generator within a generator, closed in order also where the loop ends."""
+"""Iteration of one asynchronous generator by another."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ __all__ = ["nested"]
 T = TypeVar("T")
 
 
-def _leave(generator: AsyncGenerator[object, None]) -> None:
+def _finalize(generator: AsyncGenerator[object, None]) -> None:
     """Do nothing with an inner generator that is collected: the outer one closes it.
 
-    The loop knows the outer one. Without a finalizer Python would end the inner one by itself,
-    where it cannot await anything, and print that.
+    Without a finalizer Python would end it without awaiting anything, and print that.
     """
 
 
@@ -26,13 +25,13 @@ class nested(Generic[T]):  # noqa: N801  a context manager like `contextlib.aclo
     """`aclosing` for an asynchronous generator that another one iterates.
 
     A loop that ends closes all generators that it knows of at once. The inner one would then be
-    closed twice, by the loop and by the outer one, which fails and prints a traceback: so the loop
-    is told of the outer one alone.
+    closed twice, by the loop and by the outer one, which fails and prints a traceback. So only the
+    outer one is registered with the loop.
     """
 
     def __init__(self, generator: AsyncGenerator[T, None]) -> None:
         self._generator = generator
-        self._is_begun = False
+        self._is_started = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -49,11 +48,11 @@ class nested(Generic[T]):  # noqa: N801  a context manager like `contextlib.aclo
         return self
 
     def __anext__(self) -> Awaitable[T]:
-        if self._is_begun:
+        if self._is_started:
             return self._generator.__anext__()
-        self._is_begun = True
+        self._is_started = True
         hooks = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(firstiter=None, finalizer=_leave)
+        sys.set_asyncgen_hooks(firstiter=None, finalizer=_finalize)
         try:
             return self._generator.__anext__()
         finally:

@@ -1,4 +1,4 @@
-"""Many items through one coroutine function: bounded, prefetching, in order or as they complete."""
+"""Bounded fan-out: many items through one coroutine function, in order or as they complete."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ if TYPE_CHECKING:
         Coroutine,
         Iterable,
         Iterator,
+        Sequence,
     )
 
 __all__ = [
+    "BufferedIterator",
+    "FanOut",
     "Items",
     "Runner",
-    "Shared",
-    "Supply",
     "bounded_batches",
     "bounded_map",
     "gather",
+    "gather_bounded",
     "pair",
 ]
 
@@ -43,8 +45,8 @@ _FAILURES = (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
 """All but GeneratorExit; the last two come from code of the caller: a credentials function."""
 
 
-class Supply(ABC, Generic[T]):
-    """An asynchronous iterator of which some items may be there before they are asked for."""
+class BufferedIterator(ABC, Generic[T]):
+    """An asynchronous iterator of which some items may be ready before they are awaited."""
 
     def __aiter__(self) -> Self:
         return self
@@ -55,49 +57,49 @@ class Supply(ABC, Generic[T]):
 
     @abstractmethod
     def has_ready(self) -> bool:
-        """Whether the next item is there."""
+        """Return whether the next item is ready."""
 
     @abstractmethod
     def next_ready(self) -> T:
-        """Return the next item, which is there."""
+        """Return the next item, which is ready."""
 
 
-class Shared(Generic[T, R]):
-    """What the workers and the consumer of one fan-out share."""
+class FanOut(Generic[T, R]):
+    """State that the workers and the consumer of one fan-out share."""
 
     def __init__(
         self,
         items: Items[T],
         *,
         ordered: bool,
-        max_ahead: int,
+        max_unyielded: int,
         recover: Callable[[BaseException], R | None] | None = None,
         weigh: Callable[[R], float] | None = None,
     ) -> None:
         self._items: Iterator[T] | None = None
-        self._supply = items if isinstance(items, Supply) else None
+        self._buffered = items if isinstance(items, BufferedIterator) else None
         self.is_sync = not isinstance(items, AsyncIterable)
         if isinstance(items, AsyncIterable):
             self._source = aiter(items)
-            self._turn = asyncio.Lock()
+            self._source_lock = asyncio.Lock()
         else:
             self._items = iter(items)
         self.ordered = ordered
-        self.max_ahead = max_ahead
+        self.max_unyielded = max_unyielded
         self._recover = recover
         self._weigh = weigh
-        self.taken = 0
-        self.given = 0
-        self.done: dict[int, tuple[R | None, BaseException | None]] = {}
-        self.finished: deque[int] = deque()
+        self.num_started = 0
+        self.num_yielded = 0
+        self.outcomes: dict[int, tuple[R | None, BaseException | None]] = {}
+        self.completed: deque[int] = deque()
         self.exhausted = False
         self.closing = False
         self.crash: BaseException | None = None
         self.consumer: asyncio.Future[None] | None = None
-        self.parked: deque[asyncio.Future[None]] = deque()
+        self.idle_workers: deque[asyncio.Future[None]] = deque()
 
     def next_item(self) -> tuple[int, T] | None:
-        """Return the next item of an iterable and its place, or None at the end."""
+        """Return the next item of an iterable with its index, or None at the end."""
         assert self._items is not None
         try:
             item = next(self._items)
@@ -105,14 +107,14 @@ class Shared(Generic[T, R]):
             self.exhausted = True
             return None
         except GeneratorExit as exc:
-            # It would end a worker, and with it the iteration, without a word.
+            # It would end a worker, and with it the iteration, without an error.
             raise RuntimeError("the iterator of the items raised GeneratorExit") from exc
-        self.taken += 1
-        return self.taken - 1, item
+        self.num_started += 1
+        return self.num_started - 1, item
 
-    async def take_item(self) -> tuple[int, T] | None:
-        """Return the next item of an asynchronous iterable and its place, or None at the end."""
-        async with self._turn:
+    async def anext_item(self) -> tuple[int, T] | None:
+        """Return the next item of an asynchronous iterable with its index, or None at the end."""
+        async with self._source_lock:
             if self.exhausted:
                 return None
             try:
@@ -120,31 +122,42 @@ class Shared(Generic[T, R]):
             except StopAsyncIteration:
                 self.exhausted = True
                 return None
-            # Places are given in the order of the items.
-            self.taken += 1
-            return self.taken - 1, item
+            self.num_started += 1  # within the lock: indexes follow the order of the items
+            return self.num_started - 1, item
+
+    def next_ready_item(self) -> tuple[int, T] | None:
+        """Return the next item without waiting; None if there is none yet, or may be none yet."""
+        may_start = self.num_started - self.num_yielded < self.max_unyielded
+        if not may_start or self.exhausted or self.closing:
+            return None
+        if self._items is not None:
+            return self.next_item()
+        if self._buffered is None or not self._buffered.has_ready():
+            return None
+        self.num_started += 1
+        return self.num_started - 1, self._buffered.next_ready()
 
     def finish(self, index: int, result: R | None, error: BaseException | None) -> None:
-        """Take in what became of an item, and wake the consumer."""
-        self.done[index] = (result, error)
+        """Store the outcome of an item, and wake the consumer."""
+        self.outcomes[index] = (result, error)
         if not self.ordered:
-            self.finished.append(index)
+            self.completed.append(index)
         self.wake_consumer()
 
-    def take_ready(self) -> tuple[list[R], BaseException | None]:
-        """Return the results that the consumer may have now, and the failure after them."""
+    def pop_results(self) -> tuple[list[R], BaseException | None]:
+        """Return the results that may be yielded now, and the failure that follows them."""
         ready: list[R] = []
         weight = 0.0
         while weight < 1:
             if self.ordered:
-                index = self.given + len(ready)
-                if index not in self.done:
+                index = self.num_yielded + len(ready)
+                if index not in self.outcomes:
                     return ready, None
-            elif self.finished:
-                index = self.finished.popleft()
+            elif self.completed:
+                index = self.completed.popleft()
             else:
                 return ready, None
-            result, error = self.done.pop(index)
+            result, error = self.outcomes.pop(index)
             if error is not None:
                 result = None if self._recover is None else self._recover(error)
                 if result is None:
@@ -155,108 +168,95 @@ class Shared(Generic[T, R]):
         return ready, None
 
     @property
-    def has_room(self) -> bool:
-        """Whether one more item may be begun."""
-        return self.taken - self.given < self.max_ahead
-
-    def next_if_any(self) -> tuple[int, T] | None:
-        """Return the next item at once; None where that cannot be, or there is no room for it."""
-        has_room = self.taken - self.given < self.max_ahead
-        if not has_room or self.exhausted or self.closing:
-            return None
-        if self._items is not None:
-            return self.next_item()
-        if self._supply is None or not self._supply.has_ready():
-            return None
-        self.taken += 1
-        return self.taken - 1, self._supply.next_ready()
+    def may_start(self) -> bool:
+        """Whether one more item may be started before others are yielded."""
+        return self.num_started - self.num_yielded < self.max_unyielded
 
     def is_over(self) -> bool:
-        return self.exhausted and self.given == self.taken
+        return self.exhausted and self.num_yielded == self.num_started
 
     def wake_consumer(self) -> None:
         if self.consumer is not None and not self.consumer.done():
             self.consumer.set_result(None)
 
     def wake_workers(self, count: int) -> None:
-        while self.parked and count:
-            worker = self.parked.popleft()
+        while self.idle_workers and count:
+            worker = self.idle_workers.popleft()
             if not worker.done():
                 worker.set_result(None)
                 count -= 1
 
 
 class Runner(Protocol[T_contra]):
-    """What a worker lets run through items without it, until one of them needs a coroutine."""
+    """Processing of items by callbacks, until one of them needs a coroutine."""
 
     def start(
         self, index: int, item: T_contra
     ) -> asyncio.Future[tuple[int, Any] | None] | tuple[int, Any]:
-        """Begin with an item; tell now or later which one is left to the worker, if any.
+        """Start an item; return, now or later, the index and argument for the worker's function.
 
-        What is left need not be the item itself: `function` is called with it.
+        None if there are no more items for now.
         """
 
     def stop(self, error: BaseException) -> None:
-        """End what is under way, with `error` as what became of it."""
+        """End the item under way, with `error` as its outcome."""
 
 
 async def _run(runner: Runner[T], index: int, item: T) -> tuple[int, Any] | None:
-    """Let a runner begin with an item, and return what it leaves."""
-    left = runner.start(index, item)
-    if isinstance(left, tuple):
-        return left
+    """Let a runner process items, and return the one that it hands over."""
+    handover = runner.start(index, item)
+    if isinstance(handover, tuple):
+        return handover
     try:
-        return await left
+        return await handover
     except BaseException as exc:
         runner.stop(exc)
         raise
 
 
 async def _work(
-    shared: Shared[T, R],
+    fan_out: FanOut[T, R],
     function: Callable[[T], Awaitable[R]],
-    new_runner: Callable[[Shared[T, R]], Runner[T]] | None,
+    new_runner: Callable[[FanOut[T, R]], Runner[T]] | None,
 ) -> None:
-    runner = None if new_runner is None else new_runner(shared)
+    runner = None if new_runner is None else new_runner(fan_out)
     try:
-        while not shared.exhausted:
-            if not shared.has_room:
-                room = asyncio.get_running_loop().create_future()
-                shared.parked.append(room)
-                await room
+        while not fan_out.exhausted:
+            if not fan_out.may_start:
+                idle = asyncio.get_running_loop().create_future()
+                fan_out.idle_workers.append(idle)
+                await idle
                 continue
-            if shared.is_sync:
-                numbered = shared.next_item()
+            if fan_out.is_sync:
+                indexed = fan_out.next_item()
             else:
-                numbered = shared.next_if_any() or await shared.take_item()
-            if numbered is not None and runner is not None:
-                numbered = await _run(runner, *numbered)
-            if numbered is None:
+                indexed = fan_out.next_ready_item() or await fan_out.anext_item()
+            if indexed is not None and runner is not None:
+                indexed = await _run(runner, *indexed)
+            if indexed is None:
                 continue
-            index, item = numbered
+            index, item = indexed
             try:
                 result = await function(item)
             except _FAILURES as exc:
-                if shared.closing:
+                if fan_out.closing:
                     raise
-                # Raised where the item's result is taken: a worker that ends in silence would be
-                # waited for without end.
-                shared.finish(index, None, exc)
+                # Raised to the consumer, which would wait without end for a worker that is gone.
+                fan_out.finish(index, None, exc)
                 if not isinstance(exc, Exception):
-                    shared.exhausted = True
+                    fan_out.exhausted = True
             else:
-                shared.finish(index, result, None)
-                # Otherwise it would live until the next result is there.
+                fan_out.finish(index, result, None)
+                # Otherwise it would live until the next result is ready.
                 del result
     except _FAILURES as exc:
-        if shared.closing:
+        if fan_out.closing:
             raise
-        # The caller's own iterator failed, or somebody cancels every task there is.
-        shared.exhausted = True
-        shared.crash = exc
-    shared.wake_consumer()
-    shared.wake_workers(1)
+        # The caller's own iterator failed, or all tasks of the loop are being cancelled.
+        fan_out.exhausted = True
+        fan_out.crash = exc
+    fan_out.wake_consumer()
+    fan_out.wake_workers(1)
 
 
 async def bounded_batches(
@@ -265,57 +265,59 @@ async def bounded_batches(
     *,
     max_in_flight: int,
     ordered: bool = True,
-    new_runner: Callable[[Shared[T, R]], Runner[T]] | None = None,
+    new_runner: Callable[[FanOut[T, R]], Runner[T]] | None = None,
     recover: Callable[[BaseException], R | None] | None = None,
     weigh: Callable[[R], float] | None = None,
 ) -> AsyncGenerator[list[R], None]:
-    """Yield lists of `await function(item)`, each of what is ready at once.
+    """Yield lists of `await function(item)`, each of the results that are ready.
 
-    The first failure is raised where its result would have been (in order) or as soon as it is
-    known, and ends the rest, unless `recover` makes a result of it. Results wait for a slow
-    consumer up to twice `max_in_flight`; then no new item is begun. Closing the generator, or
-    cancelling its consumer, cancels what is under way and waits for it.
+    The first failure is raised in place of its result (in order) or as soon as it is known, and
+    ends the rest, unless `recover` makes a result of it. Up to twice `max_in_flight` results wait
+    for a slow consumer; then no new item is started. Closing the generator, or cancelling its
+    consumer, cancels what is under way and waits for it.
 
-    `weigh` returns the part of a full list that a result is: a list ends when its results add up
-    to 1 or more. Without it a list has no limit.
+    `weigh` returns the fraction of a full list that a result is: a list ends when its results add
+    up to 1 or more. Without it a list has no limit.
 
     A fixed set of workers instead of a task for each item saves 15 microseconds an item. They are
     not in a TaskGroup, because a generator that yields inside one would let it cancel the
     consumer's code.
     """
-    shared: Shared[T, R] = Shared(
-        items, ordered=ordered, max_ahead=2 * max_in_flight, recover=recover, weigh=weigh
+    fan_out: FanOut[T, R] = FanOut(
+        items, ordered=ordered, max_unyielded=2 * max_in_flight, recover=recover, weigh=weigh
     )
     num_workers = min(max_in_flight, max(1, length_hint(items, max_in_flight)))
-    workers = [asyncio.create_task(_work(shared, function, new_runner)) for _ in range(num_workers)]
+    workers = [
+        asyncio.create_task(_work(fan_out, function, new_runner)) for _ in range(num_workers)
+    ]
     pid = os.getpid()
     try:
         while True:
-            ready, error = shared.take_ready()
+            ready, error = fan_out.pop_results()
             if ready:
                 yield ready
                 if os.getpid() != pid:
                     raise RuntimeError(
                         "an iteration that began before a fork cannot go on after it; begin again"
                     )
-                shared.given += len(ready)
-                shared.wake_workers(len(ready))
+                fan_out.num_yielded += len(ready)
+                fan_out.wake_workers(len(ready))
             if error is not None:
                 raise error
             if ready:
                 continue
-            if shared.is_over():
+            if fan_out.is_over():
                 break
-            shared.consumer = asyncio.get_running_loop().create_future()
-            await shared.consumer
+            fan_out.consumer = asyncio.get_running_loop().create_future()
+            await fan_out.consumer
     finally:
-        shared.closing = True
+        fan_out.closing = True
         if os.getpid() == pid:  # in a forked child they are the parent's
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-    if shared.crash is not None:
-        raise shared.crash
+    if fan_out.crash is not None:
+        raise fan_out.crash
 
 
 async def bounded_map(
@@ -348,10 +350,21 @@ async def gather(calls: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
 
 
 async def pair(first: Coroutine[Any, Any, R], second: Coroutine[Any, Any, S]) -> tuple[R, S]:
-    """Await two calls at once; a failure as in `gather`."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            one, other = group.create_task(first), group.create_task(second)
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from failures.exceptions[0].__cause__
-    return one.result(), other.result()
+    """Await two calls of different types, as `gather`."""
+    one, other = await gather(call for call in (first, second))
+    return one, other  # type: ignore[return-value]  # in order
+
+
+async def gather_bounded(
+    function: Callable[[T], Awaitable[R]], items: Sequence[T], *, max_in_flight: int
+) -> list[R]:
+    """Return `await function(item)` of each item, in order; a failure as in `gather`."""
+    results: dict[int, R] = {}
+    pending = iter(enumerate(items))
+
+    async def work() -> None:
+        for index, item in pending:
+            results[index] = await function(item)
+
+    await gather(work() for _ in range(min(len(items), max_in_flight)))
+    return [results[index] for index in range(len(items))]

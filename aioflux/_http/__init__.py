@@ -1,12 +1,12 @@
-"""HTTP/1.1 client data plane: from the kernel into the caller's buffer, and back.
+"""HTTP/1.1 client: bodies are received into the caller's memory and sent from it.
 
 Every service sends its object bytes through `open_pool`. One request is one attempt; retries,
 checksums and status codes are the caller's.
 """
 
-from aioflux._http.client import RequestPool, open_pool, proxy_for
 from aioflux._http.codec import Headers, ResponseHead
-from aioflux._http.connection import Connection, Response, Waiter
+from aioflux._http.connect import SocketTracker, certificate_error_text, default_context
+from aioflux._http.connection import Connection, Response, ResponseFuture
 from aioflux._http.errors import (
     CertificateError,
     ConnectError,
@@ -15,11 +15,9 @@ from aioflux._http.errors import (
     StalledError,
     TransportError,
 )
-from aioflux._http.origin import Origin
 from aioflux._http.pool import Pool
-from aioflux._http.proxy_sockets import Sockets
-from aioflux._http.request import FixedHeaders
-from aioflux._http.tls import default_context, distrust
+from aioflux._http.request import FixedHeaders, Origin
+from aioflux._http.request_pool import RequestPool, open_pool, proxy_for
 
 __all__ = [
     "CertificateError",
@@ -33,13 +31,13 @@ __all__ = [
     "ProtocolError",
     "RequestPool",
     "Response",
+    "ResponseFuture",
     "ResponseHead",
-    "Sockets",
+    "SocketTracker",
     "StalledError",
     "TransportError",
-    "Waiter",
+    "certificate_error_text",
     "default_context",
-    "distrust",
     "open_pool",
     "proxy_for",
 ]

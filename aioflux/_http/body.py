@@ -1,8 +1,7 @@
-"""Where the bytes of a body go: buffers for bodies received, pieces of bodies sent."""
+"""Bodies: destinations of those received, pieces of those sent."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias, cast
 
@@ -17,40 +16,27 @@ __all__ = [
     "as_destination",
     "as_views",
     "check_length",
-    "new_buffer",
-    "place",
+    "memory_for",
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 Destination: TypeAlias = memoryview | type[bytes] | Callable[[int], memoryview]
-"""Where the body of a 2xx response goes: memory, what gives memory for a length in bytes, or
-`bytes` for an object of that class.
+"""Destination of the body of a 2xx response: memory, a function that returns memory for a length in
+bytes, or `bytes` for an object of that class.
 
 The function is called once, as soon as the length is known, and never for another status.
 """
 
 MAX_ERROR_BODY_BYTES: Final = 1024 * 1024
-"""Bytes kept of a body that is not of a 2xx response; what follows is dropped."""
-
-
-def _make_allocator() -> Callable[[int], bytearray]:
-    """`bytearray(n)` without the zeroes: every byte is received over before anyone sees it."""
-    allocate = ctypes.pythonapi.PyByteArray_FromStringAndSize
-    # A prototype of our own: attributes set on the shared pythonapi function reach everybody.
-    prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)
-    function = prototype(ctypes.cast(allocate, ctypes.c_void_p).value or 0)
-    return lambda size: cast("bytearray", function(None, size))
-
-
-new_buffer = _make_allocator()
+"""Bytes kept of the body of a response other than 2xx; the rest is dropped."""
 
 
 def as_views(body: Sequence[Buffer] | Buffer | None) -> list[memoryview]:
-    """Flat byte views of a body's memory, in order, empty ones left out.
+    """Return flat byte views of a request body's memory, in order, without empty ones.
 
     Raises:
-        TypeError: A part is no buffer.
+        TypeError: A part is not a buffer.
         ValueError: A part's memory is not contiguous.
     """
     if body is None:
@@ -68,7 +54,7 @@ def as_views(body: Sequence[Buffer] | Buffer | None) -> list[memoryview]:
 
 
 def as_destination(into: memoryview) -> memoryview:
-    """Flat byte view of the memory that a response body is received into.
+    """Return a flat byte view of the memory that a response body is received into.
 
     Raises:
         ValueError: The memory is read-only or not contiguous.
@@ -79,10 +65,10 @@ def as_destination(into: memoryview) -> memoryview:
 
 
 def check_length(num_bytes: int, into: Destination | None, max_body_bytes: int | None) -> None:
-    """Refuse a body that is longer than its destination or its limit, before any of it is taken.
+    """Check the length of a body before any of it is received.
 
     Raises:
-        ProtocolError: It is.
+        ProtocolError: It is longer than its destination or its limit.
     """
     if isinstance(into, memoryview) and num_bytes > len(into):
         raise ProtocolError(f"body of {num_bytes} bytes is over the {len(into)} bytes of `into`")
@@ -90,17 +76,17 @@ def check_length(num_bytes: int, into: Destination | None, max_body_bytes: int |
         raise ProtocolError(f"body of {num_bytes} bytes is over the {max_body_bytes} bytes allowed")
 
 
-def place(into: Destination, num_bytes: int) -> memoryview:
-    """Memory for a body of exactly this many bytes.
+def memory_for(into: Destination, num_bytes: int) -> memoryview:
+    """Return the memory for a body of exactly this many bytes.
 
     Raises:
-        ValueError: The caller's function gave less, or memory that cannot be written.
+        ValueError: The caller's function returned less, or memory that cannot be written.
     """
     if isinstance(into, memoryview):
         return into[:num_bytes]
     memory = as_destination(cast("Callable[[int], memoryview]", into)(num_bytes))
     if len(memory) < num_bytes:
-        raise ValueError(f"`into` gave {len(memory)} bytes of memory for a body of {num_bytes}")
+        raise ValueError(f"`into` returned {len(memory)} bytes of memory for a body of {num_bytes}")
     return memory[:num_bytes]
 
 
@@ -109,17 +95,17 @@ class StreamedBody:
 
     Attributes:
         num_bytes: Bytes of payload so far.
-        is_done: The framing said that this was all; never so for a body until close.
-        is_truncated: The rest was dropped, because a limit was reached.
+        is_done: The last chunk was read, or the limit reached; never set for a body until close.
+        is_truncated: The rest was dropped because the limit was reached.
     """
 
     __slots__ = (
         "_allocate",
+        "_buffer",
         "_decoder",
         "_into",
         "_is_bytes",
         "_max_bytes",
-        "_own",
         "_truncate",
         "is_done",
         "is_truncated",
@@ -133,7 +119,7 @@ class StreamedBody:
         self.is_done = False
         self.is_truncated = False
         self._decoder = ChunkedDecoder() if chunked else None
-        self._own = bytearray()
+        self._buffer = bytearray()
         self._truncate = not 200 <= status < 300
         if self._truncate:
             into, max_body_bytes = None, MAX_ERROR_BODY_BYTES
@@ -148,25 +134,25 @@ class StreamedBody:
         self._max_bytes = min(limits, default=None)
 
     @property
-    def num_placed(self) -> int:
-        """Bytes of payload that are in the caller's memory by now."""
+    def num_in_destination(self) -> int:
+        """Bytes of payload that are in the caller's memory."""
         return 0 if self._into is None else self.num_bytes
 
     def finish(self) -> Buffer:
-        """What was received, in the caller's memory or in a buffer of its own."""
+        """Return what was received, in the caller's memory or in a buffer of its own."""
         if self._is_bytes:
-            return bytes(self._own)
+            return bytes(self._buffer)
         if self._allocate is not None:
-            memory = place(self._allocate, self.num_bytes)
-            memory[:] = self._own
+            memory = memory_for(self._allocate, self.num_bytes)
+            memory[:] = self._buffer
             return memory
-        return self._own if self._into is None else self._into[: self.num_bytes]
+        return self._buffer if self._into is None else self._into[: self.num_bytes]
 
     def feed(self, data: bytes | bytearray, start: int, end: int) -> int:
-        """Take in `data[start:end]`; return where the body stopped.
+        """Read `data[start:end]`; return the offset at which the body ended.
 
         Raises:
-            ProtocolError: The framing is not valid, or the body is longer than allowed.
+            ProtocolError: The framing is invalid, or the body is longer than allowed.
         """
         if self._decoder is None:
             self._store(memoryview(data)[start:end])
@@ -175,14 +161,14 @@ class StreamedBody:
         try:
             stop = self._decoder.feed(data, start, end, pieces)
         finally:
-            # What came before a fault is payload, and counts for a caller who resumes.
+            # What came before the invalid framing is payload, from which the caller may resume.
             for piece in pieces:
                 self._store(piece)
         self.is_done = self.is_truncated or self._decoder.is_done
         return stop
 
     def _store(self, piece: memoryview) -> None:
-        """Append a piece of payload, as far as the limit allows."""
+        """Append a piece of payload, up to the limit."""
         end = self.num_bytes + len(piece)
         if self._max_bytes is not None and end > self._max_bytes:
             if not self._truncate:
@@ -191,7 +177,7 @@ class StreamedBody:
             end = self._max_bytes
             piece = piece[: end - self.num_bytes]
         if self._into is None:
-            self._own += piece
+            self._buffer += piece
         else:
             self._into[self.num_bytes : end] = piece
         self.num_bytes = end

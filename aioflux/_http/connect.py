@@ -1,55 +1,176 @@
-"""Opening connections to their end, also those that nobody waits for any more.
+"""Opening connections over TCP and TLS, and closing those that their request abandoned.
 
-asyncio leaves a TLS handshake behind that is cancelled: closing its transport does nothing before
-the handshake has begun and waits for the peer after it, and the socket stays open with nobody to
-close it. So the opening is never cancelled with its caller; what comes of it is closed.
+asyncio leaks a TLS handshake that is cancelled: closing its transport does nothing before the
+handshake has started and waits for the peer afterwards, and the socket stays open. A `Connector`
+therefore never cancels a connect task with its caller, and closes the connection once it is open.
+
+aiohttp forgets a TLS connection once it has started to close it, and its session's `close` does not
+wait for one: after a request that was cancelled during the handshake or before its response, the
+socket stays open until the peer closes. A `SocketTracker` closes such sockets.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeVar
+import contextlib
+import socket
+import ssl
+from typing import TYPE_CHECKING, Any, Final
+
+from aioflux._http.connection import Connection
+from aioflux._http.errors import CertificateError, ConnectError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
-__all__ = ["Openings"]
+    from aiohttp import ClientSession
 
-T = TypeVar("T")
+    from aioflux._http.request import Origin
+    from aioflux.options import Timeouts
+
+__all__ = ["Connector", "SocketTracker", "certificate_error_text", "default_context"]
+
+_CLOSE_SECONDS: Final = 1.0
+"""Time for a connect task, or for the sockets of a session, when their pool is closed."""
+_POLL_SECONDS: Final = 0.001
 
 
-class Openings:
-    """The connections of one pool that are being opened."""
+def default_context(ca_file: str = "") -> ssl.SSLContext:
+    """Return a TLS context that verifies certificates and host names.
 
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
+    Args:
+        ca_file: File of the authorities that are trusted instead of the system's.
 
-    async def run(self, opening: Coroutine[Any, Any, T], close: Callable[[T], object]) -> T:
-        """Open a connection; where the caller is cancelled meanwhile, close it as soon as it is.
+    Environment:
+        SSL_CERT_FILE, SSL_CERT_DIR: Authorities that are trusted instead of the system's; OpenSSL
+            reads both, for every request of a store.
+
+    Raises:
+        OSError: The file cannot be read, or holds no certificates.
+    """
+    context = ssl.create_default_context(cafile=ca_file or None)
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def certificate_error_text(where: str, exc: BaseException) -> str:
+    """Return a message that says why a certificate was rejected, and what to do about it."""
+    reason = getattr(exc, "verify_message", "") or str(exc)
+    return (
+        f"the certificate of {where} was rejected ({reason}); pass ssl_context= with the authority "
+        "that signed it, or name that authority's file in SSL_CERT_FILE"
+    )
+
+
+class Connector:
+    """Opens the connections of one pool, each in a connect task of its own."""
+
+    def __init__(
+        self,
+        *,
+        timeouts: Timeouts,
+        ssl_context: ssl.SSLContext | None,
+        on_lost: Callable[[Connection], None],
+        on_abandoned: Callable[[Connection], None],
+    ) -> None:
+        """Keep the settings.
 
         Args:
-            opening: Opens it, within a time of its own.
-            close: Closes it.
+            timeouts: `connect_seconds` limits TCP and TLS handshake together.
+            ssl_context: How servers are verified; `default_context()` if None.
+            on_lost: Called when the transport of a connection is closed.
+            on_abandoned: Called with an open connection whose caller was cancelled; closes it.
         """
-        task = asyncio.create_task(opening)
+        self._connect_seconds = timeouts.connect_seconds
+        self._ssl_context = ssl_context
+        self._on_lost = on_lost
+        self._on_abandoned = on_abandoned
+        self._tasks: set[asyncio.Task[Connection]] = set()
+
+    async def connect(self, origin: Origin) -> Connection:
+        """Open a connection.
+
+        Raises:
+            ConnectError: Name lookup, TCP or TLS failed, or took too long.
+        """
+        task = asyncio.create_task(self._connect(origin))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-
-            def drop(done: asyncio.Task[T]) -> None:
-                if not done.cancelled() and done.exception() is None:
-                    close(done.result())
-
-            task.add_done_callback(drop)
+            task.add_done_callback(self._abandon)
             raise
 
-    async def settle(self, *, seconds: float) -> None:
-        """Wait until none is being opened, `seconds` at most; then cancel those that still are."""
+    async def aclose(self) -> None:
+        """Wait for the connect tasks, for a second at most, and cancel those that remain."""
         if not self._tasks:
             return
-        _, left = await asyncio.wait(tuple(self._tasks), timeout=seconds)
-        for task in left:
+        _, pending = await asyncio.wait(tuple(self._tasks), timeout=_CLOSE_SECONDS)
+        for task in pending:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*pending, return_exceptions=True)
+
+    def _abandon(self, task: asyncio.Task[Connection]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            self._on_abandoned(task.result())
+
+    async def _connect(self, origin: Origin) -> Connection:
+        is_tls = origin.scheme == "https"
+        context = None
+        if is_tls:
+            context = self._ssl_context = self._ssl_context or default_context()
+        try:
+            async with asyncio.timeout(self._connect_seconds):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: Connection(on_lost=self._on_lost, is_tls=is_tls),
+                    origin.host,
+                    origin.port,
+                    ssl=context,
+                )
+        except TimeoutError as exc:
+            limit = self._connect_seconds
+            raise ConnectError(f"no connection to {origin.url} within {limit:g} s") from exc
+        except ssl.SSLCertVerificationError as exc:
+            raise CertificateError(certificate_error_text(origin.url, exc)) from exc
+        except (OSError, ssl.SSLError) as exc:
+            raise ConnectError(f"no connection to {origin.url}: {exc}") from exc
+        return connection
+
+
+class SocketTracker:
+    """Creates the sockets of one aiohttp session (`socket_factory`) and closes all of them."""
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+
+    def create(self, address: tuple[Any, ...]) -> socket.socket:
+        """Create a socket for an address in the form of `getaddrinfo`."""
+        family, kind, protocol, *_ = address
+        created = socket.socket(family, kind, protocol)
+        self._sockets = [*self._open(), created]
+        return created
+
+    @property
+    def num_open(self) -> int:
+        """Sockets that are open."""
+        return len(self._open())
+
+    async def aclose(self, session: ClientSession) -> None:
+        """Close a session and the sockets it left open; wait for them, for a second at most.
+
+        Raises:
+            asyncio.CancelledError: The wait was cancelled; the sockets are being closed.
+        """
+        await session.close()
+        for remaining in self._open():
+            # The transport sees the end of the stream, and closes at once.
+            with contextlib.suppress(OSError):
+                remaining.shutdown(socket.SHUT_RDWR)
+        for _ in range(int(_CLOSE_SECONDS / _POLL_SECONDS)):
+            if not self._open():
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def _open(self) -> list[socket.socket]:
+        return [each for each in self._sockets if each.fileno() >= 0]

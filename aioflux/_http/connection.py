@@ -1,11 +1,11 @@
-"""One HTTP/1.1 connection: a body is received into the memory it is meant for.
+"""One HTTP/1.1 connection, which receives bodies directly into their destination.
 
-    kernel --recv--> scratch --head--> parse --+-- small body: copied out of the same recv
+    kernel --recv--> scratch --head--> parse --+-- small body: copied from the same recv
                                                +-- large body: the next recv has the destination
     caller's memory --slices--> transport.write --> kernel
 
-Nothing here allocates a timer. The pool asks every connection now and then whether it moved
-(`check`), and the hot path only sets a flag.
+There is no timer per request. The hot path sets a flag at each progress, and the pool looks at the
+flags of all connections now and then (`check_timeouts`).
 
 Over 500 lines because it is one state machine, whose callbacks share the state of one request: cut
 in two, the halves would reach into each other on the hot path.
@@ -30,15 +30,13 @@ from aioflux._http.body import (
     Destination,
     StreamedBody,
     check_length,
-    new_buffer,
-    place,
+    memory_for,
 )
-from aioflux._http.bounce_buffer import Bounce, bounce_for
 from aioflux._http.codec import (
     MAX_HEAD_BYTES,
     Headers,
+    HeadTemplate,
     ResponseHead,
-    Shape,
     match_head,
     parse_head,
 )
@@ -48,7 +46,7 @@ from aioflux._http.errors import (
     StalledError,
     TransportError,
 )
-from aioflux._http.memory import BytesBuffer
+from aioflux._http.memory import BytesBuffer, new_buffer
 
 if sys.platform == "linux":
     import fcntl
@@ -59,21 +57,22 @@ if TYPE_CHECKING:
 
     from aioflux.options import Timeouts
 
-__all__ = ["Connection", "Response", "Waiter"]
+__all__ = ["Connection", "Response", "ResponseFuture"]
 
 # One recv takes the head and a body of up to about this size; a larger body costs a copy of at
 # most this much.
 _SCRATCH_BYTES: Final = MAX_HEAD_BYTES
-# After a body of more than `_LARGE_BYTES` the next head is received nearly by itself: what comes
-# with it would be copied.
+# After a body of more than `_LARGE_BYTES` the next head is received nearly by itself: the part of
+# the body that comes with it is copied.
 _HEAD_BYTES: Final = 4096
 _LARGE_BYTES: Final = 32 * 1024
 # Most body bytes handed to the transport at once: what it may hold of the caller's memory.
 # 32 MiB PUTs to nginx on loopback: 0.91 GB/s in slices of 256 KiB, 0.97 of 1 MiB, 0.87 of 4 MiB,
 # which is within the noise of that machine.
 _SLICE_BYTES: Final = 1024 * 1024
-# TLS encrypts a copy of a whole slice, which then leaves unseen: so the slice bounds both memory
-# and the slowest link that is not taken for a stall (256 KiB in `progress_seconds`).
+# TLS encrypts a copy of a whole slice, and how much of that was sent is not visible: the slice
+# bounds both memory and the slowest link that does not count as stalled (256 KiB in
+# `progress_seconds`).
 _TLS_SLICE_BYTES: Final = 256 * 1024
 _MAX_INTERIM_RESPONSES: Final = 16
 _INT: Final = struct.Struct("i")
@@ -82,36 +81,39 @@ _QUICKACK: Final = getattr(socket, "TCP_QUICKACK", None)  # Linux alone has it
 _SEGMENT_BYTES: Final = 16 * 1024
 
 
-class Waiter(Protocol):
-    """Who is told of a response: a future, or what is called as one at once."""
+class ResponseFuture(Protocol):
+    """The methods of an asyncio future by which a response is delivered.
+
+    An object other than a future is called within the callback that received the response.
+    """
 
     def done(self) -> bool:
-        """Whether it waits no more."""
+        """Return whether the response is no longer awaited."""
 
     def set_result(self, result: Response, /) -> None:
-        """Take a whole response; the connection is free by then."""
+        """Receive a complete response; the connection is free by then."""
 
     def set_exception(self, exception: Exception, /) -> None:
-        """Take the reason why there is none."""
+        """Receive the reason why there is none."""
 
 
 @dataclass(slots=True)
 class Response:
-    """A whole response."""
+    """A complete response."""
 
     status: int
-    """HTTP status, not judged here."""
+    """HTTP status; any, an error is the caller's to raise."""
     headers: Headers
     """Fields, names in lower case."""
     body: Buffer
-    """The body; a view of `into` where that was memory and the status is 2xx."""
+    """The body; a view of `into` if that was memory and the status is 2xx."""
     num_bytes: int
     """Length of the body, in bytes."""
     connection: Connection | None = field(default=None, compare=False, repr=False)
-    """The connection that it came over; None for aiohttp's."""
+    """The connection it was received on; None for aiohttp's."""
 
     def discard_connection(self) -> None:
-        """Send no further request over the connection: its answers are not to be trusted."""
+        """Send no further request over the connection: its responses cannot be trusted."""
         if self.connection is not None:
             self.connection.retire()
 
@@ -122,18 +124,18 @@ class Connection(asyncio.BufferedProtocol):
     Attributes:
         is_usable: Another request may be sent.
         is_lost: The transport is closed for good; `on_lost` has been or is being called.
-        num_requests: Requests sent so far, the one under way included.
-        response_begun: The server has answered the request under way with at least one byte.
-        request_left: The last request may have left whole; otherwise its server never had all of
-            it, and a request that is not whole is not acted on.
+        num_requests: Requests so far, the current one included.
+        response_started: At least one byte of the response to the current request was received.
+        fully_sent: The last request may have been sent completely; otherwise the server cannot have
+            acted on it.
     """
 
     def __init__(self, *, on_lost: Callable[[Connection], None], is_tls: bool) -> None:
         self.is_usable = False
         self.is_lost = False
         self.num_requests = 0
-        self.response_begun = False
-        self.request_left = False
+        self.response_started = False
+        self.fully_sent = False
         self._on_lost = on_lost
         self._is_tls = is_tls
         self._slice_bytes = _TLS_SLICE_BYTES if is_tls else _SLICE_BYTES
@@ -142,34 +144,33 @@ class Connection(asyncio.BufferedProtocol):
         self._scratch = bytearray(_SCRATCH_BYTES)
         self._scratch_view = memoryview(self._scratch)
         self._num_scratch = 0
-        self._room = _SCRATCH_BYTES
-        # The request under way.
-        self._waiter: Waiter | None = None
+        self._scratch_end = _SCRATCH_BYTES
+        # The current request.
+        self._future: ResponseFuture | None = None
         self._is_head_request = False
         self._into: Destination | None = None
         self._max_body_bytes: int | None = None
         self._head_seconds = 0.0
-        self._held = b""
+        self._unwritten_head = b""
         self._outgoing: deque[memoryview] = deque()
         self._has_body = False
         self._write_paused = False
-        # The response under way.
+        # Its response.
         self._head: ResponseHead | None = None
-        self._shape: Shape | None = None
+        self._template: HeadTemplate | None = None
         self._num_interim = 0
         self._body: Buffer = b""
-        self._own: BytesBuffer | None = None
+        self._bytes_buffer: BytesBuffer | None = None
         self._destination: memoryview | None = None
-        self._bounce: Bounce | None = None
         self._num_received = 0
         self._num_expected = 0
         self._streamed: StreamedBody | None = None
-        # What the ticker sees.
-        self._moved = True
-        self._moved_at = 0.0
+        # For `check_timeouts`.
+        self._has_progressed = True
+        self._progress_at = 0.0
         self._num_unsent = 0
 
-    # What the pool calls.
+    # Called by the pool.
 
     def send(
         self,
@@ -180,53 +181,48 @@ class Connection(asyncio.BufferedProtocol):
         into: Destination | None,
         max_body_bytes: int | None,
         head_seconds: float,
-        waiter: Waiter,
-        is_held: bool = False,
+        future: ResponseFuture,
     ) -> None:
-        """Send a request; `waiter` is told of its response, or of the `TransportError`.
+        """Start a request, which `flush` writes; its response or error is set on `future`.
 
-        One that is held leaves with `write_held`.
-
-        Whoever wants to hear no more calls `abort`. By the time the waiter is told, the transport
-        reads none of the body's memory any more.
+        `abort` cancels it. By the time the future is set, the transport no longer reads the body's
+        memory.
         """
-        self._waiter = waiter
+        self._future = future
         self._is_head_request = is_head
         self._into = into
         self._max_body_bytes = max_body_bytes
         self._head_seconds = head_seconds
         self.num_requests += 1
-        self.response_begun = False
-        self.request_left = True
-        self._moved = True
+        self.response_started = False
+        self.fully_sent = True
+        self._has_progressed = True
         if body:
             self._has_body = True
             self._outgoing.extend(body)
-        self._held = request_head
-        if not is_held:
-            self.write_held()
+        self._unwritten_head = request_head
 
-    def write_held(self) -> None:
-        """Let the request leave that is held, if it was not dropped meanwhile."""
-        request_head, self._held = self._held, b""
+    def flush(self) -> None:
+        """Write the started request, unless it was aborted meanwhile."""
+        request_head, self._unwritten_head = self._unwritten_head, b""
         try:
             if self._has_body:
                 self._send_slices(request_head)
             elif request_head:
                 self._transport.write(request_head)
-        except Exception as error:  # the requests of others are written after it
+        except Exception as error:  # other connections are flushed after this one
             self._fail(error)
 
     @property
     def is_stale(self) -> bool:
-        """Whether the request that has failed met a connection closed while it was idle."""
-        return self.num_requests > 1 and not self.response_begun
+        """Whether the failed request found the connection closed since the request before it."""
+        return self.num_requests > 1 and not self.response_started
 
-    def has_spoken(self) -> bool:
-        """Whether the kernel holds something that the server sent unasked: its end, as a rule.
+    def has_expired(self) -> bool:
+        """Return whether the idle socket is readable: as a rule, the server has closed it.
 
-        The loop tells of it when it turns next. One system call, worth it where a request cannot
-        be sent twice.
+        The event loop reports it in its next iteration only. One system call, worth it for a
+        request that cannot be sent twice.
         """
         if self._poll is None:
             shared = self._transport.get_extra_info("socket")
@@ -237,124 +233,117 @@ class Connection(asyncio.BufferedProtocol):
         return bool(self._poll.poll(0))
 
     def abort(self) -> None:
-        """Close now, whatever is under way; no memory of a request is read or written after."""
+        """Close now and drop the current request; its memory is neither read nor written after."""
         self.is_usable = False
         transport = self._transport
         if self._has_body and not transport.is_closing() and transport.get_write_buffer_size():
-            self._stop_sending()
+            self._shut_down_socket()
         transport.abort()
         self._reset()
 
     def retire(self) -> None:
-        """Take no further request: close now, or when the request under way has ended."""
+        """Accept no further request: close now, or when the current request has ended."""
         self.is_usable = False
-        if self._waiter is None:
+        if self._future is None:
             self.abort()
 
-    def check(self, now: float, timeouts: Timeouts, *, slept_seconds: float = 0.0) -> None:
-        """Fail or close what has stood still for too long.
+    def check_timeouts(self, now: float, timeouts: Timeouts, *, late_seconds: float = 0.0) -> None:
+        """Fail a request without progress, or close an idle connection, after its timeout.
 
         Args:
             now: Time of the loop's clock, in seconds.
             timeouts: The limits.
-            slept_seconds: Time of late in which the loop stood still itself: no server is blamed
-                for it.
+            late_seconds: Time for which the loop itself was blocked, which does not count.
         """
-        if self._moved:
-            self._moved = False
-            self._moved_at = now
+        if self._has_progressed:
+            self._has_progressed = False
+            self._progress_at = now
             return
-        if self._waiter is None:
-            if now - self._moved_at >= timeouts.idle_seconds:
+        if self._future is None:
+            if now - self._progress_at >= timeouts.idle_seconds:
                 self.abort()
             return
-        self._moved_at += slept_seconds
-        silent_seconds = now - self._moved_at
+        self._progress_at += late_seconds
+        silent_seconds = now - self._progress_at
         doing, limit = "sending the request body", timeouts.progress_seconds
-        if self.response_begun:
+        if self.response_started:
             doing = "receiving the response"
         else:
             num_unsent = self._count_unsent() if self._has_body else 0
             if num_unsent != self._num_unsent:
                 self._num_unsent = num_unsent
-                self._moved_at = now
+                self._progress_at = now
                 return
             if not num_unsent and not self._outgoing:
-                doing, limit = "waiting for the response to begin", self._head_seconds
+                doing, limit = "waiting for the response to start", self._head_seconds
         if silent_seconds >= limit:
-            self._fail(StalledError(f"nothing moved for {limit:g} s while {doing}"))
+            self._fail(StalledError(f"no progress for {limit:g} s while {doing}"))
 
     def _count_unsent(self) -> int:
-        """Return the bytes that the transport holds, and on Linux those that the kernel holds.
+        """Return the bytes in the transport's buffer, and on Linux in the kernel's.
 
-        The kernel takes some MiB of a body at once, also for a server that reads nothing.
+        The kernel accepts some MiB of a body at once, even if the server reads nothing.
         """
         num_unsent = self._transport.get_write_buffer_size()
         shared = self._transport.get_extra_info("socket")
         if sys.platform == "linux" and shared is not None and shared.fileno() >= 0:
-            # SIOCOUTQ: what the peer has not acknowledged (tcp(7)).
-            (num_held,) = _INT.unpack(
+            # SIOCOUTQ: bytes that the peer has not acknowledged (tcp(7)).
+            (num_in_kernel,) = _INT.unpack(
                 fcntl.ioctl(shared.fileno(), termios.TIOCOUTQ, bytes(_INT.size))
             )
-            num_unsent += num_held
+            num_unsent += num_in_kernel
         return num_unsent
 
-    def fail_closed(self) -> None:
-        """Fail the request under way because its pool closes."""
-        if self._waiter is not None:
+    def close(self) -> None:
+        """Close because the pool is closed; fail the current request."""
+        if self._future is not None:
             self._fail(ConnectionLostError("the pool was closed while the request was under way"))
         else:
             self.abort()
 
-    # What the transport calls.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Keep the transport; accept requests."""
         self._transport = cast("asyncio.Transport", transport)
         self.is_usable = True
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Memory for the next recv: the rest of the destination, or scratch."""
-        destination, done = self._destination, self._num_received
-        if destination is not None:
-            if self._bounce is not None:
-                return self._bounce.room(done, self._num_expected - done)
-            return destination[done:]
-        return self._scratch_view[self._num_scratch : self._room]
+        """Return the memory for the next recv: the rest of the destination, or scratch."""
+        if self._destination is not None:
+            return self._destination[self._num_received :]
+        return self._scratch_view[self._num_scratch : self._scratch_end]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Account for bytes that the kernel has put into the last `get_buffer`."""
-        self._moved = True
+        """Process the bytes that were received into the last `get_buffer`."""
+        self._has_progressed = True
         if self._destination is not None:
-            if self._bounce is not None:
-                done = self._num_received
-                self._destination[done : done + nbytes] = self._bounce.room(done, nbytes)
             self._num_received += nbytes
             if self._num_received >= self._num_expected:
-                if self._num_received > self._num_expected and self._own is not None:
-                    # More than the response: whatever it is, the next one would begin with it.
-                    self._own.seal()
+                if self._num_received > self._num_expected and self._bytes_buffer is not None:
+                    # Bytes after the response, with which the next one would start.
+                    self._bytes_buffer.restore_end()
                     self.is_usable = False
                 self._finish(self._num_expected)
             elif self._num_expected - self._num_received < _SEGMENT_BYTES:
                 self._acknowledge()
-        elif self._waiter is None:
-            # Bytes that nobody asked for: no telling what a next response would begin with.
+        elif self._future is None:
+            # Bytes without a request, with which the next response would start.
             self.abort()
-        elif self._held:
-            # The same; the request has not left, and goes over another connection.
-            self._fail(ConnectionLostError("the server sent bytes that nobody had asked for"))
+        elif self._unwritten_head:
+            # The same; the request is not sent yet, and goes over another connection.
+            self._fail(ConnectionLostError("the server sent bytes before the request"))
         else:
             try:
                 if self._streamed is None:
-                    self._take_head(nbytes)
+                    self._read_head(nbytes)
                 else:
-                    self._take_streamed(self._streamed, 0, nbytes)
+                    self._feed_streamed_body(self._streamed, 0, nbytes)
             except Exception as error:  # also what the caller's allocator raises
                 self._fail(error)
 
     def eof_received(self) -> None:
-        """The server sends no more: the end of a body until close, or of the connection."""
+        """End a body that lasts until close; any other request fails."""
         self.is_usable = False
         streamed = self._streamed
         if streamed is not None and self._head is not None and not self._head.chunked:
@@ -363,19 +352,21 @@ class Connection(asyncio.BufferedProtocol):
                 self._finish(streamed.num_bytes)
             except Exception as error:  # what the caller's allocator raises
                 self._fail(error)
-        elif self._waiter is not None:
-            # Left alone, the transport would go on sending the body to a server that has left.
+        elif self._future is not None:
+            # Otherwise the transport would go on sending the body to a server that has closed.
             self._fail(
-                ConnectionLostError("the server closed the connection before it had answered whole")
+                ConnectionLostError(
+                    "the server closed the connection before the response was whole"
+                )
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail the request under way, and tell the pool."""
+        """Fail the current request, and notify the pool."""
         self.is_usable = False
         self.is_lost = True
         if self._has_body and exc is not None:
-            self._read_what_is_left()
-        if self._waiter is not None:
+            self._read_remaining_response()
+        if self._future is not None:
             error = ConnectionLostError("the connection was closed before the response was whole")
             if exc is not None:
                 error = ConnectionLostError(f"the connection was lost: {exc}")
@@ -384,20 +375,20 @@ class Connection(asyncio.BufferedProtocol):
         self._on_lost(self)
 
     def pause_writing(self) -> None:
-        """The transport holds enough."""
+        """Stop writing: the transport's buffer is full."""
         self._write_paused = True
 
     def resume_writing(self) -> None:
-        """The transport has sent what it held: it may have more."""
+        """Write more: the transport's buffer has drained."""
         self._write_paused = False
-        self._moved = True
-        if self._outgoing and not self._held:
+        self._has_progressed = True
+        if self._outgoing and not self._unwritten_head:
             self._send_slices()
 
     # Sending.
 
     def _send_slices(self, request_head: bytes = b"") -> None:
-        """Hand slices of the body to the transport until it has enough."""
+        """Write slices of the body until the transport's buffer is full."""
         outgoing = self._outgoing
         while outgoing and not self._write_paused:
             pieces: list[bytes | memoryview] = []
@@ -417,11 +408,11 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._transport.writelines(pieces)
 
-    def _stop_sending(self) -> None:
-        """Make sure that nothing more of the caller's memory leaves.
+    def _shut_down_socket(self) -> None:
+        """Make sure that no more of the caller's memory is sent.
 
-        `abort` closes the socket in the next turn of the loop, and until then the transport may
-        send what it holds; the caller may change that memory as soon as we return. A shutdown
+        `abort` closes the socket in the next iteration of the loop, and until then the transport
+        may send its buffer; the caller may change that memory as soon as we return. A shutdown
         through a second descriptor works at once.
         """
         shared = self._transport.get_extra_info("socket")
@@ -430,68 +421,68 @@ class Connection(asyncio.BufferedProtocol):
                 try:
                     own.shutdown(socket.SHUT_RDWR)
                 except OSError:
-                    # Not connected any more, which is what we want.
+                    # No longer connected.
                     return
 
     # Receiving.
 
-    def _read_what_is_left(self) -> None:
-        """Read an answer that came before the write that failed.
+    def _read_remaining_response(self) -> None:
+        """Read a response that was received before a write failed.
 
-        A server that refuses an upload may answer and close; a write then fails, and the transport
-        gives up with the answer unread in the kernel. Under TLS only the transport could read it.
+        A server that rejects an upload may respond and close; a write then fails, and the transport
+        closes with the response unread in the kernel. Under TLS only the transport could read it.
         """
         shared = self._transport.get_extra_info("socket")
         if self._is_tls or shared is None or shared.fileno() < 0:
             return
         with socket.socket(fileno=os.dup(shared.fileno())) as own:
             try:
-                while self._waiter is not None and (
+                while self._future is not None and (
                     num_bytes := own.recv_into(self.get_buffer(-1))
                 ):
                     self.buffer_updated(num_bytes)
             except OSError:
-                # No more is here, or the reset itself has come to the front.
+                # Nothing more was received, or the reset comes next.
                 return
-        if self._waiter is not None:
+        if self._future is not None:
             self.eof_received()
 
-    def _take_head(self, num_new: int) -> None:
-        """Look for the end of the head in scratch; go on to the body from there."""
-        self.response_begun = True
+    def _read_head(self, num_new: int) -> None:
+        """Parse the head once its end is in scratch; continue with the body."""
+        self.response_started = True
         scratch = self._scratch
         start = self._num_scratch
         self._num_scratch = end = start + num_new
-        if self._shape is not None and not start:
-            known = match_head(self._shape, scratch, end)
-            if known is not None and known[0].status >= 200:
+        if self._template is not None and not start:
+            match = match_head(self._template, scratch, end)
+            if match is not None and match[0].status >= 200:
                 self._num_scratch = 0
-                self._begin_response(*known, end)
+                self._start_response(*match, end)
                 return
         stop = scratch.find(b"\r\n\r\n", max(start - 3, 0), end)
         while stop >= 0:
             stop += 4
-            head, shape = parse_head(bytes(self._scratch_view[:stop]))
+            head, template = parse_head(bytes(self._scratch_view[:stop]))
             if head.status >= 200:
                 self._num_scratch = 0
-                if shape is not None and shape.pattern is not None:
-                    self._shape = shape
-                self._begin_response(head, stop, end)
+                if template is not None and template.pattern is not None:
+                    self._template = template
+                self._start_response(head, stop, end)
                 return
-            self._drop_interim(head, stop, end)
+            self._skip_interim_response(head, stop, end)
             end = self._num_scratch
             stop = scratch.find(b"\r\n\r\n", 0, end)
-        self._room = _SCRATCH_BYTES
+        self._scratch_end = _SCRATCH_BYTES
         self._acknowledge()
-        # Something that is not HTTP may never send an empty line: say so now, not after a stall.
-        begin = bytes(scratch[: min(end, 40)])
-        if not b"HTTP/1.".startswith(begin[:7]):
-            raise ProtocolError(f"not an HTTP/1.1 response: {begin!r}")
+        # Another protocol may never send an empty line: fail now, not after a timeout.
+        first = bytes(scratch[: min(end, 40)])
+        if not b"HTTP/1.".startswith(first[:7]):
+            raise ProtocolError(f"not an HTTP/1.1 response: {first!r}")
         if end >= MAX_HEAD_BYTES:
             raise ProtocolError(f"response head is over {MAX_HEAD_BYTES} bytes")
 
-    def _begin_response(self, head: ResponseHead, start: int, end: int) -> None:
-        """Take a head, and what of its body `scratch[start:end]` holds."""
+    def _start_response(self, head: ResponseHead, start: int, end: int) -> None:
+        """Start a response with its head, and with the part of its body in `scratch[start:end]`."""
         if (
             self._into is not bytes
             or head.content_length != end - start
@@ -501,29 +492,29 @@ class Connection(asyncio.BufferedProtocol):
             or self._has_body
             or (self._max_body_bytes is not None and end - start > self._max_body_bytes)
         ):
-            self._begin_body(head, start, end)
+            self._start_body(head, start, end)
             return
-        # All of it is here, as of most small objects: nothing has to be prepared.
-        waiter = self._waiter
-        self._waiter = None
+        # Complete with one recv, as most small objects are.
+        future = self._future
+        self._future = None
         self._into = None
         self._num_interim = 0
-        if waiter is not None and not waiter.done():
+        if future is not None and not future.done():
             body = bytes(self._scratch_view[start:end])
-            waiter.set_result(Response(head.status, head.headers, body, end - start, self))
+            future.set_result(Response(head.status, head.headers, body, end - start, self))
 
-    def _drop_interim(self, head: ResponseHead, stop: int, end: int) -> None:
-        """Skip a 1xx response: the final one follows it."""
+    def _skip_interim_response(self, head: ResponseHead, stop: int, end: int) -> None:
+        """Drop a 1xx response: the final one follows it."""
         self._num_interim += 1
         if head.status == 101:
-            raise ProtocolError("the server switched protocols without being asked")
+            raise ProtocolError("the server switched protocols without a request for it")
         if self._num_interim > _MAX_INTERIM_RESPONSES:
             raise ProtocolError(f"more than {_MAX_INTERIM_RESPONSES} interim responses")
         self._scratch[: end - stop] = self._scratch[stop:end]
         self._num_scratch = end - stop
 
-    def _begin_body(self, head: ResponseHead, start: int, end: int) -> None:
-        """Prepare for the body that a head announces, of which `scratch[start:end]` is here."""
+    def _start_body(self, head: ResponseHead, start: int, end: int) -> None:
+        """Start the body that a head declares, of which `scratch[start:end]` was received."""
         self._head = head
         status = head.status
         if self._is_head_request or status in (204, 304):
@@ -533,11 +524,11 @@ class Connection(asyncio.BufferedProtocol):
         if not head.keep_alive:
             self.is_usable = False
         if self._outgoing:
-            # An answer before the whole request: nobody waits for the rest of it.
+            # A response before the end of the request, whose rest is not needed.
             self._outgoing.clear()
             self.is_usable = False
         if num_bytes is None:
-            self._begin_streamed(head, start, end)
+            self._start_streamed_body(head, start, end)
             return
         into = self._into
         if not 200 <= status < 300:
@@ -547,14 +538,16 @@ class Connection(asyncio.BufferedProtocol):
                 self.is_usable = False
         else:
             check_length(num_bytes, into, self._max_body_bytes)
-        self._begin_sized(into, num_bytes, start, end)
+        self._start_sized_body(into, num_bytes, start, end)
 
-    def _begin_sized(self, into: Destination | None, num_bytes: int, start: int, end: int) -> None:
-        """Take the part of a body of known length that came with its head."""
+    def _start_sized_body(
+        self, into: Destination | None, num_bytes: int, start: int, end: int
+    ) -> None:
+        """Start a body of known length with the part that came with its head."""
         num_here = end - start
-        self._room = _HEAD_BYTES if num_bytes > _LARGE_BYTES else _SCRATCH_BYTES
+        self._scratch_end = _HEAD_BYTES if num_bytes > _LARGE_BYTES else _SCRATCH_BYTES
         if num_here > num_bytes:
-            # More than the response: whatever it is, the next one would begin with it.
+            # Bytes after the response, with which the next one would start.
             self.is_usable = False
             num_here = num_bytes
         here = self._scratch_view[start : start + num_here]
@@ -567,10 +560,10 @@ class Connection(asyncio.BufferedProtocol):
                 self._body = new_buffer(num_bytes)
                 destination = memoryview(self._body)
             else:
-                self._own = BytesBuffer(num_bytes)
-                destination = self._own.room
+                self._bytes_buffer = BytesBuffer(num_bytes)
+                destination = self._bytes_buffer.recv_view
         else:
-            self._body = destination = place(into, num_bytes)
+            self._body = destination = memory_for(into, num_bytes)
         destination[:num_here] = here
         self._num_received = num_here
         if num_here == num_bytes:
@@ -578,13 +571,12 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._num_expected = num_bytes
             self._destination = destination
-            self._bounce = None if self._is_tls else bounce_for(destination)
             if num_bytes - num_here < _SEGMENT_BYTES:
                 self._acknowledge()
 
-    def _begin_streamed(self, head: ResponseHead, start: int, end: int) -> None:
-        """Begin a body whose length is not known: chunked, or until the connection closes."""
-        self._room = _SCRATCH_BYTES
+    def _start_streamed_body(self, head: ResponseHead, start: int, end: int) -> None:
+        """Start a body of unknown length: chunked, or until the connection closes."""
+        self._scratch_end = _SCRATCH_BYTES
         if not head.chunked:
             self.is_usable = False
         self._streamed = StreamedBody(
@@ -593,9 +585,9 @@ class Connection(asyncio.BufferedProtocol):
             into=self._into,
             max_body_bytes=self._max_body_bytes,
         )
-        self._take_streamed(self._streamed, start, end)
+        self._feed_streamed_body(self._streamed, start, end)
 
-    def _take_streamed(self, streamed: StreamedBody, start: int, end: int) -> None:
+    def _feed_streamed_body(self, streamed: StreamedBody, start: int, end: int) -> None:
         """Feed `scratch[start:end]` to a body of unknown length."""
         try:
             stop = streamed.feed(self._scratch, start, end)
@@ -610,11 +602,11 @@ class Connection(asyncio.BufferedProtocol):
             self._acknowledge()
 
     def _acknowledge(self) -> None:
-        """Acknowledge what has come now, because a part of the response is missing.
+        """Acknowledge the received bytes now, because a part of the response is missing.
 
         A server that sends a response in pieces and collects small ones (Nagle's algorithm, as Ceph
         does at its defaults) holds back the next piece until then, and the kernel would wait up to
-        40 ms: 44 ms for each small read over loopback, instead of 0.2. The option holds for this
+        40 ms: 44 ms for each small read over loopback, instead of 0.2. The option applies to this
         one acknowledgement.
         """
         shared = self._transport.get_extra_info("socket")
@@ -626,49 +618,48 @@ class Connection(asyncio.BufferedProtocol):
     # Ending.
 
     def _finish(self, num_bytes: int) -> None:
-        """Hand over the whole response."""
-        waiter, head = self._waiter, self._head
-        body = self._body if self._own is None else self._own.finish()
+        """Set the complete response on the future."""
+        future, head = self._future, self._head
+        body = self._body if self._bytes_buffer is None else self._bytes_buffer.finish()
         has_body = self._has_body
         if has_body and self.is_usable and self._transport.get_write_buffer_size():
             self.is_usable = False
         if self.is_usable:
             self._reset()
         else:
-            # Before the caller wakes: it may reuse the memory of the body at once.
+            # Before the caller runs, which may reuse the memory of the request body.
             self.abort()
-        if waiter is not None and head is not None and not waiter.done():
-            waiter.set_result(Response(head.status, head.headers, body, num_bytes, self))
+        if future is not None and head is not None and not future.done():
+            future.set_result(Response(head.status, head.headers, body, num_bytes, self))
 
     def _fail(self, error: Exception) -> None:
-        """Close the connection, and fail the request under way."""
-        waiter = self._waiter
+        """Close the connection, and fail the current request."""
+        future = self._future
         if isinstance(error, TransportError):
             error.head = self._head
-            error.num_bytes_received = self._num_placed()
+            error.num_bytes_received = self._num_in_destination()
             error.request_sent = True
-        if self._outgoing or self._held:
-            self.request_left = False
+        if self._outgoing or self._unwritten_head:
+            self.fully_sent = False
         self.abort()
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(error)
+        if future is not None and not future.done():
+            future.set_exception(error)
 
-    def _num_placed(self) -> int:
-        """Leading bytes of the body that are in the caller's memory."""
+    def _num_in_destination(self) -> int:
+        """Return the number of leading bytes of the body in the caller's memory."""
         if self._streamed is not None:
-            return self._streamed.num_placed
+            return self._streamed.num_in_destination
         return self._num_received if self._body is self._destination else 0
 
     def _reset(self) -> None:
-        """Let go of everything that belongs to the request that has ended."""
-        self._waiter = None
-        self._held = b""
+        """Drop everything that belongs to the request that has ended."""
+        self._future = None
+        self._unwritten_head = b""
         self._into = None
         self._head = None
         self._body = b""
-        self._own = None
+        self._bytes_buffer = None
         self._destination = None
-        self._bounce = None
         self._streamed = None
         self._num_received = 0
         self._num_scratch = 0

@@ -1,8 +1,8 @@
-"""Who holds which of the places for connections to one origin: bookkeeping without I/O.
+"""Slots for the connections to one origin: bookkeeping without I/O.
 
-A place is free, or taken by one connection that is opening, idle, or under a request. Idle
-connections are taken last in, first out, so that a shrinking load lets the oldest run into their
-idle limit. Requests that find no place wait first come, first served.
+A slot is free, or held by one connection that is connecting, idle or under a request. The
+connection that became idle last is acquired first, so that under a shrinking load the others reach
+their idle limit. Requests that find no free slot wait, first in, first out.
 """
 
 from __future__ import annotations
@@ -14,50 +14,49 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aioflux._http.connection import Connection
 
-__all__ = ["Lane"]
+__all__ = ["ConnectionSlots"]
 
 
-class Lane:
-    """Places for connections to one origin.
+class ConnectionSlots:
+    """Slots for the connections to one origin.
 
     Attributes:
-        fixed: Header lines of every request to the origin.
+        host_line: The Host header line of every request to the origin.
         idle: Open connections without a request, the last used one at the end.
-        num_taken: Places taken.
+        num_held: Slots that are not free.
     """
 
-    __slots__ = ("_max_connections", "_waiters", "fixed", "idle", "num_taken")
+    __slots__ = ("_max_connections", "_waiters", "host_line", "idle", "num_held")
 
-    def __init__(self, max_connections: int, *, fixed: bytes = b"") -> None:
-        self.fixed = fixed
+    def __init__(self, max_connections: int, *, host_line: bytes = b"") -> None:
+        self.host_line = host_line
         self.idle: list[Connection] = []
-        self.num_taken = 0
+        self.num_held = 0
         self._max_connections = max_connections
         self._waiters: deque[asyncio.Future[Connection | None]] = deque()
 
-    def take_idle(self) -> Connection | None:
-        """Take an open connection, with its place, if one is idle and nobody is in line for it."""
+    def acquire_idle(self) -> Connection | None:
+        """Acquire an idle connection with its slot; None if there is none, or requests wait."""
         if not self._waiters:
-            # A connection in `idle` is usable, or its loss is about to be told to us.
+            # A connection in `idle` is usable, or `remove_idle` is about to be called for it.
             while self.idle:
                 connection = self.idle.pop()
                 if connection.is_usable:
                     return connection
-                self.num_taken -= 1
+                self.num_held -= 1
         return None
 
-    async def take(self) -> Connection | None:
-        """Take a place.
+    async def acquire(self) -> Connection | None:
+        """Acquire a slot, to be given back with `release`.
 
         Returns:
-            An open connection, or None: a place to open one in. The caller ends with `give_back`
-            or `free` either way.
+            The idle connection in it, or None: the caller may open one.
         """
-        connection = self.take_idle()
+        connection = self.acquire_idle()
         if connection is not None:
             return connection
-        if not self._waiters and self.num_taken < self._max_connections:
-            self.num_taken += 1
+        if not self._waiters and self.num_held < self._max_connections:
+            self.num_held += 1
             return None
         return await self._wait()
 
@@ -68,14 +67,14 @@ class Lane:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                # Cancelled after it was served: the place goes to the next in line.
-                self.give_back(waiter.result())
+                # Cancelled after it had acquired the slot, which goes to the next waiter.
+                self.release(waiter.result())
             elif waiter in self._waiters:
                 self._waiters.remove(waiter)
             raise
 
-    def give_back(self, connection: Connection | None) -> None:
-        """Give a place back, with the connection in it if that is still usable."""
+    def release(self, connection: Connection | None) -> None:
+        """Release a slot, with the connection in it if that is still usable."""
         if connection is not None and not connection.is_usable:
             connection = None
         waiter = self._next_waiter()
@@ -84,16 +83,16 @@ class Lane:
         elif connection is not None:
             self.idle.append(connection)
         else:
-            self.num_taken -= 1
+            self.num_held -= 1
 
-    def lost(self, connection: Connection) -> None:
-        """Free the place of a connection that was closed while it was idle."""
+    def remove_idle(self, connection: Connection) -> None:
+        """Free the slot of a connection that was closed, if it was idle."""
         if connection in self.idle:
             self.idle.remove(connection)
-            self.give_back(None)
+            self.release(None)
 
     def fail_waiters(self, error: Exception) -> None:
-        """Fail everybody in line."""
+        """Fail every waiting request."""
         while (waiter := self._next_waiter()) is not None:
             waiter.set_exception(error)
 

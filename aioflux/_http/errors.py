@@ -1,13 +1,13 @@
-"""Every error that a request on the data plane raises.
+"""Errors of requests on the data plane.
 
     TransportError(Exception)
     ├── ConnectError          name lookup, TCP or TLS failed; nothing was sent
-    │   └── CertificateError  the server's certificate was refused
-    ├── ConnectionLostError   closed or reset before the response was whole
-    ├── StalledError          nothing moved for as long as the timeouts allow
-    └── ProtocolError         the answer is not valid HTTP/1.1, or larger than the caller allows
+    │   └── CertificateError  the server's certificate was rejected
+    ├── ConnectionLostError   closed or reset before the response was complete
+    ├── StalledError          no progress for as long as the timeouts allow
+    └── ProtocolError         the response is not valid HTTP/1.1, or larger than allowed
 
-They are mapped to the errors that users see by the services; status codes are no errors here.
+Services map them to the errors that users see. A status code is not an error here.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = [
 
 
 class TransportError(Exception):
-    """A request failed below HTTP: no whole response exists.
+    """A request failed without a complete response.
 
     Attributes:
-        message: What was asked of whom, and what happened.
-        num_bytes_received: Leading bytes of the body that are in the caller's memory; 0 where it
-            gave none, or where the body is that of a refusal, which never goes there.
-        head: Head of the response, where it arrived; pins the rest of a broken body to its etag.
+        message: The operation, its server and the failure.
+        num_bytes_received: Leading bytes of the body that are in the caller's memory; 0 if it
+            passed none, or if the status is not 2xx: such a body never goes there.
+        head: Head of the response, if received; pins the rest of a broken body to its etag.
         request_sent: Whether the server may have seen the request.
     """
 
@@ -64,16 +64,16 @@ class ConnectError(TransportError):
 
 
 class CertificateError(ConnectError):
-    """The server's certificate was refused: another attempt meets the same one."""
+    """The server's certificate was rejected: another attempt would meet the same one."""
 
 
 class ConnectionLostError(TransportError):
-    """The connection ended before the response was whole."""
+    """The connection ended before the response was complete."""
 
 
 class StalledError(TransportError):
-    """The connection stood still for longer than the timeouts allow."""
+    """There was no progress for longer than the timeouts allow."""
 
 
 class ProtocolError(TransportError):
-    """The answer is not HTTP/1.1 as this plane accepts it, or larger than the caller allows."""
+    """The response is not HTTP/1.1 as the codec accepts it, or larger than the caller allows."""

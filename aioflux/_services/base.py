@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from aioflux._http import Connection, Response, Waiter
+    from aioflux._http import Connection, Response, ResponseFuture
     from aioflux._values.meta import ObjectMeta, OpenUpload
     from aioflux.errors import StorageError
 
@@ -281,7 +281,7 @@ class Service(ABC):
                 are in `into`.
         """
 
-    def begin_get(self, request: ReadRequest, waiter: Waiter) -> Exchange | None:
+    def begin_get(self, request: ReadRequest, waiter: ResponseFuture) -> Exchange | None:
         """Begin what `get(request)` does, without a task.
 
         The waiter receives the response or the error, and passes it to `end_get` or `fail_get`.

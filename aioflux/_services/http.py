@@ -1,7 +1,7 @@
 """What the services on the data plane have in common: reads, parts, and answers in doubt.
 
-    get ------> read_request -> Sender.send --> read_answer -> Body
-    begin_get -> (the service) -> Sender.begin ~> end_get -> read_answer -> Body
+    get -------> _encode_read -> Sender.send --------------------> _decode_read -> Body
+    begin_get -> _encode_read -> Sender.start_read ~> end_get ---> _decode_read -> Body
 
 A service says how its requests are built and what its answers tell. Which answers are errors, and
 what is sent again, is in `sender`.
@@ -20,7 +20,7 @@ from aioflux.errors import StorageError, TransientError, UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
-    from aioflux._http import Response
+    from aioflux._http import Response, ResponseFuture
     from aioflux._services.base import (
         Exchange,
         Into,
@@ -72,6 +72,11 @@ class HTTPService(Service):
     _lister: Lister[Any]
     """Reads listings, where the service does not list as the contract wants it."""
 
+    def __init__(self, *, root_uri: str, prefix: str) -> None:
+        super().__init__(root_uri=root_uri, prefix=prefix)
+        # Reads without a task that are guesses (see `EncodedRead`).
+        self._guesses_started: set[Exchange] = set()
+
     # --- reads ---------------------------------------------------------------------------
 
     async def get(self, request: ReadRequest, *, into: Into | None = None) -> Body:
@@ -106,8 +111,18 @@ class HTTPService(Service):
             await check
         return body
 
+    def begin_get(self, request: ReadRequest, waiter: ResponseFuture) -> Exchange | None:
+        assert request.end is not None
+        target, headers, _, is_guess = self._encode_read(request)
+        exchange = self._sender.start_read(target, headers, waiter, max_body_bytes=request.end)
+        if is_guess and exchange is not None:
+            self._guesses_started.add(exchange)
+        return exchange
+
     def end_get(self, request: ReadRequest, exchange: Exchange, response: Response) -> Body | None:
-        signer = self._sender.end(exchange)
+        if self._guesses_started:
+            self._guesses_started.discard(exchange)
+        signer = self._sender.finish_read(exchange)
         if 200 <= response.status < 300 or response.status == 416:
             try:
                 return self._decode_read(request, response)
@@ -122,14 +137,21 @@ class HTTPService(Service):
     def fail_get(
         self, request: ReadRequest, exchange: Exchange, error: Exception
     ) -> StorageError | None:
-        self._sender.end(exchange)
+        is_guess = exchange in self._guesses_started
+        self._guesses_started.discard(exchange)
+        self._sender.finish_read(exchange)
         if isinstance(error, ConnectionLostError) and exchange.is_stale:
+            return None
+        if is_guess and is_too_long(error):
+            # `get` reads a range then.
+            self._guessed_wrong()
             return None
         return self._sender.failed(error, "read", request.key)
 
     def abort_get(self, exchange: Exchange) -> None:
         exchange.abort()
-        self._sender.end(exchange)
+        self._guesses_started.discard(exchange)
+        self._sender.finish_read(exchange)
 
     @abstractmethod
     def _encode_read(self, request: ReadRequest) -> EncodedRead:

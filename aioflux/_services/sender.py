@@ -11,16 +11,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
-from aioflux._auth.credentials_function import WAIT
+from aioflux._auth.access_token import NOT_READY
 from aioflux._http import CertificateError, FixedHeaders, ProtocolError, TransportError
 from aioflux.errors import StorageError, TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from aioflux._auth.credentials_function import AnonymousToken, ProvidedToken
-    from aioflux._auth.token_renewal import RenewedToken
-    from aioflux._http import Connection, Origin, RequestPool, Response, Waiter
+    from aioflux._auth.access_token import AnonymousToken, ProvidedToken, RenewedToken
+    from aioflux._http import Connection, Origin, RequestPool, Response, ResponseFuture
 
     TokenSource = AnonymousToken | ProvidedToken | RenewedToken
 
@@ -101,6 +100,8 @@ class Sender(ABC):
         """Take what returns the whole uri of a key, for errors."""
         self._uri = uri
         self._pool: RequestPool | None = None
+        # What authorized each read that was started without a task.
+        self._started: dict[Connection, tuple[Origin, Any]] = {}
 
     async def send(
         self,
@@ -192,9 +193,43 @@ class Sender(ABC):
             signer: What authorized the request.
         """
 
+    def start_read(
+        self,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        future: ResponseFuture,
+        *,
+        max_body_bytes: int,
+    ) -> Connection | None:
+        """Start a GET without a task; None if it cannot be authorized or sent at once.
+
+        Raises:
+            ValueError: The request cannot be encoded.
+        """
+        call = self._authorize_nowait(target, headers)
+        pool = self._pool
+        if call is None or pool is None:
+            return None
+        origin, whole, signed, fixed, signer = call
+        connection = pool.start_get(
+            origin, whole, signed, future, into=bytes, max_body_bytes=max_body_bytes, fixed=fixed
+        )
+        if connection is not None:
+            self._started[connection] = origin, signer
+        return connection
+
+    def finish_read(self, connection: Connection) -> Any:
+        """Release the connection of a started read, and return what authorized it."""
+        origin, signer = self._started.pop(connection)
+        assert self._pool is not None
+        self._pool.release(origin, connection)
+        return signer
+
     @abstractmethod
-    def end(self, exchange: Connection) -> Any:
-        """Take back a read that was begun without a task, and return what authorized it."""
+    def _authorize_nowait(
+        self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
+    ) -> Call | None:
+        """Return a read as it is sent; None if credentials have to be found or renewed first."""
 
     @abstractmethod
     def _generation_of(self, headers: Mapping[bytes, bytes]) -> str:
@@ -292,60 +327,49 @@ class TokenSender(Sender):
         key: str,
         terms: Terms,
     ) -> Call:
-        token = self._token.ready()
-        if token is WAIT:
+        token = self._token.get_nowait()
+        if token is NOT_READY:
             token = await self._await_token(action, key)
-        self._use(token)
-        target, headers = self._sign(method, target, headers, body)
-        fixed = self._fixed_for_reads if terms.is_read else self._fixed
-        return self._origin, target, headers, fixed, token
+        return self._call(method, target, headers, body, token, is_read=terms.is_read)
 
-    def is_ready(self) -> bool:
-        """Tell whether a request can be sent at once, and make it so that `begin` may follow."""
-        token = self._token.ready()
-        if token is WAIT:
-            return False
-        self._use(token)
-        return True
+    def _authorize_nowait(
+        self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
+    ) -> Call | None:
+        token = self._token.get_nowait()
+        if token is NOT_READY:
+            return None
+        return self._call(b"GET", target, headers, None, token, is_read=True)
+
+    def _call(
+        self,
+        method: bytes,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: Any,
+        token: str | None,
+        *,
+        is_read: bool,
+    ) -> Call:
+        if token != self._fixed_token:
+            self._use(token)
+        target, headers = self._sign(method, target, headers, body)
+        fixed = self._fixed_for_reads if is_read else self._fixed
+        return self._origin, target, headers, fixed, token
 
     async def make_ready(self, action: str, key: str) -> str | None:
         """Have a token, and return it, for what is signed ahead of the request it travels in."""
-        if not self.is_ready():
-            self._use(await self._await_token(action, key))
-        return self._fixed_token
-
-    def begin(self, target: bytes, lines: bytes, waiter: Waiter, *, end: int) -> Connection | None:
-        """Begin a GET of `end` bytes at most, without a task; None where that cannot be done.
-
-        Args:
-            target: Path and query, with what authorizes them.
-            lines: Header lines of this request alone, each with its end.
-            waiter: Is told of the answer.
-            end: Longest answer that is taken, in bytes.
-        """
-        return self._pool.start(
-            self._origin,
-            target,
-            self._fixed_for_reads.encoded + lines,
-            waiter,
-            into=bytes,
-            max_body_bytes=end,
-        )
-
-    def end(self, exchange: Connection) -> str | None:
-        self._pool.end(self._origin, exchange)
+        token = self._token.get_nowait()
+        self._use(await self._await_token(action, key) if token is NOT_READY else token)
         return self._fixed_token
 
     def learn(self, response: Answer, signer: str | None) -> bool:
         if response.status != 401 or signer is None:
             return False
-        self._token.refuse(signer)
+        self._token.invalidate(signer)
         return True
 
     def _use(self, token: str | None) -> None:
         """Encode the headers that requests have in common, anew with each new token."""
-        if token == self._fixed_token:
-            return
         self._fixed, self._fixed_for_reads = self._fix(token)
         self._fixed_token = token
 

@@ -1,4 +1,4 @@
-"""Answers that were not heard: what a request may have done is looked for, never guessed."""
+"""Writes that may have been carried out without a response: their object is looked for."""
 
 from __future__ import annotations
 
@@ -9,97 +9,165 @@ from aioflux._services.base import ReadRequest
 from aioflux._transfer.retry import with_retry
 from aioflux._transfer.session import THROTTLED
 from aioflux._values.checksums import crc32c
-from aioflux.errors import NotFoundError, StorageError, TransientError
+from aioflux.errors import (
+    AlreadyExistsError,
+    ChecksumError,
+    NotFoundError,
+    PreconditionFailedError,
+    StorageError,
+    TransientError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from aioflux._services.base import WriteRequest
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
 
-__all__ = ["Fate", "call_or_find", "checksum_of", "find_written", "is_as_asked"]
+__all__ = [
+    "AmbiguousWrite",
+    "ResendLimit",
+    "checksum_of",
+    "find_written",
+    "has_attributes",
+    "send_write",
+]
 
 T = TypeVar("T")
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-_LOOK_SECONDS = 10.0
-"""Time for the last look, after the time of the request itself has run out."""
+_FIND_SECONDS = 10.0
+"""Time to look for the object after the deadline of the request itself."""
+
+_MAX_SENDS = 3
+"""Times that bytes are sent of which the service says that others arrived."""
 
 
-class Fate:
-    """What became of the attempts of one request.
+class AmbiguousWrite:
+    """Whether attempts of one request may have been carried out without a response.
 
     Attributes:
-        is_open: One of them may have been carried out, and its answer was not heard.
-        is_unanswered: The same, of an attempt that was not answered by 429 or 503. Behind these
-            there is seldom any work, and the service is asked too much already: a look is spent on
-            them only when a later attempt is refused, which shows that there was.
+        maybe_done: One of them may have been.
+        needs_check: One that was not throttled may have been. A throttled one (429, 503) seldom
+            was, and the service has too many requests already: it is checked only if a later
+            attempt is rejected, which shows that it was.
     """
 
-    __slots__ = ("is_open", "is_unanswered")
+    __slots__ = ("maybe_done", "needs_check")
 
     def __init__(self) -> None:
-        self.is_open = False
-        self.is_unanswered = False
+        self.maybe_done = False
+        self.needs_check = False
 
-    async def hear(self, request: Awaitable[T]) -> T:
-        """Await one attempt, and remember whether its answer was lost."""
+    async def watch(self, request: Awaitable[T]) -> T:
+        """Await one attempt, and add its failure."""
         try:
             return await request
         except (TransientError, asyncio.CancelledError) as exc:
-            self.note(exc)
+            self.add(exc)
             raise
 
-    def note(self, error: TransientError | asyncio.CancelledError) -> None:
-        """Remember whether the answer to an attempt that ended so was lost."""
-        # Cancelled, also by a deadline: the request is on its way.
+    def add(self, error: TransientError | asyncio.CancelledError) -> None:
+        """Add the failure of an attempt."""
+        # Cancelled, also by a deadline: the request was sent.
         is_throttled = False
         if isinstance(error, TransientError):
             if not error.maybe_done:
                 return
             is_throttled = error.status in THROTTLED
-        self.is_open = True
-        self.is_unanswered = self.is_unanswered or not is_throttled
+        self.maybe_done = True
+        self.needs_check = self.needs_check or not is_throttled
 
 
-async def call_or_find(
+class ResendLimit:
+    """A count of how often the same bytes arrived as others."""
+
+    def __init__(self) -> None:
+        self._num_wrong = 0
+
+    def next_error(self, error: ChecksumError) -> StorageError:
+        """Return an error that makes the bytes be sent again, or at last `error`."""
+        self._num_wrong += 1
+        if self._num_wrong >= _MAX_SENDS:
+            return error
+        return TransientError(error.message, uri=error.uri, status=error.status)
+
+
+async def send_write(
     session: Session,
-    key: str,
-    attempt: Callable[[int], Awaitable[ObjectMeta]],
-    fate: Fate,
+    request: WriteRequest,
+    send: Callable[[], Awaitable[ObjectMeta]],
     find: Callable[[], Awaitable[ObjectMeta | None]],
     *,
+    ambiguous: AmbiguousWrite | None = None,
+    resends: ResendLimit | None = None,
     num_bytes: int = 0,
-    must_know: bool = False,
+    find_first: bool = False,
+    find_if_throttled: bool = False,
 ) -> ObjectMeta:
-    """Run one request; where attempts or time ran out after a lost answer, look a last time.
+    """Send a write until it is carried out; after an ambiguous attempt find its object.
 
     Args:
-        session: Where.
-        key: What it writes.
-        attempt: As for `Session.call`; it hears its answers through `fate`.
-        fate: What is known of the attempts.
-        find: Returns what the request should have made, if it is there.
-        num_bytes: As for `Session.call`.
-        must_know: Look also if the service was only asked too often (429 and 503), because what the
-            request used up is cleaned up after it; otherwise the error says that it is not known.
+        session: The session.
+        request: The write.
+        send: Sends it once.
+        find: Returns the object that the write should have made, if it exists.
+        ambiguous: Collects the failures of the attempts.
+        resends: Limits how often bytes are sent of which the service says that others arrived.
+        num_bytes: Bytes of its body.
+        find_first: Look for the object before a further attempt, which would cost more than that.
+        find_if_throttled: Look for it also if attempts ended with throttling alone, because its
+            sources are cleaned up next; otherwise a note says that the outcome is not known.
+
+    Raises:
+        AlreadyExistsError: `mode="create"`, and another object has the key.
+        PreconditionFailedError: The object has another generation.
     """
-    try:
-        return await session.call(key, attempt, num_bytes=num_bytes)
-    except TransientError as exc:
-        if fate.is_unanswered or (fate.is_open and must_know):
-            if found := await _look(find, exc):
+    if ambiguous is None:
+        ambiguous = AmbiguousWrite()
+
+    async def attempt(_: int) -> ObjectMeta:
+        if find_first and ambiguous.needs_check and (found := await find()):
+            return found
+        try:
+            return await send()
+        except (TransientError, asyncio.CancelledError) as exc:
+            ambiguous.add(exc)
+            raise
+        except ChecksumError as exc:
+            if resends is None:
+                raise
+            raise resends.next_error(exc) from exc
+        except (PreconditionFailedError, NotFoundError) as exc:
+            # An ambiguous attempt may have been carried out since the last look.
+            if ambiguous.maybe_done and (found := await find()):
                 return found
-        elif fate.is_open:
+            if isinstance(exc, PreconditionFailedError) and request.precondition.if_absent:
+                raise AlreadyExistsError(
+                    f"could not create {exc.uri}: an object of this name exists; "
+                    'mode="overwrite" replaces it',
+                    uri=exc.uri,
+                    status=exc.status,
+                ) from exc
+            raise
+
+    try:
+        return await session.call(request.key, attempt, num_bytes=num_bytes)
+    except TransientError as exc:
+        if ambiguous.needs_check or (ambiguous.maybe_done and find_if_throttled):
+            if found := await _find_at_last(find, exc):
+                return found
+        elif ambiguous.maybe_done:
             exc.add_note("whether it was done all the same is not known; look before you repeat it")
         raise
 
 
-async def _look(
+async def _find_at_last(
     find: Callable[[], Awaitable[ObjectMeta | None]], error: TransientError
 ) -> ObjectMeta | None:
     try:
-        async with asyncio.timeout(_LOOK_SECONDS):
+        async with asyncio.timeout(_FIND_SECONDS):
             return await find()
     except (StorageError, TimeoutError) as exc:
         error.add_note(f"whether it was done all the same could not be found out: {exc!r}")
@@ -107,21 +175,17 @@ async def _look(
 
 
 async def find_written(
-    session: Session,
-    key: str,
-    *,
-    size: int,
-    crc32c: int | None,
-    content_type: str = "",
-    metadata: Mapping[str, str] | None = None,
+    session: Session, request: WriteRequest, *, size: int, crc32c: int | None
 ) -> ObjectMeta | None:
-    """Return the object if it is what an earlier attempt should have written.
+    """Return the object if it is the one that an earlier attempt should have written.
 
-    Of a service that tells no checksum of it, it is read: two objects may be of one size by chance.
+    If the service returns no checksum of it, it is read: two objects may be of one size by chance.
     """
     try:
-        meta = await session.service.head(key)
-        is_alike = meta.size == size and is_as_asked(meta, content_type, metadata)
+        meta = await session.service.head(request.key)
+        is_alike = meta.size == size and has_attributes(
+            meta, request.content_type, request.metadata
+        )
         is_same = is_alike and crc32c is not None and await checksum_of(session, meta) == crc32c
     except NotFoundError:
         return None
@@ -129,7 +193,7 @@ async def find_written(
 
 
 async def checksum_of(session: Session, meta: ObjectMeta) -> int:
-    """Return the crc32c of an object; of one that has none, by reading it.
+    """Return the crc32c of an object, read if the service returned none.
 
     Raises:
         NotFoundError: It was replaced meanwhile.
@@ -143,7 +207,7 @@ async def checksum_of(session: Session, meta: ObjectMeta) -> int:
 
 
 async def _read(session: Session, meta: ObjectMeta, start: int, end: int) -> Buffer:
-    """Read a range; not by `Session.call`, since a request that waits for this has a place."""
+    """Read a range; not by `Session.call`, since the request that waits for it holds a slot."""
     request = ReadRequest(meta.key, meta.generation, start, end)
 
     async def attempt(_: int) -> Buffer:
@@ -152,11 +216,11 @@ async def _read(session: Session, meta: ObjectMeta, start: int, end: int) -> Buf
             raise TransientError(f"could not read {meta.uri}: its body is short", uri=meta.uri)
         return body.data
 
-    return await with_retry(attempt, session.retry, uri_of=lambda: meta.uri)
+    return await with_retry(attempt, session.retry, uri_of=lambda: meta.uri, clock=session.clock)
 
 
-def is_as_asked(meta: ObjectMeta, content_type: str, metadata: Mapping[str, str] | None) -> bool:
-    """Tell whether an object has the content type and the metadata that a write asked for."""
+def has_attributes(meta: ObjectMeta, content_type: str, metadata: Mapping[str, str] | None) -> bool:
+    """Return whether an object has the content type and the metadata of a write."""
     if content_type and meta.content_type != content_type:
         return False
     return metadata is None or dict(meta.metadata) == dict(metadata)

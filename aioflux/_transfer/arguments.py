@@ -1,4 +1,4 @@
-"""Guards of what callers pass: a mistake is named where it is made, before anything is sent."""
+"""Checks of arguments, before anything is sent."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ __all__ = [
     "check_listing",
     "check_metadata",
     "check_mode",
+    "check_offset",
     "check_policies",
-    "check_position",
     "lower_names",
     "parse_key",
     "parse_prefix",
-    "refuse_one_key",
+    "require_many_keys",
 ]
 
 
 def parse_key(key: str | ObjectMeta) -> tuple[str, ObjectMeta | None]:
-    """Return the name, and the metadata where that was given.
+    """Return the key, and the metadata if it was given.
 
     Raises:
-        TypeError: It is neither.
+        TypeError: It is neither a string nor metadata.
         ValueError: It is empty.
     """
     if isinstance(key, ObjectMeta):
@@ -37,18 +37,14 @@ def parse_key(key: str | ObjectMeta) -> tuple[str, ObjectMeta | None]:
 
 
 def parse_prefix(prefix: str) -> str:
-    """Return the prefix.
-
-    Raises:
-        TypeError: It is no string.
-    """
+    """Return the prefix, or raise TypeError if it is no string."""
     if not isinstance(prefix, str):
         raise TypeError(f"a prefix is a string, not {type(prefix).__name__}")
     return prefix
 
 
 def check_listing(delimiter: str, match_glob: str) -> None:
-    """Check what a listing is narrowed by.
+    """Check the filters of a listing.
 
     Raises:
         TypeError: One is no string.
@@ -63,12 +59,8 @@ def check_listing(delimiter: str, match_glob: str) -> None:
         )
 
 
-def refuse_one_key(keys: object) -> None:
-    """Refuse one string, which would be taken for the keys that its letters name.
-
-    Raises:
-        TypeError: It is one.
-    """
+def require_many_keys(keys: object) -> None:
+    """Raise TypeError for one string, which would be read as many keys of one letter."""
     if isinstance(keys, (str, bytes)):
         raise TypeError(f"give several keys, not the one {keys!r}; put it in a list")
 
@@ -78,7 +70,7 @@ def check_mode(mode: str, if_generation_match: str | None) -> None:
 
     Raises:
         TypeError: The generation is no string.
-        ValueError: There is no such mode, or two conditions exclude each other.
+        ValueError: The mode is unknown, or two conditions exclude each other.
     """
     if mode not in {"overwrite", "create"}:
         raise ValueError(f'mode must be "overwrite" or "create", not {mode!r}')
@@ -91,21 +83,17 @@ def check_mode(mode: str, if_generation_match: str | None) -> None:
         )
     if not if_generation_match:
         raise ValueError(
-            "if_generation_match must not be empty: this service gave the object no generation to "
-            "compare with"
+            "if_generation_match must not be empty: this service returned no generation of the "
+            "object to compare"
         )
     if if_generation_match == "0":
-        raise ValueError('if_generation_match="0" is said by mode="create": no object may be there')
+        raise ValueError('if_generation_match="0" is written mode="create": no object may exist')
     if mode == "create":
         raise ValueError('mode="create" and if_generation_match exclude each other')
 
 
 def check_metadata(content_type: str, metadata: Mapping[str, str] | None) -> None:
-    """Check what an object is labelled with.
-
-    Raises:
-        TypeError: Something of it is no string.
-    """
+    """Raise TypeError if the content type or the metadata of an object are no strings."""
     if not isinstance(content_type, str):
         raise TypeError(f"content_type is a string, not {content_type!r}")
     if metadata is None:
@@ -117,20 +105,16 @@ def check_metadata(content_type: str, metadata: Mapping[str, str] | None) -> Non
             raise TypeError(f"metadata maps strings to strings, not {name!r} to {value!r}")
 
 
-def check_position(name: str, value: object) -> None:
-    """Check a place in an object, in bytes.
-
-    Raises:
-        TypeError: It is no integer.
-    """
+def check_offset(name: str, value: object) -> None:
+    """Raise TypeError if an offset in an object is no integer."""
     if not hasattr(value, "__index__"):
         raise TypeError(f"{name} is an integer, not {value!r}")
 
 
 def lower_names(metadata: Mapping[str, str]) -> Mapping[str, str]:
-    """Return metadata with its names in lower case.
+    """Return metadata with its names in lower case, as services return them.
 
-    Names travel as names of headers, which have no case: services return them in lower case.
+    They are sent as names of headers, which have no case.
 
     Raises:
         ValueError: Two names differ in case only.
@@ -148,11 +132,7 @@ def lower_names(metadata: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def check_policies(*, transfer: object, retry: object, timeouts: object) -> None:
-    """Refuse settings of another class, such as a dictionary.
-
-    Raises:
-        TypeError: One is of another class.
-    """
+    """Raise TypeError for settings of another class, such as a dictionary."""
     for name, value, kind in (
         ("transfer", transfer, TransferOptions),
         ("retry", retry, RetryPolicy),

@@ -1,9 +1,9 @@
-"""What dead processes leave behind: open uploads, staged uploads and temporary composites.
+"""Clean-up of what dead processes leave: open uploads, temporary uploads and composites.
 
-    list uploads, list objects -> what is stale (pure) -> abort, delete (pinned to its generation)
+    list uploads, list objects -> stale ones (pure) -> abort, delete (pinned to the generation)
 
-Nobody can tell a dead process from a slow one, so that age decides: an upload that is still under
-way after `older_than_seconds` is aborted too, and fails for who writes it.
+A dead process cannot be told from a slow one, so that age decides: an upload that is still under
+way after `older_than_seconds` is aborted too, and fails for its writer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aioflux._concurrency.fan_out import bounded_map
 from aioflux._services.base import Source
 from aioflux._transfer.delete import delete_many
 from aioflux._transfer.list import list_pages
-from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, is_staged
+from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, is_temporary
 from aioflux._values.meta import CleanResult
 from aioflux.errors import StorageError
 
@@ -31,7 +31,7 @@ __all__ = ["clean", "stale_objects", "stale_uploads"]
 def stale_uploads(
     uploads: Iterable[OpenUpload], *, now: datetime, older_than_seconds: float
 ) -> list[OpenUpload]:
-    """Return the uploads that were begun at least so long before `now`."""
+    """Return the uploads that were initiated at least so long before `now`."""
     return [each for each in uploads if _age(each.initiated, now) >= older_than_seconds]
 
 
@@ -40,12 +40,12 @@ def stale_objects(
 ) -> list[ObjectMeta]:
     """Return the temporary objects that were last written at least so long before `now`.
 
-    One whose time is not known stays.
+    One of unknown time stays.
     """
     return [
         meta
         for meta in metas
-        if is_staged(meta.key)
+        if is_temporary(meta.key)
         and meta.updated is not None
         and _age(meta.updated, now) >= older_than_seconds
     ]
@@ -58,9 +58,9 @@ def _age(since: datetime, now: datetime) -> float:
 async def clean(
     session: Session, prefix: str, *, now: datetime, older_than_seconds: float, dry_run: bool
 ) -> CleanResult:
-    """Abort and delete what is stale below a prefix, and tell what became of it.
+    """Abort stale uploads and delete stale temporary objects below a prefix.
 
-    Below `COMPOSITE_PREFIX` nobody uploads, so that to sweep it takes no permission to see uploads.
+    Below `COMPOSITE_PREFIX` there are no uploads, so that no permission to list them is needed.
     """
     found: Sequence[OpenUpload] = ()
     if f"/{COMPOSITE_PREFIX}" not in f"/{prefix}":
@@ -68,7 +68,7 @@ async def clean(
     uploads = stale_uploads(found, now=now, older_than_seconds=older_than_seconds)
     uploads.sort(key=lambda upload: (upload.key, upload.upload_id))
     objects: list[ObjectMeta] = []
-    async for page in list_pages(session, prefix, with_staged=True):
+    async for page in list_pages(session, prefix, with_temporary=True):
         objects += stale_objects(page, now=now, older_than_seconds=older_than_seconds)
     if dry_run:
         return CleanResult(aborted=tuple(uploads), removed=tuple(meta.key for meta in objects))

@@ -1,11 +1,11 @@
-"""Reading many small objects by few requests: composed on the service, read as one, cut up here.
+"""Reads of many small objects by few requests: composed on the service, read as one, split here.
 
     metas -> groups of neighbours (pure) -> compose, each source pinned -> one read -> slices, each
-                                                    against the crc32c that was listed
-                                         -> deleted, whatever becomes of the read
+                                                    compared with the listed crc32c
+                                         -> delete, in any case
 
-A composite that cannot be made or read is no answer about the objects in it: they are then read one
-by one, so that an error is that of the object and names it.
+If a composite cannot be made or read, its objects are read one by one, so that an error is that of
+the object and names it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from aioflux._concurrency.async_iteration import nested
 from aioflux._concurrency.fan_out import bounded_batches, gather
-from aioflux._concurrency.shielded import keep, see_through
 from aioflux._services.base import Precondition, Source, WriteRequest
 from aioflux._transfer.compose import compose
 from aioflux._transfer.delete import delete
 from aioflux._transfer.get import fetch
 from aioflux._transfer.get_many import MIN_BATCHES
-from aioflux._transfer.prefetch_budget import Ahead
+from aioflux._transfer.prefetch_budget import PrefetchBudget
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
 from aioflux._values.checksums import crc32c
 from aioflux._values.meta import ObjectMeta
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from aioflux._services.base import Capabilities
     from aioflux._transfer.session import Session
 
-__all__ = ["Grouper", "can_compose", "cut", "fetch_composed", "is_composable", "plan_groups"]
+__all__ = ["Grouper", "can_compose", "fetch_composed", "is_composable", "plan_groups", "split"]
 
 _log = logging.getLogger("aioflux")
 
@@ -63,32 +62,25 @@ is billed for a month or more however soon it is deleted
 (cloud.google.com/storage/docs/composing-objects)."""
 
 _EXPECTED = (NotFoundError, PreconditionFailedError, ChecksumError)
-"""What says that an object is another than was listed: its own read tells which."""
+"""Errors that show that an object has changed since it was listed: its own read shows which."""
 
-_MANY: Final = 4096
-"""Objects from which on groups are not made all at once."""
+_MAX_EAGER: Final = 4096
+"""Objects of fewer than these are grouped all at once."""
 
-_HEAR_SECONDS = 1.0
-"""Time that clean-up waits for the answer to a compose; after that the composite is looked for."""
-
-_REMOVE_SECONDS = 30.0
-"""Time that all of a clean-up may take, also after the caller was cancelled."""
-
-_LEAVE_SECONDS = 3.0
-"""Time that whoever leaves early waits for it: a process that ends then may leave nothing behind,
-and a service that answers needs a part of a second."""
+_COMPOSE_WAIT_SECONDS = 1.0
+"""Time that clean-up waits for the response to a compose; then it deletes whatever has the key."""
 
 
 def can_compose(capabilities: Capabilities) -> bool:
-    """Tell whether a service composes objects of the very generation that was listed."""
+    """Return whether a service composes objects of the generation that was listed."""
     return capabilities.compose and capabilities.generations and capabilities.listed_checksums
 
 
 def is_composable(meta: ObjectMeta, max_bytes: int) -> bool:
-    """Tell whether an object may be one source of a composite of `max_bytes` at most.
+    """Return whether an object may be a source of a composite of at most `max_bytes`.
 
-    Of one that says Content-Encoding, a service may hand out other bytes than it stores; one
-    without generation cannot be pinned, and of one without crc32c the slice could not be verified.
+    A service may decode an object with a Content-Encoding; one without generation cannot be pinned,
+    and the slice of one without crc32c could not be verified.
     """
     return (
         0 < meta.size <= max_bytes
@@ -100,11 +92,11 @@ def is_composable(meta: ObjectMeta, max_bytes: int) -> bool:
 
 
 class Grouper:
-    """Cuts a sequence of objects into groups of neighbours that become one composite each.
+    """Divides a sequence of objects into groups of neighbours, for one composite each.
 
     Args:
-        max_sources: Objects of one group, at most.
-        max_bytes: Bytes of all objects of one group, at most; larger objects stay alone.
+        max_sources: Most objects of one group.
+        max_bytes: Most bytes of one group; larger objects form groups of their own.
     """
 
     def __init__(self, *, max_sources: int, max_bytes: int) -> None:
@@ -114,7 +106,7 @@ class Grouper:
         self._num_bytes = 0
 
     def add(self, meta: ObjectMeta) -> list[Group]:
-        """Take one more object, and return the groups that are complete, in order."""
+        """Add an object, and return the groups that are complete, in order."""
         if not is_composable(meta, self._max_bytes):
             return [*self.rest(), (meta,)]
         complete = self.rest() if self._num_bytes + meta.size > self._max_bytes else []
@@ -125,13 +117,13 @@ class Grouper:
         return complete
 
     def rest(self) -> list[Group]:
-        """Return the group that is open, as complete."""
+        """Return the group that is not complete, if it has objects."""
         group, self._open, self._num_bytes = tuple(self._open), [], 0
         return [group] if group else []
 
 
 def plan_groups(metas: Iterable[ObjectMeta], grouper: Grouper) -> Iterator[Group]:
-    """Yield the groups of a sequence of objects: together they are the sequence."""
+    """Yield the groups of a sequence of objects."""
     for meta in metas:
         yield from grouper.add(meta)
     yield from grouper.rest()
@@ -140,7 +132,7 @@ def plan_groups(metas: Iterable[ObjectMeta], grouper: Grouper) -> Iterator[Group
 class _AsyncGroups:
     """Numbered groups of an asynchronous iterable.
 
-    No generator: who leaves early would have to close it.
+    A generator would have to be closed.
     """
 
     def __init__(self, metas: AsyncIterable[ObjectMeta], grouper: Grouper) -> None:
@@ -171,21 +163,21 @@ def _numbered(
     if isinstance(metas, AsyncIterable):
         return _AsyncGroups(metas, grouper)
     numbered = enumerate(plan_groups(map(_checked, metas), grouper))
-    # Of few objects, such as one batch, the number of groups says how many tasks are needed.
-    return list(numbered) if length_hint(metas, _MANY) < _MANY else numbered
+    # For few objects, such as one batch, the number of groups limits the number of tasks.
+    return list(numbered) if length_hint(metas, _MAX_EAGER) < _MAX_EAGER else numbered
 
 
 def _checked(meta: object) -> ObjectMeta:
     if not isinstance(meta, ObjectMeta):
         raise TypeError(
-            f"composed reads take the ObjectMeta of a listing, not {meta!r}: a composite is cut by "
-            "the sizes that were listed"
+            f"composed reads take the ObjectMeta of a listing, not {meta!r}: a composite is split "
+            "by the listed sizes"
         )
     return meta
 
 
-def cut(data: bytes, group: Group, *, verify: bool) -> list[bytes] | None:
-    """Cut the bytes of a composite into its objects; None where they cannot be these."""
+def split(data: bytes, group: Group, *, verify: bool) -> list[bytes] | None:
+    """Split the bytes of a composite into its objects; None if they do not match them."""
     if len(data) != sum(meta.size for meta in group):
         return None
     slices = []
@@ -202,8 +194,8 @@ def cut(data: bytes, group: Group, *, verify: bool) -> list[bytes] | None:
 class Composites:
     """The composites of one iteration, each from before it is made until it is deleted.
 
-    Each is made in a task of its own: cancelled between the service's yes and our hearing it, it
-    would stay. Keys begin with a random run id, which spreads them over the service's index.
+    Each is made in a task of its own: one cancelled before its response arrives would stay. Keys
+    begin with a random run id, which spreads them over the service's index.
     """
 
     def __init__(self, session: Session) -> None:
@@ -211,7 +203,7 @@ class Composites:
         self._run = uuid.uuid4().hex[:16]
         self._numbers = itertools.count()
         self._making: dict[str, asyncio.Task[ObjectMeta]] = {}
-        self._removing: dict[str, asyncio.Task[None]] = {}
+        self._deleting: dict[str, asyncio.Task[None]] = {}
         self._failure: StorageError | None = None
         self._is_over = False
 
@@ -220,10 +212,10 @@ class Composites:
 
         Waits while as many are being deleted as requests may be under way.
         """
-        while len(self._removing) >= self._session.options.max_in_flight:
-            await asyncio.wait(tuple(self._removing.values()), return_when=asyncio.FIRST_COMPLETED)
+        while len(self._deleting) >= self._session.options.max_in_flight:
+            await asyncio.wait(tuple(self._deleting.values()), return_when=asyncio.FIRST_COMPLETED)
         session = self._session
-        session.refuse_in_child(group[0].key)
+        session.require_own_process(group[0].key)
         if self._is_over:
             uri = session.service.uri(group[0].key)
             raise StorageError(f"could not read {uri}: its store was closed meanwhile", uri=uri)
@@ -231,34 +223,35 @@ class Composites:
         key += f"{next(self._numbers):06}"
         request = WriteRequest(key, Precondition(if_absent=True))
         sources = [Source(key=meta.key, generation=meta.generation) for meta in group]
-        session.opened.add(self)
-        self._making[key] = keep(compose(session, request, sources, metas=group), session.cleanups)
+        session.open_transfers.add(self)
+        making = compose(session, request, sources, metas=group)
+        self._making[key] = session.start_cleanup(making)
         return key
 
-    async def made(self, key: str) -> ObjectMeta:
-        """Wait until a composite is there."""
+    async def wait_for(self, key: str) -> ObjectMeta:
+        """Wait until a composite is made, and return its metadata."""
         return await asyncio.shield(self._making[key])
 
-    def drop(self, key: str) -> None:
+    def delete(self, key: str) -> None:
         """Begin to delete a composite, unless that is under way or done."""
-        removing = self._removing.get(key)
-        if key in self._making and (removing is None or removing.done()):
-            self._removing[key] = keep(self._remove(key), self._session.cleanups)
+        deleting = self._deleting.get(key)
+        if key in self._making and (deleting is None or deleting.done()):
+            self._deleting[key] = self._session.start_cleanup(self._delete(key))
 
     def raise_failure(self) -> None:
-        """Raise why a composite could not be deleted, and nothing will delete others either."""
+        """Raise the error of a composite that could not be deleted: no others can be either."""
         if self._failure is not None:
             raise self._failure
 
     async def finish(self, reason: BaseException | None) -> None:
-        """Delete all that are left; what fails is noted on `reason`, where one is given.
+        """Delete the composites that remain; a failure is noted on `reason`, if there is one.
 
         Raises:
-            StorageError: The service refused to delete one, and all else went well.
+            StorageError: The service rejected a delete, and all else went well.
         """
-        left_early = isinstance(reason, (asyncio.CancelledError, GeneratorExit))
+        ends_early = isinstance(reason, (asyncio.CancelledError, GeneratorExit))
         try:
-            await self._clear(_LEAVE_SECONDS if left_early else None)
+            await self._clear(can_wait=not ends_early)
             self.raise_failure()
         except (AiofluxError, TimeoutError) as exc:
             if reason is None and exc is self._failure:
@@ -268,64 +261,62 @@ class Composites:
                 "may still be there, `Store.clean` removes them: "
                 f"{str(exc) or 'the service does not answer'}"
             )
-            if reason is None or left_early:
+            if reason is None or ends_early:
                 _log.warning("%s", note)
             else:
                 reason.add_note(note)
 
     async def end(self) -> None:
-        """Delete all that are left because the store is closed: whoever reads on is told."""
+        """Delete the composites that remain because the store is closed."""
         try:
-            await self._clear(_LEAVE_SECONDS)
+            await self._clear(can_wait=False)
         except TimeoutError:
             _log.warning(
-                "composed reads were under way when their store was closed; what is left of them "
-                "below %s is removed by `Store.clean`",
+                "composed reads were under way when their store was closed; their composites "
+                "below %s are removed by `Store.clean`",
                 self._session.service.uri(COMPOSITE_PREFIX + self._run),
             )
 
-    async def _clear(self, wait_seconds: float | None) -> None:
+    async def _clear(self, *, can_wait: bool) -> None:
         self._is_over = True
-        self._session.opened.discard(self)
+        self._session.open_transfers.discard(self)
         if self._making and not self._session.is_inherited:
-            await see_through(
-                self._remove_all,
-                self._session.cleanups,
-                seconds=_REMOVE_SECONDS,
-                wait_seconds=wait_seconds,
+            wait_seconds = self._session.cleanup_timeouts.composite_wait_seconds
+            await self._session.clean_up(
+                self._delete_all, wait_seconds=None if can_wait else wait_seconds
             )
 
-    async def _remove_all(self) -> None:
-        """Delete all that are left. May be cut short and begun anew."""
+    async def _delete_all(self) -> None:
+        """Delete the composites that remain. It may be cut short and run anew."""
         while self._making:
             for key in tuple(self._making):
-                self.drop(key)
-            await asyncio.wait(tuple(self._removing.values()))
+                self.delete(key)
+            await asyncio.wait(tuple(self._deleting.values()))
 
-    async def _remove(self, key: str) -> None:
-        """Delete a composite, as soon as it is known whether there is one."""
-        is_cut_short = False
+    async def _delete(self, key: str) -> None:
+        """Delete a composite, as soon as it is known whether it was made."""
+        is_cancelled = False
         try:
             generation = await self._generation(key)
             if generation is not None:
                 with suppress(NotFoundError):
                     await delete(self._session, key, generation=generation)
         except asyncio.CancelledError:
-            is_cut_short = True  # the end of the iteration begins anew
+            is_cancelled = True  # the end of the iteration starts it anew
             raise
         except TransientError as exc:
             _log.warning("a composite stays until `Store.clean` removes it: %s", exc)
         except StorageError as exc:
             self._failure = self._failure or _undeletable(exc)
         finally:
-            if not is_cut_short:
-                del self._making[key], self._removing[key]
+            if not is_cancelled:
+                del self._making[key], self._deleting[key]
 
     async def _generation(self, key: str) -> str | None:
-        """Return which generation is to be deleted, empty for any; None where there is none."""
+        """Return the generation to delete, empty for any; None if nothing was made."""
         making = self._making[key]
         if not making.done():
-            await asyncio.wait([making], timeout=_HEAR_SECONDS)
+            await asyncio.wait([making], timeout=_COMPOSE_WAIT_SECONDS)
             making.cancel()
             await asyncio.wait([making])
         if making.cancelled():
@@ -337,7 +328,7 @@ class Composites:
 
 
 def _undeletable(error: StorageError) -> StorageError:
-    """Return the error of a composite that the service does not delete."""
+    """Return the error of a composite that the service does not let us delete."""
     return type(error)(
         f"{error.message}; it serves one download and would be billed from now on: composed reads "
         "need storage.objects.delete and no retention policy, others need neither",
@@ -350,29 +341,29 @@ def _num_bytes(tried: TriedBatch) -> int:
     return sum(len(data) for _, data in tried if isinstance(data, bytes))
 
 
-class _Reader:
-    """Reads groups, each by a composite where it has several objects."""
+class _GroupReader:
+    """Reads groups, each by a composite if it has several objects."""
 
     def __init__(self, session: Session, *, return_exceptions: bool) -> None:
         self._session = session
         self._return_exceptions = return_exceptions
         self._has_warned = False
         self.composites = Composites(session)
-        self.ahead = Ahead(session.options.max_in_flight_bytes, ordered=True)
+        self.budget = PrefetchBudget(session.options.max_in_flight_bytes, ordered=True)
 
     async def read(self, numbered: tuple[int, Group]) -> TriedBatch:
-        """Read one group within its share of the budget, which waits until there is room."""
+        """Read one group within the budget, after a wait until it fits."""
         index, group = numbered
-        share = self.ahead.share(index)
+        reservation = self.budget.reserve(index)
         try:
-            await share.acquire(sum(meta.size for meta in group))
+            await reservation.acquire(sum(meta.size for meta in group))
             if len(group) > 1 and (slices := await self._composed(group)) is not None:
                 return [*zip(group, slices, strict=True)]
             tried = await gather(self._direct(meta) for meta in group)
         except BaseException:
-            share.set(0)
+            reservation.set(0)
             raise
-        share.set(_num_bytes(tried))
+        reservation.set(_num_bytes(tried))
         return tried
 
     async def _direct(
@@ -387,7 +378,7 @@ class _Reader:
             return None, exc
 
     async def _composed(self, group: Group) -> list[bytes] | None:
-        """Read a group by a composite; None where only each object's own read can tell.
+        """Read a group by a composite; None if each object must be read by itself.
 
         Raises:
             PermissionDeniedError: Composites may not be made, or not be read.
@@ -396,10 +387,10 @@ class _Reader:
         key = await self.composites.begin(group)
         try:
             try:
-                made = await self.composites.made(key)
+                made = await self.composites.wait_for(key)
                 data = (await fetch(session, key, made)).data
             finally:
-                self.composites.drop(key)
+                self.composites.delete(key)
         except PermissionDeniedError as exc:
             raise PermissionDeniedError(
                 f"{exc.message}; composed reads need storage.objects.create and "
@@ -414,7 +405,7 @@ class _Reader:
                 self._has_warned = True
                 _log.warning("objects are read one by one, since composing them failed: %s", exc)
             return None
-        return cut(data, group, verify=session.options.verify)
+        return split(data, group, verify=session.options.verify)
 
 
 async def fetch_composed(
@@ -424,20 +415,20 @@ async def fetch_composed(
     max_composite_bytes: int,
     return_exceptions: bool = False,
 ) -> AsyncGenerator[TriedBatch, None]:
-    """Yield lists of `(meta, data)` in the order of `metas`, each of those that are there at once.
+    """Yield lists of `(meta, data)` in the order of `metas`, each of the objects that are ready.
 
     Args:
-        session: Where; the service can compose.
+        session: The session of a service that can compose.
         metas: Metadata of a listing.
-        max_composite_bytes: Bytes of one composite, at most.
+        max_composite_bytes: Most bytes of one composite.
         return_exceptions: Yield `(None, error)` in place of an object that cannot be read.
     """
     grouper = Grouper(
         max_sources=session.service.capabilities.max_compose_sources,
-        # While one is cut, it and its objects are in memory.
+        # While one is split, it and its objects are in memory.
         max_bytes=min(max_composite_bytes, session.options.max_in_flight_bytes // 2),
     )
-    reader = _Reader(session, return_exceptions=return_exceptions)
+    reader = _GroupReader(session, return_exceptions=return_exceptions)
     full_batch_bytes = session.options.max_in_flight_bytes / MIN_BATCHES
     batches = bounded_batches(
         reader.read,
@@ -449,7 +440,7 @@ async def fetch_composed(
         async with nested(batches) as inner:
             async for groups in inner:
                 yield [pair for group in groups for pair in group]
-                reader.ahead.given(len(groups), sum(map(_num_bytes, groups)))
+                reader.budget.release_yielded(len(groups), sum(map(_num_bytes, groups)))
                 del groups
                 reader.composites.raise_failure()
     except BaseException as exc:

@@ -1,9 +1,9 @@
-"""Whether the server compares conditions of writes: found out by trying, before the first one.
+"""A probe of the conditions of writes that a server compares, made before the first of them.
 
-    require -> learn (once for each endpoint and bucket in this process) -> _probe -> _try
+    require -> _learn (once for each endpoint and bucket in this process) -> _probe -> _try
 
-A server that ignores a condition answers as if it held, so that only a write that must be refused
-shows it. It is tried on a temporary key, which listings leave out and `Store.clean` finds.
+A server that ignores a condition responds as if it held, so that only a write that must be
+rejected shows it. It is tried on a temporary key, which listings leave out and `Store.clean` finds.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from aioflux._concurrency.shielded import keep, see_through
+from aioflux._concurrency.single_flight import SingleFlight
 from aioflux._services.base import Precondition, WriteRequest
-from aioflux._transfer.ambiguous_writes import Fate
+from aioflux._transfer.ambiguous_writes import AmbiguousWrite
 from aioflux._transfer.retry import Backoff, with_retry
 from aioflux._transfer.session import THROTTLED
-from aioflux._transfer.temp_keys import new_staged_key
+from aioflux._transfer.temp_keys import new_temporary_key
 from aioflux.errors import (
     AiofluxError,
     NotFoundError,
@@ -44,14 +44,10 @@ T = TypeVar("T")
 
 _CREATE: Final = Precondition(if_absent=True)
 _STALE: Final = Precondition(if_generation_match=f"{'0' * 32}/1")
-"""The generation of no object: the MD5 of nothing that is written here."""
+"""The generation of no object: no MD5 of bytes that are written here."""
 
-_REMOVE_SECONDS: Final = 30.0
-"""Time that removing the temporary object may take."""
-_LAST_SECONDS: Final = 2.0
-"""The same after a cancellation: the end of a loop is not to hang on a service that is away."""
 _NOT_TAKEN: Final = frozenset({400, 501})
-"""Statuses by which servers refuse a header that they do not know."""
+"""Statuses of servers that reject an unknown header."""
 
 
 class _Conditions(NamedTuple):
@@ -63,21 +59,21 @@ class _Conditions(NamedTuple):
 
 
 _known: dict[str, _Conditions] = {}
-"""What probes have found, by endpoint and bucket. A forked child keeps it."""
+"""Results of probes, by endpoint and bucket. A forked child keeps them."""
 
-_running: weakref.WeakKeyDictionary[
-    asyncio.AbstractEventLoop, dict[str, asyncio.Task[_Conditions]]
+_probes: weakref.WeakKeyDictionary[
+    asyncio.AbstractEventLoop, dict[str, SingleFlight[_Conditions]]
 ] = weakref.WeakKeyDictionary()
-"""Probes under way: writers of one loop share one."""
+"""Probes by endpoint and bucket: writers of one loop share one."""
 
 
 def forget_servers() -> None:
-    """Forget what probes have found, for tests whose servers follow each other on one port."""
+    """Forget the results of probes, for tests whose servers follow each other on one port."""
     _known.clear()
 
 
 async def require(session: Session, key: str, precondition: Precondition) -> None:
-    """Refuse a condition that the server ignores; the first one of a server is preceded by a probe.
+    """Reject a condition that the server ignores; before the first one of a server, probe it.
 
     Raises:
         UnsupportedError: The server ignores it, and the caller does not allow that.
@@ -122,6 +118,7 @@ async def _learn(session: Session) -> None:
         session.retry,
         uri_of=session.service.uri,
         budget=session.budget,
+        clock=session.clock,
     )
 
 
@@ -130,14 +127,13 @@ async def _learn_once(session: Session) -> None:
     server = await service.unprobed_server()
     if not server:
         return
-    running = _running.setdefault(asyncio.get_running_loop(), {})
+    probe = _probes.setdefault(asyncio.get_running_loop(), {}).setdefault(server, SingleFlight())
     while server not in _known:
-        is_other = server in running
-        if not is_other:
-            running[server] = task = keep(_probe(session), session.cleanups)
-            task.add_done_callback(lambda task: _ended(task, running, server))
+        is_other = probe.is_running
         try:
-            _known[server] = await asyncio.shield(running[server])
+            _known[server] = await probe.run(
+                lambda: _probe(session), create_task=session.start_cleanup
+            )
         except AiofluxError as exc:
             # Another store may have other credentials, or be closed meanwhile.
             if not is_other or isinstance(exc, TransientError):
@@ -145,45 +141,37 @@ async def _learn_once(session: Session) -> None:
     service.set_conditions(**_known[server]._asdict())
 
 
-def _ended(
-    task: asyncio.Task[_Conditions], running: dict[str, asyncio.Task[_Conditions]], server: str
-) -> None:
-    del running[server]
-    if not task.cancelled():
-        task.exception()  # retrieved also if no writer waits any more
-
-
 async def _probe(session: Session) -> _Conditions:
-    """Try what the server compares, and remove what was written for it in any case."""
-    service, key = session.service, new_staged_key()
-    first, is_there = Fate(), False
+    """Try which conditions the server compares, and remove the temporary object in any case."""
+    service, key = session.service, new_temporary_key()
+    ambiguous, exists = AmbiguousWrite(), False
     try:
-        meta = await first.hear(_put_if_taken(service, key, b"1", _CREATE))
-        is_there = True
+        meta = await ambiguous.watch(_put_if_supported(service, key, b"1", _CREATE))
+        exists = True
         found, is_removed = await _try(session, key, meta)
     except asyncio.CancelledError:
-        await _remove(session, key, _LAST_SECONDS)
+        await _remove(session, key, is_interrupted=True)
         raise
     except StorageError as exc:
         exc.add_note("the request was to find out what the server compares; see docs/s3.md")
-        if is_there or first.is_open:
-            # The write that waits for the probe is not to wait for this, too.
-            keep(_remove(session, key, _REMOVE_SECONDS), session.cleanups)
+        if exists or ambiguous.maybe_done:
+            # The write that waits for the probe must not wait for this, too.
+            session.start_cleanup(_remove(session, key))
         raise
     if not is_removed:
-        await _remove(session, key, _REMOVE_SECONDS)
+        await _remove(session, key)
     _log.debug("%s compares conditions so: %s", service.uri(), found)
     return found
 
 
-async def _remove(session: Session, key: str, seconds: float) -> None:
+async def _remove(session: Session, key: str, *, is_interrupted: bool = False) -> None:
     async def remove() -> None:
-        # By name alone: whether the server takes a condition here is what was to be found out.
+        # By name alone: the server may reject a condition here, which is what the probe shows.
         with suppress(NotFoundError):
             await session.call(key, lambda _: session.service.delete(key))
 
     try:
-        await see_through(remove, session.cleanups, seconds=seconds)
+        await session.clean_up(remove, is_interrupted=is_interrupted)
     except (AiofluxError, TimeoutError) as exc:
         _log.warning(
             "the temporary object %s may still be there, `Store.clean` removes it: %s",
@@ -196,23 +184,23 @@ async def _try(session: Session, key: str, meta: ObjectMeta | None) -> tuple[_Co
     """Write and delete an object under conditions that hold, and under others that do not.
 
     Args:
-        session: Where.
+        session: The session.
         key: Name of the object.
-        meta: The object, created under a condition; None if the server did not take that.
+        meta: The object, created under a condition; None if the server rejected that.
 
     Returns:
-        What the server compares, and whether the object is gone.
+        The conditions that the server compares, and whether the object is gone.
 
     Raises:
-        StorageError: A request failed that has no condition, or may not be made at all.
+        StorageError: A request without a condition failed, or one is not permitted.
     """
     create = meta is not None
     if meta is None:
         meta = await _put(session, key, b"1", Precondition())
-    elif not await _is_refused(_put(session, key, b"2", _CREATE)):
+    elif not await _is_rejected(_put(session, key, b"2", _CREATE)):
         create, meta = False, await _head(session, key)
     replaced = await _replace(session, key, b"3", meta.generation)
-    replace = replaced is not None and await _is_refused(_put(session, key, b"4", _STALE))
+    replace = replaced is not None and await _is_rejected(_put(session, key, b"4", _STALE))
     meta = replaced if replaced is not None and replace else await _head(session, key)
     delete, is_removed = await _try_delete(session, key, meta.generation)
     return _Conditions(create, replace, delete), is_removed
@@ -223,7 +211,7 @@ async def _try_delete(session: Session, key: str, generation: str) -> tuple[bool
 
     async def is_kept(generation: str) -> bool:
         delete = session.service.delete
-        return await _is_refused(_send(session, lambda: delete(key, generation=generation)))
+        return await _is_rejected(_send(session, lambda: delete(key, generation=generation)))
 
     try:
         if not await is_kept(_STALE.if_generation_match or ""):
@@ -237,9 +225,9 @@ async def _try_delete(session: Session, key: str, generation: str) -> tuple[bool
 
 
 async def _send(session: Session, request: Callable[[], Awaitable[T]]) -> T:
-    """Send one request of a probe, and again while the server says that it is too busy.
+    """Send one request of a probe, and repeat it while the server throttles.
 
-    A probe that began anew would not help: Cloudflare R2 answers 429 to more than one write of a
+    To repeat the whole probe would not help: Cloudflare R2 returns 429 for more than one write of a
     key in a second (developers.cloudflare.com/r2/platform/limits).
     """
     backoff = Backoff(session.retry)
@@ -262,22 +250,22 @@ async def _put(session: Session, key: str, data: bytes, precondition: Preconditi
 
 
 async def _replace(session: Session, key: str, data: bytes, generation: str) -> ObjectMeta | None:
-    """Replace the object under a condition that holds; None if the server does not take that."""
-    same, fate = Precondition(if_generation_match=generation), Fate()
+    """Replace the object under a condition that holds; None if the server rejects that."""
+    same, ambiguous = Precondition(if_generation_match=generation), AmbiguousWrite()
     replaced = await _send(
-        session, lambda: fate.hear(_put_if_taken(session.service, key, data, same))
+        session, lambda: ambiguous.watch(_put_if_supported(session.service, key, data, same))
     )
-    if replaced is None and fate.is_open:
-        # It may be refused because an earlier attempt was carried out: nobody else writes this key.
+    if replaced is None and ambiguous.maybe_done:
+        # Rejected, maybe because an earlier attempt was carried out: no other writer has this key.
         found = await _head(session, key)
         replaced = found if found.generation != generation else None
     return replaced
 
 
-async def _put_if_taken(
+async def _put_if_supported(
     service: Service, key: str, data: bytes, precondition: Precondition
 ) -> ObjectMeta | None:
-    """Write under a condition that holds; None if the server refuses it, or does not know it."""
+    """Write under a condition that holds; None if the server rejects or does not know it."""
     try:
         return await service.put(WriteRequest(key, precondition), data, crc32c=None)
     except PreconditionFailedError:
@@ -290,8 +278,8 @@ async def _put_if_taken(
         return None
 
 
-async def _is_refused(request: Awaitable[object]) -> bool:
-    """Return whether a condition that does not hold was compared, or was not taken at all."""
+async def _is_rejected(request: Awaitable[object]) -> bool:
+    """Return whether a write is rejected whose condition does not hold."""
     try:
         await request
     except PreconditionFailedError:

@@ -1,4 +1,4 @@
-"""Counting what the requests of one store on one loop do."""
+"""Counters of the requests of one store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from aioflux._transfer.limits import AdaptiveLimit
 
-__all__ = ["Counters", "Tally"]
+__all__ = ["Counters", "StoreCounters"]
 
 
 class Counters:
@@ -23,7 +23,7 @@ class Counters:
         num_requests: Attempts sent.
         num_retries: Attempts that repeated an earlier one.
         num_failures: Attempts that ended with an error or were cancelled.
-        num_throttled: Attempts answered with 429 or 503.
+        num_throttled: Attempts that the service throttled (429 or 503).
         bytes_received: Bytes of object bodies received.
         bytes_sent: Bytes of object bodies sent.
         num_in_flight: Requests under way.
@@ -58,18 +58,14 @@ class Counters:
         self._total_seconds += seconds
 
     def add(self, other: Counters) -> None:
-        """Take the sums of a loop that is no more."""
+        """Add the sums of another loop."""
         for name in Counters.__slots__[2:]:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self._total_seconds += other._total_seconds
         self._latency = [a + b for a, b in zip(self._latency, other._latency, strict=True)]
 
     def stats(self, *, max_in_flight: int) -> StoreStats:
-        """Return a copy.
-
-        Args:
-            max_in_flight: Requests that may be under way now.
-        """
+        """Return a copy; `max_in_flight` requests may be under way now."""
         return StoreStats(
             num_requests=self.num_requests,
             num_retries=self.num_retries,
@@ -83,20 +79,20 @@ class Counters:
         )
 
 
-class Tally:
-    """The counters of one store: one set for each event loop, so that no two threads write one."""
+class StoreCounters:
+    """Counters of one store: one set for each event loop, so that no two threads write one."""
 
     def __init__(self) -> None:
-        self._past = Counters()
+        self._ended = Counters()
         self._loops: list[tuple[weakref.ref[AbstractEventLoop], Counters, AdaptiveLimit]] = []
 
-    def join(self, loop: AbstractEventLoop, limit: AdaptiveLimit) -> Counters:
-        """Return new counters for what `loop` is going to do; sum up those of loops that ended."""
+    def add_loop(self, loop: AbstractEventLoop, limit: AdaptiveLimit) -> Counters:
+        """Return new counters for `loop`, and sum up those of loops that ended."""
         live = []
         for entry in self._loops:
-            if not _lives(entry[0]):
-                self._past.add(entry[1])
-                self._past.num_in_flight = 0  # what a loop left undone ended with it
+            if not _is_open(entry[0]):
+                self._ended.add(entry[1])
+                self._ended.num_in_flight = 0  # requests under way ended with their loop
             else:
                 live.append(entry)
         counters = Counters()
@@ -104,20 +100,16 @@ class Tally:
         return counters
 
     def stats(self, max_in_flight: int) -> StoreStats:
-        """Return the sums over all loops.
-
-        Args:
-            max_in_flight: What a loop begins with.
-        """
+        """Return the sums over all loops; a new loop begins with `max_in_flight`."""
         total = Counters()
-        total.add(self._past)
+        total.add(self._ended)
         entries = self._loops
         for _, counters, _ in entries:
             total.add(counters)
-        limits = [limit.limit for loop, _, limit in entries if _lives(loop)]
+        limits = [limit.limit for loop, _, limit in entries if _is_open(loop)]
         return total.stats(max_in_flight=sum(limits) if limits else max_in_flight)
 
 
-def _lives(reference: weakref.ref[AbstractEventLoop]) -> bool:
+def _is_open(reference: weakref.ref[AbstractEventLoop]) -> bool:
     loop = reference()
     return loop is not None and not loop.is_closed()

@@ -5,85 +5,86 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Deadlines"]
 
 _MIN_SECONDS: Final = 0.001
-"""What loops can tell apart."""
+"""Resolution of the event loops' timers."""
 
 
-class Runner(Protocol):
-    """What does one request after another without a task.
+class RequestSequence(Protocol):
+    """Requests without a task, one after another.
 
     Attributes:
-        began: When the request under way began, on the monotonic clock.
+        started_at: Start of the request under way, on the monotonic clock.
     """
 
-    began: float
+    started_at: float
 
     def expire(self) -> None:
-        """Take note that the time of the request under way is over."""
+        """End the request under way: its time is over."""
 
 
 class Deadlines:
-    """Ends what takes too long; as `asyncio.timeout`, for all of a store.
+    """`asyncio.timeout` for all requests of a store, which have equal times.
 
-    A task that enters leaves again, and is cancelled where its time is over; `expired` then tells
-    whether that is why it was. What it does within that has no time of its own: the outer one ends
-    first. A runner enters once for many requests: a request of it costs nothing here.
+    A task that is added is cancelled when its time is over; `pop_expired` then returns whether that
+    was the reason. Calls within a call have no time of their own: the outer one ends first. A
+    sequence is added once for many requests: each of them costs nothing here.
 
     Args:
         seconds: Time that each request has.
+        clock: The monotonic clock, in seconds.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
-        # When each task entered, and requests for its cancellation by then: the first entry is the
-        # oldest.
-        self._entered: dict[asyncio.Task[Any], tuple[float, int]] = {}
+        self._clock = clock
+        # Start of each task's call, and its cancellation requests by then: the oldest is first.
+        self._tasks: dict[asyncio.Task[Any], tuple[float, int]] = {}
         # Those requests, of each task that was cancelled here.
-        self._cancelled: dict[asyncio.Task[Any], int] = {}
-        self._runners: set[Runner] = set()
+        self._expired: dict[asyncio.Task[Any], int] = {}
+        self._sequences: set[RequestSequence] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def enter(self, task: asyncio.Task[Any], now: float) -> bool:
-        """Begin to watch a task.
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing has a deadline."""
+        return not (self._tasks or self._expired or self._sequences)
 
-        Args:
-            task: The running task.
-            now: The monotonic clock's time, in seconds.
-
-        Returns:
-            Whether it was not watched before: who entered it first lets it leave.
-        """
-        if task in self._entered or task in self._cancelled:
+    def add(self, task: asyncio.Task[Any], now: float) -> bool:
+        """Add the running task; return False if an outer call has added it."""
+        if task in self._tasks or task in self._expired:
             return False
-        self._entered[task] = now, task.cancelling()
+        self._tasks[task] = now, task.cancelling()
         if self._timer is None:
-            self._come_in(self._seconds, asyncio.get_running_loop())
+            self._set_timer(self._seconds, asyncio.get_running_loop())
         return True
 
-    def leave(self, task: asyncio.Task[Any]) -> None:
-        """Watch a task no more."""
-        self._entered.pop(task, None)
-        if self._cancelled:
-            self.expired(task)
+    def remove(self, task: asyncio.Task[Any]) -> None:
+        """Remove a task."""
+        self._tasks.pop(task, None)
+        if self._expired:
+            self.pop_expired(task)
 
-    def expired(self, task: asyncio.Task[Any]) -> bool:
-        """Tell whether a task that is being cancelled is so for its time alone; tells it once."""
-        before = self._cancelled.pop(task, None)
+    def pop_expired(self, task: asyncio.Task[Any]) -> bool:
+        """Return, once, whether a task is being cancelled for its deadline alone."""
+        before = self._expired.pop(task, None)
         return before is not None and task.uncancel() <= before
 
-    def enter_runner(self, runner: Runner) -> None:
-        """Begin to watch a runner, whose first request has begun."""
-        self._runners.add(runner)
+    def add_sequence(self, sequence: RequestSequence) -> None:
+        """Add a sequence, whose first request has started."""
+        self._sequences.add(sequence)
         if self._timer is None:
-            self._come_in(self._seconds, asyncio.get_running_loop())
+            self._set_timer(self._seconds, asyncio.get_running_loop())
 
-    def leave_runner(self, runner: Runner) -> None:
-        """Watch a runner no more."""
-        self._runners.discard(runner)
+    def remove_sequence(self, sequence: RequestSequence) -> None:
+        """Remove a sequence."""
+        self._sequences.discard(sequence)
 
     def close(self) -> None:
         """Stop the timer."""
@@ -91,24 +92,24 @@ class Deadlines:
             self._timer.cancel()
             self._timer = None
 
-    def _come_in(self, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = loop.call_later(max(seconds, _MIN_SECONDS), self._look, loop)
+    def _set_timer(self, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(max(seconds, _MIN_SECONDS), self._expire, loop)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """End those whose time is over; come again when that of the next one is."""
+    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End what is late, and set the timer for what is late next."""
         self._timer = None
-        last = time.monotonic() - self._seconds
-        for runner in tuple(self._runners):
-            if runner.began <= last:
-                runner.expire()
-        while self._entered:
-            task, (began, num_before) = next(iter(self._entered.items()))
-            if began > last:
+        last = self._clock() - self._seconds
+        for sequence in tuple(self._sequences):
+            if sequence.started_at <= last:
+                sequence.expire()
+        while self._tasks:
+            task, (started_at, num_before) = next(iter(self._tasks.items()))
+            if started_at > last:
                 break
-            del self._entered[task]
-            self._cancelled[task] = num_before
+            del self._tasks[task]
+            self._expired[task] = num_before
             task.cancel()
-        watched = [runner.began for runner in self._runners]
-        watched += (began for began, _ in itertools.islice(self._entered.values(), 1))
-        if watched:
-            self._come_in(min(watched) - last, loop)
+        starts = [sequence.started_at for sequence in self._sequences]
+        starts += (started_at for started_at, _ in itertools.islice(self._tasks.values(), 1))
+        if starts:
+            self._set_timer(min(starts) - last, loop)

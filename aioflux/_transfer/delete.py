@@ -1,4 +1,4 @@
-"""Deleting objects."""
+"""Deletes of objects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from aioflux._concurrency.fan_out import bounded_map
 from aioflux._services.base import ListRequest, Source
-from aioflux._transfer.ambiguous_writes import Fate
+from aioflux._transfer.ambiguous_writes import AmbiguousWrite
 from aioflux._transfer.retry import Backoff
 from aioflux._values.meta import DeleteResult
 from aioflux.errors import (
@@ -25,49 +25,47 @@ if TYPE_CHECKING:
 __all__ = ["delete", "delete_many"]
 
 _MIN_PAGE: Final = 8
-"""Fewer objects are deleted one by one: to list what there is, and to delete it, are two requests
-after each other."""
+"""Fewer objects are deleted one by one: a listing and a delete are two requests in sequence."""
 _MAX_PAGES: Final = 8
-"""Requests at once that delete many."""
-_PINNED_TRIES: Final = (False, False, True)
-"""Tries to delete by name the generation that was seen; True is the last of them."""
-_MAX_LOOKS: Final = 3
+"""Requests in flight that delete many."""
+_NUM_PINNED_TRIES: Final = 3
+"""Tries to delete by name the generation that was seen."""
+_MAX_LIST_PAGES: Final = 3
 """Pages that are listed for one such request."""
 
 
 async def delete(session: Session, key: str, *, generation: str = "") -> None:
     """Delete an object; never one that was written since.
 
-    A name is looked up first and that generation deleted, where the service has generations and a
-    request may be sent again: a repeated delete of whatever has the name could remove what somebody
-    wrote after the first, whose answer was lost. Metadata of a listing saves the look.
+    If the service has generations and a request may be repeated, the generation is read first and
+    pinned: a repeated delete by name could remove what another writer wrote after the first, whose
+    response was lost. Metadata of a listing saves that request.
 
-    If the object is replaced between look and delete, both are repeated after a pause. While others
-    write without end no look is ever in time: after three tries whatever has the name is deleted,
-    by one request that is not sent again unless it never left.
+    If the object is replaced between the two, both are repeated after a pause. While others write
+    without end no generation is ever current: after three tries whatever has the key is deleted, by
+    one request that is repeated only if it was never sent.
 
     Args:
-        session: Where.
+        session: The session.
         key: Name of the object.
-        generation: Delete this generation and no other; empty for the one there is.
+        generation: Delete this generation and no other; empty for the current one.
 
     Raises:
-        NotFoundError: No object has this key, and no attempt whose answer was lost can have deleted
-            it.
-        PreconditionFailedError: The object has another generation, and no attempt whose answer was
-            lost can have deleted that one.
+        NotFoundError: No object has this key, and no ambiguous attempt can have deleted it.
+        PreconditionFailedError: The object has another generation, and no ambiguous attempt can
+            have deleted the expected one.
     """
     is_pinned = generation or not session.service.capabilities.generations
     if is_pinned or session.retry.max_attempts == 1:
         await _delete_once(session, key, generation)
         return
     backoff = Backoff(session.retry)
-    for is_last in _PINNED_TRIES:
+    for number in range(1, _NUM_PINNED_TRIES + 1):
         meta = await session.call(key, lambda _: session.service.head(key))
         try:
             await _delete_once(session, key, meta.generation, is_seen=True)
         except (NotFoundError, PreconditionFailedError):
-            if is_last or not await backoff.pause():
+            if number == _NUM_PINNED_TRIES or not await backoff.pause():
                 break
         else:
             return
@@ -75,7 +73,7 @@ async def delete(session: Session, key: str, *, generation: str = "") -> None:
 
 
 async def _delete_unpinned(session: Session, key: str) -> None:
-    """Delete whatever has a name, and never by two requests that may both have been carried out."""
+    """Delete whatever has a key, and never by two requests that may both have been carried out."""
 
     async def attempt(_: int) -> TransientError | None:
         try:
@@ -97,29 +95,29 @@ async def _delete_once(
     """Delete one generation of an object.
 
     Args:
-        session: Where.
+        session: The session.
         key: Name of the object.
         generation: The generation; empty for any.
         is_seen: The object had that generation a moment ago.
     """
     service = session.service
-    fate = Fate()
+    ambiguous = AmbiguousWrite()
 
     async def attempt(number: int) -> None:
         try:
             if generation and not (await service.compares_deletes() or (is_seen and number == 1)):
                 await _require_generation(session, key, generation)
-            await fate.hear(service.delete(key, generation=generation))
+            await ambiguous.watch(service.delete(key, generation=generation))
         except (NotFoundError, PreconditionFailedError):
-            # Gone, or replaced since: that generation is deleted.
-            if not fate.is_open:
+            # Gone or replaced: the ambiguous attempt has deleted that generation.
+            if not ambiguous.maybe_done:
                 raise
 
     await session.call(key, attempt)
 
 
 async def _require_generation(session: Session, key: str, generation: str) -> None:
-    """Look at an object that a server would delete in whatever generation it is.
+    """Check the generation of an object for a server that deletes without comparing it.
 
     Raises:
         NotFoundError: It is gone.
@@ -139,14 +137,14 @@ async def _require_generation(session: Session, key: str, generation: str) -> No
 
 @dataclass(slots=True)
 class _Outcome:
-    """What became of the keys of a `delete_many` so far."""
+    """Outcomes of the keys of a `delete_many` so far."""
 
     deleted: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     errors: dict[str, StorageError] = field(default_factory=dict)
 
-    def note(self, key: str, error: StorageError | None) -> None:
-        """Note how the attempt to delete a key has ended."""
+    def add(self, key: str, error: StorageError | None) -> None:
+        """Add the outcome of a key."""
         if error is None:
             self.deleted.append(key)
         elif isinstance(error, NotFoundError):
@@ -158,10 +156,10 @@ class _Outcome:
 async def delete_many(
     session: Session, sources: Iterable[Source], *, max_in_flight: int
 ) -> DeleteResult:
-    """Delete each source, and tell what became of it; one that fails does not keep the others.
+    """Delete all sources and return their outcomes; a failure does not stop the others.
 
-    Where one request deletes many, it is listed first what there is: such a request tells neither
-    what was missing, nor does every server keep what was replaced since it was seen.
+    If one request deletes many, the keys are listed first: the response does not say which were
+    missing, and not every server keeps objects that were replaced meanwhile.
     """
     outcome = _Outcome()
 
@@ -170,14 +168,14 @@ async def delete_many(
             await delete(session, source.key, generation=source.generation)
         except StorageError as exc:
             is_done = may_be_done and isinstance(exc, NotFoundError | PreconditionFailedError)
-            outcome.note(source.key, None if is_done else exc)
+            outcome.add(source.key, None if is_done else exc)
         else:
-            outcome.note(source.key, None)
+            outcome.add(source.key, None)
 
     async def page(batch: Sequence[Source]) -> None:
-        fate = Fate()
-        for source in await _delete_page(session, batch, outcome, fate):
-            await one(source, may_be_done=fate.is_open)
+        ambiguous = AmbiguousWrite()
+        for source in await _delete_page(session, batch, outcome, ambiguous):
+            await one(source, may_be_done=ambiguous.maybe_done)
 
     size = session.service.capabilities.delete_page_size
     if size:
@@ -199,21 +197,21 @@ async def delete_many(
 
 
 async def _delete_page(
-    session: Session, batch: Sequence[Source], outcome: _Outcome, fate: Fate
+    session: Session, batch: Sequence[Source], outcome: _Outcome, ambiguous: AmbiguousWrite
 ) -> Sequence[Source]:
-    """Delete what is there of a batch by one request, and return what is to be deleted singly.
+    """Delete the existing objects of a batch by one request; return those to delete singly.
 
     Args:
-        session: Where.
-        batch: What is to be deleted.
-        outcome: Takes what became of it.
-        fate: Takes whether a request was sent whose answer was lost: of what is to be deleted
-            singly, what is gone, or was replaced since, may have been deleted by it.
+        session: The session.
+        batch: The objects.
+        outcome: Collects outcomes.
+        ambiguous: Collects failures of the request: if one was ambiguous, it may have deleted those
+            of the returned objects that are gone or replaced.
     """
     try:
-        found = await _look(session, batch)
+        found = await _list_generations(session, batch)
     except StorageError:
-        return batch  # each tells by itself why it cannot be looked at
+        return batch  # each raises by itself why it cannot be read
     if found is None:
         return batch
     there: list[Source] = []
@@ -232,40 +230,40 @@ async def _delete_page(
         return ()
 
     async def attempt(_: int) -> Mapping[str, StorageError]:
-        if fate.is_open and not await session.service.compares_deletes(in_pages=True):
-            raise StorageError("what was deleted may have been written anew: each is looked at")
-        return await fate.hear(session.service.delete_page(there))
+        if ambiguous.maybe_done and not await session.service.compares_deletes(in_pages=True):
+            raise StorageError("objects may have been written anew: each is deleted by itself")
+        return await ambiguous.watch(session.service.delete_page(there))
 
     try:
         failed = await session.call(there[0].key, attempt)
     except StorageError:
         return there
     again: list[Source] = []
-    is_open = fate.is_open
+    maybe_done = ambiguous.maybe_done
     named = {source.key for source in batch if not source.generation}
     for source in there:
         error = failed.get(source.key)
-        # Gone, or replaced since, where an attempt was lost: that generation is deleted.
-        is_done = isinstance(error, NotFoundError | PreconditionFailedError) and is_open
+        # Gone or replaced: an ambiguous attempt has deleted that generation.
+        is_done = isinstance(error, NotFoundError | PreconditionFailedError) and maybe_done
         if isinstance(error, TransientError):
-            fate.note(error)
+            ambiguous.add(error)
             again.append(source)
         elif isinstance(error, PreconditionFailedError) and source.key in named and not is_done:
             again.append(Source(key=source.key))
         else:
-            outcome.note(source.key, None if is_done else error)
+            outcome.add(source.key, None if is_done else error)
     return again
 
 
-async def _look(session: Session, batch: Sequence[Source]) -> dict[str, str] | None:
-    """Return the generations of what there is of a batch; None where too much else lies between."""
+async def _list_generations(session: Session, batch: Sequence[Source]) -> dict[str, str] | None:
+    """Return the generations of the existing objects; None if too many others lie between."""
     first, last = batch[0].key, batch[-1].key
     pairs = enumerate(zip(first, last, strict=False))
     same = next((at for at, (one, other) in pairs if one != other), min(len(first), len(last)))
     prefix = first[:same]
     found: dict[str, str] = {}
     request = ListRequest(prefix, first, last + "\0")
-    for _ in range(_MAX_LOOKS):
+    for _ in range(_MAX_LIST_PAGES):
         page = await session.call(
             prefix,
             lambda _, request=request: session.service.list_page(request),  # type: ignore[misc]

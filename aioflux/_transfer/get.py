@@ -1,9 +1,9 @@
-"""Reading objects: a plan of ranges, and the short executor that fills one buffer with them.
+"""Reads of whole objects and of ranges: a plan, and the executor that fills one buffer with it.
 
 key, or meta of a listing
-    -> first range (tells size and generation where they are not known)
+    -> first range, which returns size and generation if they are not known
     -> plan_ranges(rest) -> each range straight into its slice of the buffer, pinned
-    -> crc32c of the ranges, combined, against the object's; a part of an object as `get_range` says
+    -> crc32c of the ranges, combined, against the object's; a part of an object as in `get_range`
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from aioflux._transfer.get_range import (
     size_error,
 )
 from aioflux._transfer.get_small import (
-    NOTHING,
-    Begun,
+    NO_ATTEMPT,
     Fetched,
+    PriorAttempt,
     fetch_small,
     first_range_bytes,
     small_bytes,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
 
 __all__ = [
-    "NoRoomError",
+    "ExceedsReservationError",
     "fetch",
     "fetch_into",
     "fetch_pinned",
@@ -57,17 +57,17 @@ __all__ = [
 T = TypeVar("T")
 
 MAX_READS = 3
-"""Reads of an object whose bytes do not match its checksum before it is believed to be damaged."""
-_OPENING_BYTES: Final = 2 * 1024 * 1024
-"""Most that is read alone of an object that may be large: the other ranges wait until it tells what
-to ask for. 16 MiB at 50 MB/s are a tenth of the time that eight connections need for 1 GiB."""
+"""Reads whose bytes do not match the checksum before the object is taken for damaged."""
+_MAX_FIRST_BYTES: Final = 2 * 1024 * 1024
+"""Largest first range of an object that may be large: the other ranges wait for the size that it
+returns. 16 MiB at 50 MB/s are a tenth of the time that eight connections need for 1 GiB."""
 
 
-class NoRoomError(Exception):
-    """An object turned out to be larger than what may be held now.
+class ExceedsReservationError(Exception):
+    """An object is larger than may be held now.
 
     Attributes:
-        meta: What its first range told of it.
+        meta: Its metadata, from the first range.
     """
 
     def __init__(self, meta: ObjectMeta) -> None:
@@ -86,31 +86,31 @@ async def fetch(
     *,
     first_bytes: int = 0,
     may_hold: Callable[[int], bool] = _always,
-    begun: Begun = NOTHING,
+    prior: PriorAttempt = NO_ATTEMPT,
 ) -> Fetched:
     """Read a whole object and verify it.
 
     Args:
-        session: Where.
+        session: The session.
         key: Name of the object.
-        meta: What a listing said of it: the read is pinned to this generation, and one request less
-            is needed.
-        first_bytes: Most bytes of the first range where it is read by name; by default what
-            `first_range_bytes` returns.
-        may_hold: Asked whether all bytes of an object may be held whose first range is not all of
-            it; only where it is read by name.
-        begun: What has been done of it.
+        meta: Metadata from a listing: the read is pinned to its generation, and needs one request
+            less.
+        first_bytes: Size of the first range if the object is read by name; by default that of
+            `first_range_bytes`.
+        may_hold: Returns whether all bytes of an object may be held; called if it is read by name
+            and is larger than its first range.
+        prior: What has been read of it before.
 
     Raises:
         ChecksumError: The bytes never matched the object's crc32c.
-        NoRoomError: `may_hold` said no.
+        ExceedsReservationError: `may_hold` returned False.
         PreconditionFailedError: The object was replaced each time while it was read.
     """
-    first = begun.first
+    first = prior.first
     if meta is not None:
-        num_reads = begun.num_reads
+        num_reads = prior.num_reads
         if 0 < meta.size <= small_bytes(session.options):
-            found = await fetch_small(session, key, meta.size, meta, begun)
+            found = await fetch_small(session, key, meta.size, meta, prior)
             if isinstance(found, Fetched):
                 return found
             num_reads += 1
@@ -119,10 +119,10 @@ async def fetch(
         )
     estimate = session.limits.unknown_size
     is_small = estimate.is_known and estimate.num_bytes <= small_bytes(session.options)
-    num_reads = begun.num_reads
-    if begun.failure is not None or (first is None and is_small):
+    num_reads = prior.num_reads
+    if prior.failure is not None or (first is None and is_small):
         end = first_bytes or first_range_bytes(estimate.num_bytes, session.options)
-        found = await fetch_small(session, key, end, None, begun)
+        found = await fetch_small(session, key, end, None, prior)
         if isinstance(found, Fetched):
             return found
         first = found
@@ -143,16 +143,16 @@ async def _verified(
     *,
     num_reads: int = 0,
 ) -> T:
-    """Read again what does not match its checksum, or was replaced while it was read.
+    """Repeat a read that does not match its checksum, or whose object was replaced meanwhile.
 
     Args:
-        session: Where.
+        session: The session.
         key: Name of the object.
         read: Returns the result, the expected crc32c or None, and the actual one.
-        num_reads: Reads before that did not match; there is one more in any case.
+        num_reads: Earlier reads that did not match; there is one more in any case.
     """
     backoff: Backoff | None = None
-    num_left = MAX_READS - min(num_reads, MAX_READS - 1)
+    num_remaining = MAX_READS - min(num_reads, MAX_READS - 1)
     while True:
         try:
             result, expected, actual = await read()
@@ -163,20 +163,20 @@ async def _verified(
             raise replaced_error(session, key, backoff.num_tries) from None
         if not session.options.verify or expected is None or expected == actual:
             return result
-        num_left -= 1
-        if not num_left:
+        num_remaining -= 1
+        if not num_remaining:
             break
     uri = session.service.uri(key)
     raise ChecksumError(
-        f"could not read {uri}: its bytes have crc32c {actual:#010x}, but the service says "
+        f"could not read {uri}: its bytes have crc32c {actual:#010x}, but the service returns "
         f"{expected:#010x}, {MAX_READS} times in a row; the object is damaged, or "
-        "something between here and the service changes bytes",
+        "the network, or a proxy in between, changes bytes",
         uri=uri,
     )
 
 
 def replaced_error(session: Session, key: str, num_tries: int) -> PreconditionFailedError:
-    """Return the error of an object that was another at each of several tries."""
+    """Return the error of an object that was replaced during each of several tries."""
     uri = session.service.uri(key)
     return PreconditionFailedError(
         f"could not read {uri}: it was replaced while it was read, {num_tries} times in a row; "
@@ -191,7 +191,7 @@ async def head(session: Session, key: str, generation: str = "") -> ObjectMeta:
 
 
 async def _head_of(session: Session, key: str, meta: ObjectMeta) -> ObjectMeta:
-    """Read the metadata of a generation again, which must tell the same size."""
+    """Read the metadata of a generation again; its size must be the same."""
     found = await head(session, key, meta.generation)
     if found.size != meta.size:
         raise size_error(session, key, Pin(meta.generation, meta.size), found.size)
@@ -226,20 +226,20 @@ async def _fetch_unknown(
     if first is None:
         end = first_bytes or first_range_bytes(estimate.num_bytes, session.options)
         if not estimate.is_known or estimate.num_bytes > session.options.range_size_bytes:
-            end = min(end, _OPENING_BYTES)
+            end = min(end, _MAX_FIRST_BYTES)
         first = await read_first(session, key, start=0, end=end, allocate=allocate)
         estimate.add(first.body.size)
     body = first.body
     if not body.size:
         if body.generation:
             return Fetched(b"", body.meta), body.crc32c, 0
-        # An empty object answers a range as unsatisfiable, and without its metadata.
+        # The response to a range of an empty object is 416, without metadata.
         found = await head(session, key)
         if found.size:
             raise ReplacedError
         return Fetched(b"", found), found.crc32c, 0
-    begun = first.data.nbytes
-    if begun == body.size and not _twice_whole(session, body.crc32c):
+    num_read = first.data.nbytes
+    if num_read == body.size and not _reads_whole_twice(session, body.crc32c):
         # Of bytes, not of a view of them: half the cost at 100 KiB.
         data = made[-1].finish()
         actual = crc32c(data) if session.options.verify else 0
@@ -247,30 +247,30 @@ async def _fetch_unknown(
     if not may_hold(body.size):
         made.clear()
         first.drop()
-        raise NoRoomError(body.meta())
-    if begun < body.size:
-        await _learn_checksum(session, key, body)
+        raise ExceedsReservationError(body.meta())
+    if num_read < body.size:
+        await _head_checksum(session, key, body)
     buffer = BytesBuffer(body.size)
-    buffer.view[:begun] = first.data
+    buffer.view[:num_read] = first.data
     made.clear()
     first.drop()
-    actual = await _complete(session, key, buffer.view, 0, begun, body, is_whole=True)
+    actual = await _complete(session, key, buffer.view, 0, num_read, body, is_whole=True)
     return Fetched(buffer.finish(), body.meta), body.crc32c, actual
 
 
-def _twice_whole(session: Session, expected: int | None) -> bool:
-    """Tell whether a whole object is read twice, for want of a checksum."""
+def _reads_whole_twice(session: Session, expected: int | None) -> bool:
+    """Return whether a whole object is read twice, for want of a checksum."""
     return expected is None and reads_twice(session)
 
 
-def _asks_head(session: Session) -> bool:
-    """Tell whether only `head` knows the checksum of what is read in ranges."""
+def _needs_head(session: Session) -> bool:
+    """Return whether only `head` returns the checksum of an object that is read in ranges."""
     return session.options.verify and not session.service.capabilities.listed_checksums
 
 
-async def _learn_checksum(session: Session, key: str, body: Body) -> None:
-    """Ask for the checksum of an object whose first range came without it."""
-    if body.crc32c is None and body.generation and _asks_head(session):
+async def _head_checksum(session: Session, key: str, body: Body) -> None:
+    """Request the checksum of an object whose first range came without it."""
+    if body.crc32c is None and body.generation and _needs_head(session):
         try:
             body.crc32c = (await head(session, key, body.generation)).crc32c
         except NotFoundError as exc:
@@ -282,48 +282,48 @@ async def _complete(
     key: str,
     view: memoryview,
     start: int,
-    begun: int,
+    num_read: int,
     body: Body,
     *,
     is_whole: bool,
-    is_sure: bool = False,
+    is_confirmed: bool = False,
 ) -> int:
-    """Read what is left after the first range, and return the crc32c of all of `view`.
+    """Read the rest after the first range, and return the crc32c of all of `view`.
 
     Args:
-        session: Where.
+        session: The session.
         key: Name of the object.
-        view: Takes the bytes; the first `begun` of them are there.
-        start: Place of `view` in the object.
-        begun: Bytes of the first range.
-        body: The answer to the first range.
+        view: Memory for the bytes; the first `num_read` are in it.
+        start: Offset of `view` in the object.
+        num_read: Size of the first range.
+        body: Response to the first range.
         is_whole: `view` is the whole object.
-        is_sure: The first range was read twice already.
+        is_confirmed: The first range was read twice already.
     """
-    checksum = crc32c(view[:begun]) if session.options.verify else 0
+    checksum = crc32c(view[:num_read]) if session.options.verify else 0
     twice = reads_twice(session) and not (is_whole and body.crc32c is not None)
-    left = view.nbytes - begun
+    rest_size = view.nbytes - num_read
 
     async def check() -> int:
-        if not twice or is_sure or not begun:
+        if not twice or is_confirmed or not num_read:
             return checksum
         return await confirm(
             session,
             key,
-            view[:begun],
+            view[:num_read],
             start=start,
             pin=Pin(body.generation, body.size),
             checksum=checksum,
         )
 
     async def read_rest() -> int:
-        if not left:
+        if not rest_size:
             return 0
         return await read_into(
             session,
             key,
-            view[begun:],
-            start=start + begun,
+            view[num_read:],
+            start=start + num_read,
             pin=Pin(body.generation, body.size),
             twice=twice,
         )
@@ -332,7 +332,7 @@ async def _complete(
         checksum, rest = await pair(check(), read_rest())
     except NotFoundError as exc:
         raise ReplacedError from exc
-    return combine_crc32c(checksum, rest, left)
+    return combine_crc32c(checksum, rest, rest_size)
 
 
 async def fetch_into(
@@ -340,7 +340,7 @@ async def fetch_into(
 ) -> int:
     """Fill `view` from byte `start` on, and return how many bytes there were.
 
-    A read of the whole object is verified by its crc32c, of a part as `verify_ranges` says.
+    The whole object is verified by its crc32c, a part of it as `verify_ranges` says.
 
     Raises:
         ChecksumError: The bytes never matched.
@@ -358,7 +358,7 @@ async def _fill_known(
 ) -> tuple[int, int | None, int]:
     length = max(0, min(view.nbytes, meta.size - start))
     if not length:
-        # Nothing to read, but it must be there in this generation, as for any other range.
+        # Nothing to read, but this generation must exist, as for any other range.
         await _head_of(session, key, meta)
         return 0, None, 0
     expected = meta.crc32c if length == meta.size else None
@@ -370,42 +370,42 @@ async def _fill_known(
             view[:length],
             start=start,
             pin=Pin(meta.generation, meta.size),
-            twice=_twice_whole(session, expected),
+            twice=_reads_whole_twice(session, expected),
         )
 
-    if length < meta.size or expected is not None or not _asks_head(session):
+    if length < meta.size or expected is not None or not _needs_head(session):
         return length, expected, await read()
     if reads_twice(session):
         # A checksum saves the second read.
         expected = (await _head_of(session, key, meta)).crc32c
         return length, expected, await read()
-    told, actual = await pair(_head_of(session, key, meta), read())
-    return length, told.crc32c, actual
+    found, actual = await pair(_head_of(session, key, meta), read())
+    return length, found.crc32c, actual
 
 
 async def _fill_unknown(
     session: Session, key: str, view: memoryview, start: int
 ) -> tuple[int, int | None, int]:
     largest = session.options.range_size_bytes
-    end = start + (view.nbytes if view.nbytes <= largest else min(largest, _OPENING_BYTES))
+    end = start + (view.nbytes if view.nbytes <= largest else min(largest, _MAX_FIRST_BYTES))
     # From the first byte on it is often all of the object, which its crc32c verifies.
-    first = await _read_start(session, key, start, end, lambda size: view[:size], at_once=start > 0)
-    body, begun = first.body, first.data.nbytes
+    first = await _read_start(session, key, start, end, lambda size: view[:size], twice=start > 0)
+    body, num_read = first.body, first.data.nbytes
     length = max(0, min(view.nbytes, body.size - start))
     if not length:
         return 0, None, 0
     is_whole = length == body.size
-    if is_whole and begun < length:
-        await _learn_checksum(session, key, body)
+    if is_whole and num_read < length:
+        await _head_checksum(session, key, body)
     actual = await _complete(
         session,
         key,
         view[:length],
         start,
-        begun,
+        num_read,
         body,
         is_whole=is_whole,
-        is_sure=start > 0,
+        is_confirmed=start > 0,
     )
     return length, body.crc32c if is_whole else None, actual
 
@@ -417,10 +417,10 @@ async def _read_start(
     end: int,
     allocate: Callable[[int], memoryview],
     *,
-    at_once: bool,
+    twice: bool,
 ) -> First:
-    """Read the first range; `at_once`, the second copy that it may need is read with it."""
-    read = read_first_twice if at_once and reads_twice(session) else read_first
+    """Read the first range; with `twice` also its second copy, if one is needed."""
+    read = read_first_twice if twice and reads_twice(session) else read_first
     return await read(session, key, start=start, end=end, allocate=allocate)
 
 
@@ -449,12 +449,12 @@ async def _range_known(
 
 
 async def fetch_pinned(session: Session, key: str, read: Callable[[ObjectMeta], Awaitable[T]]) -> T:
-    """Read an object by the metadata that it has now; again if it is replaced before that is done.
+    """Read the current generation of an object; anew if it is replaced meanwhile.
 
     Args:
-        session: Where.
+        session: The session.
         key: Name of the object.
-        read: Reads the generation of the metadata, and verifies what it reads.
+        read: Reads the generation of the metadata, and verifies it.
 
     Raises:
         NotFoundError: No object has this key.
@@ -490,7 +490,7 @@ async def _range_unknown(
         made.append(BytesBuffer(size))
         return made[-1].view
 
-    first = await _read_start(session, key, start, end, allocate, at_once=True)
+    first = await _read_start(session, key, start, end, allocate, twice=True)
     is_whole = first.data.nbytes == first.body.size
     data = made[-1].finish()
     actual = crc32c(data) if session.options.verify else 0

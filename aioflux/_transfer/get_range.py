@@ -1,12 +1,11 @@
-"""Reading one range: resumed where its body breaks off, read twice where nothing vouches for it.
+"""Reads of one range: resumed when its body breaks off, read twice when it has no checksum.
 
-A service tells the checksum of a whole object only. A range over plain http is read twice at the
-same time (`TransferOptions.verify_ranges`); where the two differ, a third read settles which is
-right. The second copy begins a byte earlier where the range does not begin the object: what always
-changes the same place of an answer does not change the same byte of both.
+A service returns the checksum of a whole object only. A range over plain http is read twice at the
+same time (`TransferOptions.verify_ranges`); if the two differ, a third read decides. The second
+copy begins a byte earlier unless the range begins the object: a fault at a fixed offset of a
+response does not change the same byte of both.
 
-`read_first` is over 60 lines because its attempts share what earlier ones left: memory, generation
-and how far they came.
+`read_first` is over 60 lines because its attempts share memory, generation and progress.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from aioflux._concurrency.fan_out import gather, pair
-from aioflux._http.body import new_buffer
+from aioflux._http.memory import new_buffer
 from aioflux._services.base import ReadRequest
 from aioflux._values.checksums import combine_crc32c, crc32c
 from aioflux.errors import ChecksumError, NotFoundError, StorageError, TransientError
@@ -44,16 +43,16 @@ __all__ = [
 
 
 class Pin(NamedTuple):
-    """The content of an object that is read, and no other."""
+    """The one content of an object that is read."""
 
     generation: str
-    """Its generation; empty where a service has none."""
+    """Its generation; empty if a service has none."""
     size: int
-    """Its size, in bytes: what a listing, or an answer before, told of it."""
+    """Its size in bytes, from a listing or an earlier response."""
 
 
 class ReplacedError(Exception):
-    """The object that a read by name has begun is gone; the read begins again."""
+    """The object was replaced during a read by name, which begins anew."""
 
 
 def plan_ranges(start: int, end: int, range_size_bytes: int) -> list[tuple[int, int]]:
@@ -62,7 +61,7 @@ def plan_ranges(start: int, end: int, range_size_bytes: int) -> list[tuple[int, 
 
 
 def reads_twice(session: Session) -> bool:
-    """Tell whether what no checksum covers is read twice."""
+    """Return whether bytes that no checksum covers are read twice."""
     options = session.options
     if not options.verify or options.verify_ranges == "never":
         return False
@@ -72,8 +71,8 @@ def reads_twice(session: Session) -> bool:
 async def read_range(session: Session, key: str, view: memoryview, *, start: int, pin: Pin) -> None:
     """Fill `view` with the bytes of one generation of an object from `start` on.
 
-    A body that breaks off is resumed at the byte where it stopped; where a service has no
-    generations to pin the rest to, it is read again from its beginning.
+    A body that breaks off is resumed at the byte where it stopped; if a service has no generations
+    to pin the rest to, it is read again from its beginning.
 
     Raises:
         TransientError: Attempts or time ran out.
@@ -89,26 +88,26 @@ async def _fill(
     pin: Pin,
     memory: Callable[[], memoryview],
 ) -> None:
-    """Read `length` bytes into memory that is asked for when they are within the byte budget."""
-    done = 0
-    told: set[int] = set()
+    """Read `length` bytes into `memory()`, called when they are within the byte budget."""
+    num_done = 0
+    sizes: set[int] = set()
 
     async def attempt(_: int) -> Body:
-        nonlocal done
-        room = memory()[done:]
+        nonlocal num_done
+        target = memory()[num_done:]
         try:
-            async with session.populator.ahead_of(room):
-                request = ReadRequest(key, pin.generation, start + done, start + length)
-                body = await session.service.get(request, into=room)
+            async with session.prefaulter.during(target):
+                request = ReadRequest(key, pin.generation, start + num_done, start + length)
+                body = await session.service.get(request, into=target)
             if body.size != pin.size:
-                is_sure = body.size in told
-                told.add(body.size)
-                raise size_error(session, key, pin, body.size, is_sure=is_sure)
-            _require_bytes(session, key, len(body.data), length - done, pin.generation)
+                is_certain = body.size in sizes
+                sizes.add(body.size)
+                raise size_error(session, key, pin, body.size, is_certain=is_certain)
+            _require_bytes(session, key, len(body.data), length - num_done, pin.generation)
         except TransientError as exc:
             if pin.generation:
-                # The last byte is always asked for again, so that a range is never empty.
-                done = min(done + exc.num_bytes_received, length - 1)
+                # The last byte is always requested again, so that a range is never empty.
+                num_done = min(num_done + exc.num_bytes_received, length - 1)
             raise
         return body
 
@@ -117,15 +116,15 @@ async def _fill(
 
 @dataclass(slots=True)
 class First:
-    """The first range of an object of which nothing is known yet."""
+    """The first range of an object whose size is not known yet."""
 
     data: memoryview
-    """Its bytes; all there are where the object ends within the range."""
+    """Its bytes; all of the object if it ends within the range."""
     body: Body
-    """The answer, with what it says of the whole object; its `data` may be the end alone."""
+    """The response, with size and metadata of the object; its `data` may be the end alone."""
 
     def drop(self) -> None:
-        """Free the bytes, even if other code still refers to this object."""
+        """Free the bytes, even if other code still references this object."""
         self.data, self.body.data = memoryview(b""), b""
 
 
@@ -137,17 +136,17 @@ async def read_first(
     end: int,
     allocate: Callable[[int], memoryview],
 ) -> First:
-    """Read `[start, end)` of the generation that an object has now.
+    """Read `[start, end)` of the current generation of an object.
 
-    A body that breaks off is resumed at the byte where it stopped, in the generation that its head
-    told.
+    A body that breaks off is resumed at the byte where it stopped, in the generation that its
+    headers named.
 
     Args:
-        session: Where.
+        session: The session.
         key: Name of the object.
         start: First byte.
         end: One past the last byte; beyond the end of the object it means the end.
-        allocate: Gives memory for as many bytes as come; again where a read begins again.
+        allocate: Returns memory of the given size; called again when a read begins anew.
 
     Raises:
         ReplacedError: The object was replaced between the two pieces of a broken body.
@@ -193,7 +192,7 @@ async def read_first(
 async def read_first_twice(
     session: Session, key: str, *, start: int, end: int, allocate: Callable[[int], memoryview]
 ) -> First:
-    """Read `[start, end)` of the generation that an object has now, twice at the same time.
+    """Read `[start, end)` of the current generation of an object, twice at the same time.
 
     Raises:
         ChecksumError: Three reads gave three different contents.
@@ -216,7 +215,7 @@ async def read_first_twice(
 
     first, (other, second_checksum) = await pair(once(), again())
     body = first.body
-    # An answer beyond the end may tell no generation.
+    # A response to a range beyond the end may have no generation.
     is_same = body.generation == other.generation or not first.data
     if body.size != other.size or not is_same:
         raise ReplacedError
@@ -236,12 +235,12 @@ async def read_first_twice(
 async def read_sure(
     session: Session, key: str, view: memoryview, *, start: int, pin: Pin, twice: bool
 ) -> int:
-    """Fill `view` as `read_range`, and return its crc32c; 0 where nothing is verified.
+    """Fill `view` as `read_range`, and return its crc32c; 0 if nothing is verified.
 
     Args:
-        session: Where.
+        session: The session.
         key: Name of the object.
-        view: Takes the bytes.
+        view: Memory for the bytes.
         start: First byte.
         pin: Read this content and no other.
         twice: Read twice at the same time, and compare.
@@ -264,15 +263,15 @@ async def read_sure(
 async def confirm(
     session: Session, key: str, view: memoryview, *, start: int, pin: Pin, checksum: int
 ) -> int:
-    """Read a second time what `view` holds, and return the crc32c of what is in it then.
+    """Read the bytes of `view` a second time, correct them, and return their crc32c.
 
     Args:
-        session: Where.
+        session: The session.
         key: Name of the object.
-        view: Holds the bytes; where they turn out wrong, it takes the right ones.
+        view: The bytes; if they were wrong, they are replaced.
         start: First byte.
-        pin: Content that was read.
-        checksum: CRC32C of what `view` holds.
+        pin: The content that was read.
+        checksum: CRC32C of `view`.
 
     Raises:
         ChecksumError: Three reads gave three different contents.
@@ -284,17 +283,17 @@ async def confirm(
 
 
 async def read_checksum(session: Session, key: str, start: int, length: int, pin: Pin) -> int:
-    """Read a range for its crc32c alone, as the second copy of what was read already."""
+    """Return the crc32c of a range, read as a second copy."""
     lead = _lead(start)
-    held: list[memoryview] = []
+    copies: list[memoryview] = []
 
     def memory() -> memoryview:
-        if not held:
-            held.append(memoryview(new_buffer(lead + length)))
-        return held[0]
+        if not copies:
+            copies.append(memoryview(new_buffer(lead + length)))
+        return copies[0]
 
     await _fill(session, key, start - lead, lead + length, pin, memory)
-    return crc32c(held[0][lead:])
+    return crc32c(copies[0][lead:])
 
 
 def _lead(start: int) -> int:
@@ -305,7 +304,7 @@ def _lead(start: int) -> int:
 async def _settle(
     session: Session, key: str, view: memoryview, start: int, pin: Pin, seen: set[int]
 ) -> int:
-    """Read a third time what came differently twice: the content that came two times is right."""
+    """Read a third time what differed twice: the content that came two times is right."""
     await read_range(session, key, view, start=start, pin=pin)
     checksum = crc32c(view)
     if checksum in seen:
@@ -313,7 +312,7 @@ async def _settle(
     uri = session.service.uri(key)
     raise ChecksumError(
         f"could not read bytes [{start}, {start + view.nbytes}) of {uri}: three reads gave three "
-        "different contents; something between here and the service changes bytes",
+        "different contents; the network, or a proxy in between, changes bytes",
         uri=uri,
     )
 
@@ -330,9 +329,9 @@ async def read_into(
     """Fill `view` in parallel ranges of one generation, and return its crc32c.
 
     Args:
-        session: Where.
+        session: The session.
         key: Name of the object.
-        view: Takes the bytes.
+        view: Memory for the bytes.
         start: First byte.
         pin: Read this content and no other.
         twice: Read each range twice at the same time, and compare.
@@ -357,30 +356,29 @@ async def read_into(
 
 
 def size_error(
-    session: Session, key: str, pin: Pin, size: int, *, is_sure: bool = True
+    session: Session, key: str, pin: Pin, size: int, *, is_certain: bool = True
 ) -> StorageError:
-    """Return the error of an answer that tells another size than is known.
+    """Return the error of a response with another size than expected.
 
     Args:
-        session: Where.
+        session: The session.
         key: Name of the object.
-        pin: What is read.
-        size: What the answer tells.
-        is_sure: Another answer told the same; otherwise it may be a wrong one, and the error asks
-            for another.
+        pin: The expected content.
+        size: The size in the response.
+        is_certain: Another response had the same size; otherwise it may be damaged, and the error
+            makes the request be repeated.
     """
     uri = session.service.uri(key)
     text = (
-        f"could not read {uri}: it was said to have {pin.size} bytes, but what answers the read "
-        f"tells {size}"
+        f"could not read {uri}: it has {pin.size} bytes in its metadata, but {size} in the response"
     )
-    if not is_sure:
+    if not is_certain:
         return TransientError(text, uri=uri)
     if not pin.generation:
         return NotFoundError(f"{text}; it was replaced, list it again", uri=uri)
     return ChecksumError(
-        f"{text}; list it again, and if that does not help, something between here and the service "
-        "changes what it says",
+        f"{text}; list it again, and if that does not help, the network, or a proxy in between, "
+        "changes responses",
         uri=uri,
     )
 

@@ -1,4 +1,4 @@
-"""Several ranges of one object: a pure plan that merges near ones, and the executor that reads it.
+"""Reads of several ranges of one object, of which near ones are merged.
 
 ranges -> coalesce_ranges -> merged ranges -> fetch_range of each, pinned -> slices, in order
 """
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 __all__ = ["MAX_GAP_BYTES", "MergedRange", "coalesce_ranges", "fetch_ranges"]
 
 MAX_GAP_BYTES = 1024 * 1024
-"""Bytes between two ranges that are read and dropped to save a request: what one connection brings
-in the time of another round trip, 20 ms at 50 MB/s. zarr and object_store have the same default."""
+"""Largest gap between two ranges that is read and dropped to save a request: what one connection
+receives in the time of a round trip, 20 ms at 50 MB/s. zarr and object_store have this default."""
 
 
 class MergedRange(NamedTuple):
-    """One range to read, in place of those that it covers."""
+    """One range that covers several."""
 
     start: int
     """First byte."""
     end: int
     """One past the last byte."""
     members: list[int]
-    """Indices of the ranges that it covers, in the order of their first bytes."""
+    """Indices of the ranges that it covers, by their first bytes."""
 
 
 def coalesce_ranges(
     ranges: Sequence[tuple[int, int]], *, max_gap_bytes: int, max_merged_bytes: int
 ) -> list[MergedRange]:
-    """Merge ranges that overlap or are near each other.
+    """Merge ranges that overlap or are close together.
 
     Args:
         ranges: Half-open ranges `(start, end)`, in any order.
@@ -70,11 +70,11 @@ async def fetch_ranges(
     max_gap_bytes: int,
     meta: ObjectMeta | None,
 ) -> list[bytes]:
-    """Read ranges of one generation of an object; each merged range is verified as `fetch_range`.
+    """Read ranges of one generation of an object, each merged range verified as by `fetch_range`.
 
     Raises:
         ChecksumError: The bytes of a merged range never matched.
-        NotFoundError: There is no such object, or not in the generation of `meta`.
+        NotFoundError: No object has this key, or not in the generation of `meta`.
         PreconditionFailedError: The object was replaced each time while it was read by name.
     """
     plan = coalesce_ranges(
@@ -100,8 +100,7 @@ async def _read_plan(
         data = await fetch_range(session, key, start=merged.start, end=merged.end, meta=meta)
         for index in merged.members:
             start, end = ranges[index]
-            # A slice that is all of `data` is `data` itself: a range that was not merged is not
-            # copied.
+            # A range that was not merged is not copied: a slice of all of `data` is `data` itself.
             results[index] = data[start - merged.start : end - merged.start]
 
     max_in_flight = session.options.max_in_flight

@@ -1,4 +1,4 @@
-"""Small objects: one request each, and the judgement whether its answer is the object."""
+"""Reads of small objects by one request each, and the check of its response."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from aioflux.options import TransferOptions
 
 __all__ = [
-    "NOTHING",
-    "Begun",
+    "NO_ATTEMPT",
     "Fetched",
+    "PriorAttempt",
+    "check_small",
     "fetch_small",
     "first_range_bytes",
-    "judge_small",
     "small_bytes",
 ]
 
 _SMALL_BYTES: Final = 1024 * 1024
-"""Objects of up to this size are read by one request at first, from the start again where its body
-breaks off; of larger ones, what came is kept."""
+"""Largest object that is first read by one request, and anew from the start if its body breaks off;
+of larger ones, the received bytes are kept."""
 
 
 class Fetched(NamedTuple):
@@ -37,37 +37,37 @@ class Fetched(NamedTuple):
 
     data: bytes
     """Its bytes, verified."""
-    told: ObjectMeta | Callable[[], ObjectMeta]
-    """Its metadata, or what builds it."""
+    meta_source: ObjectMeta | Callable[[], ObjectMeta]
+    """Its metadata, or a function that builds it."""
 
     def meta(self) -> ObjectMeta:
         """Return its metadata."""
-        return self.told() if callable(self.told) else self.told
+        return self.meta_source() if callable(self.meta_source) else self.meta_source
 
 
-class Begun(NamedTuple):
-    """What is known of a read that was begun before."""
+class PriorAttempt(NamedTuple):
+    """A read of the same object that was attempted before."""
 
     first: First | None = None
     """Its first range."""
     failure: TransientError | None = None
-    """How its first attempt failed."""
-    began: float = 0.0
-    """When that began, on the monotonic clock."""
+    """Failure of the first attempt."""
+    started_at: float = 0.0
+    """Start of that attempt, on the monotonic clock."""
     num_reads: int = 0
-    """Reads of it whose bytes were not sure."""
+    """Reads whose bytes could not be verified."""
 
 
-NOTHING: Final = Begun()
+NO_ATTEMPT: Final = PriorAttempt()
 
 
 def first_range_bytes(estimate_bytes: int, options: TransferOptions) -> int:
-    """Return how much is asked for first of an object of unknown size.
+    """Return the size of the first range of an object of unknown size.
 
-    It is also what is taken from the byte budget, so that reads by name keep within it: what an
-    object has beyond this is asked for in ranges of known size. A quarter more than the estimate
-    keeps objects of about one size whole, and half of each request's even share of the budget costs
-    nobody a place: the other half is for objects that wait for the consumer.
+    It is also acquired from the byte budget, so that reads by name keep within it: the rest of an
+    object is read in ranges of known size. A quarter more than the estimate keeps objects of about
+    one size whole. Half of each request's even share of the budget delays no other request: the
+    other half is for objects that wait for the consumer.
     """
     share = options.max_in_flight_bytes // (2 * options.max_in_flight)
     wanted = max(share, estimate_bytes + estimate_bytes // 4, 1)
@@ -75,40 +75,40 @@ def first_range_bytes(estimate_bytes: int, options: TransferOptions) -> int:
 
 
 def small_bytes(options: TransferOptions) -> int:
-    """Return up to which size an object is read by one request, from the start at each attempt."""
+    """Return the largest size of an object that is read from the start at each attempt."""
     return min(_SMALL_BYTES, options.range_size_bytes)
 
 
 async def fetch_small(
-    session: Session, key: str, end: int, meta: ObjectMeta | None, begun: Begun
+    session: Session, key: str, end: int, meta: ObjectMeta | None, prior: PriorAttempt
 ) -> Fetched | First | None:
-    """Read an object in one request, as most small ones are; see `judge_small`."""
+    """Read an object in one request; see `check_small`."""
     service = session.service
     request = ReadRequest(key, "" if meta is None else meta.generation, 0, end)
     body = await session.call(
         key,
         lambda _: service.get(request),
         num_bytes=end,
-        after=begun.failure,
-        began=begun.began,
+        after=prior.failure,
+        started_at=prior.started_at,
     )
-    return judge_small(session, body, end, meta)
+    return check_small(session, body, end, meta)
 
 
-def judge_small(
+def check_small(
     session: Session, body: Body, end: int, meta: ObjectMeta | None
 ) -> Fetched | First | None:
-    """Judge the answer to a read of the bytes `[0, end)`.
+    """Check the response to a read of the bytes `[0, end)`.
 
     Args:
-        session: Where.
-        body: The answer.
-        end: One past the last byte that was asked for.
-        meta: What a listing said of the object, whose size is `end`.
+        session: The session.
+        body: The response.
+        end: One past the last byte that was requested.
+        meta: Metadata that a listing returned; its size is `end`.
 
     Returns:
-        The object; or its first range, where it is larger, or is empty, of which a service may not
-        tell all; or None where what came is not sure: it is for whoever reads with more care.
+        The object; or its first range, if it is larger, or is empty, of which a service may not
+        return all metadata; or None if the bytes are not verified and must be read with more care.
     """
     data, size = body.data, body.size
     if meta is None:
@@ -122,11 +122,10 @@ def judge_small(
     if meta is not None and size != end:
         return None
     if session.options.verify:
-        # What a listing told is as good as what the answer tells.
+        # The checksum in a listing is as good as that in the response.
         expected = body.crc32c if meta is None or meta.crc32c is None else meta.crc32c
         if expected is None:
-            # Where objects have none, to read it once more would tell nothing more, and over TLS
-            # what came is believed.
+            # If objects have none, a second read would prove nothing more; TLS is trusted.
             is_unsure = session.service.capabilities.checksums and reads_twice(session)
             return None if is_unsure else _fetched(data, body, meta)
         if expected != crc32c(data):

@@ -1,4 +1,4 @@
-"""Patterns over keys, in the form of `matchGlob`, for services that know none.
+"""Patterns over keys, in the form of `matchGlob`, for services without it.
 
 `*` stands for any characters but `/`, `**` for any characters, `?` for one character but `/`,
 `[a-z]` and `[!a-z]` for one of a set or none of it, `{a,b}` for either, and a backslash takes the
@@ -24,7 +24,7 @@ _SPECIAL = re.compile(r"[*?\[{\\]")
 
 
 def literal_prefix(pattern: str) -> str:
-    """Return what all keys that fit begin with, as far as no character stands for others."""
+    """Return the longest prefix of a pattern without special characters."""
     return _SPECIAL.split(pattern, maxsplit=1)[0]
 
 

@@ -1,11 +1,10 @@
-"""Beginning a multipart upload, and ending those that a lost answer began.
+"""Initiation of a multipart upload, and abort of uploads whose id was lost.
 
-An upload whose id nobody heard is billed until somebody aborts it. It is found in the list of open
-uploads: it has the key, it was begun while an attempt was under way whose answer was lost (or was
-an error that a gateway may have sent after the work), and nobody in this process knows its id.
-Where more are found than answers were lost, one of them is somebody else's, and all are left alone.
-Where somebody else begins to write the same key in the very second in which an attempt is lost that
-was not carried out, theirs is taken for it; that upload fails then with NotFoundError, as if this
+An upload whose id never arrived is billed until it is aborted. It is found in the listing of open
+uploads: it has the key, it was initiated during an ambiguous attempt, and no writer of this process
+has its id. If more are found than attempts were ambiguous, one of them belongs to another writer,
+and none is aborted. If another writer initiates an upload of the key in the second of an ambiguous
+attempt that was not carried out, theirs is aborted; it fails then with NotFoundError, as if this
 one had replaced it.
 """
 
@@ -17,7 +16,7 @@ import weakref
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from aioflux._transfer.ambiguous_writes import Fate
+from aioflux._transfer.ambiguous_writes import AmbiguousWrite
 from aioflux.errors import StorageError, TransientError
 
 if TYPE_CHECKING:
@@ -27,33 +26,33 @@ if TYPE_CHECKING:
     from aioflux._transfer.session import Session
     from aioflux._values.meta import OpenUpload
 
-__all__ = ["Initiation", "Window", "left_over"]
+__all__ = ["Initiation", "Window", "lost_uploads"]
 
 _log = logging.getLogger("aioflux")
 
 _TICK = timedelta(seconds=1)
-"""Services write the time of an upload in whole seconds; clocks may differ as much."""
+"""Services return the time of an upload in whole seconds; clocks may differ as much."""
 
-_known: set[str] = set()
-"""Ids of the uploads that writers of this process have under way."""
+_own_ids: set[str] = set()
+"""Ids of the open uploads of this process."""
 
 _locks: weakref.WeakKeyDictionary[Service, weakref.WeakValueDictionary[str, asyncio.Lock]] = (
     weakref.WeakKeyDictionary()
 )
-"""One upload of a key is begun at a time: an upload of the same store that is just being begun must
-not be taken for one that was lost."""
+"""One upload of a key is initiated at a time: another one of the same store that is being initiated
+must not be taken for a lost one."""
 
 
 class Window(NamedTuple):
     """The time of one attempt, in seconds of this machine's clock, from any beginning."""
 
     begin: float
-    """When it was sent."""
+    """Time of sending."""
     end: float
-    """When its answer was heard, or known to be lost."""
+    """Time of its response, or of its failure."""
 
 
-def left_over(
+def lost_uploads(
     uploads: Iterable[OpenUpload],
     *,
     key: str,
@@ -63,22 +62,22 @@ def left_over(
     heard: Window,
     now: datetime,
 ) -> list[str]:
-    """Return the ids of uploads that were begun by attempts whose answers were lost.
+    """Return the ids of uploads that ambiguous attempts have initiated.
 
     Args:
-        uploads: The open uploads there are.
+        uploads: The open uploads.
         key: Key of the upload.
-        known: Ids that somebody in this process knows.
-        own_id: Id that a later attempt got, whose time is read from the service's own clock; empty
-            where none did.
-        lost: Attempts whose answers were lost.
-        heard: The attempt that got `own_id`; where none did, the moment that is `now`.
-        now: Time of this machine, which counts where there is no `own_id`.
+        known: Ids of open uploads of this process.
+        own_id: Id that a later attempt returned, which gives the time of the service's clock; empty
+            if none did.
+        lost: The ambiguous attempts.
+        heard: The attempt that returned `own_id`; if none did, the moment `now`.
+        now: Time of this machine, used without an `own_id`.
     """
     same = [upload for upload in uploads if upload.key == key]
     own = [upload.initiated for upload in same if upload.upload_id == own_id]
     then = own[0] if own else now
-    # No attempt that was lost came after the one that was heard.
+    # No ambiguous attempt came after the successful one.
     latest = then if own else now + _TICK
     spans = [
         (
@@ -96,10 +95,10 @@ def left_over(
 
 
 class Initiation:
-    """The beginning of one upload.
+    """Initiation of one upload.
 
     Attributes:
-        upload_id: Its id, once it was heard.
+        upload_id: Its id, once it is known.
     """
 
     def __init__(self, session: Session, request: WriteRequest) -> None:
@@ -108,33 +107,33 @@ class Initiation:
         self._request = request
         self._key = request.key
         self._lost: list[Window] = []
-        self._is_unanswered = False
+        self._needs_check = False
         self._heard: Window | None = None
 
     async def begin(self) -> str:
-        """Begin the upload and return its id; one that an attempt began unheard is ended."""
+        """Initiate the upload and return its id; abort those of ambiguous attempts."""
         session, key = self._session, self._key
         clock = asyncio.get_running_loop().time
 
         async def attempt(_: int) -> str:
-            fate, begun = Fate(), clock()
+            ambiguous, started_at = AmbiguousWrite(), clock()
             try:
-                upload_id = await fate.hear(session.service.initiate_upload(self._request))
+                upload_id = await ambiguous.watch(session.service.initiate_upload(self._request))
             except BaseException:
-                if fate.is_open:
-                    self._lost.append(Window(begun, clock()))
-                self._is_unanswered = self._is_unanswered or fate.is_unanswered
+                if ambiguous.maybe_done:
+                    self._lost.append(Window(started_at, clock()))
+                self._needs_check = self._needs_check or ambiguous.needs_check
                 raise
-            self._heard = Window(begun, clock())
+            self._heard = Window(started_at, clock())
             return upload_id
 
         async with self._lock():
             self.upload_id = await session.call(key, attempt)
-            _known.add(self.upload_id)
+            _own_ids.add(self.upload_id)
             try:
-                await self._end_unheard()
+                await self._abort_lost()
             except StorageError as exc:
-                # The write itself goes on.
+                # The upload itself is not affected.
                 _log.warning(
                     "an upload of %s may be left open, `Store.clean` ends it: %s",
                     session.service.uri(key),
@@ -143,22 +142,22 @@ class Initiation:
         return self.upload_id
 
     async def abort(self) -> None:
-        """End the upload, whether its id was heard or not; again does no harm."""
+        """Abort the upload, also if its id is not known; idempotent."""
         if self.upload_id:
             await self._abort(self.upload_id)
             self.forget()
         async with self._lock():
-            await self._end_unheard()
+            await self._abort_lost()
 
     def forget(self) -> None:
-        """Let go of the id: the upload is complete or aborted."""
-        _known.discard(self.upload_id)
+        """Forget the id: the upload is complete or aborted."""
+        _own_ids.discard(self.upload_id)
 
     def _lock(self) -> asyncio.Lock:
         locks = _locks.setdefault(self._session.service, weakref.WeakValueDictionary())
         return locks.setdefault(self._key, asyncio.Lock())
 
-    async def _end_unheard(self) -> None:
+    async def _abort_lost(self) -> None:
         if not self._lost:
             return
         session, key = self._session, self._key
@@ -167,18 +166,18 @@ class Initiation:
             try:
                 return await session.service.list_uploads(key)
             except TransientError as exc:
-                if self.upload_id or self._is_unanswered:
+                if self.upload_id or self._needs_check:
                     raise
-                # A service that was too busy for every attempt is asked once, not eight times more.
+                # A service that throttled every attempt gets one request, not eight more.
                 raise StorageError(exc.message, uri=exc.uri, status=exc.status) from exc
 
         uploads = await session.call(key, attempt)
         at = asyncio.get_running_loop().time()
         own_is_open = any(upload.upload_id == self.upload_id for upload in uploads)
-        found = left_over(
+        found = lost_uploads(
             uploads,
             key=key,
-            known=_known,
+            known=_own_ids,
             own_id=self.upload_id,
             lost=self._lost,
             heard=self._heard if self._heard and own_is_open else Window(at, at),
@@ -186,8 +185,8 @@ class Initiation:
         )
         if len(found) > len(self._lost):
             _log.warning(
-                "an upload of %s may be left open, `Store.clean` ends it: somebody else began to "
-                "write the object in the same moment",
+                "an upload of %s may be left open, `Store.clean` ends it: another writer began "
+                "to write the object in the same moment",
                 session.service.uri(key),
             )
         else:

@@ -1,4 +1,4 @@
-"""How much may be under way at once in one store: requests and bytes."""
+"""Limits of what one store has in flight: requests, and bytes of bodies."""
 
 from __future__ import annotations
 
@@ -6,209 +6,136 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
-__all__ = ["AdaptiveLimit", "ByteBudget", "Limits", "SizeEstimate", "Turn"]
+from aioflux._concurrency.byte_budget import ByteBudget
+
+__all__ = ["AdaptiveLimit", "Limits", "SizeEstimate", "SlotWaiter"]
 
 _GROWTH = 1 / 8
-"""What one success adds to a limit of 8 or more: where every thousandth request is throttled, the
-half that was taken from 64 is back after 256 of them."""
+"""Growth of a limit of 8 or more by one success: if every thousandth request is throttled, the half
+that was cut from 64 is back after 256 of them."""
 
 
-class ByteBudget:
-    """A first-come-first-served budget of bytes.
-
-    A request for more than the whole budget waits until nothing else is under way, and then passes
-    alone: one range or part is always let through.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max = max_bytes
-        self._held = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that are held now."""
-        return self._held
-
-    def _fits(self, size: int) -> bool:
-        return self._held <= 0 or self._held + size <= self._max
-
-    def take(self, size: int) -> bool:
-        """Take `size` bytes if they are there at once and nobody waits; tell whether they were."""
-        if self._waiting or not self._fits(size):
-            return False
-        self._held += size
-        return True
-
-    async def acquire(self, size: int) -> None:
-        """Wait for `size` bytes. Cancellation gives back what was granted."""
-        if self.take(size):
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (size, turn)
-        self._waiting.append(entry)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                self._waiting.remove(entry)
-                self._wake()
-            else:
-                self.release(size)
-            raise
-
-    def charge(self, size: int) -> None:
-        """Take bytes without waiting: they are in memory already; who comes later waits."""
-        self._held += size
-
-    def release(self, size: int) -> None:
-        """Give bytes back."""
-        self._held -= size
-        if self._waiting:
-            self._wake()
-
-    def _wake(self) -> None:
-        while self._waiting and self._fits(self._waiting[0][0]):
-            size, turn = self._waiting[0]
-            if turn.cancelled():  # its own handler removes it, and wakes the next
-                return
-            self._waiting.popleft()
-            self._held += size
-            turn.set_result(None)
-
-
-class Turn(Protocol):
-    """Whoever waits in a line: a task's future, or what goes on without a task."""
+class SlotWaiter(Protocol):
+    """A waiter for a request slot: a task's future, or an object without a task."""
 
     def cancelled(self) -> bool:
-        """Whether it waits no more; then it takes itself out of the line."""
+        """Return whether it no longer waits; then it removes itself."""
 
     def set_result(self, result: None, /) -> None:
-        """Take the place that it has been given."""
+        """Use the slot, which is acquired for it."""
 
 
 class AdaptiveLimit:
-    """A bounded semaphore that gives way to a service under pressure.
+    """A semaphore of request slots whose number falls while the service throttles.
 
     The limit halves when the service throttles a request that was sent after the last cut, and
     grows back with every success: additive increase, multiplicative decrease (Chiu and Jain,
     "Analysis of the Increase and Decrease Algorithms", 1989).
+
+    Attributes:
+        num_cuts: Times that the limit was halved.
     """
 
     def __init__(self, max_in_flight: int) -> None:
+        self.num_cuts = 0
         self._max = max_in_flight
         self._limit = float(max_in_flight)
         self._held = 0
-        self._num_cuts = 0
-        self._waiting: deque[Turn] = deque()
+        self._waiters: deque[SlotWaiter] = deque()
         self._is_waking = False
 
     @property
     def limit(self) -> int:
-        """Places there are now."""
+        """Slots that there are now."""
         return int(self._limit)
 
     @property
     def num_held(self) -> int:
-        """Places that are taken now."""
+        """Slots that are held now."""
         return self._held
 
-    @property
-    def mark(self) -> int:
-        """A mark of this moment, for `throttled`."""
-        return self._num_cuts
-
-    def take(self) -> int | None:
-        """Take a place if there is one at once and nobody waits.
-
-        Returns:
-            A mark of this moment, for `throttled`; None where no place was taken.
-        """
-        if self._waiting or self._held >= int(self._limit):
-            return None
+    def try_acquire(self) -> bool:
+        """Acquire a slot if one is free and no one waits; return whether it was."""
+        if self._waiters or self._held >= int(self._limit):
+            return False
         self._held += 1
-        return self._num_cuts
+        return True
 
-    async def acquire(self, *, in_front: bool = False) -> int:
-        """Wait for a place.
+    async def acquire(self, *, in_front: bool = False) -> None:
+        """Wait for a slot.
 
         Args:
             in_front: Wait before all others: what was begun is finished first.
-
-        Returns:
-            A mark of this moment, for `throttled`.
         """
-        if self._held >= int(self._limit) or (self._waiting and not in_front):
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            if in_front:
-                self._waiting.appendleft(turn)
-            else:
-                self._waiting.append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.cancelled():
-                    self._waiting.remove(turn)
-                    self._wake()
-                else:
-                    self.release()
-                raise
-        else:
+        if self._held < int(self._limit) and (in_front or not self._waiters):
             self._held += 1
-        return self._num_cuts
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if in_front:
+            self._waiters.appendleft(waiter)
+        else:
+            self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.cancelled():
+                self.remove_waiter(waiter)
+            else:
+                self.release()
+            raise
 
-    def stand_in_line(self, turn: Turn) -> None:
-        """Wait without a task where `take` gave no place; the place comes with `set_result`."""
-        self._waiting.append(turn)
+    def add_waiter(self, waiter: SlotWaiter) -> None:
+        """Wait without a task for a slot; it comes with `set_result`."""
+        self._waiters.append(waiter)
 
-    def leave_line(self, turn: Turn) -> None:
-        """Wait no more."""
-        self._waiting.remove(turn)
+    def remove_waiter(self, waiter: SlotWaiter) -> None:
+        """Wait no longer."""
+        self._waiters.remove(waiter)
         self._wake()
 
     def release(self) -> None:
-        """Give a place back."""
+        """Release a slot."""
         self._held -= 1
-        if self._waiting:
+        if self._waiters:
             self._wake()
 
-    def succeeded(self) -> None:
+    def on_success(self) -> None:
         """Grow a little, up to the limit that the user set."""
         if self._limit < self._max:
             self._limit = min(self._max, self._limit + max(_GROWTH, 1 / self._limit))
             self._wake()
 
-    def throttled(self, mark: int) -> None:
-        """Halve, unless the limit was cut since the request was sent.
+    def on_throttled(self, num_cuts: int) -> None:
+        """Halve, unless the limit was cut since the throttled request was sent.
 
         Args:
-            mark: What `acquire` returned to the request that was throttled.
+            num_cuts: The value of `num_cuts` when it was sent.
         """
-        if mark == self._num_cuts:
-            self._num_cuts += 1
+        if num_cuts == self.num_cuts:
+            self.num_cuts += 1
             self._limit = max(1.0, self._limit / 2)
 
     def _wake(self) -> None:
-        if self._is_waking:  # one that was given a place gives it back at once
+        if self._is_waking:  # a waiter has released its slot at once
             return
         self._is_waking = True
         try:
-            while self._waiting and self._held < int(self._limit):
-                turn = self._waiting[0]
-                if turn.cancelled():  # its own handler removes it, and wakes the next
+            while self._waiters and self._held < int(self._limit):
+                waiter = self._waiters[0]
+                if waiter.cancelled():  # its own handler removes it, and wakes the next
                     return
-                self._waiting.popleft()
+                self._waiters.popleft()
                 self._held += 1
-                turn.set_result(None)
+                waiter.set_result(None)
         finally:
             self._is_waking = False
 
 
 class SizeEstimate:
-    """A moving mean of object sizes: what a read of unknown size is charged for.
+    """A moving mean of object sizes, for the byte budget of reads of unknown size.
 
     Args:
-        first_bytes: What is taken before any size is known.
+        first_bytes: The estimate before any size is known.
 
     Attributes:
         is_known: It rests on the size of an object.
@@ -221,7 +148,7 @@ class SizeEstimate:
         self._mean = float(first_bytes)
 
     def add(self, num_bytes: int) -> None:
-        """Take one more size into account; an eighth of the weight goes to the newest."""
+        """Add one size; the newest has an eighth of the weight."""
         if num_bytes != self._mean:
             self._mean += (num_bytes - self._mean) / (8 if self.is_known else 1)
             self.num_bytes = int(self._mean)
@@ -237,36 +164,28 @@ class Limits:
         # Nothing at first: each read by name begins with a range of its even share of the budget.
         self.unknown_size = SizeEstimate(0)
 
-    def take(self, num_bytes: int) -> int | None:
-        """Take a place and bytes if both are there at once and nobody waits.
-
-        Returns:
-            A mark of this moment, for `AdaptiveLimit.throttled`; None where nothing was taken.
-        """
-        if not self.bytes.take(num_bytes):
-            return None
-        mark = self.requests.take()
-        if mark is None:
-            self.bytes.release(num_bytes)
-        return mark
-
-    def stand_in_line(self, turn: Turn, num_bytes: int) -> bool:
-        """Take bytes if they are there at once, and wait for a place, which `take` did not give.
-
-        Returns:
-            Whether it has the bytes and waits.
-        """
-        if not self.bytes.take(num_bytes):
+    def try_acquire(self, num_bytes: int) -> bool:
+        """Acquire a slot and bytes if both are free and no one waits; return whether they were."""
+        if not self.bytes.try_acquire(num_bytes):
             return False
-        self.requests.stand_in_line(turn)
+        if not self.requests.try_acquire():
+            self.bytes.release(num_bytes)
+            return False
         return True
 
-    def leave_line(self, turn: Turn, num_bytes: int) -> None:
-        """Wait no more, and give the bytes back."""
-        self.requests.leave_line(turn)
+    def add_waiter(self, waiter: SlotWaiter, num_bytes: int) -> bool:
+        """Acquire bytes, if they are free, and wait for a slot; return whether it does."""
+        if not self.bytes.try_acquire(num_bytes):
+            return False
+        self.requests.add_waiter(waiter)
+        return True
+
+    def remove_waiter(self, waiter: SlotWaiter, num_bytes: int) -> None:
+        """Wait no longer, and release the bytes."""
+        self.requests.remove_waiter(waiter)
         self.bytes.release(num_bytes)
 
-    def give_back(self, num_bytes: int) -> None:
-        """Give back what `take` took."""
+    def release(self, num_bytes: int) -> None:
+        """Release a slot and bytes."""
         self.bytes.release(num_bytes)
         self.requests.release()

@@ -1,9 +1,9 @@
-"""Listing: pages in key order, from ranges of keys that are asked for at once.
+"""Listings: pages in key order, from ranges of keys that are requested in parallel.
 
     ListingPlan (pure) -> requests -> tasks -> pages of each range -> pages of the first range
 
-The first page is asked for alone: many listings have no other, and some callers want no other. What
-is ahead of its turn waits as columns, `_MAX_HELD` pages of it at most.
+The first page is requested alone: many listings have no other, and some callers need no other.
+Pages of later ranges wait as columns, at most `_MAX_WAITING_PAGES` of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aioflux._concurrency.async_iteration import nested
 from aioflux._services.base import ListRequest
 from aioflux._transfer.glob import compile_glob, literal_prefix
 from aioflux._transfer.list_plan import ListingPlan
-from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_staged
+from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_temporary
 from aioflux._values.listing import Listing
 from aioflux.errors import StorageError
 
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 __all__ = ["list_all", "list_pages", "visible"]
 
 _MAX_IN_FLIGHT = 32
-"""Requests of one listing at once, however many the store allows: one process parses what a few
-bring, and each guess that is wrong costs the service a request."""
-_MAX_HELD = 64
+"""Requests of one listing in flight, however many the store allows: a few keep one process busy
+parsing, and each wrong guess costs the service a request."""
+_MAX_WAITING_PAGES = 64
 
 
 def visible(objects: Listing, prefix: str) -> Listing:
-    """Leave out staged writes, which are nobody's objects yet, unless `prefix` asks for them."""
+    """Leave out temporary objects, unless `prefix` is within theirs."""
     names = (TEMPORARY_PREFIX, COMPOSITE_PREFIX)
-    if not is_staged(prefix):
-        objects.prefixes = [each for each in objects.prefixes if not is_staged(each)]
-        if any(map(objects.keys.holds, names)):
-            kept = [at for at, key in enumerate(objects.keys) if not is_staged(key)]
+    if not is_temporary(prefix):
+        objects.prefixes = [each for each in objects.prefixes if not is_temporary(each)]
+        if any(map(objects.keys.may_contain, names)):
+            kept = [at for at, key in enumerate(objects.keys) if not is_temporary(key)]
             picked = objects.pick(kept)
             picked.prefixes = objects.prefixes
             return picked
@@ -52,47 +52,46 @@ async def list_pages(
     session: Session,
     prefix: str,
     *,
-    with_staged: bool = False,
+    with_temporary: bool = False,
     delimiter: str = "",
     match_glob: str = "",
     page_size: int | None = None,
 ) -> AsyncGenerator[Listing, None]:
     """Yield the objects whose keys begin with `prefix`, a page at a time, sorted by key.
 
-    Each page is one request; a page that fails is asked again from where it begins, so that none is
-    lost or given twice. What lies below `TEMPORARY_PREFIX` and `COMPOSITE_PREFIX` is left out
-    unless `with_staged` is set or `prefix` itself names it, so that a page may hold fewer objects
-    than the service sent.
+    Each page is one request; a page that fails is requested again from its first key, so that none
+    is lost or repeated. Temporary objects are left out unless `with_temporary` is set or `prefix`
+    is within theirs, so that a page may have fewer objects than the service sent.
 
     Args:
-        session: Where.
-        prefix: What keys begin with.
-        with_staged: Give what is written for a while, too.
+        session: The session.
+        prefix: Beginning of all keys.
+        with_temporary: Include temporary objects.
         delimiter: List one level: keys that have it behind the prefix are in `Listing.prefixes`.
         match_glob: Leave out keys that this pattern does not match.
-        page_size: Keys and prefixes of one page, at most; None for what the service allows.
+        page_size: Most keys and prefixes of one page; None for the service's own.
 
     Raises:
-        StorageError: A page does not begin after the one before: without that the listing might
-            never end, or give a key twice.
+        StorageError: A page does not begin after the one before: the listing might never end, or
+            repeat a key.
     """
-    run = _Run(session, prefix, delimiter, match_glob, page_size)
+    fetcher = _PageFetcher(session, prefix, delimiter, match_glob, page_size)
     try:
         while True:
-            page = await run.next_page()
+            page = await fetcher.next_page()
             if page is None:
                 return
-            shown = page if with_staged else visible(page, prefix)
+            shown = page if with_temporary else visible(page, prefix)
             if shown or shown.prefixes:
                 yield shown
     finally:
-        await run.end()
+        await fetcher.aclose()
 
 
 async def list_all(
     session: Session, prefix: str, *, delimiter: str = "", match_glob: str = ""
 ) -> Listing:
-    """Return all that `list_pages` yields, in one."""
+    """Return all objects of `list_pages`."""
     whole = Listing()
     pages = list_pages(session, prefix, delimiter=delimiter, match_glob=match_glob)
     async with nested(pages) as inner:
@@ -101,8 +100,8 @@ async def list_all(
     return whole
 
 
-class _Run:
-    """One listing that is under way."""
+class _PageFetcher:
+    """Requests and pages of one listing."""
 
     def __init__(
         self,
@@ -114,14 +113,14 @@ class _Run:
     ) -> None:
         self._session = session
         literal = literal_prefix(match_glob)
-        # Both are asked for: what fits begins with the longer one.
+        # Keys that match begin with both, one of which begins the other.
         self._prefix = prefix = literal if literal.startswith(prefix) else prefix
         self._delimiter = delimiter
         capabilities = session.service.capabilities
         self._match_glob = match_glob if capabilities.match_glob else ""
         is_ours = match_glob and not capabilities.match_glob
         self._filter = compile_glob(match_glob) if is_ours else None
-        # Pages of a chosen size are asked for one after the other: a look needs no others.
+        # Pages of a chosen size are requested one after the other: such a caller needs few.
         is_parallel = capabilities.list_ranges and page_size is None
         most = session.options.max_in_flight if is_parallel else 1
         self._plan = ListingPlan(
@@ -132,16 +131,18 @@ class _Run:
         )
         self._page_size = page_size
         self._tasks: dict[asyncio.Task[Page], Request] = {}
-        self._num_held = 0
+        self._num_waiting = 0
 
     async def next_page(self) -> Listing | None:
         """Return the next page in order, or None at the end."""
         while True:
             for task in [task for task in self._tasks if task.done()]:
-                self._take(self._tasks.pop(task), task.result())
-            # Whoever takes one page at a time finds the others under way when it comes again.
-            for request in self._plan.next_requests(has_room=self._num_held < _MAX_HELD):
-                task = asyncio.create_task(self._ask(request))
+                self._add(self._tasks.pop(task), task.result())
+            # Prefetched: the next pages are under way while the consumer uses this one.
+            for request in self._plan.next_requests(
+                may_prefetch=self._num_waiting < _MAX_WAITING_PAGES
+            ):
+                task = asyncio.create_task(self._request(request))
                 self._tasks[task] = request
             page = self._first_page()
             if page is not None:
@@ -151,20 +152,20 @@ class _Run:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
     def _first_page(self) -> Listing | None:
-        """Return the first page of the first range that is not given away."""
-        plan, num_given = self._plan, 0
+        """Return the next page of the first range that is not done."""
+        plan, num_done = self._plan, 0
         for each in plan.ranges:
             if each.pages or not each.is_done:
                 break
-            num_given += 1
-        plan.forget(num_given)
+            num_done += 1
+        plan.forget(num_done)
         if not plan.ranges or not plan.ranges[0].pages:
             return None
-        self._num_held -= 1
+        self._num_waiting -= 1
         page: Listing = plan.ranges[0].pages.popleft()
         return page
 
-    async def _ask(self, request: Request) -> Page:
+    async def _request(self, request: Request) -> Page:
         service = self._session.service
         page_size = self._page_size
         if page_size is not None:
@@ -180,17 +181,17 @@ class _Run:
         )
         return await self._session.call(self._prefix, lambda _: service.list_page(page))
 
-    def _take(self, request: Request, page: Page) -> None:
-        """Take in a page: what of it belongs to its range."""
+    def _add(self, request: Request, page: Page) -> None:
+        """Store the part of a page that belongs to its range."""
         if not self._session.service.capabilities.list_ranges:
-            # A service may find out by its first page.
+            # A service may find that out by its first page.
             self._plan.be_sequential()
         objects, prefixes = page.objects, list(page.prefixes)
         keys = objects.keys if isinstance(objects, Listing) else [meta.key for meta in objects]
         if prefixes and prefixes[0] == request.range.last:
-            # Something new may be below what the page before ended with.
+            # Objects may have been added below the last prefix of the page before.
             del prefixes[0]
-        # What stands for many keys is a key like the others.
+        # For the plan a prefix is a key like the others.
         names = sorted([*keys, *prefixes]) if prefixes else keys
         try:
             start, end = self._plan.received(
@@ -199,8 +200,8 @@ class _Run:
         except ValueError as exc:
             uri = self._session.service.uri(self._prefix)
             raise StorageError(
-                f"could not list {uri}: {exc}; the service, or a proxy before it, does not go on "
-                "where a page ended",
+                f"could not list {uri}: {exc}; the service, or a proxy in between, does not "
+                "continue after the page",
                 uri=uri,
             ) from exc
         if isinstance(names, list) and prefixes:
@@ -218,10 +219,10 @@ class _Run:
         objects.prefixes = prefixes
         if objects or objects.prefixes:
             request.range.pages.append(objects)
-            self._num_held += 1
+            self._num_waiting += 1
 
-    async def end(self) -> None:
-        """End the requests that nobody waits for any more."""
+    async def aclose(self) -> None:
+        """Cancel the requests under way."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -233,7 +234,7 @@ class _Run:
 
 
 def _within(texts: Sequence[str], among: Sequence[str]) -> tuple[int, int]:
-    """Return which of some texts `[first, end)` are among others that hold them, all sorted."""
+    """Return the slice `[first, end)` of `texts` that is within the sorted `among`."""
     if not among:
         return 0, 0
     return bisect_left(texts, among[0]), bisect_right(texts, among[-1])

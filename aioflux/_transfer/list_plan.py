@@ -1,16 +1,16 @@
-"""Which keys each request of a listing asks for. Pure: no clock, no service, no event loop.
+"""Plan of the requests of a listing. Pure: no clock, no service, no event loop.
 
-    keys below a prefix = a row of ranges [start, end), each read page by page
-    page -> how dense keys are, which characters they have -> cut the range that has most to come
+    keys below a prefix = consecutive ranges [start, end), each read page by page
+    page -> density and characters of its keys -> split the range that has most objects to come
 
 A range ends where the next one begins, so that a key is in one of them whatever happens to the
-objects meanwhile. Where to cut is a guess, and a bad guess costs one request: keys are read as
-numbers whose digits are the characters seen at each place, and the middle of what is left is taken.
-Of the first page nothing is known about what follows but the page itself. So the first cuts gallop:
-behind "train/0004999" they are at "train/001", "train/01", "train/1", "train0" and "u".
+objects meanwhile. The point of a split is a guess, and a bad guess costs one request: keys are read
+as numbers whose digits are the characters seen at each position, and the middle of the rest is
+used. After the first page only that page is known. So the first splits gallop: behind
+"train/0004999" they are at "train/001", "train/01", "train/1", "train0" and "u".
 
-Where one level is listed, what stands for many keys ("train/") is a key like the others, and no
-range begins behind a delimiter: all that it stands for is in one range, which alone tells of it.
+If one level is listed, a common prefix ("train/") is a key like the others, and no range begins
+behind a delimiter: all keys of a prefix are in one range, which returns it once.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Alphabets", "KeyRange", "ListingPlan", "Request", "gallop", "middle"]
 
-_BELIEVABLE = 50_000_000
-"""More objects than this are not expected in a range: its keys are then alike in what comes first,
+_MAX_CREDIBLE = 50_000_000
+"""Largest credible number of objects in a range: with more, its keys have a long common beginning,
 and the middle between the ends would be far from them."""
 _SAMPLES = 16
 _DEPTH = 4
-"""Characters that count, behind the first in which the keys of a page differ."""
+"""Significant characters, behind the first in which the keys of a page differ."""
 _TOKENS_ONLY = 6
-"""Pages this small are always asked for by token: a key that comes twice would cost too much."""
+"""Pages of fewer keys are always requested by token: one repeated key would cost too much."""
 _KINDS = (string.digits, "abcdef", string.ascii_lowercase, "ABCDEF", string.ascii_uppercase)
 _LAST_CHARACTER = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 
 
 class Alphabets:
-    """The characters that keys have at each place, and the numbers that keys are by them."""
+    """The characters that keys have at each position, and keys as numbers by them."""
 
     def __init__(self) -> None:
         self._seen: list[set[str]] = []
         self._sorted: dict[int, list[str]] = {}
 
     def add(self, key: str) -> None:
-        """Take in a key."""
+        """Add a key."""
         self._sorted.clear()
         seen = self._seen
         while len(seen) < len(key):
@@ -58,7 +58,7 @@ class Alphabets:
             seen[place].add(character)
 
     def at(self, place: int) -> list[str]:
-        """Return the characters that a key may have at a place, sorted.
+        """Return the characters that a key may have at a position, sorted.
 
         Those seen there and just behind, and all others of their kind: digits, hexadecimal digits
         or letters.
@@ -66,7 +66,7 @@ class Alphabets:
         known = self._sorted.get(place)
         if known is None:
             seen: set[str] = set().union(*self._seen[place : place + 3])
-            known = self._sorted[place] = sorted(seen | _kin(seen))
+            known = self._sorted[place] = sorted(seen | _same_kinds(seen))
         return known
 
     def number(self, key: str, start: int, end: int) -> int:
@@ -99,14 +99,14 @@ class Alphabets:
         return characters
 
 
-def _kin(seen: set[str]) -> set[str]:
-    """Return all characters of the kinds that are seen, and none of a wider kind."""
-    kin: set[str] = set()
+def _same_kinds(seen: set[str]) -> set[str]:
+    """Return all characters of the narrowest kinds that cover those seen."""
+    found: set[str] = set()
     for narrow, wide in ((_KINDS[1], _KINDS[2]), (_KINDS[3], _KINDS[4])):
         letters = seen & set(wide)
         if letters:
-            kin |= set(narrow if letters <= set(narrow) else wide)
-    return kin | set(_KINDS[0]) if seen & set(_KINDS[0]) else kin
+            found |= set(narrow if letters <= set(narrow) else wide)
+    return found | set(_KINDS[0]) if seen & set(_KINDS[0]) else found
 
 
 def _successor(text: str) -> str:
@@ -122,7 +122,7 @@ def _successor(text: str) -> str:
 
 
 def _common(first: str, second: str) -> int:
-    """Return how many characters two texts begin with alike."""
+    """Return the length of the common beginning of two texts."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((at for at, (one, other) in pairs if one != other), min(len(first), len(second)))
 
@@ -136,53 +136,53 @@ def _ratio(part: int, whole: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One page that is to be asked for."""
+    """One page to request."""
 
     range: KeyRange
     start: str
     """First key; empty for the first of all."""
     end: str
-    """The key that is not asked for any more; empty for none."""
+    """Key before which it ends; empty for none."""
     token: str
-    """Where the page before ended, in the service's own words."""
+    """The service's token of the page."""
 
 
 @dataclass(slots=True, eq=False)
 class KeyRange:
-    """Keys from `start` up to `end`, and how far their listing is."""
+    """Keys from `start` up to `end`, and the progress of their listing."""
 
     start: str
     end: str
-    """Empty: all that follow."""
+    """Key before which it ends; empty for none."""
     expected: float = 0.0
-    """Objects that are thought to follow what has come."""
+    """Estimate of the objects that follow `last`."""
     last: str = ""
     token: str = ""
     asked: Request | None = None
     """The request that `token` belongs to."""
     num_empty: int = 0
-    """Pages without a key that came in a row."""
+    """Consecutive pages without a key."""
     is_in_flight: bool = False
     is_done: bool = False
     is_whole: bool = True
-    """It is all there is: nothing was cut yet."""
+    """It was never split."""
     pages: deque[Any] = field(default_factory=deque)
-    """What has come and is not given away; the plan does not look at it."""
+    """Pages that wait for the consumer; the plan does not use them."""
 
     @property
     def reached(self) -> str:
-        """The key from which on it can be cut."""
+        """The key behind which it can be split."""
         return self.last or self.start
 
 
 def middle(alphabets: Alphabets, low: str, high: str, prefix: str, share: float) -> str:
-    """Return a key between two others, about `share` of the way; empty where there is none.
+    """Return a key between two others, about `share` of the way; empty if there is none.
 
     Args:
-        alphabets: What keys are like.
+        alphabets: Characters of the keys.
         low: The key before.
         high: The key after; empty for none.
-        prefix: What keys begin with.
+        prefix: Beginning of all keys.
         share: Between 0 and 1.
     """
     start = _common(low, high) if high else len(prefix)
@@ -203,10 +203,10 @@ def gallop(page_first: str, last: str, end: str, prefix: str) -> list[str]:
         page_first: First key of the page that ends with `last`.
         last: Last key seen.
         end: The key that all are before; empty for none.
-        prefix: What keys begin with.
+        prefix: Beginning of all keys.
     """
     differ = _common(page_first, last)
-    # Of what all keys of the page share, where names between slashes begin and end; and its last.
+    # Ends of names between slashes in the common beginning of the page's keys; and its end.
     shared = [place for place in range(len(prefix), differ) if "/" in last[place - 1 : place + 1]]
     nearest = max(len(prefix), last.rfind("/", 0, differ) + 1, differ - 2 * _DEPTH)
     places = (len(prefix), *range(nearest, differ + 1))
@@ -221,16 +221,16 @@ def gallop(page_first: str, last: str, end: str, prefix: str) -> list[str]:
 
 
 class ListingPlan:
-    """Ranges of keys, in order, and who asks for which page of them next.
+    """Ranges of keys, in order, and the next pages to request of them.
 
-    Requests are at most `1.2 * num_objects / page_size + 2 * max_in_flight`: a range is cut only
-    while that would hold even if nothing were behind the cut.
+    Requests are at most `1.2 * num_objects / page_size + 2 * max_in_flight`: a range is split only
+    while that would hold even if no key were behind the split.
 
     Args:
-        prefix: What keys begin with.
-        max_in_flight: Requests at once, at most.
+        prefix: Beginning of all keys.
+        max_in_flight: Most requests in flight.
         page_size: Objects in a page that is not the last.
-        delimiter: What ends a level, where one is listed.
+        delimiter: The delimiter, if one level is listed.
     """
 
     def __init__(
@@ -249,26 +249,26 @@ class ListingPlan:
         self._alphabets = Alphabets()
 
     def be_sequential(self) -> None:
-        """Ask for one page at a time from now on, each by what the one before told."""
+        """Request one page at a time from now on."""
         self._max_in_flight = 1
 
     @property
     def is_done(self) -> bool:
-        """Whether all pages have come."""
+        """Whether all pages were received."""
         return all(each.is_done for each in self.ranges)
 
-    def next_requests(self, *, has_room: bool = True) -> list[Request]:
-        """Return what is to be asked for now.
+    def next_requests(self, *, may_prefetch: bool = True) -> list[Request]:
+        """Return the pages to request now.
 
         Args:
-            has_room: Pages of ranges behind the first may come, and wait for their turn.
+            may_prefetch: Pages of later ranges may be requested, and wait for the consumer.
         """
         num_idle = self._max_in_flight - self._num_in_flight
-        if not has_room:
+        if not may_prefetch:
             head = next((each for each in self.ranges if not each.is_done), None)
             return [self._ask(head)] if head and num_idle > 0 and not head.is_in_flight else []
         waiting = sum(not (each.is_done or each.is_in_flight) for each in self.ranges)
-        while waiting < num_idle and (added := self._cut(num_idle - waiting)):
+        while waiting < num_idle and (added := self._split(num_idle - waiting)):
             waiting += added
         ready = [each for each in self.ranges if not (each.is_done or each.is_in_flight)]
         return [self._ask(each) for each in ready[: max(num_idle, 0)]]
@@ -288,16 +288,16 @@ class ListingPlan:
     def received(
         self, request: Request, num_keys: int, key_at: Callable[[int], str], next_token: str
     ) -> tuple[int, int]:
-        """Take in a page, and return which of its keys `[first, end)` are this range's.
+        """Add a page, and return the slice `[first, end)` of its keys that is in this range.
 
         Args:
-            request: What asked for it.
+            request: Its request.
             num_keys: Keys in it, in order.
             key_at: Returns one of them.
-            next_token: Where the next page begins; empty at the end.
+            next_token: Token of the next page; empty at the end.
 
         Raises:
-            ValueError: It does not go on from the page before; says how.
+            ValueError: It does not continue the page before.
         """
         each = request.range
         self._check(request, num_keys, key_at, next_token)
@@ -348,7 +348,7 @@ class ListingPlan:
             )
 
     def _expect(self, each: KeyRange, first: str, num_objects: int) -> None:
-        """Guess how many objects follow, from how far the last page went; cut far from it."""
+        """Estimate how many objects follow, by the distance of the last page; split far from it."""
         start = _common(each.last, each.end) if each.end else len(self._prefix)
         depth = max(start, _common(first, each.last)) + _DEPTH
         number = self._alphabets.number
@@ -356,17 +356,17 @@ class ListingPlan:
         went = last - number(first, start, depth)
         behind = number(each.end, start, depth) if each.end else self._alphabets.top(start, depth)
         each.expected = num_objects * _ratio(behind - last, went)
-        if each.expected > _BELIEVABLE or (each.is_whole and not each.end):
+        if each.expected > _MAX_CREDIBLE or (each.is_whole and not each.end):
             self._gallop(each, first, num_objects)
 
     def _gallop(self, each: KeyRange, first: str, num_objects: int) -> None:
-        """Cut what follows a page at ever larger distances."""
+        """Split what follows a page at ever larger distances."""
         each.is_whole = False
         if self._max_in_flight < 2:
             return
         points: list[str] = []
         for point in gallop(first, each.last, each.end, self._prefix):
-            if len(points) < self._num_cuts and self._reach(each, first, point) * num_objects >= (
+            if len(points) < self._num_splits and self._reach(each, first, point) * num_objects >= (
                 self._page_size
             ):
                 points.append(point)
@@ -383,7 +383,7 @@ class ListingPlan:
         each.expected = self._reach(each, first, each.end) * num_objects
 
     def _reach(self, each: KeyRange, first: str, point: str) -> float:
-        """Return how many times as far as the last page went a key is."""
+        """Return the distance of a key, in lengths of the last page."""
         start = _common(first, point)
         depth = max(start, _common(first, each.last)) + _DEPTH
         number = self._alphabets.number
@@ -391,17 +391,17 @@ class ListingPlan:
         return _ratio(number(point, start, depth) - last, last - number(first, start, depth))
 
     @property
-    def _num_cuts(self) -> int:
-        """How many ranges may still be added."""
+    def _num_splits(self) -> int:
+        """Ranges that may still be added."""
         allowed = 2 * self._max_in_flight + 1.2 * self._num_objects / self._page_size
         return int(allowed) - self._num_continued - self._num_ranges
 
-    def _cut(self, num_wanted: int) -> int:
-        """Cut the range that has most to come in two, and return how many ranges that adds."""
-        if num_wanted <= 0 or self._num_cuts <= 0:
+    def _split(self, num_wanted: int) -> int:
+        """Split the range with most objects to come, and return how many ranges that adds."""
+        if num_wanted <= 0 or self._num_splits <= 0:
             return 0
         open_ranges = [each for each in self.ranges if not each.is_done]
-        for each in sorted(open_ranges, key=_to_come, reverse=True):
+        for each in sorted(open_ranges, key=_num_expected, reverse=True):
             under_way = self._page_size if each.is_in_flight else 0
             left = each.expected - under_way
             if left < 3 * self._page_size or each.expected == float("inf"):
@@ -411,7 +411,7 @@ class ListingPlan:
                 middle(self._alphabets, each.reached, each.end, self._prefix, share)
             )
             if point <= each.reached:
-                each.expected = 0.0  # nothing is known that it could be cut by
+                each.expected = 0.0  # no point for a split is known
                 continue
             self.ranges.insert(
                 self.ranges.index(each) + 1,
@@ -423,14 +423,14 @@ class ListingPlan:
         return 0
 
     def _in_level(self, point: str) -> str:
-        """Return what of a key stands before a delimiter, or all of it."""
+        """Return a key up to its delimiter, if it has one."""
         at = point.find(self._delimiter, len(self._prefix)) if self._delimiter else -1
         return point if at < 0 else point[:at]
 
     def forget(self, num_ranges: int) -> None:
-        """Drop the first ranges, which are done and given away."""
+        """Drop the first ranges, which are done and consumed."""
         del self.ranges[:num_ranges]
 
 
-def _to_come(each: KeyRange) -> float:
+def _num_expected(each: KeyRange) -> float:
     return each.expected

@@ -1,10 +1,10 @@
-"""Memory that is about to be read or written whole, and was never touched before.
+"""Page faults of new memory, taken by one call before it is read or written.
 
-Zeros that nobody has written, and mappings of files, come page by page: 1 GiB takes 262,144 page
-faults, 0.33 s of the 0.72 s of CPU time that writing it over loopback cost, and 0.7 s of 1.3 where
-it was read into new memory. One call for each part or range takes about half of that. Where memory
-is read into, a thread makes the calls, beside the event loop: 1 GiB over 16 connections of 50 MB/s
-each then takes 1.5 s in place of 1.95, and over loopback 1.04 in place of 1.21.
+Memory that was never touched, and mappings of files, fault page by page: 1 GiB takes 262,144
+faults, 0.33 s of the 0.72 s of CPU time that a write of it over loopback cost, and 0.7 s of 1.3 for
+a read into it. One madvise for each part or range takes about half of that. For reads a thread
+makes the calls, beside the event loop: 1 GiB over 16 connections of 50 MB/s each then takes 1.5 s
+in place of 1.95, and over loopback 1.04 in place of 1.21.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
+from aioflux._concurrency.run_to_completion import wait_until_done
 from aioflux._values.checksums import address_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from concurrent.futures import Future
 
-__all__ = ["Populator", "populate"]
+__all__ = ["Prefaulter", "prefault"]
 
 _LEAST_BYTES: Final = 1024 * 1024
 _PAGE_BYTES: Final = 4096
 _STEP_BYTES: Final = 4 * 1024 * 1024
-"""Populated in one call of the thread, some two milliseconds: a read that has ended waits for it.
-"""
-_LEAVE_SECONDS: Final = 0.001
-"""Time for a request to leave, and for a quick answer to need no thread."""
+"""Bytes of one call in the thread, some two milliseconds: a read that has ended waits for it."""
+_DELAY_SECONDS: Final = 0.001
+"""Time for the request to be sent, and for a quick response to need no thread."""
 _MADV_POPULATE_READ: Final = 22
 _MADV_POPULATE_WRITE: Final = 23
-"""Since Linux 5.14 (madvise(2)); a kernel without it refuses, and the pages come one by one."""
+"""Since Linux 5.14 (madvise(2)); an older kernel rejects the calls, and pages fault one by one."""
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 if _libc is not None:
@@ -43,7 +43,7 @@ if _libc is not None:
     _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-def populate(view: memoryview) -> None:
+def prefault(view: memoryview) -> None:
     """Make large memory resident that is about to be read, if it is not."""
     if _libc is None or view.nbytes < _LEAST_BYTES:
         return
@@ -52,10 +52,10 @@ def populate(view: memoryview) -> None:
             _advise(begin, view.nbytes, _MADV_POPULATE_READ)
 
 
-class Populator:
+class Prefaulter:
     """Makes memory resident that is about to be written, in a thread of its own.
 
-    The thread begins with the first memory that needs it, and ends with `close`.
+    The thread starts with the first memory that needs it, and ends with `close`.
     """
 
     def __init__(self) -> None:
@@ -63,21 +63,21 @@ class Populator:
         self._is_closed = False
 
     @asynccontextmanager
-    async def ahead_of(self, view: memoryview) -> AsyncIterator[None]:
-        """Populate `view` while its bytes are on their way; nothing touches it afterwards."""
+    async def during(self, view: memoryview) -> AsyncIterator[None]:
+        """Make `view` resident during its request; the thread is done with it afterwards."""
         if _libc is None or view.nbytes < _LEAST_BYTES:
             yield
             return
         job = _Job(view)
-        timer = asyncio.get_running_loop().call_later(_LEAVE_SECONDS, self._begin, job)
+        timer = asyncio.get_running_loop().call_later(_DELAY_SECONDS, self._begin, job)
         try:
             yield
         finally:
             timer.cancel()
-            await job.end()
+            await job.finish()
 
     def close(self) -> None:
-        """Let the thread end, for good."""
+        """End the thread."""
         self._is_closed = True
         self._drop_thread()
 
@@ -91,21 +91,21 @@ class Populator:
             return
         if self._executor is None:
             # One thread: it is faster than a network, and leaves the other processors alone.
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix="aioflux-populate")
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="aioflux-prefault")
         try:
             job.future = self._executor.submit(job.run)
         except RuntimeError:
-            # The interpreter ends, or the process may have no more threads: the read does without.
+            # The interpreter is ending, or the process may start no more threads.
             job.view = None
             self._drop_thread()
 
 
 class _Job:
-    """Memory to populate.
+    """Memory to make resident.
 
     Attributes:
-        view: The memory; None when it is let go of. The executor may hold the job for longer.
-        future: Done when the thread has let go of it; None before it is in line.
+        view: The memory; None when it is released. The executor may hold the job for longer.
+        future: Done when the thread no longer uses it; None before it is submitted.
     """
 
     def __init__(self, view: memoryview) -> None:
@@ -114,14 +114,14 @@ class _Job:
         self._is_over = False
 
     def is_resident(self) -> bool:
-        """Tell whether there is nothing to do."""
+        """Return whether there is nothing to do."""
         if self.view is None:
             return True
         with address_of(self.view) as begin:
             return _is_resident(begin, self.view.nbytes)
 
     def run(self) -> None:
-        """Populate it step by step, from its first byte on, until it is over."""
+        """Make it resident step by step, until the request is over."""
         view = self.view
         if view is None:
             return
@@ -131,28 +131,23 @@ class _Job:
                     break
                 _advise(begin + at, min(_STEP_BYTES, view.nbytes - at), _MADV_POPULATE_WRITE)
 
-    async def end(self) -> None:
-        """Let go of the memory, also where the caller is cancelled: it may be freed next."""
+    async def finish(self) -> None:
+        """Release the memory, also if the caller is cancelled: it may be freed next."""
         self._is_over = True
         cancelled: asyncio.CancelledError | None = None
         if self.future is not None and not self.future.cancel():
-            waiter = asyncio.wrap_future(self.future)
-            while not waiter.done():
-                try:
-                    # At most a step. A failure of the thread is none of the read.
-                    await asyncio.wait((waiter,))
-                except asyncio.CancelledError as exc:
-                    cancelled = exc
+            # At most a step. A failure of the thread does not affect the read.
+            cancelled = await wait_until_done(asyncio.wrap_future(self.future))
         self.view = None
         if cancelled is not None:
             raise cancelled
 
 
 def _is_resident(begin: int, num_bytes: int) -> bool:
-    """Tell whether memory is: its middle page speaks for all of it."""
+    """Return whether memory is resident, judged by its middle page."""
     middle = (begin + num_bytes // 2) & -_PAGE_BYTES
     found = ctypes.create_string_buffer(1)
-    # What cannot be told is left alone.
+    # If mincore fails the memory is left as it is.
     return _mincore(middle, _PAGE_BYTES, found) != 0 or bool(found.raw[0] & 1)
 
 

@@ -1,4 +1,4 @@
-"""Bytes that one iteration holds ahead of its consumer, granted in the order of its items."""
+"""Bytes that one iteration holds before its consumer needs them, granted in order of the items."""
 
 from __future__ import annotations
 
@@ -6,131 +6,131 @@ import asyncio
 from bisect import insort
 from dataclasses import dataclass, field
 
-__all__ = ["Ahead", "Share"]
+__all__ = ["PrefetchBudget", "Reservation"]
 
 
 @dataclass(order=True, slots=True)
-class _Waiting:
+class _Waiter:
     index: int
     size: int = field(compare=False)
-    turn: asyncio.Future[None] = field(compare=False)
+    future: asyncio.Future[None] = field(compare=False)
 
 
-class Ahead:
-    """A budget of bytes whose holders may find out late how many they need.
+class PrefetchBudget:
+    """A budget of bytes for items whose size may be known late.
 
-    Who needs more than it has takes that at once where there is room; otherwise it gives back what
-    it has, and waits for all of it: two that wait for more while they hold a part would wait for
-    each other without end.
+    An item that needs more than it holds acquires the rest if it is free; otherwise it releases
+    what it holds, and waits for all of it: two that wait for more while they hold a part would
+    wait for each other without end.
 
-    More than the budget is held in two cases, by one item at a time: where an item by itself is
-    larger, and where all items before it have been given out in order. Those behind it, which may
-    hold everything, cannot go before it does.
+    The budget is exceeded in two cases, by one item at a time: an item is larger by itself, or all
+    items before it were yielded in order. Those behind it, which may hold everything, cannot be
+    yielded before it is.
 
     Args:
         max_bytes: The budget.
-        ordered: Items are given out in the order of their indexes.
+        ordered: Items are yielded in the order of their indexes.
     """
 
     def __init__(self, max_bytes: int, *, ordered: bool) -> None:
         self._max = max_bytes
         self._ordered = ordered
         self._held = 0
-        self._num_given = 0
-        self._waiting: list[_Waiting] = []
+        self._num_yielded = 0
+        self._waiters: list[_Waiter] = []
 
-    def share(self, index: int, num_bytes: int = 0) -> Share:
-        """Return the share of one item, which holds so many bytes already."""
-        return Share(self, index, num_bytes)
+    def reserve(self, index: int, num_bytes: int = 0) -> Reservation:
+        """Return the reservation of an item for which `num_bytes` are held already."""
+        return Reservation(self, index, num_bytes)
 
-    def take(self, index: int, size: int) -> bool:
-        """Hold `size` bytes for an item that holds none, if they are there at once."""
+    def try_acquire(self, index: int, size: int) -> bool:
+        """Acquire `size` bytes for an item that holds none; return whether they were free."""
         if not self.may_grow(index, 0, size):
             return False
         self._held += size
         return True
 
-    def given(self, count: int, num_bytes: int) -> None:
-        """Let go of `count` items with `num_bytes` together, which the consumer has done with."""
-        self._num_given += count
+    def release_yielded(self, count: int, num_bytes: int) -> None:
+        """Release the bytes of `count` items that the consumer no longer needs."""
+        self._num_yielded += count
         self.change(-num_bytes)
 
     def may_grow(self, index: int, old: int, new: int) -> bool:
-        """Tell whether an item that holds `old` bytes may hold `new` now."""
-        if new <= old or (self._ordered and index == self._num_given):
+        """Return whether an item that holds `old` bytes may hold `new` now."""
+        if new <= old or (self._ordered and index == self._num_yielded):
             return True
-        if self._waiting and self._waiting[0].index < index:
+        if self._waiters and self._waiters[0].index < index:
             return False
         return self._held <= old or self._held - old + new <= self._max
 
     def change(self, num_bytes: int) -> None:
-        """Count bytes that are taken or, below 0, given back; and let those pass that now fit."""
+        """Add `num_bytes` to what is held, and wake the waiters that now fit."""
         self._held += num_bytes
-        if self._waiting:
+        if self._waiters:
             self._wake()
 
     def _wake(self) -> None:
-        while self._waiting:
-            first = self._waiting[0]
-            # The handler of one that is cancelled removes it, and lets the next pass.
-            if first.turn.cancelled() or not self.may_grow(first.index, 0, first.size):
+        while self._waiters:
+            first = self._waiters[0]
+            # The handler of one that is cancelled removes it, and wakes the next.
+            if first.future.cancelled() or not self.may_grow(first.index, 0, first.size):
                 return
-            del self._waiting[0]
+            del self._waiters[0]
             self._held += first.size
-            first.turn.set_result(None)
+            first.future.set_result(None)
 
     async def acquire(self, index: int, size: int) -> None:
         """Wait for `size` bytes, before all items of a higher index."""
-        entry = _Waiting(index, size, asyncio.get_running_loop().create_future())
-        insort(self._waiting, entry)
+        waiter = _Waiter(index, size, asyncio.get_running_loop().create_future())
+        insort(self._waiters, waiter)
         try:
-            await entry.turn
+            await waiter.future
         except asyncio.CancelledError:
-            if entry.turn.cancelled():
-                self._waiting.remove(entry)
+            if waiter.future.cancelled():
+                self._waiters.remove(waiter)
                 self.change(0)
             else:
                 self.change(-size)
             raise
 
 
-class Share:
-    """What one item holds.
+class Reservation:
+    """Bytes that one item holds.
 
     Attributes:
         num_bytes: Bytes that it holds.
     """
 
-    __slots__ = ("_ahead", "_index", "num_bytes")
+    __slots__ = ("_budget", "_index", "num_bytes")
 
-    def __init__(self, ahead: Ahead, index: int, num_bytes: int) -> None:
-        self._ahead = ahead
+    def __init__(self, budget: PrefetchBudget, index: int, num_bytes: int) -> None:
+        self._budget = budget
         self._index = index
         self.num_bytes = num_bytes
 
-    def take(self, size: int) -> bool:
-        """Hold `size` bytes instead of what it holds, if they are there at once; tell whether."""
+    def try_acquire(self, size: int) -> bool:
+        """Release what it holds, and hold `size` bytes if they are free; return whether."""
         if self.num_bytes:
             self.set(0)
-        if not self._ahead.may_grow(self._index, 0, size):
+        if not self._budget.may_grow(self._index, 0, size):
             return False
         self.set(size)
         return True
 
     async def acquire(self, size: int) -> None:
-        """Hold `size` bytes instead of what it holds; that is given back before it waits."""
-        if not self.take(size):
-            await self._ahead.acquire(self._index, size)
+        """Release what it holds, and wait for `size` bytes."""
+        if not self.try_acquire(size):
+            await self._budget.acquire(self._index, size)
             self.num_bytes = size
 
     def grow(self, size: int) -> bool:
-        """Hold at least `size` bytes where that is possible at once."""
-        if not self._ahead.may_grow(self._index, self.num_bytes, size):
+        """Hold at least `size` bytes if they are free; return whether."""
+        if not self._budget.may_grow(self._index, self.num_bytes, size):
             return False
         self.set(max(size, self.num_bytes))
         return True
 
     def set(self, size: int) -> None:
         """Hold `size` bytes, which are in memory already."""
-        self._ahead.change(size - self.num_bytes)
+        self._budget.change(size - self.num_bytes)
         self.num_bytes = size

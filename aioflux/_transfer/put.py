@@ -1,24 +1,17 @@
-"""What to write where, and writing it in one request."""
+"""Writes of whole objects by one request each."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from aioflux._services.base import Precondition, WriteRequest
-from aioflux._transfer.ambiguous_writes import Fate, call_or_find, find_written
+from aioflux._transfer.ambiguous_writes import ResendLimit, find_written, send_write
 from aioflux._transfer.arguments import lower_names
 from aioflux._transfer.conditions import require
 from aioflux._transfer.delete import delete
-from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_staged
+from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_temporary
 from aioflux._values.checksums import crc32c
-from aioflux.errors import (
-    AlreadyExistsError,
-    ChecksumError,
-    PreconditionFailedError,
-    StorageError,
-    TransientError,
-)
+from aioflux.errors import ChecksumError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,10 +19,7 @@ if TYPE_CHECKING:
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
 
-__all__ = ["Sends", "compare_stored", "put_once", "unmet", "write_request"]
-
-_MAX_SENDS = 3
-"""Times that the same bytes are sent where the service says that others arrived."""
+__all__ = ["compare_stored", "put_once", "write_request"]
 
 
 def write_request(
@@ -38,13 +28,13 @@ def write_request(
     content_type: str = "",
     metadata: Mapping[str, str] | None = None,
 ) -> WriteRequest:
-    """Return a write that a caller requests, metadata names in lower case.
+    """Return the write that a caller requests, with metadata names in lower case.
 
     Raises:
         ValueError: Two names of metadata differ in case only, or the key is below the prefixes of
             temporary objects, which listings leave out.
     """
-    if is_staged(key):
+    if is_temporary(key):
         raise ValueError(
             f"{key!r} cannot be written: listings leave out keys below {TEMPORARY_PREFIX!r} and "
             f"{COMPOSITE_PREFIX!r}, which are for temporary objects of aioflux; take another key"
@@ -54,69 +44,23 @@ def write_request(
     )
 
 
-def unmet(error: PreconditionFailedError, precondition: Precondition) -> StorageError:
-    """Return the error that a caller expects for a condition that did not hold."""
-    if not precondition.if_absent:
-        return error
-    return AlreadyExistsError(
-        f"could not create {error.uri}: an object of this name exists; "
-        'mode="overwrite" replaces it',
-        uri=error.uri,
-        status=error.status,
-    )
-
-
-class Sends:
-    """Counts how often the same bytes arrived as others, and decides what follows."""
-
-    def __init__(self) -> None:
-        self._num_wrong = 0
-
-    def wrong(self, error: ChecksumError) -> StorageError:
-        """Return what to raise: a failure that asks for another attempt, or at last the error."""
-        self._num_wrong += 1
-        if self._num_wrong >= _MAX_SENDS:
-            return error
-        return TransientError(error.message, uri=error.uri, status=error.status)
-
-
 async def put_once(session: Session, request: WriteRequest, data: memoryview) -> ObjectMeta:
     """Write a whole object in one request.
 
-    A conditional write whose answer was lost is resolved by looking. Bytes that arrive as others
-    are sent again, three times in all.
+    Bytes that arrive as others are sent again, three times in all.
     """
     await require(session, request.key, request.precondition)
-    # Also compared with the stored object below, so it is needed where it is not sent, too.
+    # Compared with that of the stored object below, even if it is not sent.
     checksum = crc32c(data)
-    fate, sends = Fate(), Sends()
-
-    async def find() -> ObjectMeta | None:
-        return await find_written(
-            session,
-            request.key,
-            size=data.nbytes,
-            crc32c=checksum,
-            content_type=request.content_type,
-            metadata=request.metadata,
-        )
-
-    async def attempt(_: int) -> ObjectMeta:
-        try:
-            return await session.service.put(
-                request, data, crc32c=checksum if session.options.verify else None
-            )
-        except (TransientError, asyncio.CancelledError) as exc:
-            fate.note(exc)
-            raise
-        except ChecksumError as exc:
-            raise sends.wrong(exc) from exc
-        except PreconditionFailedError as exc:
-            if fate.is_open and (meta := await find()):
-                return meta
-            raise unmet(exc, request.precondition) from exc
-
-    meta = await call_or_find(session, request.key, attempt, fate, find, num_bytes=data.nbytes)
+    sent = checksum if session.options.verify else None
+    meta = await send_write(
+        session,
+        request,
+        lambda: session.service.put(request, data, crc32c=sent),
+        lambda: find_written(session, request, size=data.nbytes, crc32c=checksum),
+        resends=ResendLimit(),
+        num_bytes=data.nbytes,
+    )
     if meta.crc32c != checksum:
         await compare_stored(session, meta, checksum)
     return meta
@@ -125,10 +69,10 @@ async def put_once(session: Session, request: WriteRequest, data: memoryview) ->
 async def compare_stored(session: Session, meta: ObjectMeta, checksum: int) -> None:
     """Remove an object whose stored bytes are not those that were sent.
 
-    It is looked at again first: the answer may be damaged, and not the object.
+    Its metadata is read again first: the response may be damaged, and not the object.
 
     Raises:
-        ChecksumError: They are not.
+        ChecksumError: The object was damaged.
     """
     if not session.options.verify or meta.crc32c in {None, checksum}:
         return

@@ -1,7 +1,4 @@
-"""Sending a request again: the schedule, the decision, and the short loop that uses them.
-
-`with_retry` is over 60 lines by its parameters and what is said of them; it decides nothing itself.
-"""
+"""Retries of one request: the schedule, the budget, and the loop that uses them."""
 
 from __future__ import annotations
 
@@ -19,39 +16,39 @@ if TYPE_CHECKING:
 
     from aioflux.options import RetryPolicy
 
-__all__ = ["Backoff", "RetryBudget", "backoff_bound", "moved", "next_delay", "with_retry"]
+__all__ = ["Backoff", "RetryBudget", "backoff_bound", "next_delay", "with_retry"]
 
 T = TypeVar("T")
 
 _log = logging.getLogger("aioflux.retry")
-"""Tells of each retry, at the level INFO."""
+"""Logs each retry, at the level INFO."""
 
 _RETRIES_PER_SUCCESS = 0.2
-"""Share of successful requests that may be followed by a retry, for ever: the ratio of Finagle's
-RetryBudget (twitter.github.io/finagle/guide/Clients.html)."""
+"""Retries that each successful request allows: the ratio of Finagle's RetryBudget
+(twitter.github.io/finagle/guide/Clients.html)."""
 
 _MAX_MALFORMED = 3
-"""Malformed answers to consecutive attempts, the last of which is final. One is damage on the way.
-Three come from a server that is not the service, such as a web server that `endpoint_url` names by
-mistake, and the caller should hear of it at once."""
+"""Malformed responses to consecutive attempts, the last of which is final. One is damage in
+transit. Three come from a server that is not the service, such as a web server that `endpoint_url`
+names by mistake, which the caller should learn at once."""
 
 _MIN_TRIES = 3
-"""Tries of what was replaced meanwhile, also where the policy has fewer attempts: the service has
-answered each of them."""
+"""Tries of an operation on an object that others replace, even if the policy has fewer attempts:
+each of them got a response."""
 
 _MAX_PAUSE_SECONDS = 2.0
-"""Time between two looks at an empty budget, at most; up to as much again at random."""
+"""Longest wait between two looks at an empty budget; up to as much again at random."""
 
 _jitter: Final = random.SystemRandom().random
-"""Not that of `random`, whose numbers are the program's: a run that is repeated draws the same."""
+"""Not that of `random`, whose sequence belongs to the program: a repeated run draws the same."""
 
 
 class RetryBudget:
-    """How many retries all requests of one store may send: a token bucket.
+    """A token bucket of the retries that all requests of one store may send.
 
-    It holds `burst` retries and is filled by time and by every success; a retry that succeeds gives
-    back what it took. One that finds it empty waits and asks again: while a service is down, the
-    requests of a store together ask it `per_second` times a second, and all go on when it is back.
+    It holds `burst` retries and is filled by time and by every success; a retry that succeeds
+    returns its token. A retry that finds the bucket empty waits and tries again: while a service is
+    down, the requests of a store together send `per_second` retries a second.
 
     Args:
         burst: Retries that may follow each other at once.
@@ -64,20 +61,20 @@ class RetryBudget:
         self._tokens = float(burst)
         self._filled_at: float | None = None
 
-    def succeeded(self, *, was_retry: bool = False) -> None:
-        """Fill in what one successful request is worth."""
+    def on_success(self, *, was_retry: bool = False) -> None:
+        """Add what one successful request is worth."""
         if self._tokens < self._burst:
             self._tokens = min(self._burst, self._tokens + _RETRIES_PER_SUCCESS + was_retry)
 
-    def take(self, now: float) -> float:
-        """Take one retry if there is one.
+    def try_acquire(self, now: float) -> float:
+        """Acquire one retry if there is one.
 
         Args:
             now: Time in seconds, from any beginning, never earlier than before.
 
         Returns:
-            0 where the retry may be sent now; otherwise none was taken, and it is the seconds until
-            there is one, should nobody else take it.
+            0 if the retry may be sent now; otherwise none was acquired, and it is the seconds until
+            there is one, unless another request acquires it.
         """
         if self._filled_at is not None:
             filled = self._tokens + (now - self._filled_at) * self._per_second
@@ -105,30 +102,27 @@ def next_delay(
     retry_after_seconds: float | None,
     fraction: float,
 ) -> float | None:
-    """Decide what follows a failed attempt.
+    """Return the seconds to wait before the next attempt, or None if there must be none.
 
     Args:
-        attempt: Number of the attempt that failed, from 1.
+        attempt: Number of the failed attempt, from 1.
         policy: The limits.
-        elapsed_seconds: Time since the first attempt began.
+        elapsed_seconds: Time since the start of the first attempt.
         retry_after_seconds: The wait that the service asked for, or None.
         fraction: A random number in `[0, 1)`: full jitter (Brooker, "Exponential Backoff And
             Jitter", 2015).
-
-    Returns:
-        Seconds to wait before the next attempt, or None where there must be none.
     """
     if attempt >= policy.max_attempts:
         return None
     delay = fraction * backoff_bound(attempt, policy)
     if retry_after_seconds is not None:
-        # A little jitter on top, so that those who were told the same time do not come back as one.
+        # A little jitter on top, so that clients with the same Retry-After do not return as one.
         delay += retry_after_seconds
     return delay if elapsed_seconds + delay < policy.deadline_seconds else None
 
 
 class Backoff:
-    """Pauses between tries that each began anew because others had replaced the object.
+    """Pauses between tries of an operation that starts anew because others replaced the object.
 
     They are those of a `RetryPolicy` between attempts, and end with its attempts or its deadline.
 
@@ -143,7 +137,7 @@ class Backoff:
         self.num_tries = 0
         self._policy = policy
         self._clock = asyncio.get_running_loop().time
-        self._begun = self._clock()
+        self._started_at = self._clock()
 
     async def pause(self) -> bool:
         """Wait before the next try; return False, without a wait, if there must be none."""
@@ -152,7 +146,7 @@ class Backoff:
         delay = next_delay(
             self.num_tries,
             replace(self._policy, max_attempts=most),
-            elapsed_seconds=self._clock() - self._begun,
+            elapsed_seconds=self._clock() - self._started_at,
             retry_after_seconds=None,
             fraction=_jitter(),
         )
@@ -162,20 +156,75 @@ class Backoff:
         return True
 
 
-def moved(error: TransientError) -> bool:
-    """Tell whether a failed attempt brought bytes from which the next one goes on."""
-    return error.num_bytes_received > 0 and error.generation != ""
+class _Failures:
+    """Failed attempts of one request.
+
+    Attributes:
+        last: The last of them.
+    """
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        self.last: TransientError | None = None
+        self._policy = policy
+        self._num_in_vain = 0
+        self._num_malformed = 0
+
+    def add(self, error: TransientError) -> None:
+        self.last = error
+        # Over a connection that breaks every few megabytes a large range still arrives: an attempt
+        # that brought bytes to resume from does not count, and only the deadline ends that.
+        made_progress = error.num_bytes_received > 0 and error.generation != ""
+        self._num_in_vain = 1 if made_progress else self._num_in_vain + 1
+        self._num_malformed = self._num_malformed + 1 if error.is_malformed else 0
+
+    def next_delay(self, elapsed_seconds: float, fraction: float) -> float | None:
+        """Return the seconds to wait before the next attempt, or None if there must be none."""
+        assert self.last is not None
+        if self._num_malformed >= _MAX_MALFORMED:
+            return None
+        return next_delay(
+            self._num_in_vain,
+            self._policy,
+            elapsed_seconds=elapsed_seconds,
+            retry_after_seconds=self.last.retry_after_seconds,
+            fraction=fraction,
+        )
+
+    def final_error(self, num_attempts: int, elapsed_seconds: float) -> TransientError:
+        """Return the error of a request that is not attempted again."""
+        last, deadline_seconds = self.last, self._policy.deadline_seconds
+        assert last is not None
+        asked = last.retry_after_seconds
+        reason = f"gave up after {num_attempts} attempts in {elapsed_seconds:.1f} s; "
+        reason += "RetryPolicy sets both"
+        if asked is not None and elapsed_seconds + asked >= deadline_seconds:
+            reason = (
+                f"the service asked to wait {asked:g} s, which is beyond the deadline of "
+                f"{deadline_seconds:g} s; RetryPolicy.deadline_seconds sets it"
+            )
+        elif self._num_malformed >= _MAX_MALFORMED:
+            reason = f"the last {self._num_malformed} responses were malformed"
+        error = TransientError(
+            f"{last} ({reason})",
+            uri=last.uri,
+            status=last.status,
+            retry_after_seconds=last.retry_after_seconds,
+            num_bytes_received=last.num_bytes_received,
+            is_malformed=last.is_malformed,
+        )
+        error.__cause__ = last
+        return error
 
 
-async def _wait_for(
+async def _wait_for_budget(
     budget: RetryBudget,
     clock: Callable[[], float],
     sleep: Callable[[float], Awaitable[object]],
     jitter: Callable[[], float],
 ) -> None:
-    """Wait until the budget has a retry; thousands may, so that nobody asks often."""
+    """Wait until the budget has a retry; thousands of requests may, so that each looks seldom."""
     pause = 0.0
-    while (wait := budget.take(clock())) > 0:
+    while (wait := budget.try_acquire(clock())) > 0:
         pause = min(max(2 * pause, wait), _MAX_PAUSE_SECONDS)
         await sleep(pause * (1 + jitter()))
 
@@ -185,7 +234,7 @@ async def with_retry(
     policy: RetryPolicy,
     *,
     after: TransientError | None = None,
-    begun: float | None = None,
+    started_at: float | None = None,
     uri_of: Callable[[], str] = str,
     budget: RetryBudget | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -195,81 +244,54 @@ async def with_retry(
     """Run `attempt(number)` until it succeeds, fails for good, or the policy ends.
 
     Args:
-        attempt: One attempt; it is given its number, from 1. A TransientError asks for another.
+        attempt: Makes one attempt, given its number, from 1. A TransientError asks for another.
         policy: The limits. The deadline also ends an attempt that is under way. An attempt that
-            moved bytes of a body does not count: attempts and delays begin anew after it.
-        after: How the first attempt failed, which the caller has made: the second comes next.
-        begun: When that was begun, on `clock`; now by default.
-        uri_of: Tells what is asked for, should the deadline pass before any attempt ended.
-        budget: What all requests of a store share; none by default.
-        clock: Time in seconds, from any beginning.
+            brought bytes to resume from does not count: attempts and delays begin anew after it.
+        after: Failure of the first attempt, if the caller has made it.
+        started_at: Start of the first attempt, on `clock`; now by default.
+        uri_of: Returns the uri for an error, if the deadline passes before any attempt ended.
+        budget: Retries of all requests of a store; unlimited by default.
+        clock: Returns the time in seconds, from any beginning.
         sleep: Waits for so many seconds.
-        jitter: Random numbers in `[0, 1)`.
+        jitter: Returns random numbers in `[0, 1)`.
 
     Raises:
         TransientError: Attempts or time ran out; `__cause__` is the last failure.
     """
     now = clock()
-    begun = now if begun is None else begun
-    number = 1
-    num_in_vain = num_malformed = 0
-    last, failure = after, after
+    started_at = now if started_at is None else started_at
+    failures, number = _Failures(policy), 1
+    if after is not None:
+        failures.add(after)
     try:
-        async with asyncio.timeout(begun + policy.deadline_seconds - now) as deadline:
+        async with asyncio.timeout(started_at + policy.deadline_seconds - now) as deadline:
             while True:
-                try:
-                    if failure is None:
-                        return await attempt(number)
-                    raise failure
-                except TransientError as exc:
-                    last, failure = exc, None
-                    now = clock()
-                    # Over a line that breaks every few megabytes a large range still arrives: what
-                    # came is kept, and only the deadline ends that.
-                    num_in_vain = 1 if moved(exc) else num_in_vain + 1
-                    num_malformed = num_malformed + 1 if exc.is_malformed else 0
-                    delay = next_delay(
-                        num_in_vain,
-                        policy,
-                        elapsed_seconds=now - begun,
-                        retry_after_seconds=exc.retry_after_seconds,
-                        fraction=jitter(),
-                    )
-                    if delay is None or num_malformed >= _MAX_MALFORMED:
+                if failures.last is not None:
+                    elapsed = clock() - started_at
+                    delay = failures.next_delay(elapsed, jitter())
+                    if delay is None:
                         break
-                _log.info(
-                    "attempt %d failed, the next one comes in %.1f s: %s",
-                    number,
-                    delay,
-                    last,
-                    extra={"elapsed_seconds": now - begun + delay},
-                )
-                await sleep(delay)
-                if budget is not None:
-                    await _wait_for(budget, clock, sleep, jitter)
-                number += 1
+                    _log.info(
+                        "attempt %d failed, the next one comes in %.1f s: %s",
+                        number,
+                        delay,
+                        failures.last,
+                        extra={"elapsed_seconds": elapsed + delay},
+                    )
+                    await sleep(delay)
+                    if budget is not None:
+                        await _wait_for_budget(budget, clock, sleep, jitter)
+                    number += 1
+                try:
+                    return await attempt(number)
+                except TransientError as exc:
+                    failures.add(exc)
     except TimeoutError as exc:
         if not deadline.expired():
             raise
-        if last is None:
+        if failures.last is None:
             uri = uri_of()
-            last = TransientError(f"no answer about {uri} came before the deadline", uri=uri)
-            last.__cause__ = exc
-    elapsed = clock() - begun
-    why = f"gave up after {number} attempts in {elapsed:.1f} s; RetryPolicy sets both"
-    asked = last.retry_after_seconds
-    if asked is not None and elapsed + asked >= policy.deadline_seconds:
-        why = (
-            f"the service asked to wait {asked:g} s, which is beyond the deadline of "
-            f"{policy.deadline_seconds:g} s; RetryPolicy.deadline_seconds sets it"
-        )
-    elif num_malformed >= _MAX_MALFORMED:
-        why = f"the last {num_malformed} answers were malformed"
-    raise TransientError(
-        f"{last} ({why})",
-        uri=last.uri,
-        status=last.status,
-        retry_after_seconds=last.retry_after_seconds,
-        num_bytes_received=last.num_bytes_received,
-        is_malformed=last.is_malformed,
-    ) from last
+            message = f"no response for {uri} came before the deadline"
+            failures.last = TransientError(message, uri=uri)
+            failures.last.__cause__ = exc
+    raise failures.final_error(number, clock() - started_at)

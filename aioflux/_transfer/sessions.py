@@ -6,9 +6,10 @@ import asyncio
 import weakref
 from typing import TYPE_CHECKING
 
-from aioflux._transfer.counters import Tally
+from aioflux._transfer.counters import StoreCounters
 from aioflux._transfer.limits import Limits
 from aioflux._transfer.session import Session
+from aioflux.options import CleanupTimeouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,13 +18,17 @@ if TYPE_CHECKING:
     from aioflux._values.stats import ProgressHook, StoreStats
     from aioflux.options import RetryPolicy, TransferOptions
 
-__all__ = ["Sessions", "live_sessions"]
+__all__ = ["Sessions", "live_sessions", "longest_cleanup"]
 
 _live: weakref.WeakSet[Sessions] = weakref.WeakSet()
 
 
 class Sessions:
-    """Opens a session on the first use of each event loop, and closes it."""
+    """Opens a session on the first use of each event loop, and closes it.
+
+    Attributes:
+        cleanup_timeouts: Time for clean-up of the store.
+    """
 
     def __init__(
         self,
@@ -32,17 +37,19 @@ class Sessions:
         retry: RetryPolicy,
         progress: ProgressHook | None,
         *,
+        cleanup_timeouts: CleanupTimeouts,
         owner: str,
     ) -> None:
         self._open_service = open_service
         self._transfer = transfer
         self._retry = retry
         self._progress = progress
+        self.cleanup_timeouts = cleanup_timeouts
         self._owner = owner
         self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session] = (
             weakref.WeakKeyDictionary()
         )
-        self._tally = Tally()
+        self._counters = StoreCounters()
         self._is_closed = False
         _live.add(self)
 
@@ -64,8 +71,16 @@ class Sessions:
             max_in_flight_bytes=self._transfer.max_in_flight_bytes,
         )
         service = self._open_service()
-        counters = self._tally.join(loop, limits.requests)
-        session = Session(service, self._transfer, self._retry, limits, counters, self._progress)
+        counters = self._counters.add_loop(loop, limits.requests)
+        session = Session(
+            service,
+            self._transfer,
+            self._retry,
+            limits,
+            counters,
+            self._progress,
+            self.cleanup_timeouts,
+        )
         self._by_loop[loop] = session
         return session
 
@@ -74,22 +89,18 @@ class Sessions:
 
     def stats(self) -> StoreStats:
         """Return the sums over all loops of this process."""
-        return self._tally.stats(self._transfer.max_in_flight)
+        return self._counters.stats(self._transfer.max_in_flight)
 
-    async def close_current(self, *, seconds: float = 5.0) -> None:
-        """Close the connections of the running loop; the store stays usable.
-
-        Args:
-            seconds: Time for clean-up that is under way.
-        """
+    async def close_current(self, *, is_interrupted: bool = False) -> None:
+        """Close the connections of the running loop; the store stays usable."""
         session = self._by_loop.pop(asyncio.get_running_loop(), None)
         if session is not None:
-            await session.aclose(seconds=seconds)
+            await session.aclose(is_interrupted=is_interrupted)
 
-    async def aclose(self, *, seconds: float = 5.0) -> None:
+    async def aclose(self, *, is_interrupted: bool = False) -> None:
         """Close the store and the connections of the running loop; twice does nothing."""
         self._is_closed = True
-        await self.close_current(seconds=seconds)
+        await self.close_current(is_interrupted=is_interrupted)
 
     def open_sessions(self) -> list[tuple[asyncio.AbstractEventLoop, Session]]:
         """Return each loop with its session."""
@@ -98,9 +109,19 @@ class Sessions:
     def forget(self) -> None:
         """Drop all connections unclosed, in a forked child."""
         self._by_loop.clear()
-        self._tally = Tally()
+        self._counters = StoreCounters()
 
 
 def live_sessions() -> list[Sessions]:
     """Return the sessions of all stores of this process."""
-    return list(_live)
+    while True:
+        try:
+            return list(_live)
+        except RuntimeError:  # another thread has opened a store meanwhile
+            continue
+
+
+def longest_cleanup() -> CleanupTimeouts:
+    """Return the longest times for clean-up of the stores of this process."""
+    times = [each.cleanup_timeouts for each in live_sessions()]
+    return max(times, key=lambda each: each.total_seconds, default=CleanupTimeouts())

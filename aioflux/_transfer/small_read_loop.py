@@ -1,330 +1,330 @@
-"""Small objects one after another, each asked for where the answer to the one before is received.
+"""Reads of small objects one after another, by callbacks in place of coroutines.
 
-connection --answer--> judge --> result --> next item --> request on the connection that is free now
+response --> check --> result --> next item --> request on a connection that is free
 
-A coroutine for each object, with those that it awaits, costs as much again as half of the rest: on
-a transport that answers at once 61 microseconds of CPU per object, against 39 to 42 here. So
-nothing is awaited as long as all goes well, and there is no task, not even where the limit of
-requests makes one wait. What needs a second look (a failed attempt, a large object, bytes that do
-not match, no memory at once) is handed to a coroutine that does what `get` does.
+A coroutine for each object, with those that it awaits, costs half as much again as the rest: on a
+transport that answers at once 61 microseconds of CPU per object, against 39 to 42 here. So nothing
+is awaited as long as all goes well, and there is no task, not even while a request waits for a
+slot. What needs more (a failed attempt, a large object, bytes that do not match, no memory at once)
+falls back to a coroutine that does the same as `get`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from aioflux._services.base import ReadRequest
 from aioflux._transfer.get_small import (
-    NOTHING,
-    Begun,
+    NO_ATTEMPT,
     Fetched,
+    PriorAttempt,
+    check_small,
     first_range_bytes,
-    judge_small,
     small_bytes,
 )
 from aioflux._values.meta import ObjectMeta
 from aioflux.errors import StorageError, TransientError
 
 if TYPE_CHECKING:
-    from aioflux._concurrency.fan_out import Shared
+    from aioflux._concurrency.fan_out import FanOut
     from aioflux._http import Response
     from aioflux._services.base import Exchange
-    from aioflux._transfer.prefetch_budget import Ahead, Share
+    from aioflux._transfer.prefetch_budget import PrefetchBudget, Reservation
     from aioflux._transfer.session import Session
 
-__all__ = ["Express", "Left"]
+__all__ = ["Handover", "SmallReadLoop"]
 
 _UNAUTHORIZED: Final = 401
-_UNSURE: Final = Begun(num_reads=1)
+_UNVERIFIED: Final = PriorAttempt(num_reads=1)
 
 Result: TypeAlias = "tuple[str, Fetched] | StorageError"
 """The key with the object; or an error that is a result, which the fan-out makes of a failure."""
 
 
-class Left(NamedTuple):
-    """An item that was begun, and is left to a coroutine."""
+class Handover(NamedTuple):
+    """An item that a coroutine reads, and what has been done of it."""
 
     item: Any
-    share: Share
-    begun: Begun
+    reservation: Reservation
+    prior: PriorAttempt
 
 
-class _Place:
-    """Waits in line for a place among the requests in flight."""
+class _SlotWaiter:
+    """Waits for a slot among the requests in flight."""
 
-    __slots__ = ("_express",)
+    __slots__ = ("_loop",)
 
-    def __init__(self, express: Express) -> None:
-        self._express = express
+    def __init__(self, loop: SmallReadLoop) -> None:
+        self._loop = loop
 
     def cancelled(self) -> bool:
         return False
 
     def set_result(self, result: None, /) -> None:
-        self._express.enter()
+        self._loop.on_slot()
 
 
-class Express:
-    """Reads items of one fan-out, one at a time; each worker has one of its own.
+class SmallReadLoop:
+    """Reads items of one fan-out, one at a time; each worker has its own loop.
 
-    To the connection it is the waiter of the answer, to the deadlines a runner.
+    It is the waiter of its connection's response, a runner of the fan-out and a sequence of
+    requests with deadlines.
 
     Attributes:
-        began: When the request under way began, on the monotonic clock.
+        started_at: Start of the request under way, on the monotonic clock.
     """
 
     __slots__ = (
-        "_ahead",
+        "_budget",
         "_end",
-        "_ended",
         "_ends",
         "_exchange",
+        "_fan_out",
+        "_handover",
         "_index",
         "_item",
-        "_mark",
         "_meta",
-        "_place",
+        "_num_cuts",
         "_request",
         "_session",
-        "_shared",
+        "_slot_waiter",
         "_small_bytes",
-        "began",
+        "started_at",
     )
 
-    def __init__(self, session: Session, ahead: Ahead, shared: Shared[Any, Result]) -> None:
+    def __init__(
+        self, session: Session, budget: PrefetchBudget, fan_out: FanOut[Any, Result]
+    ) -> None:
         self._session = session
-        self._ahead = ahead
-        self._shared = shared
+        self._budget = budget
+        self._fan_out = fan_out
         self._small_bytes = small_bytes(session.options)
         self._ends: dict[int, int] = {}
         self._exchange: Exchange | None = None
-        self._place: _Place | None = None
-        self.began = 0.0
-        self._ended: asyncio.Future[tuple[int, Left] | None] | None = None
+        self._slot_waiter: _SlotWaiter | None = None
+        self.started_at = 0.0
+        self._handover: asyncio.Future[tuple[int, Handover] | None] | None = None
 
-    # What the worker calls.
+    # Called by the worker.
 
     def start(
         self, index: int, item: object
-    ) -> asyncio.Future[tuple[int, Left] | None] | tuple[int, Left]:
+    ) -> asyncio.Future[tuple[int, Handover] | None] | tuple[int, Handover]:
         """Begin to read an item, and then all that follow it.
 
         Returns:
-            The item itself, where it cannot be read so. Otherwise a future: its result is a later
-            item, which is left to the worker, or None where there is none, or no room for it; it
+            The item, if it cannot be read by callbacks. Otherwise a future: its result is a later
+            item that the worker is to read, or None if there is none or it may not start yet; it
             fails with what the iterator of the items raises.
         """
         session = self._session
-        left = (
-            Left(item, self._ahead.share(index), NOTHING)
-            if os.getpid() != session.pid  # a child of a fork: the connections are its parent's
-            else self._begin(index, item)
+        handover = (
+            Handover(item, self._budget.reserve(index), NO_ATTEMPT)
+            if os.getpid() != session.pid  # a forked child: the connections are its parent's
+            else self._start_item(index, item)
         )
-        if left is not None:
-            return index, left
-        session.deadlines.enter_runner(self)
-        self._ended = asyncio.get_running_loop().create_future()
-        return self._ended
+        if handover is not None:
+            return index, handover
+        session.deadlines.add_sequence(self)
+        self._handover = asyncio.get_running_loop().create_future()
+        return self._handover
 
     def stop(self, error: BaseException) -> None:
-        """End what is under way, at once, with `error` as what became of the item."""
-        self._session.deadlines.leave_runner(self)
-        ended, index = self._ended, self._index
+        """End the item under way, at once, with `error` as its outcome."""
+        self._session.deadlines.remove_sequence(self)
+        future, index = self._handover, self._index
         if self._exchange is not None:
-            self._drop(asyncio.CancelledError())
-        elif self._place is not None:
-            self._session.limits.leave_line(self._place, self._end)
-            self._place = None
-            self._ahead.change(-self._end)
+            self._abort_request(asyncio.CancelledError())
+        elif self._slot_waiter is not None:
+            self._session.limits.remove_waiter(self._slot_waiter, self._end)
+            self._slot_waiter = None
+            self._budget.change(-self._end)
         else:
-            # Cancelled after it was woken and before it ran, maybe for an item that was left to it.
-            assert ended is not None
-            is_woken = not ended.cancelled() and ended.exception() is None
-            left = ended.result() if is_woken else None
-            if left is None:
+            # Cancelled between being woken and running, maybe with an item handed over.
+            assert future is not None
+            is_woken = not future.cancelled() and future.exception() is None
+            handover = future.result() if is_woken else None
+            if handover is None:
                 return
-            index = left[0]
-        # Whoever waits for it would wait without end.
-        self._shared.finish(index, None, error)
+            index = handover[0]
+        # The consumer would wait without end for an item that has no outcome.
+        self._fan_out.finish(index, None, error)
 
-    # What the connection and the deadline call.
+    # Called by the connection and by the deadlines.
 
     def done(self) -> bool:
-        """Whether no answer is waited for."""
+        """Return whether the request has completed."""
         return self._exchange is None
 
     def set_result(self, result: Response) -> None:
-        """Take an answer, and go on with the next item."""
-        session, exchange = self._session, self._let_go()
+        """Check a response, and go on with the next item."""
+        session, exchange = self._session, self._pop_exchange()
         try:
             body = session.service.end_get(self._request, exchange, result)
-        except Exception as exc:  # judged below; here is no caller to raise it to
-            self._fail(exc)
+        except Exception as exc:  # there is no caller to raise it to
+            self._on_failure(exc)
             return
         try:
-            session.succeeded(self._request.key, body, self._end, self.began)
-            found = None if body is None else judge_small(session, body, self._end, self._meta)
-        except Exception as exc:  # what the progress hook raises
-            self._ahead.change(-self._end)
-            self._give(None, exc)
+            session.finish_attempt(self._request.key, body, self._end, self.started_at)
+            found = None if body is None else check_small(session, body, self._end, self._meta)
+        except Exception as exc:  # raised by the progress hook
+            self._budget.change(-self._end)
+            self._finish_item(None, exc)
             return
         if isinstance(found, Fetched):
-            self._ahead.change(len(found.data) - self._end)
-            self._give((self._request.key, found), None)
+            self._budget.change(len(found.data) - self._end)
+            self._finish_item((self._request.key, found), None)
         else:
-            self._leave(_UNSURE if found is None else Begun(first=found))
+            self._fall_back(_UNVERIFIED if found is None else PriorAttempt(first=found))
 
     def set_exception(self, exception: Exception) -> None:
-        """Take the reason why there is no answer."""
-        error = self._session.service.fail_get(self._request, self._let_go(), exception)
+        """Go on without a response, for the reason given."""
+        error = self._session.service.fail_get(self._request, self._pop_exchange(), exception)
         if error is None:
-            self._session.undo(self._end)
-            self._leave(NOTHING)
+            self._session.undo_attempt(self._end)
+            self._fall_back(NO_ATTEMPT)
         else:
-            self._fail(error)
+            self._on_failure(error)
 
     def expire(self) -> None:
-        """Give up what is under way: its deadline has passed."""
+        """Fail the item under way: its deadline has passed."""
         if self._exchange is not None:
-            error = self._session.too_late(self._request.key, self.began)
-            self._drop(error)
-            self._give(None, error)
-        elif self._place is not None:  # the time of what waits in line has not begun
-            self.began = time.monotonic()
+            error = self._session.deadline_error(self._request.key, self.started_at)
+            self._abort_request(error)
+            self._finish_item(None, error)
+        elif self._slot_waiter is not None:  # the deadline begins with the request
+            self.started_at = self._session.clock()
 
-    # What the limit calls.
+    # Called by the limit.
 
-    def enter(self) -> None:
-        """Begin the request of the item, for which there is a place now."""
-        self._place = None
-        ended = self._ended
-        assert ended is not None
-        if ended.done() or not self._ask(self._session.limits.requests.mark):
-            self._session.limits.give_back(self._end)
-            self._leave(NOTHING)
+    def on_slot(self) -> None:
+        """Send the request of the item, whose slot is acquired."""
+        self._slot_waiter = None
+        future = self._handover
+        assert future is not None
+        if future.done() or not self._send():
+            self._session.limits.release(self._end)
+            self._fall_back(NO_ATTEMPT)
 
     # One item.
 
-    def _begin(self, index: int, item: object) -> Left | None:
-        """Begin to read an item; return it where that cannot be done at once."""
-        session, ahead = self._session, self._ahead
+    def _start_item(self, index: int, item: object) -> Handover | None:
+        """Begin to read an item; return it if that cannot be done at once."""
+        session, budget = self._session, self._budget
         if isinstance(item, str):
             estimate = session.limits.unknown_size
             key, meta, generation = item, None, ""
             mean = estimate.num_bytes
             if not key or not estimate.is_known or mean > self._small_bytes:
-                return Left(item, ahead.share(index), NOTHING)
+                return Handover(item, budget.reserve(index), NO_ATTEMPT)
             end = self._ends.get(mean) or self._end_of(mean)
         elif isinstance(item, ObjectMeta) and 0 < item.size <= self._small_bytes:
             key, meta, generation, end = item.key, item, item.generation, item.size
         else:
-            return Left(item, ahead.share(index), NOTHING)
-        if not ahead.take(index, end):
-            return Left(item, ahead.share(index), NOTHING)
+            return Handover(item, budget.reserve(index), NO_ATTEMPT)
+        if not budget.try_acquire(index, end):
+            return Handover(item, budget.reserve(index), NO_ATTEMPT)
         self._index, self._item, self._meta = index, item, meta
         self._request, self._end = ReadRequest(key, generation, 0, end), end
-        mark = session.limits.take(end)
-        if mark is not None:
-            if self._ask(mark):
+        if session.limits.try_acquire(end):
+            if self._send():
                 return None
-            session.limits.give_back(end)
+            session.limits.release(end)
         else:
-            place = _Place(self)
-            if session.limits.stand_in_line(place, end):
-                self._place = place
-                self.began = time.monotonic()
+            waiter = _SlotWaiter(self)
+            if session.limits.add_waiter(waiter, end):
+                self._slot_waiter = waiter
+                self.started_at = session.clock()
                 return None
-        return Left(item, ahead.share(index, end), NOTHING)
+        return Handover(item, budget.reserve(index, end), NO_ATTEMPT)
 
-    def _ask(self, mark: int) -> bool:
+    def _send(self) -> bool:
         """Send the request of the item, if that can be done at once."""
         session = self._session
         try:
             exchange = session.service.begin_get(self._request, self)
         except Exception:
-            # Such as of a key that no object can have: the worker, who asks again, raises it as
-            # what became of this item.
+            # Such as of a key that no object can have: the worker repeats it, and raises it as the
+            # outcome of this item.
             return False
         if exchange is None:
             return False
-        self._exchange, self._mark = exchange, mark
-        self.began = session.begin()
+        self._exchange, self._num_cuts = exchange, session.limits.requests.num_cuts
+        self.started_at = session.count_start()
         return True
 
     def _end_of(self, mean: int) -> int:
-        """Return what `first_range_bytes` does, and remember it for the next object."""
+        """Return `first_range_bytes`, and keep it for the next object."""
         end = first_range_bytes(mean, self._session.options)
         self._ends = {mean: end}
         return end
 
-    def _let_go(self) -> Exchange:
-        """Wait no more for the answer."""
+    def _pop_exchange(self) -> Exchange:
+        """Return the exchange under way, which is none any more."""
         exchange = self._exchange
         assert exchange is not None
         self._exchange = None
         return exchange
 
-    def _drop(self, error: BaseException) -> None:
+    def _abort_request(self, error: BaseException) -> None:
         """End the request under way, which counts as failed with `error`."""
-        self._session.service.abort_get(self._let_go())
-        self._session.failed(self._request.key, error, self._mark, self._end)
-        self._ahead.change(-self._end)
+        self._session.service.abort_get(self._pop_exchange())
+        self._session.fail_attempt(self._request.key, error, self._num_cuts, self._end)
+        self._budget.change(-self._end)
 
-    def _fail(self, error: Exception) -> None:
-        """Judge a failed attempt: whether the item has failed, or a coroutine tries again."""
+    def _on_failure(self, error: Exception) -> None:
+        """Fail the item, or fall back to a coroutine that tries again."""
         try:
-            self._session.failed(self._request.key, error, self._mark, self._end)
-        except Exception as exc:  # what the progress hook raises
+            self._session.fail_attempt(self._request.key, error, self._num_cuts, self._end)
+        except Exception as exc:  # raised by the progress hook
             error = exc
         if isinstance(error, TransientError):
-            self._leave(Begun(failure=error, began=self.began))
+            self._fall_back(PriorAttempt(failure=error, started_at=self.started_at))
         elif isinstance(error, StorageError) and error.status == _UNAUTHORIZED:
-            self._leave(NOTHING)
+            self._fall_back(NO_ATTEMPT)
         else:
-            self._ahead.change(-self._end)
-            self._give(None, error)
+            self._budget.change(-self._end)
+            self._finish_item(None, error)
 
-    # What follows.
+    # The end of an item.
 
-    def _give(self, result: Result | None, error: Exception | None) -> None:
-        """Hand over what became of the item, and go on with the next one."""
-        shared = self._shared
-        shared.finish(self._index, result, error)
-        ended = self._ended
-        assert ended is not None
-        if ended.done():  # the worker was cancelled in this turn of the loop
+    def _finish_item(self, result: Result | None, error: Exception | None) -> None:
+        """Store the outcome of the item, and go on with the next one."""
+        fan_out = self._fan_out
+        fan_out.finish(self._index, result, error)
+        future = self._handover
+        assert future is not None
+        if future.done():  # the worker was cancelled in this turn of the event loop
             return
         try:
-            numbered = shared.next_if_any()
-            left = None if numbered is None else self._begin(*numbered)
+            indexed = fan_out.next_ready_item()
+            handover = None if indexed is None else self._start_item(*indexed)
         except BaseException as exc:  # of the iterator of the items: raised in the worker
-            self._session.deadlines.leave_runner(self)
+            self._session.deadlines.remove_sequence(self)
             # Now, and not when the worker runs: the consumer may look before it does.
-            shared.exhausted = True
-            shared.crash = exc
-            ended.set_exception(exc)
+            fan_out.exhausted = True
+            fan_out.crash = exc
+            future.set_exception(exc)
             return
-        if numbered is None:
-            self._stand(None)
-        elif left is not None:
-            self._stand((numbered[0], left))
+        if indexed is None:
+            self._wake_worker(None)
+        elif handover is not None:
+            self._wake_worker((indexed[0], handover))
 
-    def _stand(self, left: tuple[int, Left] | None) -> None:
-        """Wake the worker."""
-        self._session.deadlines.leave_runner(self)
-        assert self._ended is not None
-        self._ended.set_result(left)
+    def _wake_worker(self, handover: tuple[int, Handover] | None) -> None:
+        self._session.deadlines.remove_sequence(self)
+        assert self._handover is not None
+        self._handover.set_result(handover)
 
-    def _leave(self, begun: Begun) -> None:
-        """Hand the item to the worker."""
-        ended = self._ended
-        assert ended is not None
-        if ended.done():  # the worker was cancelled in this turn of the loop
-            self._ahead.change(-self._end)
-            self._shared.finish(self._index, None, asyncio.CancelledError())
+    def _fall_back(self, prior: PriorAttempt) -> None:
+        """Hand the item over to the worker, which reads it by a coroutine."""
+        future = self._handover
+        assert future is not None
+        if future.done():  # the worker was cancelled in this turn of the event loop
+            self._budget.change(-self._end)
+            self._fan_out.finish(self._index, None, asyncio.CancelledError())
         else:
-            share = self._ahead.share(self._index, self._end)
-            self._stand((self._index, Left(self._item, share, begun)))
+            reservation = self._budget.reserve(self._index, self._end)
+            self._wake_worker((self._index, Handover(self._item, reservation, prior)))

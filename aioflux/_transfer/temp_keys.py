@@ -1,28 +1,25 @@
-"""Where what aioflux writes for a while lies: uploads before they are visible, and composites."""
+"""Keys of temporary objects: uploads before they are published, and composites."""
 
 from __future__ import annotations
 
 import uuid
 
-__all__ = ["COMPOSITE_PREFIX", "TEMPORARY_PREFIX", "is_staged", "new_staged_key"]
+__all__ = ["COMPOSITE_PREFIX", "TEMPORARY_PREFIX", "is_temporary", "new_temporary_key"]
 
 TEMPORARY_PREFIX = ".aioflux-uploads/"
-"""Conditional uploads of several parts grow here, below the store's prefix. Listings leave it out,
-writes below it are refused, and `Store.clean` removes what a dead process left."""
+"""Prefix, below the store's own, of conditional multipart uploads until they are published.
+Listings leave it out, writes below it are rejected, and `Store.clean` removes what a dead process
+left."""
 
 COMPOSITE_PREFIX = "aioflux-composed-objects/"
-"""Composites that serve one download lie here, below the store's prefix; all else holds as above.
-"""
+"""Prefix of composites that serve one download; the same holds for it."""
 
 
-def is_staged(key: str) -> bool:
-    """Tell whether a key, or a prefix, is of what is written for a while.
-
-    By this store, or by one below it.
-    """
+def is_temporary(key: str) -> bool:
+    """Return whether a key or prefix is of temporary objects, of this store or of one below it."""
     return any(f"/{prefix}" in f"/{key}" for prefix in (TEMPORARY_PREFIX, COMPOSITE_PREFIX))
 
 
-def new_staged_key() -> str:
-    """Return a key that no other upload has."""
+def new_temporary_key() -> str:
+    """Return a key that no other upload uses."""
     return f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"

@@ -1,11 +1,11 @@
-"""Writing objects: one request where they are small, a multipart upload where they are large.
+"""Writes of objects: one request if they are small, a multipart upload if they are large.
 
-    caller's memory -> parts (memoryviews, or one buffer each where writes are small)
+    caller's memory -> parts (memoryviews, or one buffer each if writes are small)
         -> crc32c of each -> service
-        -> complete, which makes the object visible whole -> its crc32c against the parts', combined
+        -> complete, which publishes the whole object -> its crc32c against the parts', combined
 
-An error, a cancellation or an exception in the `async with` body aborts the upload: nothing becomes
-visible and nothing stays, except on `az://`: uncommitted blocks, which no request deletes alone,
+An error, a cancellation or an exception in the `async with` body aborts the upload: nothing is
+published and nothing stays, except on `az://`: uncommitted blocks, which no request deletes alone,
 stay until the next write of the key or `Store.clean`, or for a week.
 """
 
@@ -16,29 +16,32 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from aioflux._concurrency.shielded import keep, see_through
-from aioflux._services.base import Precondition
-from aioflux._transfer.ambiguous_writes import Fate, call_or_find, find_written
+from aioflux._concurrency.byte_budget import ByteBudget
+from aioflux._services.base import Precondition, WriteRequest
+from aioflux._transfer.ambiguous_writes import (
+    AmbiguousWrite,
+    ResendLimit,
+    find_written,
+    send_write,
+)
 from aioflux._transfer.conditions import require
 from aioflux._transfer.initiate import Initiation
-from aioflux._transfer.limits import ByteBudget
-from aioflux._transfer.prefault import populate
-from aioflux._transfer.publish import delete_staged, remove_staged, reveal
-from aioflux._transfer.put import Sends, compare_stored, put_once, unmet
-from aioflux._transfer.temp_keys import TEMPORARY_PREFIX, new_staged_key
+from aioflux._transfer.prefault import prefault
+from aioflux._transfer.publish import delete_temporary, publish, remove_temporary
+from aioflux._transfer.put import compare_stored, put_once
+from aioflux._transfer.temp_keys import TEMPORARY_PREFIX, new_temporary_key
 from aioflux._values.checksums import combine_crc32c, crc32c
 from aioflux.errors import (
     AiofluxError,
     ChecksumError,
     NotFoundError,
-    PreconditionFailedError,
     StorageError,
 )
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from aioflux._services.base import UploadedPart, WriteRequest
+    from aioflux._services.base import UploadedPart
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
 
@@ -46,17 +49,11 @@ __all__ = ["TEMPORARY_PREFIX", "ObjectWriter", "plan_part_size", "put"]
 
 _log = logging.getLogger("aioflux")
 
-_ABORT_SECONDS = 30.0
-"""Time that an abort may take, also after the caller was cancelled."""
+_INTERRUPTIONS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 
-_LEAVE_SECONDS = 0.8
-"""Time that whoever cancels or interrupts waits for the abort, which then goes on by itself."""
-
-_LEAVING = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
-
-_HEAR_SECONDS = 0.5
-"""Time that an abort waits for the id of an upload that is just being begun; after that the upload
-is found by looking."""
+_INITIATE_WAIT_SECONDS = 0.5
+"""Time that an abort waits for the id of an upload that is being initiated, before it looks for the
+upload in a listing."""
 
 
 def plan_part_size(number: int, part_size_bytes: int) -> int:
@@ -79,9 +76,9 @@ async def put(session: Session, request: WriteRequest, data: memoryview) -> Obje
 
 
 class ObjectWriter:
-    """An object under construction; visible, whole, when the `async with` body ends well.
+    """A writer of one object, which is published whole when the `async with` body ends well.
 
-    Holds at most `TransferOptions.max_buffered_bytes`; `write` waits while that much is under way.
+    Holds at most `TransferOptions.max_buffered_bytes`; `write` waits while that much is being sent.
     Up to one part in all is one request, more is a multipart upload with parts in parallel.
 
     Parts double in size every 900 of them, since an upload has 10,000 at most, and a part must be
@@ -89,10 +86,10 @@ class ObjectWriter:
     at a time is, that part is the bound, and a warning is logged. With the default sizes this
     begins at 98 GiB with parts of 128 MiB, and ends at 5 TiB with parts of 4 GiB. A larger
     `TransferOptions.part_size_bytes` needs fewer parts, which then grow later. Memory of the caller
-    that is sent from where it is does not count.
+    that is sent without a copy does not count.
 
     Attributes:
-        meta: Metadata of the object, once it is visible.
+        meta: Metadata of the object, once it is published.
     """
 
     meta: ObjectMeta
@@ -103,12 +100,12 @@ class ObjectWriter:
         # A multipart upload knows no precondition
         # (cloud.google.com/storage/docs/multipart-uploads), so that a conditional one grows under
         # another key and becomes visible by a compose, which does.
-        self._staged = (
+        self._is_temporary = (
             bool(request.precondition) and not session.service.capabilities.conditional_complete
         )
         self._upload = (
-            replace(request, key=new_staged_key(), precondition=Precondition())
-            if self._staged
+            replace(request, key=new_temporary_key(), precondition=Precondition())
+            if self._is_temporary
             else request
         )
         self._key = self._upload.key
@@ -145,10 +142,9 @@ class ObjectWriter:
         return self._offset + len(self._buffer)
 
     async def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Take the bytes of `data` and return how many they are.
+        """Write the bytes of `data` and return how many they are.
 
-        The memory may be used again when this returns. Memory of many parts is sent from where it
-        is, without a copy.
+        The memory may be reused when this returns. Memory of many parts is sent without a copy.
 
         Raises:
             StorageError: A part that was sent before could not be stored.
@@ -156,7 +152,7 @@ class ObjectWriter:
         """
         if self._closed:
             raise self._ended_by or self._is_closed()
-        self._session.refuse_in_child(self._request.key)
+        self._session.require_own_process(self._request.key)
         self._raise_failure()
         view = memoryview(data).cast("B")
         size = view.nbytes
@@ -169,14 +165,14 @@ class ObjectWriter:
         return size
 
     async def write_copy(self, data: bytes | bytearray | memoryview) -> int:
-        """As `write`; a writer that borrows what is written takes a copy of this."""
+        """Write as `write`; a zero-copy writer copies this data alone."""
         return await self.write(data)
 
     async def aclose(self) -> None:
-        """Send what is left and make the object visible. Closing twice does nothing.
+        """Send the rest and publish the object. Closing twice does nothing.
 
         Raises:
-            StorageError: Something of it could not be stored; nothing became visible, unless the
+            StorageError: Something of it could not be stored; nothing was published, unless the
                 message says that this is unknown.
         """
         if self._closed:
@@ -184,7 +180,7 @@ class ObjectWriter:
                 raise self._ended_by
             return
         try:
-            self._session.refuse_in_child(self._request.key)
+            self._session.require_own_process(self._request.key)
             self._raise_failure()
             await self._flush()
             if self._begun is None:
@@ -196,13 +192,13 @@ class ObjectWriter:
             self._raise_ended(exc)
             raise
         self._closed = True
-        self._session.opened.discard(self)
+        self._session.open_transfers.discard(self)
         self._initiation.forget()
-        if self._staged and self._completing:
-            await remove_staged(self._session, self._key, self._uri)
+        if self._is_temporary and self._completing:
+            await remove_temporary(self._session, self._key, self._uri)
 
     async def end(self) -> None:
-        """Abort because the store is closed: whoever goes on writing is told."""
+        """Abort because the store is closed: the next write raises that."""
         what = "it may be there, whole" if self._completing else "nothing of it is there"
         self._ended_by = StorageError(
             f"could not write {self._uri}: its store was closed meanwhile; {what}", uri=self._uri
@@ -214,24 +210,21 @@ class ObjectWriter:
     async def abort(self, reason: BaseException | None = None) -> None:
         """Drop what was written; a failure to clean up is noted on `reason`.
 
-        It is done to its end, within 30 seconds, also where the caller is cancelled meanwhile.
-        After a cancellation or an interrupt it is waited for 0.8 seconds, in which a service that
-        answers is done, and then goes on by itself; a loop that ends gives it two seconds more.
+        It is run to completion, also if the caller is cancelled meanwhile; `CleanupTimeouts` says
+        how long it may take, and how long a caller that was cancelled or interrupted waits.
         """
         if self._closed:
             return
         self._closed = True
-        self._session.opened.discard(self)
+        self._session.open_transfers.discard(self)
         self._buffer = bytearray()
         if self._begun is None or self._session.is_inherited:
             return
-        is_left = isinstance(reason, _LEAVING)
+        is_interrupted = isinstance(reason, _INTERRUPTIONS)
         try:
-            await see_through(
-                self._clean_up,
-                self._session.cleanups,
-                seconds=_ABORT_SECONDS,
-                wait_seconds=_LEAVE_SECONDS if is_left else None,
+            seconds = self._session.cleanup_timeouts.abort_wait_seconds
+            await self._session.clean_up(
+                self._clean_up, wait_seconds=seconds if is_interrupted else None
             )
         except (AiofluxError, TimeoutError) as exc:
             note = (
@@ -255,32 +248,31 @@ class ObjectWriter:
         return min(planned, self._session.service.capabilities.max_part_size_bytes)
 
     async def _clean_up(self) -> None:
-        """End the upload. May be cut short and begun anew."""
+        """End the upload. It may be cut short and run anew."""
         for task in self._parts:
             task.cancel()
         if self._begun is not None and not self._begun.done():
-            await asyncio.wait([self._begun], timeout=_HEAR_SECONDS)
+            await asyncio.wait([self._begun], timeout=_INITIATE_WAIT_SECONDS)
             self._begun.cancel()
         tasks = [*self._parts, *([self._begun] if self._begun else [])]
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._initiation.abort()
-        if self._staged and self._completing:
-            await delete_staged(self._session, self._key)
+        if self._is_temporary and self._completing:
+            await delete_temporary(self._session, self._key)
 
     async def _begin(self) -> None:
         if self._begun is None:
             request = self._request
-            # Here and not at completion: nobody sends all of an object to be refused at its end.
+            # Here and not at completion, which would reject the object after all of it was sent.
             await require(self._session, request.key, request.precondition)
             if self._closed:
                 raise self._ended_by or self._is_closed()
-            self._session.opened.add(self)
-            # A task of its own: cancelled between the service's yes and our hearing it, the upload
-            # would stay open.
-            self._begun = keep(self._initiation.begin(), self._session.cleanups)
+            self._session.open_transfers.add(self)
+            # A task of its own: cancelled before the response arrives, the upload would stay open.
+            self._begun = self._session.start_cleanup(self._initiation.begin())
         await asyncio.shield(self._begun)
         if self._closed:
-            # Aborted meanwhile: a part begun now would be one that nobody cancels.
+            # Aborted meanwhile: a part that starts now would not be cancelled.
             raise self._ended_by or self._is_closed()
 
     async def _take(self, view: memoryview) -> None:
@@ -292,9 +284,9 @@ class ObjectWriter:
                 if self._buffer:
                     await self._send_buffer()
                 await self._open_buffer()
-            room = self._capacity - len(self._buffer)
-            self._buffer += view[:room]
-            view = view[room:]
+            free = self._capacity - len(self._buffer)
+            self._buffer += view[:free]
+            view = view[free:]
 
     async def _open_buffer(self) -> None:
         """Wait for memory for one more part."""
@@ -330,16 +322,16 @@ class ObjectWriter:
             self._failure = self._failure or error
 
     async def _flush(self) -> None:
-        """Send what is left; what one request takes stays in the buffer."""
+        """Send the last part of an upload; without an upload the buffer becomes one request."""
         if self._begun is not None and self._buffer:
             await self._send_buffer()
 
     async def _write_from_caller(self, view: memoryview, *, is_rest: bool) -> memoryview:
-        """Send parts out of the caller's memory, wait for them, and return what is left.
+        """Send parts from the caller's memory, wait for them, and return the rest of it.
 
         Args:
             view: The memory.
-            is_rest: It is all that comes, so that the last part goes with the others.
+            is_rest: It ends the object, so that the last part goes with the others.
         """
         await self._begin()
         started: list[asyncio.Task[tuple[UploadedPart, int]]] = []
@@ -353,7 +345,7 @@ class ObjectWriter:
                 if task.done():
                     task.result()
         except BaseException:
-            # The memory is the caller's again when this is over.
+            # The memory is the caller's again when this returns.
             for task in started:
                 task.cancel()
             await asyncio.gather(*started, return_exceptions=True)
@@ -367,7 +359,7 @@ class ObjectWriter:
         return task
 
     def _raise_ended(self, error: BaseException) -> None:
-        """Raise what ended the writer, where its tasks were cancelled and not the caller's."""
+        """Raise what ended the writer, if its tasks were cancelled and not the caller's."""
         task = asyncio.current_task()
         if self._ended_by is None or (task is not None and task.cancelling()):
             return
@@ -388,17 +380,17 @@ class ObjectWriter:
         self, number: int, views: tuple[memoryview, ...], offset: int
     ) -> tuple[UploadedPart, int]:
         session = self._session
-        sends = Sends()
+        resends = ResendLimit()
         checksum: int | None = None
 
         async def attempt(_: int) -> UploadedPart:
-            # Here and not before: the parts of a large object wait in line, and checksums of all at
-            # once would keep the loop from everything else.
+            # Here and not before: parts of a large object wait for slots, and the checksums of all
+            # at once would block the loop.
             nonlocal checksum
             if checksum is None:
                 checksum = 0
                 for view in views:
-                    populate(view)
+                    prefault(view)
                     checksum = crc32c(view, checksum)
             sent = checksum if session.options.verify else None
             try:
@@ -411,9 +403,9 @@ class ObjectWriter:
                     crc32c=sent,
                 )
             except ChecksumError as exc:
-                raise sends.wrong(exc) from exc
+                raise resends.next_error(exc) from exc
             if sent is not None and part.crc32c not in {None, sent}:
-                raise sends.wrong(
+                raise resends.next_error(
                     ChecksumError(
                         f"could not write part {number} of {self._uri}: the service holds other "
                         "bytes than were sent",
@@ -435,51 +427,50 @@ class ObjectWriter:
         self._completing = True
         meta = await self._complete_upload([part for part, _ in stored], checksum)
         await compare_stored(self._session, meta, checksum)
-        return await reveal(self._session, self._request, meta) if self._staged else meta
+        return await publish(self._session, self._request, meta) if self._is_temporary else meta
 
     async def _complete_upload(self, parts: list[UploadedPart], checksum: int) -> ObjectMeta:
-        session = self._session
+        session, upload_id = self._session, self._initiation.upload_id
         size = sum(part.size for part in parts)
-        fate = Fate()
+        ambiguous = AmbiguousWrite()
 
         async def find() -> ObjectMeta | None:
-            meta = await find_written(session, self._key, size=size, crc32c=checksum)
+            written = WriteRequest(self._key)
+            meta = await find_written(session, written, size=size, crc32c=checksum)
             if meta is not None:
-                # Gone with the completion, unless the object was there before with these bytes.
+                # Gone with the completion, unless the object existed before with these bytes.
                 await self._initiation.abort()
             return meta
 
-        async def attempt(_: int) -> ObjectMeta:
-            try:
-                return await fate.hear(
-                    session.service.complete_upload(self._upload, self._initiation.upload_id, parts)
-                )
-            except (NotFoundError, PreconditionFailedError) as exc:
-                # An upload is gone once it is complete.
-                if fate.is_open and (meta := await find()):
-                    return meta
-                if isinstance(exc, PreconditionFailedError):
-                    raise unmet(exc, self._upload.precondition) from exc
-                if fate.is_open:
-                    raise self._unknown() from exc
-                raise
-
-        return await call_or_find(session, self._key, attempt, fate, find, must_know=True)
+        try:
+            return await send_write(
+                session,
+                self._upload,
+                lambda: session.service.complete_upload(self._upload, upload_id, parts),
+                find,
+                ambiguous=ambiguous,
+                find_if_throttled=True,
+            )
+        except NotFoundError as exc:
+            # An upload is gone once it is complete.
+            if ambiguous.maybe_done:
+                raise self._unknown() from exc
+            raise
 
     def _unknown(self) -> StorageError:
         return StorageError(
-            f"could not tell whether {self._uri} was written: the answer to the completion of its "
-            "upload was lost, the upload is gone, and what is there now is not what was sent; it "
-            "was written and replaced since, or never; look at it before you write it again",
+            f"could not tell whether {self._uri} was written: the response to the completion of "
+            "its upload was lost, the upload is gone, and the object is not what was sent; it was "
+            "written and replaced since, or never; look at it before you write it again",
             uri=self._uri,
         )
 
 
 class _WholeWriter(ObjectWriter):
-    """The writer of an object that is in the caller's memory from its first byte to its last.
+    """A writer of an object that is given by one `write`.
 
-    All of its parts are sent from there, side by side: with a copy of the last one, which is what
-    a writer does that may be given more, 1 GiB took 16 MiB more memory and one part's time more.
+    All of its parts are sent from the caller's memory: the copy of the last one, which other
+    writers make, took 16 MiB and one part's time more for 1 GiB.
     """
 
     async def _take(self, view: memoryview) -> None:

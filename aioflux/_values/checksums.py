@@ -1,8 +1,8 @@
-"""CRC32C (Castagnoli): of any memory, and of a whole from its parts.
+"""CRC32C (Castagnoli) of any memory, and of a whole from its parts.
 
-google-crc32c does 20 GB/s, but takes only objects that need no release of their buffer, so that a
-memoryview or bytearray is refused. A ctypes array over the same memory is taken, for 1 microsecond;
-making an array type costs 20, so there are two.
+google-crc32c does 20 GB/s, but accepts only objects that need no release of their buffer, so no
+memoryview or bytearray. A ctypes array over the same memory, which it accepts, costs 1 microsecond;
+an array type costs 20, so there are two.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WINDOWS = (ctypes.c_ubyte * (1024 * 1024), ctypes.c_ubyte * (64 * 1024))
 
 
 class _Buffer(ctypes.Structure):
-    """What PyObject_GetBuffer tells of memory (docs.python.org/3/c-api/buffer.html)."""
+    """Py_buffer (docs.python.org/3/c-api/buffer.html)."""
 
     _fields_ = (
         ("buf", ctypes.c_void_p),
@@ -40,7 +40,7 @@ class _Buffer(ctypes.Structure):
     )
 
 
-# Prototypes of our own: attributes set on the shared pythonapi functions reach everybody.
+# Own prototypes: attributes of the shared pythonapi functions would affect other code.
 _get_buffer = ctypes.PYFUNCTYPE(
     ctypes.c_int, ctypes.py_object, ctypes.POINTER(_Buffer), ctypes.c_int
 )(("PyObject_GetBuffer", ctypes.pythonapi))
@@ -51,9 +51,9 @@ _release_buffer = ctypes.PYFUNCTYPE(None, ctypes.POINTER(_Buffer))(
 
 @contextmanager
 def address_of(view: memoryview) -> Iterator[int]:
-    """Give the address of contiguous memory, and hold it meanwhile.
+    """Yield the address of contiguous memory, which is held meanwhile.
 
-    `from_buffer` of ctypes would refuse memory that is read-only.
+    `from_buffer` of ctypes rejects read-only memory.
     """
     buffer = _Buffer()
     _get_buffer(view, ctypes.byref(buffer), 0)
@@ -64,7 +64,7 @@ def address_of(view: memoryview) -> Iterator[int]:
 
 
 def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:
-    """Return the crc32c of `data`, going on from `value`, the crc32c of what came before it."""
+    """Return the crc32c of `data` after bytes with the crc32c `value`."""
     if isinstance(data, bytes):
         return int(google_crc32c.extend(value, data))
     view = memoryview(data).cast("B")
@@ -152,7 +152,7 @@ def combine_crc32c(first: int, second: int, second_size: int) -> int:
 
 @lru_cache(maxsize=16)
 def _shift_tables(num_bytes: int) -> tuple[tuple[int, ...], ...]:
-    """Return, for each byte of a crc32c from the lowest, what each of its values is shifted to."""
+    """Return a table of shifted values for each byte of a crc32c, the lowest first."""
     shift = _shift(num_bytes)
     tables = []
     for position in range(4):

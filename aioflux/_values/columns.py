@@ -1,4 +1,4 @@
-"""Columns of a listing: texts end to end in one buffer, and times as they were told.
+"""Columns of a listing: concatenated strings, and times as the service returned them.
 
 A column is one buffer. Reading it changes no reference count, so that forked workers share the
 parent's pages, and columns are joined by copying buffers.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["NONE", "KeyColumn", "TimeColumn"]
 
 NONE = -1
-"""Stands for None in a column of numbers."""
+"""None in a column of numbers."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _STRIDE = 64
@@ -29,11 +29,7 @@ _ANY_DIGIT = bytes.maketrans(b"123456789", b"000000000")
 
 
 class KeyColumn:
-    """Strings, end to end in one buffer.
-
-    Their sizes stand beside it, and where each 64th begins, so that columns are joined by copying
-    buffers.
-    """
+    """Strings, concatenated in one buffer, with their sizes and the offset of each 64th."""
 
     __slots__ = ("_marks", "_sizes", "_text")
 
@@ -68,18 +64,18 @@ class KeyColumn:
                 self._sizes.extend(map(len, encoded))
 
     def _marked(self) -> array[int]:
-        """Return where each 64th string begins: found as it is asked for, and kept."""
+        """Return the offset of each 64th string, computed on first use."""
         marks, sizes = self._marks, self._sizes
         if len(marks) * _STRIDE >= len(sizes):
             return marks
-        marks = marks[:]  # another thread may be at it, too
+        marks = marks[:]  # another thread may do the same
         while (end := len(marks) * _STRIDE) < len(sizes):
             marks.append(marks[-1] + sum(sizes[end - _STRIDE : end]) if marks else 0)
         self._marks = marks
         return marks
 
     def _offset(self, index: int) -> int:
-        """Return where a string begins; behind the last, where that ends."""
+        """Return the offset of a string; beyond the last one, the end of the buffer."""
         if index >= len(self._sizes):
             return len(self._text)
         block = index // _STRIDE
@@ -94,11 +90,11 @@ class KeyColumn:
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
-            places = range(*index.indices(len(self)))
-            if places.step == 1:
-                return list(self.part(places.start, places.stop))
-            return [self[at] for at in places]
-        at = range(len(self._sizes))[index]  # takes negative ones, and refuses what is beyond
+            indexes = range(*index.indices(len(self)))
+            if indexes.step == 1:
+                return list(self.part(indexes.start, indexes.stop))
+            return [self[at] for at in indexes]
+        at = range(len(self._sizes))[index]  # negative indexes, IndexError
         start = self._offset(at)
         return self._text[start : start + self._sizes[at]].decode("utf-8", "surrogatepass")
 
@@ -122,12 +118,12 @@ class KeyColumn:
         text = self._text[self._offset(start) : self._offset(end)]
         return KeyColumn.of_buffers(self._sizes[start:end], text)
 
-    def pick(self, places: Iterable[int]) -> KeyColumn:
-        """Return the strings at these places."""
-        return KeyColumn([self[at] for at in places])
+    def pick(self, indexes: Iterable[int]) -> KeyColumn:
+        """Return the strings at these indexes."""
+        return KeyColumn([self[index] for index in indexes])
 
-    def holds(self, text: str) -> bool:
-        """Tell whether a text may be in one of the strings: at least end to end it is there."""
+    def may_contain(self, text: str) -> bool:
+        """Return whether a text may be in one of the strings: it is in their concatenation."""
         return self._text.find(text.encode()) >= 0
 
     def checksum(self) -> int:
@@ -140,7 +136,7 @@ class KeyColumn:
 
     @classmethod
     def of_buffers(cls, sizes: array[int], text: bytearray) -> Self:
-        """Return what `buffers` was asked of.
+        """Return the column of these buffers.
 
         Raises:
             ValueError: The sizes are not those of the text.
@@ -153,18 +149,18 @@ class KeyColumn:
 
 
 class TimeColumn:
-    """Times, or None, each in UTC: as the texts that a service told, or as numbers.
+    """Times in UTC, or None: as the texts of the service, or as numbers.
 
-    Where all came as texts to the millisecond they stay texts, 24 bytes each, and one is read as it
-    is asked for: reading a million takes 0.3 s, and most of a listing's times nobody asks for.
-    Anything else makes numbers of all: microseconds since 1970.
+    Texts with milliseconds stay texts, 24 bytes each, and are parsed on access: parsing a million
+    takes 0.3 s, and most times of a listing are never used. Otherwise all are numbers: microseconds
+    since 1970.
     """
 
     __slots__ = ("_numbers", "_texts")
 
     def __init__(self) -> None:
         self._texts = bytearray()
-        """Empty where `_numbers` is not."""
+        """Empty if `_numbers` is not."""
         self._numbers = array("q")
 
     def append(self, time: datetime | None) -> None:
@@ -172,7 +168,7 @@ class TimeColumn:
         self.numbers().append(NONE if time is None else _number(time))
 
     def add_texts(self, texts: list[str]) -> bool:
-        """Add times told to the millisecond, and tell whether all were that; else none is added."""
+        """Add times with milliseconds; return False, and add none, if one has another form."""
         joined = "".join(texts).encode()
         if joined.translate(_ANY_DIGIT) != _TIME_SHAPE * len(texts):
             return False
@@ -210,8 +206,8 @@ class TimeColumn:
         return len(self._numbers) or len(self._texts) // _TIME_SIZE
 
     def __getitem__(self, at: int) -> datetime | None:
-        """Return the time at a place, which is counted from the start."""
-        texts = self._texts  # another thread may ask for numbers
+        """Return the time at an index, which must not be negative."""
+        texts = self._texts  # another thread may turn them into numbers
         if texts:
             return _time(texts[at * _TIME_SIZE : (at + 1) * _TIME_SIZE].decode())
         number = self._numbers[at]
@@ -229,19 +225,19 @@ class TimeColumn:
             column._numbers = self._numbers[start:end]
         return column
 
-    def pick(self, places: Iterable[int]) -> TimeColumn:
-        """Return the times at these places."""
+    def pick(self, indexes: Iterable[int]) -> TimeColumn:
+        """Return the times at these indexes."""
         column = TimeColumn()
         if texts := self._texts:
             size = _TIME_SIZE
-            column._texts = bytearray().join(texts[at * size : (at + 1) * size] for at in places)
+            column._texts = bytearray().join(texts[at * size : (at + 1) * size] for at in indexes)
         else:
-            column._numbers = array("q", map(self._numbers.__getitem__, places))
+            column._numbers = array("q", map(self._numbers.__getitem__, indexes))
         return column
 
     @classmethod
     def of_numbers(cls, numbers: array[int]) -> Self:
-        """Return the column that `numbers` was asked of."""
+        """Return the column of these numbers."""
         column = cls()
         column._numbers = numbers
         return column
@@ -251,7 +247,7 @@ def _time(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError as exc:
-        raise ValueError(f"the service told of {text!r}, which is no time: {exc}") from exc
+        raise ValueError(f"the service returned {text!r}, which is no time: {exc}") from exc
 
 
 def _number(time: datetime) -> int:

@@ -1,4 +1,4 @@
-"""What a store tells of its work: counters to read, and a hook that is called as bytes move."""
+"""Counters of a store, and the hook that is called as bytes move."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ so that a quantile is at most a quarter too high."""
 
 @dataclass(frozen=True, slots=True)
 class LatencyHistogram:
-    """How long attempts took, from the request to the end of its answer."""
+    """Durations of attempts, from the request to the end of its response."""
 
     counts: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS_SECONDS) + 1)
     """Attempts in each bin; bin i ends at `LATENCY_BOUNDS_SECONDS[i]`, and the last has no end."""
@@ -33,7 +33,7 @@ class LatencyHistogram:
 
     @property
     def mean_seconds(self) -> float:
-        """Mean time of an attempt, in seconds; 0 where there was none."""
+        """Mean time of an attempt, in seconds; 0 if there was none."""
         return self.total_seconds / self.count if self.count else 0.0
 
     def quantile(self, share: float) -> float:
@@ -43,8 +43,8 @@ class LatencyHistogram:
             share: From 0 to 1; 0.5 is the median.
 
         Returns:
-            The upper bound of the bin that holds the quantile: at most a quarter too high. 0 where
-            there was no attempt, infinity for what took longer than the last bound.
+            The upper bound of the bin that holds the quantile: at most a quarter too high. 0 if
+            there was no attempt, infinity beyond the last bound.
 
         Raises:
             ValueError: `share` is outside of [0, 1].
@@ -60,7 +60,7 @@ class LatencyHistogram:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreStats:
-    """What a store has done so far in this process, over all event loops; one moment's copy."""
+    """Counters of a store in this process, summed over all event loops at one moment."""
 
     num_requests: int = 0
     """Attempts sent, repeated ones included. One attempt is one request, but for a copy that the
@@ -70,7 +70,7 @@ class StoreStats:
     num_failures: int = 0
     """Attempts that ended with an error or were cancelled."""
     num_throttled: int = 0
-    """Attempts that the service answered with 429 or 503."""
+    """Attempts that the service throttled (429 or 503)."""
     bytes_received: int = 0
     """Bytes of object bodies received, those of bodies that broke off included."""
     bytes_sent: int = 0
@@ -81,7 +81,7 @@ class StoreStats:
     """Requests that may be under way now; below `TransferOptions.max_in_flight` while the service
     is throttling."""
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
-    """How long attempts took that succeeded."""
+    """Durations of attempts that succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Progress:
     uri: str
     """Whole uri of the object."""
     direction: Literal["received", "sent"]
-    """Which way."""
+    """Direction of the bytes."""
     num_bytes: int
     """Bytes since the last call for this object and direction: those of one range, part or whole
     small object. Bytes that are read again, because they broke off or did not verify, count
@@ -101,7 +101,7 @@ class Progress:
 class ProgressHook(Protocol):
     """Called on the event loop as bytes move; must be quick and must not block.
 
-    An exception that it raises fails the request whose bytes it was told of.
+    An exception that it raises fails the request of these bytes.
     """
 
     def __call__(self, progress: Progress, /) -> None:

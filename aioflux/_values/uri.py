@@ -29,10 +29,7 @@ _CHALLENGES = ".well-known/acme-challenge/"
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a uri points: scheme, bucket and the rest.
-
-    All of it is literal: no percent-decoding, no removal of dots.
-    """
+    """Scheme, bucket and key of a uri, all literal: not decoded, with dots."""
 
     scheme: str
     bucket: str
@@ -49,7 +46,7 @@ class Location:
 
 
 def quote_path(path: str) -> str:
-    """Write a path as a `file` uri writes it: only what would be decoded is encoded."""
+    """Return a path as in a `file` uri, in which percent signs alone are encoded."""
     return path.replace("%", "%25")
 
 
@@ -65,35 +62,32 @@ def local_uri(path: str | os.PathLike[str]) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that no object of Cloud Storage can have.
+    """Raise ValueError for a name that no object of Cloud Storage can have.
 
     Source: cloud.google.com/storage/docs/objects#naming.
 
     Args:
-        name: The whole name, the store's prefix included.
-
-    Raises:
-        ValueError: It is one.
+        name: The whole name, with the store's prefix.
     """
-    size = len(name.encode())  # refuses what is no valid Unicode
+    size = len(name.encode())  # raises for invalid Unicode
     if not 1 <= size <= _MAX_NAME_BYTES:
-        why = f"it has {size} bytes of UTF-8, not 1 to {_MAX_NAME_BYTES}"
+        reason = f"it has {size} bytes of UTF-8, not 1 to {_MAX_NAME_BYTES}"
     elif name in {".", ".."}:
-        why = "in a url it would mean the bucket"
+        reason = "in a url it would mean the bucket"
     elif "\r" in name or "\n" in name:
-        why = "it holds the end of a line"
+        reason = "it contains the end of a line"
     elif name.startswith(_CHALLENGES):
-        why = f"names that begin with {_CHALLENGES} are not given out"
+        reason = f"names that begin with {_CHALLENGES} are reserved"
     else:
         return
-    raise ValueError(f"{name!r} is no name for an object: {why}")
+    raise ValueError(f"{name!r} is no name for an object: {reason}")
 
 
 def parse_uri(uri: str) -> Location:
     """Split a uri into scheme, bucket and key.
 
-    The key of an object store is taken as it stands: `gs://b/a%20b//c` names the key `a%20b//c`.
-    Only `file` uris are percent-decoded, as RFC 8089 says.
+    The key of an object store is literal: `gs://b/a%20b//c` names the key `a%20b//c`.
+    Only `file` uris are percent-decoded, by RFC 8089.
 
     Raises:
         ValueError: The text has no scheme, an unknown one, or no bucket.

@@ -6,8 +6,8 @@
     with open_writer("gs://bucket/model.pt") as file: torch.save(state_dict, file)
     with open_reader("gs://bucket/model.pt") as file: state_dict = torch.load(file)
 
-The file objects here are for `torch.save` and `torch.load`, and for whatever else takes a binary
-file: pickle, zipfile, numpy, safetensors. They need no PyTorch themselves.
+The file objects are for `torch.save` and `torch.load`, and for other users of binary files: pickle,
+zipfile, numpy, safetensors. They need no PyTorch themselves.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from aioflux.checkpoint._by_uri import clean, copy, verify
 from aioflux.checkpoint._load.load import load
 from aioflux.checkpoint._load.reader import CheckpointReader, MappedReader, open_reader
+from aioflux.checkpoint._maintenance import clean, copy, verify
 from aioflux.checkpoint._require_torch import require_torch
 from aioflux.checkpoint._save.handle import SaveHandle
 from aioflux.checkpoint._save.job import SaveResult
@@ -49,7 +49,7 @@ _WITH_TORCH = {
     "Checkpointer": "aioflux.checkpoint._checkpointer",
     "TrainingState": "aioflux.checkpoint._training_state",
 }
-"""Names whose modules import torch, which the others do without until they need it."""
+"""Names whose modules import torch, which the others import when they need it."""
 
 
 def __getattr__(name: str) -> Any:

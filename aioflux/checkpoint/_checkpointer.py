@@ -1,19 +1,18 @@
 """Checkpointer: the checkpoints of one training run, below one uri.
 
-    save_async:  state -> plan (kept) -> staged (one copy) -> handle          training goes on
-                 staged -> data object -> commit -> old steps away            beside it
-    load:        newest step that verifies -> state, else the step before
+    save_async:  state -> plan (kept) -> staged (one copy) -> handle          training continues
+                 staged -> data object -> commit -> old steps removed         beside it
+    load:        newest step that verifies -> state, or the step before
 
 Each step is a checkpoint of `torch.distributed.checkpoint` of its own: stock DCP loads it, too.
 
-Over 500 lines because it is one public class, of which half is signatures and docstrings.
+Over 500 lines because it is one public class, half of it signatures and docstrings.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures
 import logging
 import operator
 import os
@@ -25,21 +24,26 @@ import weakref
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from aioflux import _bridge
 from aioflux.checkpoint._format.commit import new_save_id, step_prefix
 from aioflux.checkpoint._maintain import verify as _verify
 from aioflux.checkpoint._maintain.history import SaveRecord, read_history
 from aioflux.checkpoint._maintain.retention import Pruned, Retention, prune
-from aioflux.checkpoint._save.handle import SaveHandle
+from aioflux.checkpoint._save.handle import SaveHandle, wait_for_any
 from aioflux.checkpoint._save.job import Compression, Job, SaveResult, UploadSettings
+from aioflux.checkpoint._save.loop_uploader import LoopUploader, Uploader
 from aioflux.checkpoint._save.process_uploader import ProcessUploader
 from aioflux.checkpoint._save.ranks import open_ranks
-from aioflux.checkpoint._save.staging import Staged, Stager
-from aioflux.checkpoint._save.state_spec import Planner, Resolved, Survey, survey
-from aioflux.checkpoint._save.uploaders import LoopUploader, Uploader
-from aioflux.checkpoint._signals import Schedule, Signals
+from aioflux.checkpoint._save.staging import ArenaLayout, Staged, Stager
+from aioflux.checkpoint._save.state_spec import (
+    CachingPlanner,
+    RankSavePlan,
+    StateSpec,
+    describe_state,
+)
+from aioflux.checkpoint._schedule import Schedule, StopSignals
 from aioflux.checkpoint._store.commits import list_steps, uri_below
 from aioflux.checkpoint.dcp import _load_step as _step
 from aioflux.errors import (
@@ -66,10 +70,7 @@ __all__ = ["Checkpointer"]
 _log = logging.getLogger("aioflux")
 
 _CHECK_SECONDS = 5.0
-"""Time that building a Checkpointer takes for a server that does not answer."""
-
-_LOOK_UP_SECONDS = 0.5
-"""Time between two looks of a waiting caller at signals."""
+"""Time that the constructor takes at most for a server that does not answer."""
 
 
 class Checkpointer:
@@ -77,7 +78,45 @@ class Checkpointer:
 
     With a process group every rank builds one with the same arguments and makes the same calls.
     One thread at a time is served; others wait.
+
+    The constructor sends nothing, except to an S3 endpoint that is not AWS's. There the coordinator
+    checks, once in a process, which conditions of writes the server compares: two saves of one step
+    are kept apart by them alone. On a server that ignores them it warns, and saving raises
+    UnsupportedError; with `S3Access(require_conditions=False)` saving works, and two runs that save
+    one step at the same time may both report success. If the check is impossible, such as with
+    credentials that may only read, the first save repeats it.
+
+    Args:
+        uri: Prefix of the run, such as `gs://bucket/run-7`; `step-00000100/` and so on follow.
+        keep_last: Number of the newest steps to keep. Without any of these rules all are kept.
+        keep_every: Keep every step that this number divides.
+        keep_best: Keep the step of the best metric, `("loss", "min")`; with a third, so many.
+        ttl_seconds: Keep steps that are younger, in seconds.
+        staging: Upload by a "thread" of this process, or by a "process" that outlives it and
+            finishes what was staged.
+        every: When `should_save` returns True: after so many steps, or so much time.
+        compression: Compress tensors on their way, such as `ZStandard()`.
+        max_staged_bytes: Memory for states that are not uploaded yet, in bytes; 4 GiB by default.
+            `save_async` waits if there is no more; one state alone may be larger.
+        commit_seconds: Time for which ranks wait for each other, in seconds; 600 by default.
+        heartbeat_seconds: Time between two heartbeats of a rank whose save takes longer than that,
+            in seconds; 10 by default. While it uploads it lists at these times what the other ranks
+            wrote. A rank that is silent for 2.5 times as long is gone, and the save fails on all
+            others: it was killed, or is suspended, as in a debugger. With `staging="process"` this
+            is about the process that uploads.
+        process_group: The ranks that save together; all by default, or this process alone if
+            torch.distributed is not initialised. Every rank of it builds one at the same time.
+        options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
+            as `aioflux.open_store`.
+
+    Raises:
+        ValueError: A setting is out of its range, or has no effect.
+        TypeError: `staging="process"` with credentials that do not pickle.
     """
+
+    upload_settings: ClassVar[UploadSettings] = UploadSettings()
+    """Times of uploads that have no argument, such as that of the removal of a failed save; a
+    subclass may replace it."""
 
     def __init__(
         self,
@@ -96,76 +135,35 @@ class Checkpointer:
         process_group: Any = None,
         **options: Unpack[StoreOptions],
     ) -> None:
-        """Sends nothing yet, but to an S3 endpoint that is not AWS's.
-
-        There the coordinator tries which conditions the server compares, once in a process: two
-        saves of one step are kept apart by them alone. On a server that ignores them it warns, and
-        saving raises UnsupportedError; with `S3Access(require_conditions=False)` saving works, and
-        two runs that save one step at the same time may both report success. If it cannot be tried
-        now, such as by credentials that may only read, the first save does.
-
-        Args:
-            uri: Prefix of the run, such as `gs://bucket/run-7`; `step-00000100/` and so on follow.
-            keep_last: Keep so many of the newest steps. Without any of these rules all are kept.
-            keep_every: Keep every step that this number divides.
-            keep_best: Keep the step of the best metric, `("loss", "min")`; with a third, so many.
-            ttl_seconds: Keep what is younger, in seconds.
-            staging: Who uploads: a "thread" of this process, or a "process" that outlives it and
-                finishes what was staged.
-            every: When `should_save` says yes: after so many steps, or so much time.
-            compression: Compress tensors on their way, such as `ZStandard()`.
-            max_staged_bytes: Memory for states that are not yet uploaded, in bytes; 4 GiB by
-                default. `save_async` waits where there is no more; one state alone may be larger.
-            commit_seconds: How long ranks wait for each other, in seconds; 600 by default.
-            heartbeat_seconds: How often a rank writes to the bucket that it is alive, once a save
-                takes so long, in seconds; 10 by default. While it uploads it also lists at these
-                times what the others wrote. A rank of which nothing is heard for 2.5 times as long
-                is gone, and the save fails on all others: it was killed, or stands still, as in a
-                debugger. With `staging="process"` this is about the process that uploads.
-            process_group: Whose ranks save together; all by default, and this process alone where
-                torch.distributed is not initialised. Every rank of it builds one at the same time.
-            options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
-                `ssl_context`, as `aioflux.open_store`.
-
-        Raises:
-            ValueError: A setting is out of its range, or has no effect.
-            TypeError: `staging="process"` with credentials that do not pickle.
-        """
         if staging not in {"thread", "process"}:
             raise ValueError(f'staging must be "thread" or "process", not {staging!r}')
-        if max_staged_bytes < 1 or not commit_seconds > 0 or not heartbeat_seconds > 0:
-            raise ValueError(
-                "max_staged_bytes, commit_seconds and heartbeat_seconds must be above 0"
-            )
-        retention = Retention(
-            keep_last=keep_last,
-            keep_every=keep_every,
-            keep_best=keep_best,
-            ttl_seconds=ttl_seconds,
+        if max_staged_bytes < 1:
+            raise ValueError(f"max_staged_bytes must be above 0, not {max_staged_bytes!r}")
+        if staging == "process":
+            _check_importable(options.get("credentials"))
+        self._settings = replace(
+            self.upload_settings,
+            commit_seconds=commit_seconds,
+            heartbeat_seconds=heartbeat_seconds,
+            retention=Retention(
+                keep_last=keep_last,
+                keep_every=keep_every,
+                keep_best=keep_best,
+                ttl_seconds=ttl_seconds,
+            ),
+            compression=_without_torch(compression) if compression is not None else None,
         )
-        provider = options.get("credentials")
-        if staging == "process" and getattr(provider, "__module__", "") == "__main__":
-            raise ValueError(
-                f'staging="process" cannot use the credentials {provider!r}: the process that '
-                "uploads cannot import __main__; put the function into a module of its own"
-            )
         self._schedule = Schedule(every)
-        self._signals = Signals()
+        self._signals = StopSignals()
         self._options = options
         self._store = open_store(uri, **options)
         _bridge.close_when_dropped(self._store)
-        self._settings = UploadSettings(
-            commit_seconds=commit_seconds,
-            heartbeat_seconds=heartbeat_seconds,
-            retention=retention,
-            compression=_plain(compression) if compression is not None else None,
-        )
         kind = ProcessUploader if staging == "process" else LoopUploader
         self._uploader: Uploader = kind(self._store, self._settings)
         self._ranks = open_ranks(process_group, commit_seconds)
-        self._planner = Planner(self._ranks)
+        self._planner = CachingPlanner(self._ranks)
         self._stager = Stager(
-            max_staged_bytes, is_shared=staging == "process", on_drop=self._uploader.forget
+            max_staged_bytes, is_shared=staging == "process", on_drop=self._uploader.release
         )
         self._lock = _bridge.OwnLock()
         self._in_flight: list[tuple[SaveHandle, Staged]] = []
@@ -173,7 +171,7 @@ class Checkpointer:
         self._protected: set[int] = set()
         self._loaded_step: int | None = None
         self._is_closed = False
-        self._is_given_back = False
+        self._is_released = False
         self._pid = os.getpid()
         _open.add(self)
         if self._ranks.is_coordinator and self._store.uri.startswith("s3://"):
@@ -186,7 +184,7 @@ class Checkpointer:
 
     @property
     def loaded_step(self) -> int | None:
-        """The step that was loaded last, or None. Retention leaves it alone."""
+        """The step that was loaded last, or None. Retention keeps it."""
         return self._loaded_step
 
     def _check_conditions(self) -> None:
@@ -233,17 +231,17 @@ class Checkpointer:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a rank was told to end: the next save is the last one."""
+        """Whether a rank received a signal to stop: the next save is the last one."""
         return self._signals.is_agreed
 
     def should_save(self, step: int) -> bool:
-        """Tell whether to save after a step: it is due by `every`, or a rank was told to end.
+        """Return whether to save after a step: it is due by `every`, or a rank received a signal.
 
-        Every rank calls it after every step, and gets the same answer. It costs nothing but where
-        the time decides or signals are watched for: a small all-reduce then.
+        Every rank calls it after every step, and gets the same answer. It costs a small all-reduce
+        if `every` is a time or signals are handled, and nothing otherwise.
 
         Args:
-            step: The step that was made.
+            step: The step that was completed.
         """
         is_due, signals = self._schedule.is_due(step), self._signals
         if not (self._schedule.is_timed or signals.is_installed):
@@ -253,21 +251,21 @@ class Checkpointer:
         due, asked = self._ranks.largest([mine, signals.is_asked])
         if asked and not signals.is_agreed:
             signals.agree()
-            _log.warning("told to end: step %d is saved to %s, as the last one", step, self.uri)
+            _log.warning("asked to stop: step %d is saved to %s, as the last one", step, self.uri)
         return bool(due or asked)
 
     def save_on_signal(self, *signals: int, deadline_seconds: float = 30.0) -> None:
-        """Save once more when the process is told to end.
+        """Save once more when the process receives a signal to stop.
 
-        A signal is noted. The next `should_save` tells it to all ranks and says yes, `is_stopping`
-        is then true, and the save that follows goes before all that are under way, waits for its
-        commit and fails where that does not come in time. Handlers that were there before are
-        called, too.
+        The next `should_save` then returns True on all ranks, and `is_stopping` is true. The save
+        that follows overtakes all that are under way, waits for its commit and fails if that does
+        not come in time. Earlier handlers of the signals are called, too. Call this from the main
+        thread.
 
         Args:
-            signals: Which; SIGTERM by default. Call this from the main thread.
-            deadline_seconds: Time from the signal to the commit, in seconds; 30 by default, what
-                Kubernetes and spot machines give.
+            signals: Numbers of the signals; SIGTERM by default.
+            deadline_seconds: Time from the signal to the commit, in seconds; 30 by default, as
+                Kubernetes and spot machines allow.
         """
         if not deadline_seconds > 0:
             raise ValueError(f"deadline_seconds must be above 0, not {deadline_seconds!r}")
@@ -287,15 +285,16 @@ class Checkpointer:
 
         Args:
             step: The training step, which names the checkpoint.
-            state: A dictionary such as a state_dict, nested as you like, or what has `state_dict`.
-                Tied tensors, which show the same memory, are stored once.
-            metrics: What `keep_best` chooses by, such as `{"loss": 0.3}`.
+            state: A dictionary such as a state_dict, of any nesting, or an object with
+                `state_dict`. Tied tensors, which share their memory, are stored once.
+            metrics: The metrics that `keep_best` compares, such as `{"loss": 0.3}`.
 
         Returns:
-            A handle. The state may be changed as soon as it is there.
+            A handle. The state is copied by then, and may be changed.
 
         Raises:
-            AiofluxError: An earlier save failed and nobody asked its handle. This one is not begun.
+            AiofluxError: An earlier save failed, and its handle was not read. This one is not
+                started.
             CheckpointError: The state cannot be planned, as one with a sparse or quantized tensor,
                 or a rank does not answer.
         """
@@ -317,18 +316,47 @@ class Checkpointer:
             raise ValueError(f"{self!r} is closed; open another")
         if self._pid != os.getpid():
             raise RuntimeError(f"{self!r} was built before a fork; build one in this process")
-        begun, clock = time.time(), time.perf_counter()
+        started, clock = time.time(), time.perf_counter()
         step = _checked_step(step)
         self._reap()
-        self._schedule.begin()
-        seen, save_id, is_known = self._agree(step, state)
+        self._schedule.restart()
+        spec, save_id, is_known = self._agree(step, state)
         with self._announced(step, save_id):
-            plan = self._planner.resolve(seen, is_known=is_known)
-            return self._submit(step, save_id, plan, metrics, begun, clock)
+            plan = self._planner.plan(spec, is_known=is_known)
+            layout = self._make_room(plan)
+            staged, numbers, failure = Staged(), dict[str, float](), None
+            try:
+                numbers = {name: float(value) for name, value in metrics.items()}
+                staged = self._stager.stage(plan, layout)
+            except Exception as exc:  # the other ranks wait for the outcome of this one
+                failure, numbers = exc, {}
+            job = Job(
+                step=step,
+                save_id=save_id,
+                rank=self._ranks.rank,
+                world_size=self._ranks.world_size,
+                arena=staged.arena.number if staged.arena is not None else 0,
+                size=staged.size,
+                tail=staged.tail,
+                items=staged.items,
+                element_sizes=staged.element_sizes,
+                global_plan=plan.global_plan,
+                metrics=numbers,
+                protected=tuple(self._protected),
+                started=started,
+                is_urgent=self.is_stopping,
+                staged_seconds=time.perf_counter() - clock,
+                failure=f"{type(failure).__name__}: {failure}" if failure is not None else "",
+            )
+            handle = self._submit(job, staged)
+        if failure is not None:
+            handle.exception()
+            raise failure
+        return handle
 
     @contextmanager
     def _announced(self, step: int, save_id: str) -> Iterator[None]:
-        """Have the heartbeats of a save written from now on: staging it may take long."""
+        """Write the heartbeats of a save from now on: staging it may take long."""
         if self._ranks.world_size == 1:
             yield
             return
@@ -339,103 +367,69 @@ class Checkpointer:
             self._uploader.withdraw(save_id)  # unless it was submitted
             raise
 
-    def _submit(
-        self,
-        step: int,
-        save_id: str,
-        plan: Resolved,
-        metrics: Mapping[str, float],
-        begun: float,
-        clock: float,
-    ) -> SaveHandle:
-        """Copy a state, and hand it to the uploader."""
+    def _make_room(self, plan: RankSavePlan) -> ArenaLayout:
+        """Wait until there is memory to stage a plan, and return its layout."""
         layout = self._stager.lay_out(plan)
-        # What an interrupt left between staging and the upload.
+        # Arenas that an interrupt left between staging and upload.
         self._stager.reclaim(staged.arena for _, staged in self._in_flight)
-        # The last save waits for nothing: it has a deadline.
+        # The last save has a deadline, and does not wait.
         while not self.is_stopping and not self._stager.has_room(layout, self._pickled_bytes()):
-            self._wait_for_one()
-        failure: Exception | None = None
-        staged = Staged(None, 0, (), ())
-        element_sizes: tuple[int, ...] = ()
-        try:
-            numbers = {name: float(value) for name, value in metrics.items()}
-            staged = self._stager.stage(plan, layout)
-            sizes = [tensor.itemsize for tensor in plan.tensors] + [0] * len(plan.values)
-            element_sizes = tuple(sizes)
-        except Exception as exc:  # the other ranks wait for what becomes of this one
-            failure, numbers = exc, {}
-        job = Job(
-            step=step,
-            save_id=save_id,
-            rank=self._ranks.rank,
-            world_size=self._ranks.world_size,
-            arena=staged.arena.number if staged.arena is not None else 0,
-            size=staged.size,
-            tail=staged.tail,
-            items=staged.items,
-            element_sizes=element_sizes,
-            whole=plan.whole,
-            metrics=numbers,
-            protected=tuple(self._protected),
-            begun=begun,
-            is_urgent=self.is_stopping,
-            staged_seconds=time.perf_counter() - clock,
-            failure=f"{type(failure).__name__}: {failure}" if failure is not None else "",
-        )
+            wait_for_any([handle for handle, _ in self._in_flight])
+            self._reap()
+        return layout
+
+    def _submit(self, job: Job, staged: Staged) -> SaveHandle:
+        """Pass a staged state to the uploader."""
         handle = SaveHandle(
-            step,
+            job.step,
             staged.num_bytes,
             uri=self.uri,
-            rank=self._ranks.rank,
-            world_size=self._ranks.world_size,
+            rank=job.rank,
+            world_size=job.world_size,
         )
         try:
             self._in_flight.append((handle, staged))
             self._uploader.submit(job, staged.arena, handle)
         except BaseException as exc:  # such as Ctrl-C
-            # What was handed over is carried out all the same, and holds its arena until then.
+            # A job that was submitted is run all the same, and uses its arena until then.
             if not handle.is_attached:
                 handle.end(exc)
                 handle.exception()
             raise
-        if failure is not None:
-            handle.exception()
-            raise failure
         return handle
 
-    def _agree(self, step: int, state: Any) -> tuple[Survey, str, bool]:
-        """Look at the state, and agree with the other ranks on what this save is.
+    def _agree(self, step: int, state: Any) -> tuple[StateSpec, str, bool]:
+        """Agree with the other ranks on a save.
 
         Returns:
-            The state seen, the name of the save, and whether all ranks know a plan for it.
+            The spec of the state, the name of the save, and whether all ranks know a plan for it.
         """
-        seen: Survey | None = None
+        spec: StateSpec | None = None
         failure: BaseException | None = self._unseen_error()
         try:
             if failure is None:
-                seen = survey(state.state_dict() if hasattr(state, "state_dict") else state)
-        except Exception as exc:  # told to the other ranks, who come to the same point
+                spec = describe_state(state.state_dict() if hasattr(state, "state_dict") else state)
+        except Exception as exc:  # the other ranks come to the same point, and fail with this one
             failure = exc
-        is_known = seen is not None and self._planner.is_known(seen)
+        is_known = spec is not None and self._planner.is_known(spec)
         now, token = (time.time_ns() // 1_000_000, secrets.randbits(32))
         if not self._ranks.is_coordinator:
             now = token = 0
-        told = self._ranks.largest([failure is not None, not is_known, step, -step, now, token])
+        most = self._ranks.largest([failure is not None, not is_known, step, -step, now, token])
         if failure is not None:
             raise failure
-        if told[0]:
+        if most[0]:
             raise CheckpointError(
                 f"step {step} of {self.uri} was not saved: another rank met an error before"
             )
-        if told[2] != -told[3]:
+        if most[2] != -most[3]:
             raise ValueError(
                 f"the ranks save different steps: rank {self._ranks.rank} has {step}, and there "
-                f"are {-told[3]} to {told[2]}"
+                f"are {-most[3]} to {most[2]}"
             )
-        assert seen is not None
-        save_id = new_save_id(datetime.fromtimestamp(told[4] / 1000, UTC), f"{told[5]:08x}")
-        return seen, save_id, not told[1]
+        assert spec is not None
+        save_id = new_save_id(datetime.fromtimestamp(most[4] / 1000, UTC), f"{most[5]:08x}")
+        return spec, save_id, not most[1]
 
     def _reap(self) -> None:
         """Take back the memory of saves that have ended."""
@@ -443,22 +437,14 @@ class Checkpointer:
             self._in_flight.remove((handle, staged))
             self._ended.append(handle)
             if staged.arena is not None:
-                self._stager.give_back(staged.arena)
+                self._stager.free(staged.arena)
 
     def _pickled_bytes(self) -> int:
-        """Return the bytes of saves under way that lie in no arena."""
+        """Return the bytes of saves under way that are in no arena."""
         return sum(staged.num_bytes - staged.size for _, staged in self._in_flight)
 
-    def _wait_for_one(self) -> None:
-        """Wait until a save ends."""
-        futures = [handle.future for handle, _ in self._in_flight]
-        concurrent.futures.wait(
-            futures, timeout=_LOOK_UP_SECONDS, return_when=concurrent.futures.FIRST_COMPLETED
-        )
-        self._reap()
-
     def _unseen_error(self) -> BaseException | None:
-        """Return the first error of an earlier save that nobody has seen."""
+        """Return the first error of an earlier save that was not read from its handle."""
         self._reap()
         ended, self._ended = self._ended, []
         errors = [error for handle in ended if (error := handle.take_error()) is not None]
@@ -476,17 +462,17 @@ class Checkpointer:
     ) -> Any:
         """Load a state, by default of the newest step that verifies.
 
-        Where that cannot be read the one before is taken, with a warning; so on.
+        If that cannot be read the one before is loaded, with a warning; and so on.
 
         Args:
             step: Load this one and no other.
-            into: A state whose tensors are filled where they are, or what has `state_dict` and
-                `load_state_dict`. Needed where tensors are cut across ranks. Dictionaries with text
-                for keys choose what is loaded: each of their keys must be stored, and what is
-                stored beside is left out. Lists, dictionaries with other keys, empty dictionaries
-                and all that is below them become what was saved.
-            map_location: Where tensors go, as in `torch.load`; without `into` only.
-            weights_only: Refuse values that could run code.
+            into: A state whose tensors are filled in place, or an object with `state_dict` and
+                `load_state_dict`. Needed if tensors are sharded across ranks. Dictionaries with
+                strings for keys select what is loaded: each of their keys must be stored, and other
+                stored keys are skipped. Lists, dictionaries with other keys, empty dictionaries and
+                all values below them are replaced by those that were saved.
+            map_location: Device of the tensors, as in `torch.load`; without `into` only.
+            weights_only: Reject values that could run code.
 
         Returns:
             The state: nested as it was saved, or `into`.
@@ -508,7 +494,7 @@ class Checkpointer:
                 failure, failed = None, found
                 try:
                     loaded = self._load_from(uri, into, map_location, weights_only)
-                except Exception as exc:  # told to the other ranks, who load beside this one
+                except Exception as exc:  # the other ranks load beside this one, and fail with it
                     failure = exc
                 is_skipped = isinstance(failure, CheckpointCorruptError | CheckpointNotFoundError)
                 (worst,) = self._ranks.largest([0 if failure is None else 1 if is_skipped else 2])
@@ -524,7 +510,7 @@ class Checkpointer:
             raise failure
         raise CheckpointNotFoundError(
             f"there is no checkpoint below {self.uri} that can be loaded; `aioflux ckpt verify` "
-            "tells what is wrong with those that are there"
+            "shows what is wrong with those that are there"
         )
 
     def _load_from(self, uri: str, into: Any, map_location: Any, weights_only: bool) -> Any:
@@ -536,7 +522,7 @@ class Checkpointer:
         return into
 
     def _candidates(self, step: int | None) -> Iterator[int]:
-        """Yield the steps to try, the same on all ranks: the coordinator looks which verify."""
+        """Yield the steps to try, the same on all ranks: the coordinator verifies them."""
         valid = self._valid_steps(step) if self._ranks.is_coordinator else iter(())
         while True:
             found: int | None = None
@@ -553,13 +539,13 @@ class Checkpointer:
             yield found
 
     def _valid_steps(self, step: int | None) -> Iterator[int]:
-        """Yield the steps that verify; one again that was saved anew while it was loaded."""
+        """Yield the steps that verify; one that was replaced while it was loaded once more."""
         if step is not None:
-            looks: Iterable[Verification] = [self.verify(step)]
+            results: Iterable[Verification] = [self.verify(step)]
         else:
-            looks = _bridge.iterate(_verify.newest_first(self._store, goes_on=True))
-        for looked in looks:
-            found = looked if step is None else replace(looked, step=step)
+            results = _bridge.iterate(_verify.newest_first(self._store, repeats=True))
+        for first in results:
+            found = first if step is None else replace(first, step=step)
             while found.step is not None and (found.is_valid or step is not None):
                 yield found.step
                 again = self.verify(found.step)
@@ -567,11 +553,11 @@ class Checkpointer:
                     break
                 found = again
             else:
-                told = looked.problems[0].message if looked.problems else "it has no step"
-                _warn(f"{looked.uri} does not verify, and the step before is tried: {told}")
+                why = first.problems[0].message if first.problems else "it has no step"
+                _warn(f"{first.uri} does not verify, and the step before is tried: {why}")
 
     def steps(self) -> list[int]:
-        """Return the committed steps, ascending; whether they verify is not looked at."""
+        """Return the committed steps, ascending; they are not verified."""
         return _bridge.run(list_steps(self._store))
 
     def latest(self, *, deep: bool = False) -> int | None:
@@ -583,7 +569,7 @@ class Checkpointer:
         return _bridge.run(_verify.latest(self._store, deep=deep))
 
     def verify(self, step: int, *, deep: bool = False) -> Verification:
-        """Look whether all of a step is there, and tell what is not.
+        """Check that all objects of a step are there, and return what is wrong.
 
         Args:
             step: The step.
@@ -592,7 +578,7 @@ class Checkpointer:
         return _bridge.run(_verify.verify(self._store, step_prefix(step), deep=deep))
 
     def history(self) -> list[SaveRecord]:
-        """Return one record of each save, also of those that failed, by time."""
+        """Return one record of each save, failed ones included, by time."""
         return _bridge.run(read_history(self._store))
 
     def prune(self, *, dry_run: bool = False) -> Pruned:
@@ -601,7 +587,7 @@ class Checkpointer:
         Call it on one rank.
 
         Args:
-            dry_run: Tell, and remove nothing.
+            dry_run: Only return what would be removed.
         """
         return _bridge.run(
             prune(
@@ -613,27 +599,28 @@ class Checkpointer:
             )
         )
 
-    def leave(self) -> None:
-        """Let saves end when the process does, and log what failed; `close` raises it."""
+    def finish_at_exit(self) -> None:
+        """Wait for saves that cannot outlive the process, and log a failure; `close` raises it."""
         if self._is_closed or self._pid != os.getpid():
             return
-        self._uploader.leave([handle for handle, _ in self._in_flight])
+        self._uploader.wait_at_exit([handle for handle, _ in self._in_flight])
         if (failure := self._unseen_error()) is not None:
-            _log.error("a save to %s failed, and nobody asked: %s", self.uri, failure)
+            _log.error("a save to %s failed, and its handle was not read: %s", self.uri, failure)
 
     def close(self) -> None:
-        """Wait for all saves, and give memory and connections back. Closing twice does nothing.
+        """Wait for all saves, and release memory and connections. Closing twice does nothing.
 
-        One that was interrupted goes on when it is called again.
+        After an interrupt it continues when it is called again.
 
         Raises:
-            AiofluxError: A save failed, and nobody has asked its handle.
+            AiofluxError: A save failed, and its handle was not read.
         """
         with self._lock.mine:
-            if self._is_given_back:
+            if self._is_released:
                 return
             while self._in_flight:
-                self._wait_for_one()
+                wait_for_any([handle for handle, _ in self._in_flight])
+                self._reap()
             self._is_closed = True
             _open.discard(self)
             self._signals.restore()
@@ -642,7 +629,7 @@ class Checkpointer:
             self._uploader.close()
             self._ranks.close()
             _bridge.run(self._store.aclose())
-            self._is_given_back = True
+            self._is_released = True
             failure = self._unseen_error()
             if failure is not None:
                 raise failure
@@ -653,8 +640,16 @@ async def _check_conditions(store: Store) -> Sequence[str]:
         return await store.check_conditions()
 
 
-def _plain(compression: ZStandard) -> Compression:
-    """Return a compression as what uploads knows it, which has no torch."""
+def _check_importable(credentials: object) -> None:
+    if getattr(credentials, "__module__", "") == "__main__":
+        raise ValueError(
+            f'staging="process" cannot use the credentials {credentials!r}: the process that '
+            "uploads cannot import __main__; put the function into a module of its own"
+        )
+
+
+def _without_torch(compression: ZStandard) -> Compression:
+    """Return the settings of a compression for the uploader, which needs no torch."""
     return Compression(
         level=compression.level,
         threads=compression.threads,
@@ -667,25 +662,25 @@ _open: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
 
 
 def _at_exit() -> None:
-    """Wait for what was not closed, and say what failed: nobody will ask any more."""
+    """Wait for what was not closed, and log what failed."""
     for each in list(_open):
-        each.leave()
+        each.finish_at_exit()
 
 
 atexit.register(_at_exit)
 
 
 def _warn(message: str) -> None:
-    """Say that another step is loaded than the newest: in the log, and as a warning."""
+    """Report that a step other than the newest is loaded: in the log, and as a warning."""
     _log.warning(message)
     warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
 def _checked_step(step: Any) -> int:
-    """Return a step as the number that it is.
+    """Return a step as an int.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is no integer.
         ValueError: It is negative.
     """
     if isinstance(step, bool) or not hasattr(step, "__index__"):

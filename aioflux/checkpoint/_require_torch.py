@@ -1,4 +1,4 @@
-"""require_torch: an error that says what to install where PyTorch is missing."""
+"""require_torch: an error that says what to install if PyTorch is missing."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""TrainingState: all that a training run needs to go on as if it had never stopped.
+"""TrainingState: the complete state of a training run, to resume it as if it had never stopped.
 
-    model, optimizers, schedulers      the same on all ranks, or cut across them
-    dataset, random generators         of each rank its own: `dataset.rank-00003`, `rng.rank-00003`
+    model, optimizers, schedulers      the same on all ranks, or sharded across them
+    dataset, random generators         one for each rank: `dataset.rank-00003`, `rng.rank-00003`
 
-What is small and of no fixed structure is saved as one value, in a tuple, which DCP never takes
-apart. Optimizers are asked for what they have: DCP's helpers would take a step first.
+Small values without a fixed structure are saved in a tuple, which DCP stores as one value. The
+state of optimizers is taken as it is: DCP's helpers would take a step first.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ __all__ = ["TrainingState"]
 
 _RANK: Final = "rank-{:05d}"
 _FORM: Final = "dataset-form"
-"""Below it is the form of the states of the dataset as a name, which a load knows before it reads
-any of them. No keyword of `TrainingState` can be the same."""
+"""Prefix of the form of the dataset's states, as a name: a load knows it before it reads any. No
+keyword of `TrainingState` can be the same."""
 _PLAIN: Final = "dataset"
 """The form of the state of a dataset that is in no loader."""
 
@@ -46,11 +46,11 @@ class _Stateful(Protocol):
 class TrainingState:
     """The state of a training run: `save_async(step, state)`, `load(into=state)`.
 
-    Loaded into objects that were built alike, training goes on bit by bit as it would have without
-    a break, as far as its kernels are deterministic.
+    Loaded into objects that were built alike, training continues bit by bit as it would have
+    without a break, if its kernels are deterministic.
 
     Attributes:
-        values: What else is saved, such as `{"epoch": 3}`: numbers, strings, lists, dictionaries.
+        values: Other values to save, such as `{"epoch": 3}`: numbers, strings, lists, dictionaries.
             A load replaces it.
     """
 
@@ -68,22 +68,22 @@ class TrainingState:
         """Takes references and copies nothing.
 
         Args:
-            model: The model; of DistributedDataParallel and torch.compile, what they wrap is saved.
+            model: The model; the wrappers DistributedDataParallel and torch.compile are removed.
             optimizer: One optimizer, or several.
             scheduler: One learning rate scheduler, or several.
-            dataset: What has the `state_dict` of this rank's progress: a dataset of `aioflux.data`,
-                or torchdata's `StatefulDataLoader` over one, as `aioflux.data.loader(...,
-                resumable=True)` returns it.
+            dataset: An object whose `state_dict` is this rank's progress: a dataset of
+                `aioflux.data`, or torchdata's `StatefulDataLoader` over one, as
+                `aioflux.data.loader(..., resumable=True)` returns it.
             rng: Save the generators of random, numpy, torch and all CUDA devices, too; those of
                 this process. A transform that draws numbers in a DataLoader's workers draws other
                 ones after a load.
-            merge: Makes one state of those that all ranks had of `dataset`, for a load with another
-                number of ranks or of a loader's workers: `aioflux.data.merge_states`. What was
-                left of the epoch is then dealt out anew, and each sample is still read once. The
-                merged state goes to the loader's sampler or dataset, whichever has a
+            merge: Merges the states that all ranks had of `dataset`, for a load with another number
+                of ranks or of a loader's workers: `aioflux.data.merge_states`. The rest of the
+                epoch is then distributed anew, and each sample is still read once. The merged state
+                is loaded into the loader's sampler or dataset, the first that has
                 `load_state_dict`.
-            others: What else has `state_dict` and `load_state_dict`, of the same structure at the
-                load: a GradScaler, averaged weights.
+            others: Other objects with `state_dict` and `load_state_dict`, of the same structure at
+                the load: a GradScaler, averaged weights.
         """
         self.values: dict[str, Any] = {}
         self._model = _unwrapped(model) if model is not None else None
@@ -105,13 +105,13 @@ class TrainingState:
         if self._model is not None:
             state["model"] = self._model.state_dict()
         for name, optimizer in _named("optimizer", self._optimizers):
-            told = optimizer.state_dict()
+            saved_state = optimizer.state_dict()
             state[name] = {
                 "state": {
                     str(number): {key: _packed(value) for key, value in each.items()}
-                    for number, each in told["state"].items()
+                    for number, each in saved_state["state"].items()
                 },
-                "param_groups": (told["param_groups"],),
+                "param_groups": (saved_state["param_groups"],),
             }
         for name, scheduler in _named("scheduler", self._schedulers):
             state[name] = (scheduler.state_dict(),)
@@ -125,10 +125,10 @@ class TrainingState:
         return state
 
     def template_for(self, contents: Contents) -> dict[str, Any]:
-        """Return what to load into: what is there is filled in place, what is not yet is made.
+        """Return the state to load into: tensors that exist are filled in place, others are made.
 
         Args:
-            contents: What the checkpoint holds, by names flattened with dots.
+            contents: The contents of the checkpoint, by names flattened with dots.
         """
         template: dict[str, Any] = {name: each.state_dict() for name, each in self._others.items()}
         if self._model is not None:
@@ -150,7 +150,7 @@ class TrainingState:
         return template
 
     def _datasets(self, contents: Contents) -> dict[str, Any]:
-        """Return whose states this rank reads: its own, or all if the number of readers changed."""
+        """Return the states that this rank reads: its own, or all if their number changed."""
         saved, form = _parts("dataset", contents), _form(self._dataset)
         mine = _RANK.format(_rank())
         # Checkpoints of earlier versions do not name the form.
@@ -163,40 +163,40 @@ class TrainingState:
             raise ValueError(
                 f"the checkpoint holds the dataset of {len(saved)} ranks ({saved_form}), and there "
                 f"are {_world_size()} ({form}): build TrainingState(dataset=..., "
-                "merge=aioflux.data.merge_states), which deals out anew what is left of the epoch"
+                "merge=aioflux.data.merge_states), which distributes the rest of the epoch anew"
             )
         return dict.fromkeys(saved)
 
     def _generators(self, contents: Contents) -> dict[str, Any]:
-        """Return whose random generators this rank reads: its own, if there are as many ranks."""
+        """Return the random generators that this rank reads: its own, if the ranks are as many."""
         saved = _parts("rng", contents)
         mine = _RANK.format(_rank())
         if len(saved) == _world_size() and mine in saved:
             return {mine: None}
         warnings.warn(
             f"the checkpoint holds random generators of {len(saved)} ranks, and there are "
-            f"{_world_size()}: they go on as they are",
+            f"{_world_size()}: they are not loaded",
             RuntimeWarning,
             stacklevel=2,
         )
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what was loaded into a template."""
+        """Apply a state that was loaded into a template."""
         for name, each in self._others.items():
             each.load_state_dict(state[name])
         if self._model is not None:
             _load_model(self._model, state["model"])
         for name, optimizer in _named("optimizer", self._optimizers):
             (groups,) = state[name]["param_groups"]
-            told = {
+            saved_state = {
                 int(number): {key: _unpacked(value) for key, value in each.items()}
                 for number, each in state[name]["state"].items()
             }
-            optimizer.load_state_dict({"state": told, "param_groups": groups})
+            optimizer.load_state_dict({"state": saved_state, "param_groups": groups})
         for name, scheduler in _named("scheduler", self._schedulers):
-            (told,) = state[name]
-            scheduler.load_state_dict(told)
+            (saved_state,) = state[name]
+            scheduler.load_state_dict(saved_state)
         if self._dataset is not None:
             states = [each for (each,) in state["dataset"].values()]
             if self._merging_from is None or self._merge is None:
@@ -224,7 +224,7 @@ def _parts(name: str, contents: Contents) -> list[str]:
 
 
 def _load_merged(dataset: Any, merged: Any, *, is_whole: bool) -> None:
-    """Load a merged state into a dataset, or into the part of a loader that it is of.
+    """Load a merged state into a dataset, or into the part of a loader that it belongs to.
 
     Args:
         dataset: A dataset or a loader.
@@ -245,13 +245,13 @@ def _load_merged(dataset: Any, merged: Any, *, is_whole: bool) -> None:
             f"neither the sampler nor the dataset of {dataset!r} has load_state_dict, which takes "
             "the merged state; use a dataset of aioflux.data, of a MapDataset with ObjectSampler"
         )
-    # What it has begun goes on with the old state; of torchdata's loaders this ends it.
+    # An iterator of the loader would continue with the old state; this ends it in torchdata.
     dataset.load_state_dict({})  # type: ignore[attr-defined]
     stateful[0].load_state_dict(merged)
 
 
 def _packed(value: Any) -> Any:
-    """Return what DCP saves as one, as the lists of tensors that LBFGS has."""
+    """Return a value that DCP saves as one; LBFGS has lists of tensors, for example."""
     is_one = isinstance(value, torch.Tensor | str | int | float) or value is None
     return value if is_one else (value,)
 
@@ -265,7 +265,7 @@ def _several(given: Any) -> list[Any]:
 
 
 def _named(name: str, each: list[Any]) -> list[tuple[str, Any]]:
-    """Return several things with the names that they are saved by."""
+    """Return several objects with the names under which they are saved."""
     if len(each) == 1:
         return [(name, each[0])]
     return [(f"{name}-{number}", one) for number, one in enumerate(each)]
@@ -286,7 +286,7 @@ def _with_memory(value: Any) -> Any:
 
 
 def _load_model(model: torch.nn.Module, state: dict[str, Any]) -> None:
-    """Take the weights, where they were not filled in place."""
+    """Load the weights, unless they were filled in place."""
     there = model.state_dict()
     if any(not _is_same(there[name], each) for name, each in state.items()):
         is_meta = any(isinstance(each, torch.Tensor) and each.is_meta for each in there.values())
@@ -294,7 +294,7 @@ def _load_model(model: torch.nn.Module, state: dict[str, Any]) -> None:
 
 
 def _is_same(first: Any, second: Any) -> bool:
-    """Tell whether two tensors are the same memory."""
+    """Return whether two tensors are the same memory."""
     if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
         return False
     if isinstance(first, DTensor) and isinstance(second, DTensor):
@@ -305,7 +305,7 @@ def _is_same(first: Any, second: Any) -> bool:
 def _optimizer_template(
     optimizer: torch.optim.Optimizer, prefix: str, contents: Contents
 ) -> dict[str, dict[str, Any]]:
-    """Return tensors for the state of an optimizer, of which a new one has none."""
+    """Return tensors for the state of an optimizer; a new one has none."""
     there = optimizer.state_dict()["state"]
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     template: dict[str, dict[str, Any]] = {}
@@ -326,7 +326,7 @@ def _tensor_for(stored: Any, known: Any, parameter: torch.Tensor) -> Any:
         return known
     if parameter.shape == size:
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-    # A counter of steps stays on the processor; the optimizer moves what it wants elsewhere.
+    # A step counter stays on the CPU; the optimizer moves other tensors itself.
     device = parameter.device if len(size) else "cpu"
     return torch.empty(size, dtype=dtype, device=device)
 

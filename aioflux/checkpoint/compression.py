@@ -30,7 +30,7 @@ _MAX_LEVEL: Final = 22
 class ZStandard(StreamTransformExtension):
     """zstd over byte planes: weights in bf16 become a third smaller, those in fp32 a sixth.
 
-    What was compressed with any setting is read with any other. Frames are independent, so that
+    Data compressed with any settings can be read with any others. Frames are independent, so that
     parts of a tensor can be read alone, and their checksums are verified.
 
     Raises:
@@ -39,8 +39,8 @@ class ZStandard(StreamTransformExtension):
     """
 
     level: int = 1
-    """zstd's, from -100 to 22, for what repeats itself. Floats do not: their exponents are
-    entropy-coded alone, whatever the level, which is smaller than any low one."""
+    """Level of zstd, from -100 to 22, for data with repetitions. Floats have none: their exponents
+    are only entropy-coded, at every level, which is smaller than any low level."""
     threads: int = 2
     """Threads of each save, load or stream: about 600 MB/s each when writing."""
     byte_planes: bool = True
@@ -48,7 +48,7 @@ class ZStandard(StreamTransformExtension):
     is slower to write."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Check the settings."""
         if not _MIN_LEVEL <= self.level <= _MAX_LEVEL:
             raise ValueError(f"level must be {_MIN_LEVEL} to {_MAX_LEVEL}, not {self.level}")
         if self.threads < 1:
@@ -57,12 +57,12 @@ class ZStandard(StreamTransformExtension):
 
     @staticmethod
     def registry_name() -> str:
-        """Return the name that a checkpoint's metadata has for it."""
+        """Return its name in the metadata of checkpoints."""
         return "aioflux.zstd"
 
     @staticmethod
     def from_descriptor(version: str) -> ZStandard:
-        """Return one that reads what was written under a descriptor of this version.
+        """Return one that reads data of a descriptor of this version.
 
         Raises:
             ValueError: A newer aioflux wrote it.
@@ -75,11 +75,11 @@ class ZStandard(StreamTransformExtension):
         return ZStandard()
 
     def get_descriptor(self) -> str:
-        """Return what a checkpoint's metadata says of each item."""
+        """Return the descriptor of each item in the metadata."""
         return f"{self.registry_name()}/{_VERSION}"
 
     def open_codec(self) -> Codec:
-        """Return what compresses with these settings; leave it when the save or load is done."""
+        """Return a codec with these settings; close it when the save or load is done."""
         return Codec(level=self.level, threads=self.threads, byte_planes=self.byte_planes)
 
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:

@@ -23,7 +23,7 @@ from aioflux.cli._stdout import tell
 from aioflux.cli._text import describe, format_count, format_size, one_line
 
 if TYPE_CHECKING:
-    from aioflux.checkpoint._maintain.copy import Copied, Spot
+    from aioflux.checkpoint._maintain.copy import CheckpointLocation, Copied
     from aioflux.cli._location import Place
     from aioflux.store import Store
 
@@ -89,15 +89,15 @@ def copy_command(
 
 async def _spot(
     place: Place, access: Access, stores: dict[str, Store], stack: AsyncExitStack
-) -> Spot:
+) -> CheckpointLocation:
     """Return where a place is; places in one bucket are in one store, which copies by itself."""
-    from aioflux.checkpoint._maintain.copy import Spot
+    from aioflux.checkpoint._maintain.copy import CheckpointLocation
 
     root, prefix = place.split()
     if root not in stores:
         store = open_place(root, access, transfer=VERIFIED_BY_BLOCKS)
         stores[root] = await stack.enter_async_context(store)
-    return Spot(stores[root], prefix)
+    return CheckpointLocation(stores[root], prefix)
 
 
 def _line(copied: Copied) -> str:

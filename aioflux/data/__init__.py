@@ -6,9 +6,9 @@
         for batch in DataLoader(dataset, batch_size=64, num_workers=4): ...
 
 One object is one sample. `MapDataset` has a length and takes indices; `IterableDataset` streams,
-split by rank and worker. Both list once, where they are built, sort by key, and read what they
-listed: an object that was replaced since is an error and never other data. Fork, spawn and
-forkserver workers each open connections of their own.
+split by rank and worker. Both list once, when they are built, sort by key, and read the generations
+that they listed: an object that was replaced since is an error and never other data. Fork, spawn
+and forkserver workers each open connections of their own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ except ModuleNotFoundError as exc:
         "aioflux.data needs PyTorch: pip install 'aioflux[torch]'", name=exc.name
     ) from exc
 
-from aioflux.data import _worker_exit as _worker_exit  # registers its hook
 from aioflux.data._counters import LoadStats
 from aioflux.data._iterable_dataset import IterableDataset
 from aioflux.data._loader import loader

@@ -1,9 +1,9 @@
-"""One reader's way through its share of an epoch, which knows at any sample where it is.
+"""EpochReader: items of one reader's share of an epoch, with exact progress at any item.
 
-    share -> objects, read ahead -> records -> shuffle buffer -> transform -> consumer
+    share -> objects, prefetched -> records -> shuffle buffer -> transform -> consumer
 
-What was handed to the consumer counts as read before it is handed over, and nothing else does:
-samples that are only read ahead, or wait in the shuffle buffer, are read again by whoever resumes.
+An item counts as read just before the consumer gets it. Samples that are only prefetched, or wait
+in the shuffle buffer, are read again after a resume.
 """
 
 from __future__ import annotations
@@ -16,217 +16,226 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.data import get_worker_info
 
-from aioflux.data._fetch import fetch
-from aioflux.data._records.formats import records_of_sample, records_of_stream, takes_stream
-from aioflux.data._resume import WHOLE, Left, Progress
+from aioflux.data._records.formats import records_of_sample, stream_records, takes_stream
+from aioflux.data._resume import ALL_RECORDS, Progress, RemainingRecords
 from aioflux.data._shuffle import ShuffleBuffer
-from aioflux.data._transform import transformed
+from aioflux.data._transform import apply_transform
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from aioflux._values.meta import ObjectMeta
-    from aioflux.data._counters import Meter
-    from aioflux.data._on_error import Failures
-    from aioflux.data._records.formats import Records
+    from aioflux.data._counters import LoadCounters
+    from aioflux.data._error_policy import ErrorPolicy
+    from aioflux.data._records.formats import Records, StreamRecords
     from aioflux.data._resume import Share
     from aioflux.data._sample import Sample
-    from aioflux.data._source import Objects
+    from aioflux.data._source import Source
     from aioflux.sync import Store
 
-__all__ = ["How", "Reading"]
+__all__ = ["EpochReader", "ReadConfig"]
 
-_LOOK_AT_RETRIES: Final = 256
-"""Objects between two looks at the statistics of the stores, which cost more than an object."""
+_UPDATE_RETRIES_EVERY: Final = 256
+"""Objects between two reads of the stores' statistics, which cost more than an object."""
 
 
-@dataclass(frozen=True)
-class How:
-    """How samples are made of objects."""
+@dataclass(frozen=True, kw_only=True)
+class ReadConfig:
+    """How items are made of objects."""
 
     transform: Callable[[Any], Any] | None
     records: Records[Any] | None
     is_ordered: bool
-    num_buffered: int
+    shuffle_buffer: int
     """Records in the shuffle buffer."""
-    failures: Failures
-    meter: Meter
-    is_streaming: bool
-    """Objects larger than what may be read ahead are not taken into memory whole, where `records`
-    takes a stream."""
+    may_stream: bool
+    """Objects larger than the prefetch limit are streamed, if `records` takes a stream."""
+    errors: ErrorPolicy
+    counters: LoadCounters
+
+    def __post_init__(self) -> None:
+        if self.shuffle_buffer < 0:
+            raise ValueError(f"shuffle_buffer must be 0 or more, not {self.shuffle_buffer!r}")
+        if self.shuffle_buffer and self.records is None:
+            raise ValueError(
+                "shuffle_buffer mixes records and has no effect without records=; "
+                "shuffle=True permutes all objects"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    index: int
-    number: int
+    share_index: int
+    """Index of its object."""
+    record_index: int
     value: Any
     uri: str
 
 
-class Reading:
-    """Reads what is left of a share.
+class EpochReader:
+    """Reads what remains of a share.
 
     Args:
-        objects: All objects.
-        share: Which of them.
-        progress: What was read before.
-        how: How samples are made of them.
-        seed: Of the shuffle buffer.
+        source: All objects.
+        share: Objects of this reader.
+        progress: What of the share was read before.
+        config: How items are made of objects.
+        seed: Seed of the shuffle buffer.
     """
 
     def __init__(
-        self, objects: Objects, share: Share, progress: Progress, how: How, *, seed: str
+        self, source: Source, share: Share, progress: Progress, config: ReadConfig, *, seed: str
     ) -> None:
-        self._objects = objects
+        self._source = source
         self._share = share
-        self._how = how
-        # What was left of objects that were begun, until they are begun again.
-        self._again = dict(progress.begun)
-        self._todo = array("q", (index for index, _ in progress.todo(share)))
-        self._progress = Progress(progress.num_taken, set(progress.open))
-        self._current: tuple[int, Left] | None = None
+        self._config = config
+        # Records that remain of partly read objects, until these are started again.
+        self._partial = dict(progress.partial)
+        self._share_indices = array("q", (index for index, _ in progress.remaining(share)))
+        self._progress = Progress(progress.num_started, set(progress.skipped))
+        self._current: tuple[int, RemainingRecords] | None = None
         self._buffer: ShuffleBuffer[_Record] = ShuffleBuffer(seed=seed)
 
     @property
     def progress(self) -> Progress:
-        """What has been handed out."""
-        begun = dict(self._again)
+        """What of the share the consumer got."""
+        partial = dict(self._partial)
         if self._current is not None:
-            index, left = self._current
-            begun[index] = left
+            share_index, remaining = self._current
+            partial[share_index] = remaining
         waiting: dict[int, list[int]] = {}
         for record in self._buffer:
-            waiting.setdefault(record.index, []).append(record.number)
-        for index, numbers in waiting.items():
-            left = begun.get(index, Left(None))
-            begun[index] = Left(left.first, tuple(sorted({*left.also, *numbers})))
-        return Progress(self._progress.num_taken, set(self._progress.open), begun)
-
-    def has_left(self) -> bool:
-        """Tell whether anything was to be read when this was built."""
-        return bool(self._todo)
+            waiting.setdefault(record.share_index, []).append(record.record_index)
+        for share_index, record_indices in waiting.items():
+            remaining = partial.get(share_index, RemainingRecords(None))
+            also = tuple(sorted({*remaining.also, *record_indices}))
+            partial[share_index] = RemainingRecords(remaining.first, also)
+        return Progress(self._progress.num_started, set(self._progress.skipped), partial)
 
     def items(self) -> Generator[Any, None, None]:
-        """Hand out what is left."""
+        """Yield the items that remain."""
         try:
-            yield from self._whole() if self._how.records is None else self._mixed()
+            yield from self._sample_items() if self._config.records is None else self._mixed_items()
         except StorageError as exc:
             if get_worker_info() is not None:
                 exc.carry_fields()
             raise
         finally:
-            self._how.meter.follow_retries(self._objects.num_retries)
+            self._config.counters.update_retries(self._source.num_retries)
 
-    def _whole(self) -> Iterator[Any]:
-        with closing(self._samples(self._todo)) as samples:
-            for index, sample in samples:
+    def _sample_items(self) -> Iterator[Any]:
+        with closing(self._samples(self._share_indices)) as samples:
+            for share_index, sample in samples:
                 if sample is None:
-                    self._take(index)
+                    self._mark_started(share_index)
                     continue
                 try:
-                    item = transformed(sample, self._how.transform)
+                    item = apply_transform(sample, self._config.transform)
                 except Exception as exc:
-                    self._how.failures.skip(exc, sample.uri)
-                    self._take(index)
+                    self._config.errors.handle(exc, sample.uri)
+                    self._mark_started(share_index)
                     continue
-                self._take(index)
+                self._mark_started(share_index)
                 yield item
 
-    def _mixed(self) -> Iterator[Any]:
-        """Hand out records through the shuffle buffer."""
+    def _mixed_items(self) -> Iterator[Any]:
+        """Yield items of records that passed through the shuffle buffer."""
         with closing(self._records()) as records:
             for record in records:
                 self._buffer.add(record)
-                if len(self._buffer) > self._how.num_buffered:
-                    yield from self._record(self._buffer.take())
+                if len(self._buffer) > self._config.shuffle_buffer:
+                    yield from self._record_item(self._buffer.pop())
             while len(self._buffer):
-                yield from self._record(self._buffer.take())
+                yield from self._record_item(self._buffer.pop())
 
-    def _record(self, record: _Record) -> Iterator[Any]:
+    def _record_item(self, record: _Record) -> Iterator[Any]:
         try:
-            item = transformed(record.value, self._how.transform, uri=record.uri)
+            item = apply_transform(record.value, self._config.transform, uri=record.uri)
         except Exception as exc:
-            self._how.failures.skip(exc, record.uri)
+            self._config.errors.handle(exc, record.uri)
             return
         yield item
 
     def _records(self) -> Generator[_Record, None, None]:
-        """Yield the records that are left; those that were yielded are the caller's to count."""
+        """Yield the records that remain; the caller counts those that it got."""
         with closing(self._opened()) as opened:
-            for index, uri, values in opened:
-                left = self._left(index)
-                self._take(index)
-                self._current = (index, left)
+            for share_index, uri, values in opened:
+                remaining = self._remaining(share_index)
+                self._mark_started(share_index)
+                self._current = (share_index, remaining)
                 try:
-                    for number, value in enumerate(values):
-                        self._current = (index, _after(left, number + 1))
-                        if left.has(number):
-                            yield _Record(index, number, value, uri)
+                    for record_index, value in enumerate(values):
+                        self._current = (share_index, remaining.after(record_index))
+                        if remaining.has(record_index):
+                            yield _Record(share_index, record_index, value, uri)
                 except Exception as exc:
-                    self._how.failures.skip(exc, uri)
+                    self._config.errors.handle(exc, uri)
                 finally:
                     if isinstance(values, Generator):
                         values.close()
                 self._current = None
 
     def _opened(self) -> Generator[tuple[int, str, Iterator[Any]], None, None]:
-        """Yield objects with what makes their records; small ones are fetched ahead meanwhile."""
-        records = self._how.records
+        """Yield objects with their records; small ones are prefetched meanwhile."""
+        records = self._config.records
         assert records is not None
-        large = self._large()
-        small = array("q", (index for index in self._todo if index not in large))
-        with closing(self._samples(small)) as samples:
-            for turn in self._todo:
-                if turn in large:
-                    store, meta = self._objects.locate(int(self._share.positions[turn]))
-                    yield turn, meta.uri, self._streamed(store, meta, records)
+        streamed = self._streamed_objects() if takes_stream(records) else set()
+        whole = array("q", (index for index in self._share_indices if index not in streamed))
+        with closing(self._samples(whole)) as samples:
+            for next_index in self._share_indices:
+                if next_index in streamed and takes_stream(records):
+                    store, meta = self._source.locate(self._listing_index(next_index))
+                    yield next_index, meta.uri, self._streamed(store, meta, records)
                     continue
-                index, sample = next(samples)
+                share_index, sample = next(samples)
                 if sample is None:
-                    self._take(index)
+                    self._mark_started(share_index)
                 else:
-                    yield index, sample.uri, iter(records_of_sample(records, sample))
+                    yield share_index, sample.uri, iter(records_of_sample(records, sample))
 
-    def _large(self) -> set[int]:
-        """Return the objects that are read as streams, by index in the share."""
-        records, objects = self._how.records, self._objects
-        if not (records and takes_stream(records) and self._how.is_streaming and objects.are_known):
+    def _streamed_objects(self) -> set[int]:
+        """Return the share indices of objects that are too large to be read whole."""
+        source = self._source
+        if not (self._config.may_stream and source.has_metadata):
             return set()
-        sizes = objects.sizes(self._share.positions[list(self._todo)].tolist())
+        sizes = source.sizes(self._share.listing_indices[list(self._share_indices)].tolist())
         # Up to one range, an object costs one request, which is sent ahead.
-        reads_parts = getattr(records, "reads_parts", False)
-        most = objects.range_size_bytes if reads_parts else objects.read_ahead_bytes
-        return {index for index, size in zip(self._todo, sizes, strict=True) if size > most}
+        reads_parts = getattr(self._config.records, "reads_parts", False)
+        limit = source.range_size_bytes if reads_parts else source.max_buffered_bytes
+        return {
+            index for index, size in zip(self._share_indices, sizes, strict=True) if size > limit
+        }
 
     def _streamed(
-        self, store: Store, meta: ObjectMeta, records: Records[Any]
+        self, store: Store, meta: ObjectMeta, records: StreamRecords[Any]
     ) -> Generator[Any, None, None]:
-        most = self._objects.read_ahead_bytes
-        yield from records_of_stream(store, meta, records, read_ahead_bytes=most)
-        self._how.meter.count(1, meta.size)
+        prefetch_bytes = self._source.max_buffered_bytes
+        yield from stream_records(store, meta, records, prefetch_bytes=prefetch_bytes)
+        self._config.counters.count(1, meta.size)
 
-    def _left(self, index: int) -> Left:
-        return self._again.get(index) or self._share.left.get(index, WHOLE)
+    def _listing_index(self, share_index: int) -> int:
+        return int(self._share.listing_indices[share_index])
 
-    def _take(self, index: int) -> None:
-        if self._again.pop(index, None) is None:
-            self._progress.take(index)
+    def _remaining(self, share_index: int) -> RemainingRecords:
+        return self._partial.get(share_index) or self._share.partial.get(share_index, ALL_RECORDS)
 
-    def _samples(self, todo: array[int]) -> Generator[tuple[int, Sample | None], None, None]:
-        """Read whole objects; None stands for one that was skipped."""
-        how = self._how
-        positions = array("q", self._share.positions[list(todo)].tolist())
-        samples = fetch(self._objects, positions, is_ordered=how.is_ordered, failures=how.failures)
-        with closing(samples):
-            for count, (number, sample) in enumerate(how.meter.timed(samples)):
-                if count % _LOOK_AT_RETRIES == 0:
-                    how.meter.follow_retries(self._objects.num_retries)
-                yield todo[number], sample
+    def _mark_started(self, share_index: int) -> None:
+        if self._partial.pop(share_index, None) is None:
+            self._progress.mark_started(share_index)
 
-
-def _after(left: Left, number: int) -> Left:
-    """Return what is left of it from record `number` on."""
-    first = None if left.first is None else max(left.first, number)
-    return Left(first, tuple(each for each in left.also if each >= number))
+    def _samples(
+        self, share_indices: array[int]
+    ) -> Generator[tuple[int, Sample | None], None, None]:
+        """Read whole objects; None stands for a skipped one."""
+        config, counters = self._config, self._config.counters.start_clock()
+        listing_indices = array("q", self._share.listing_indices[list(share_indices)].tolist())
+        with closing(self._source.read(listing_indices, is_ordered=config.is_ordered)) as samples:
+            for count, (number, sample) in enumerate(samples):
+                if count % _UPDATE_RETRIES_EVERY == 0:
+                    counters.update_retries(self._source.num_retries)
+                if isinstance(sample, StorageError):
+                    config.errors.handle(sample, sample.uri)
+                    yield share_indices[number], None
+                else:
+                    yield share_indices[number], sample

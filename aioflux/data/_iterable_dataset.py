@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils.data import IterableDataset as TorchIterableDataset
 from torch.utils.data import get_worker_info
 
-from aioflux.data._epoch import Course
-from aioflux.data._epoch_reader import How, Reading
-from aioflux.data._on_error import Failures
-from aioflux.data._options import IterableSettings, take_store_options
-from aioflux.data._progress import shown
-from aioflux.data._source import Objects
+from aioflux.data._epoch import EpochPlanner
+from aioflux.data._epoch_reader import EpochReader, ReadConfig
+from aioflux.data._error_policy import ErrorPolicy
+from aioflux.data._options import ShardingConfig
+from aioflux.data._progress import show_progress
+from aioflux.data._sample import Item_co, ItemOfRecord, Record
+from aioflux.data._source import from_keys, from_manifests, open_source
+from aioflux.data._store_reader import DEFAULT_CACHE_BYTES, FetchConfig
 from aioflux.data._transform import check_pickles
 
 if TYPE_CHECKING:
+    import os
+    import ssl
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from typing import Unpack
 
     from aioflux._values.meta import ObjectMeta
+    from aioflux.data._composing import Compose
     from aioflux.data._counters import LoadStats
-    from aioflux.data._epoch import Begun
+    from aioflux.data._epoch import EpochPlan
+    from aioflux.data._error_policy import OnError
     from aioflux.data._options import IterableOptions
     from aioflux.data._records.formats import Records
-    from aioflux.data._sample import Sample
+    from aioflux.data._sharding import ShardBy, Tail
+    from aioflux.data._source import SourceOpener
+    from aioflux.options import RetryPolicy, Timeouts, TransferOptions
 
 __all__ = ["IterableDataset"]
 
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
-
-class IterableDataset(TorchIterableDataset[T_co]):
+class IterableDataset(TorchIterableDataset[Item_co]):
     """The objects below a uri as a stream, each read by one worker of one rank.
 
     Lists once, when it is built, and fetches ahead of the consumer within the limits of
@@ -41,16 +46,16 @@ class IterableDataset(TorchIterableDataset[T_co]):
     listed: an object that was deleted or replaced since is a NotFoundError that names it, also
     through DataLoader.
 
-    Rank and world_size are, in this order: those given here; those of torch.distributed, where it
+    Rank and world_size are, in this order: those given here; those of torch.distributed, if it
     is initialised when an iteration begins; the environment variables RANK and WORLD_SIZE, which
-    torchrun sets; else 0 of 1. All ranks take equally many objects, unless `tail="uneven"`.
+    torchrun sets; else 0 of 1. All ranks read equally many objects, unless `tail="uneven"`.
 
     With `shuffle=True` all objects are permuted, not only those that are near each other, and each
-    `set_epoch` permutes them anew. Call it before each epoch; workers that live on hear of it, too.
+    `set_epoch` permutes them anew. Call it before each epoch; it reaches persistent workers, too.
 
-    `state_dict` tells at any sample what was read, and `load_state_dict` goes on from there, in
+    `state_dict` returns at any item what was read, and `load_state_dict` resumes from there, in
     processes of their own through torchdata's `StatefulDataLoader`. `merge_states` makes one of the
-    states of all ranks and workers, with which other numbers of ranks and workers go on.
+    states of all ranks and workers, which other numbers of ranks and workers can resume.
 
     Objects of size 0 whose key ends with "/" are left out: consoles put them in place of empty
     directories.
@@ -61,195 +66,154 @@ class IterableDataset(TorchIterableDataset[T_co]):
     pickle, as a function at the top of a module does.
     """
 
-    @overload
     def __init__(
-        self: IterableDataset[Sample],
-        uri: str | Sequence[str],
+        self: IterableDataset[ItemOfRecord],
+        uri: str | Sequence[str] | SourceOpener,
         *,
-        transform: None = None,
-        records: None = None,
-        **options: Unpack[IterableOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        uri: str | Sequence[str],
-        *,
-        transform: Callable[[Any], T_co],
-        records: Records[Any] | None = None,
-        **options: Unpack[IterableOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        uri: str | Sequence[str],
-        *,
-        transform: None = None,
-        records: Records[T_co],
-        **options: Unpack[IterableOptions],
-    ) -> None: ...
-    def __init__(
-        self,
-        uri: str | Sequence[str],
-        *,
-        transform: Callable[[Any], Any] | None = None,
-        records: Records[Any] | None = None,
-        **options: Any,
+        transform: Callable[[Record], ItemOfRecord] | None = None,
+        records: Records[Record] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        tail: Tail = "pad",
+        shard_by: ShardBy = "count",
+        ordered: bool = True,
+        shuffle_buffer: int = 0,
+        progress: bool = False,
+        on_error: OnError = "raise",
+        compose: Compose = "off",
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        transfer: TransferOptions | None = None,
+        retry: RetryPolicy | None = None,
+        timeouts: Timeouts | None = None,
+        credentials: Any = None,
+        endpoint_url: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         """List the objects below `uri`.
 
         Args:
-            uri: As `aioflux.open_store` takes it; keys are relative to it. Of several uris the
-                objects follow each other; limits hold for each uri by itself.
+            uri: As in `aioflux.open_store`; keys are relative to it. Of several uris the objects
+                follow each other; limits hold for each uri by itself.
             transform: Makes an item of a `Sample`, or of a record, in the process that reads it.
             records: Makes the records of an object, each of which is an item then: a function of
-                its `Sample`, or one of `aioflux.data.jsonl()`, `tar()` and `parquet()`. These take
-                objects larger than `TransferOptions.max_buffered_bytes` as they stream in.
-            options: `rank` (of this process, from 0) goes with `world_size` (how many ranks share
-                the objects).
-
-                `shuffle=False` keeps the order of the keys; `seed=0` goes with `shuffle=True`.
-
-                `tail="pad"`: where the objects do not go evenly into the ranks, "pad" reads the
-                first ones twice, so that each is read and no rank waits for another; "drop" leaves
-                out the last ones; "uneven" lets some ranks read one more, as evaluations need it.
-
-                `shard_by="count"`; "bytes" gives ranks and workers alike many bytes, too, which
-                takes seconds at the begin of an epoch of a million objects.
-
-                `ordered=True`; False hands objects out as they arrive.
-
-                `shuffle_buffer=0`: how many records wait to be mixed, with `records`.
-
-                `on_error="raise"`; "skip" logs what cannot be read or transformed, counts it in
+                its `Sample`, or one of `aioflux.data.jsonl()`, `tar()` and `parquet()`. These
+                stream objects larger than `TransferOptions.max_buffered_bytes`.
+            rank: Rank of this process, from 0; goes with `world_size`.
+            world_size: Number of ranks that share the objects.
+            shuffle: Whether all objects are permuted, in each epoch anew; else they are in the
+                order of their keys.
+            seed: Seed of the permutations and of the shuffle buffer.
+            tail: If the objects do not divide evenly among the ranks, "pad" reads the first ones
+                twice, so that each is read and no rank waits for another; "drop" leaves out the
+                last ones; "uneven" lets some ranks read one more, as evaluations need it.
+            shard_by: "bytes" gives ranks and workers alike many bytes, too, which takes seconds at
+                the start of an epoch of a million objects.
+            ordered: False yields objects as they arrive.
+            shuffle_buffer: Number of records that wait to be mixed, with `records`.
+            progress: Whether rank 0 shows a line on stderr.
+            on_error: "skip" logs objects that cannot be read or transformed, counts them in
                 `stats.num_skipped` and goes on; a function of the error and the uri may also raise.
-
-                `compose="off"`; "on" composes small objects on the service and reads many at once;
-                "auto" measures both on the first objects, and keeps what is faster.
-
-                `cache=None`; a local directory keeps objects between epochs and runs, `cache_bytes`
-                (64 GiB) at most, and what is in it is not requested again.
-
-                `progress=False`; True shows a line on stderr, of rank 0.
-
-                `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context` as
-                `aioflux.open_store`. Limits hold for each DataLoader worker by itself.
+            compose: "on" composes small objects on the service and reads many at once; "auto"
+                measures both on the first objects, and keeps the faster.
+            cache: Local directory that keeps objects between epochs and runs; cached objects are
+                not requested again.
+            cache_bytes: Size of the cache, at most; 64 GiB by default.
+            transfer: As in `aioflux.open_store`, like all that follow. Limits hold for each
+                DataLoader worker by itself.
+            retry: As in `aioflux.open_store`.
+            timeouts: As in `aioflux.open_store`.
+            credentials: As in `aioflux.open_store`.
+            endpoint_url: As in `aioflux.open_store`.
+            ssl_context: As in `aioflux.open_store`.
 
         Raises:
             NotFoundError: There is no object below `uri`.
             ValueError: Options do not go together, such as `rank` without `world_size`.
         """
-        store_options = take_store_options(options, is_stream=True)
-        settings = IterableSettings.take(type(self), options)
-        uris = [uri] if isinstance(uri, str) else list(uri)
-        objects = Objects.listed(uris, store_options, settings.access())
-        self._build(objects, transform, records, settings)
+        self._sharding = ShardingConfig(
+            rank=rank,
+            world_size=world_size,
+            shuffle=shuffle,
+            seed=seed,
+            tail=tail,
+            shard_by=shard_by,
+        )
+        if not ordered and (cache is not None or compose != "off"):
+            raise ValueError(
+                "ordered=False has no effect with cache= or compose=, which read in order; leave "
+                "one of them out"
+            )
+        fetch_config = FetchConfig.with_cache(cache, cache_bytes=cache_bytes, compose=compose)
+        self._counters = fetch_config.counters
+        self._config = ReadConfig(
+            transform=transform,
+            records=records,
+            is_ordered=ordered,
+            shuffle_buffer=shuffle_buffer,
+            may_stream=cache is None,
+            errors=ErrorPolicy(on_error, self._counters),
+            counters=self._counters,
+        )
+        self._shows_progress = progress
+        self._source = open_source(
+            uri,
+            {
+                "transfer": transfer,
+                "retry": retry,
+                "timeouts": timeouts,
+                "credentials": credentials,
+                "endpoint_url": endpoint_url,
+                "ssl_context": ssl_context,
+            },
+            fetch_config,
+        )
+        self._planner = EpochPlanner(self._source, self._sharding, has_workers=True)
+        self._current: tuple[EpochPlan, EpochReader] | None = None
 
-    @overload
     @classmethod
     def from_keys(
         cls,
         uri: str,
         keys: Iterable[str] | Iterable[ObjectMeta],
         *,
-        transform: None = None,
-        records: None = None,
+        transform: Callable[[Record], ItemOfRecord] | None = None,
+        records: Records[Record] | None = None,
         **options: Unpack[IterableOptions],
-    ) -> IterableDataset[Sample]: ...
-    @overload
-    @classmethod
-    def from_keys(
-        cls,
-        uri: str,
-        keys: Iterable[str] | Iterable[ObjectMeta],
-        *,
-        transform: Callable[[Any], T],
-        records: Records[Any] | None = None,
-        **options: Unpack[IterableOptions],
-    ) -> IterableDataset[T]: ...
-    @overload
-    @classmethod
-    def from_keys(
-        cls,
-        uri: str,
-        keys: Iterable[str] | Iterable[ObjectMeta],
-        *,
-        transform: None = None,
-        records: Records[T],
-        **options: Unpack[IterableOptions],
-    ) -> IterableDataset[T]: ...
-    @classmethod
-    def from_keys(
-        cls,
-        uri: str,
-        keys: Iterable[str] | Iterable[ObjectMeta],
-        *,
-        transform: Callable[[Any], Any] | None = None,
-        records: Records[Any] | None = None,
-        **options: Any,
-    ) -> IterableDataset[Any]:
+    ) -> IterableDataset[ItemOfRecord]:
         """Build a dataset of these objects, in this order, without a listing.
 
         Args:
-            uri: What the keys are relative to.
-            keys: Names, read in whatever generation they have then; or metadata of a listing, which
-                pins them. All ranks must give the same.
+            uri: Prefix that the keys are relative to.
+            keys: Keys, read in the generation that they have then; or metadata of a listing, which
+                pins generations. All ranks must give the same.
             transform: As for the class.
             records: As for the class.
             options: As for the class.
         """
-        store_options = take_store_options(options, is_stream=True)
-        settings = IterableSettings.take(cls, options)
-        dataset: IterableDataset[Any] = cls.__new__(cls)
-        objects = Objects.named(uri, keys, store_options, settings.access())
-        dataset._build(objects, transform, records, settings)
+        dataset = cast("IterableDataset[ItemOfRecord]", cls.__new__(cls))
+        IterableDataset.__init__(
+            dataset, from_keys(uri, keys), transform=transform, records=records, **options
+        )
         return dataset
 
-    @overload
     @classmethod
     def from_manifest(
         cls,
         uri: str | Sequence[str],
         *,
-        transform: None = None,
-        records: None = None,
+        transform: Callable[[Record], ItemOfRecord] | None = None,
+        records: Records[Record] | None = None,
         **options: Unpack[IterableOptions],
-    ) -> IterableDataset[Sample]: ...
-    @overload
-    @classmethod
-    def from_manifest(
-        cls,
-        uri: str | Sequence[str],
-        *,
-        transform: Callable[[Any], T],
-        records: Records[Any] | None = None,
-        **options: Unpack[IterableOptions],
-    ) -> IterableDataset[T]: ...
-    @overload
-    @classmethod
-    def from_manifest(
-        cls,
-        uri: str | Sequence[str],
-        *,
-        transform: None = None,
-        records: Records[T],
-        **options: Unpack[IterableOptions],
-    ) -> IterableDataset[T]: ...
-    @classmethod
-    def from_manifest(
-        cls,
-        uri: str | Sequence[str],
-        *,
-        transform: Callable[[Any], Any] | None = None,
-        records: Records[Any] | None = None,
-        **options: Any,
-    ) -> IterableDataset[Any]:
+    ) -> IterableDataset[ItemOfRecord]:
         """Build a dataset of a listing that `Store.save_manifest` or `aioflux ls` has saved.
 
         One request, however many objects there are, and the same objects in every process and run.
 
         Args:
-            uri: Of the manifest, or of several.
+            uri: Uri of the manifest, or of several.
             transform: As for the class.
             records: As for the class.
             options: As for the class.
@@ -258,99 +222,75 @@ class IterableDataset(TorchIterableDataset[T_co]):
             NotFoundError: There is no such object, or it lists none.
             ValueError: It is no manifest, or a damaged one.
         """
-        store_options = take_store_options(options, is_stream=True)
-        settings = IterableSettings.take(cls, options)
-        dataset: IterableDataset[Any] = cls.__new__(cls)
-        uris = [uri] if isinstance(uri, str) else list(uri)
-        objects = Objects.of_manifests(uris, store_options, settings.access())
-        dataset._build(objects, transform, records, settings)
+        dataset = cast("IterableDataset[ItemOfRecord]", cls.__new__(cls))
+        IterableDataset.__init__(
+            dataset, from_manifests(uri), transform=transform, records=records, **options
+        )
         return dataset
 
-    def _build(
-        self,
-        objects: Objects,
-        transform: Callable[[Any], Any] | None,
-        records: Records[Any] | None,
-        settings: IterableSettings,
-    ) -> None:
-        if settings.shuffle_buffer and records is None:
-            raise ValueError(
-                "shuffle_buffer mixes records and has no effect without records=; "
-                "shuffle=True permutes all objects"
-            )
-        self._objects = objects
-        self._settings = settings
-        self._course = Course(objects, settings, has_workers=True)
-        self._how = How(
-            transform,
-            records,
-            settings.ordered,
-            settings.shuffle_buffer,
-            Failures(settings.on_error, objects.meter),
-            objects.meter,
-            is_streaming=settings.cache is None,
-        )
-        self._now: tuple[Begun, Reading] | None = None
-
     def __getstate__(self) -> dict[str, Any]:
-        check_pickles(transform=self._how.transform, records=self._how.records)
-        return {**self.__dict__, "_now": None}
+        check_pickles(transform=self._config.transform, records=self._config.records)
+        return {**self.__dict__, "_current": None}
 
     def __repr__(self) -> str:
-        return f"<IterableDataset of {len(self._objects)} objects below {self._objects.uri}>"
+        return f"<IterableDataset of {len(self._source)} objects below {self._source.uri}>"
 
     @property
     def has_transform(self) -> bool:
-        """Tell whether items are what a transform makes, rather than samples or records."""
-        return self._how.transform is not None
+        """Whether items are results of a transform, rather than samples or records."""
+        return self._config.transform is not None
 
     def rank_and_world_size(self) -> tuple[int, int]:
         """Return the rank and the number of ranks, as they are known now."""
-        return self._course.rank()
+        return self._planner.rank()
 
     @property
     def num_objects(self) -> int:
         """Objects that all ranks share."""
-        return len(self._objects)
+        return len(self._source)
 
     @property
     def stats(self) -> LoadStats:
-        """What this process and its workers have read, waited for and skipped so far."""
-        return self._how.meter.snapshot()
+        """Objects read and skipped, and times, of this process and its workers so far."""
+        return self._counters.snapshot()
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch begins with the next iteration: it orders the objects anew.
+        """Set the epoch of the next iteration, which orders the objects anew.
 
         Args:
-            epoch: From 0. All ranks must say the same.
+            epoch: From 0. All ranks must set the same.
         """
-        self._course.set_epoch(epoch)
+        self._planner.set_epoch(epoch)
 
-    def __iter__(self) -> Iterator[T_co]:
-        """Read the share of this worker, or of the rank where there are no workers."""
+    def __iter__(self) -> Iterator[Item_co]:
+        """Read the share of this worker, or of the rank if there are no workers."""
         # Before anything is read: StatefulDataLoader asks for the state then.
         try:
-            begun = self._course.begin()
+            plan = self._planner.plan()
         except (RuntimeError, ValueError) as exc:
             if get_worker_info() is None:
                 raise
-            # A worker that lives on would die of an error here, and tell nobody which.
-            return _raising(exc)
-        self._course.use()
-        who = f"{self._settings.seed} {begun.epoch} {begun.reader} {begun.progress.num_taken}"
-        reading = Reading(self._objects, begun.share, begun.progress, self._how, seed=who)
-        self._now = begun, reading
-        if self._settings.progress and begun.reader.rank == 0:
-            return self._shown(reading.items(), begun)
-        return reading.items()
+            # Raised here, it would end a persistent worker, and the main process would not get it.
+            return _raise_at_first_item(exc)
+        self._planner.mark_started()
+        # Its text, with the repr of Reader, decides the order of resumed epochs: never change it.
+        seed = f"{self._sharding.seed} {plan.epoch} {plan.reader} {plan.progress.num_started}"
+        reader = EpochReader(self._source, plan.share, plan.progress, self._config, seed=seed)
+        self._current = plan, reader
+        if self._shows_progress and plan.reader.rank == 0:
+            return self._items_with_progress(reader.items(), plan)
+        return reader.items()
 
-    def _shown(self, items: Generator[T_co, None, None], begun: Begun) -> Iterator[T_co]:
-        label = f"{self._objects.uri} epoch {begun.epoch}"
-        total = begun.num_left()
-        workers = begun.reader.num_workers
+    def _items_with_progress(
+        self, items: Generator[Item_co, None, None], plan: EpochPlan
+    ) -> Iterator[Item_co]:
         with closing(items):
-            yield from shown(
-                items, self._how.meter, label=label, total_objects=total, num_workers=workers
+            yield from show_progress(
+                items,
+                self._counters,
+                label=f"{self._source.uri} epoch {plan.epoch}",
+                total_objects=plan.num_remaining(),
+                num_workers=plan.reader.num_workers,
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -359,19 +299,19 @@ class IterableDataset(TorchIterableDataset[T_co]):
         It consists of numbers, strings, lists and dictionaries.
 
         Raises:
-            RuntimeError: Workers read, which only they know of: take the state of torchdata's
+            RuntimeError: Workers read, and only they know how far: use the state of torchdata's
                 `StatefulDataLoader`, or of the dataset within a worker.
         """
-        if self._now is None:
-            return self._course.state(None, None)
-        begun, reading = self._now
-        return self._course.state(begun, reading.progress)
+        if self._current is None:
+            return self._planner.state(None, None)
+        plan, reader = self._current
+        return self._planner.state(plan, reader.progress)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there with the next iteration of this dataset, and of each worker it gets.
+        """Resume a state with the next iteration of this dataset, and of each worker it gets.
 
-        The one after that reads a whole epoch again. Where the state is of other numbers of ranks
-        or workers, it must be `merge_states` of all of theirs.
+        The one after that reads a whole epoch again. A state of other numbers of ranks or workers
+        must be `merge_states` of all of theirs.
 
         Args:
             state: From `state_dict` or `merge_states`.
@@ -379,10 +319,10 @@ class IterableDataset(TorchIterableDataset[T_co]):
         Raises:
             ValueError: It is of other objects, or of another order.
         """
-        self._course.load(state)
-        self._now = None
+        self._planner.load(state)
+        self._current = None
 
 
-def _raising(error: Exception) -> Iterator[Any]:
+def _raise_at_first_item(error: Exception) -> Iterator[Any]:
     raise error
     yield

@@ -1,6 +1,6 @@
 """loader: a DataLoader that is set up for these datasets.
 
-It has as many parameters as of DataLoader's own are left to choose, under DataLoader's names.
+Its many parameters are those of DataLoader that remain to be chosen, under DataLoader's names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["loader"]
 
 _MAX_WORKERS = 8
-"""Workers by default at most: each holds batches ahead, and one feeds most decoders."""
+"""Workers by default, at most: each prefetches batches."""
 
 
 def loader(
@@ -43,7 +43,7 @@ def loader(
     start_method: str | None = None,
     resumable: bool = False,
 ) -> DataLoader[Any]:
-    """Return a DataLoader for a dataset: shared among ranks, seeded, its workers kept over epochs.
+    """Return a DataLoader that is shared among ranks, seeded, and keeps its workers over epochs.
 
         batches = loader(dataset, batch_size=64, num_workers=4)
         for epoch in range(3):
@@ -51,33 +51,36 @@ def loader(
             for batch in batches: ...
 
     Args:
-        dataset: Of aioflux. An `IterableDataset` shuffles and shares by itself.
-        batch_size: Items of a batch; None hands out items one by one.
+        dataset: Dataset of aioflux. An `IterableDataset` shuffles and shares by itself.
+        batch_size: Items of a batch; None yields items one by one.
         num_workers: Processes that read and transform; 0 for this process itself. By default as
             many as this rank has CPUs, 8 at most.
-        shuffle: Of a `MapDataset`: whether its objects are permuted, in each epoch anew; False by
+        shuffle: For a `MapDataset`: whether its objects are permuted, in each epoch anew; False by
             default.
-        seed: Of the shuffle, and of the random numbers in workers, which differ from rank to rank.
-        tail: Of a `MapDataset`: what becomes of a number of objects that is no multiple of the
-            number of ranks; "pad" by default, as for `IterableDataset`.
-        drop_last: Whether a last batch that is not full is left out; of an `IterableDataset` that
+        seed: Seed of the shuffle, and of the random numbers in workers, which differ from rank to
+            rank.
+        tail: For a `MapDataset`: how to treat a number of objects that is no multiple of the number
+            of ranks; "pad" by default, as in `IterableDataset`.
+        drop_last: Whether a last batch that is not full is left out; for an `IterableDataset` that
             of each worker.
-        collate_fn: Makes a batch of a list of items; by default torch's, or the list itself where
-            the items are `Sample` or records that no transform has touched.
-        pin_memory: Whether batches are put in pinned memory; by default where CUDA is there.
-        prefetch_factor: Batches that each worker makes ahead; 2 by default.
+        collate_fn: Makes a batch of a list of items; by default torch's, or the list itself if the
+            items are `Sample` or records without a transform.
+        pin_memory: Whether batches are put in pinned memory; by default if CUDA is available.
+        prefetch_factor: Batches that each worker prefetches; 2 by default.
         start_method: How workers start: "fork", "spawn" or "forkserver"; by default the platform's.
-        resumable: Return torchdata's `StatefulDataLoader`, whose `state_dict` goes on at any batch.
+        resumable: Return torchdata's `StatefulDataLoader`, whose `state_dict` resumes at any batch.
 
     Raises:
         ModuleNotFoundError: `resumable`, and torchdata is not installed.
         ValueError: A setting has no effect with this dataset.
     """
-    options = _share(dataset, shuffle=shuffle, seed=seed, tail=tail)
-    options |= _workers(num_workers, prefetch_factor=prefetch_factor, start_method=start_method)
+    options = _sampling_options(dataset, shuffle=shuffle, seed=seed, tail=tail)
+    options |= _worker_options(
+        num_workers, prefetch_factor=prefetch_factor, start_method=start_method
+    )
     if collate_fn is None and batch_size is not None and not dataset.has_transform:
         collate_fn = _as_list
-    return _kind(is_resumable=resumable)(
+    return _loader_class(is_resumable=resumable)(
         dataset,
         batch_size=batch_size,
         drop_last=drop_last,
@@ -87,14 +90,14 @@ def loader(
     )
 
 
-def _share(
+def _sampling_options(
     dataset: MapDataset[Any] | IterableDataset[Any],
     *,
     shuffle: bool | None,
     seed: int,
     tail: Tail | None,
 ) -> dict[str, Any]:
-    """Return what orders a dataset, shares it among ranks, and seeds its workers."""
+    """Return the options that order a dataset, share it among ranks, and seed its workers."""
     options: dict[str, Any] = {}
     if isinstance(dataset, MapDataset):
         options["sampler"] = sampler = ObjectSampler(
@@ -113,10 +116,10 @@ def _share(
     return options
 
 
-def _workers(
+def _worker_options(
     num_workers: int | None, *, prefetch_factor: int | None, start_method: str | None
 ) -> dict[str, Any]:
-    """Return how many workers there are, how they start and how far they go ahead."""
+    """Return the options that set number, start method and prefetch of workers."""
     if num_workers is None:
         num_workers = _default_num_workers()
     if prefetch_factor is not None and prefetch_factor < 1:
@@ -133,24 +136,24 @@ def _workers(
     return {"num_workers": 0}
 
 
-def _kind(*, is_resumable: bool) -> type[DataLoader[Any]]:
+def _loader_class(*, is_resumable: bool) -> type[DataLoader[Any]]:
     if not is_resumable:
         return DataLoader
     try:
         with warnings.catch_warnings():
-            # torchdata 0.11 takes a name from torch that torch 2.13 has deprecated.
+            # torchdata 0.11 imports a name of torch that torch 2.13 has deprecated.
             warnings.filterwarnings("ignore", "'set_vital' is deprecated", UserWarning)
             module = import_module("torchdata.stateful_dataloader")
     except ModuleNotFoundError as exc:
         raise ModuleNotFoundError(
             "a resumable loader needs torchdata: pip install torchdata", name=exc.name
         ) from exc
-    kind: type[DataLoader[Any]] = module.StatefulDataLoader
-    return kind
+    loader_class: type[DataLoader[Any]] = module.StatefulDataLoader
+    return loader_class
 
 
 def _default_num_workers() -> int:
-    """Share the CPUs that this process may use among the ranks of this machine."""
+    """Return the CPUs of this process, divided by the ranks of this machine."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     return max(1, min(_MAX_WORKERS, cpus // max(ranks, 1)))

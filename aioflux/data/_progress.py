@@ -1,4 +1,4 @@
-"""The progress of an epoch, on one line of stderr."""
+"""Progress of an epoch, on one line of stderr."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
-    from aioflux.data._counters import Meter
+    from aioflux.data._counters import LoadCounters
 
-__all__ = ["ProgressBar", "shown"]
+__all__ = ["ProgressBar", "render", "show_progress"]
 
 T = TypeVar("T")
 
 _BAR_COLUMNS = 20
 _TERMINAL_SECONDS = 0.2
 _LOG_SECONDS = 30.0
-"""Between two lines where stderr is no terminal, and each line stays."""
+"""Time between two lines if stderr is no terminal, and each line stays."""
 
 
 class ProgressBar:
-    """Draws what a meter tells: share, objects, bytes, rates, time waited, time left.
+    """Draws counters: percentage, objects, bytes, rates, time waited, time left.
 
-    On a terminal one line is drawn over, five times a second at most, as wide as the terminal;
-    elsewhere there is a line every 30 seconds and one at the end. Workers that share a meter share
-    the line: the first of those that still read draws it, and the last to end draws it at the end.
+    On a terminal one line is redrawn, five times a second at most, as wide as the terminal;
+    elsewhere there is a line every 30 seconds and one at the end. Workers that share counters share
+    the line: the first of those that still read draws it, and the last one draws it at its end.
     """
 
     def __init__(
         self,
-        meter: Meter,
+        counters: LoadCounters,
         *,
         label: str,
         total_objects: int | None = None,
@@ -46,23 +46,23 @@ class ProgressBar:
         """Draw nothing yet.
 
         Args:
-            meter: What to tell of; what it has counted by now is left out.
-            label: What stands in front, such as the uri.
-            total_objects: Objects to come, or None where nobody knows.
-            num_workers: Workers that have such a bar and this meter, of which this is one; then
+            counters: Counts to show; what they have counted until now is subtracted.
+            label: Beginning of the line, such as the uri.
+            total_objects: Objects to come, or None if unknown.
+            num_workers: Workers that have such a bar and these counters, including this one; then
                 `total_objects` is the share of this one. 0: this bar is the only one.
-            file: Where, such as `sys.stderr`.
+            file: Output, such as `sys.stderr`.
         """
-        self._meter = meter
+        self._counters = counters
         self._label = label
         self._total = total_objects
         self._num_workers = num_workers
         self._file = file
         self._is_terminal = file.isatty()
         self._every_seconds = _TERMINAL_SECONDS if self._is_terminal else _LOG_SECONDS
-        self._before = meter.snapshot()
+        self._before = counters.snapshot()
         if num_workers:
-            meter.begin_share(total_objects or 0)
+            counters.start_share(total_objects or 0)
         self._next = self._started = time.monotonic()
         if not self._is_terminal:
             self._next += self._every_seconds
@@ -76,29 +76,29 @@ class ProgressBar:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        is_last = not self._num_workers or self._meter.end_share(self._num_workers)
+        is_last = not self._num_workers or self._counters.end_share(self._num_workers)
         if is_last or kind is not None:
             self._draw(is_last=True)
         if is_last and self._num_workers:
-            self._meter.forget_shares(self._num_workers)
+            self._counters.clear_shares(self._num_workers)
 
     def update(self) -> None:
-        """Draw anew where it is time for it; costs 50 nanoseconds where it is not."""
+        """Draw again if it is time for it; costs 50 nanoseconds if it is not."""
         if time.monotonic() >= self._next:
-            if not self._num_workers or self._meter.is_first_reading(self._num_workers):
+            if not self._num_workers or self._counters.is_first_reading(self._num_workers):
                 self._draw()
             self._next = time.monotonic() + self._every_seconds
 
     def _draw(self, *, is_last: bool = False) -> None:
         seconds = time.monotonic() - self._started
         width = _columns(self._file) - 1 if self._is_terminal else None
-        stats, before, total = self._meter.snapshot(), self._before, self._total
+        stats, before, total = self._counters.snapshot(), self._before, self._total
         if self._num_workers:
-            (stats, total), before = self._meter.shares(self._num_workers), LoadStats()
+            (stats, total), before = self._counters.shares(self._num_workers), LoadStats()
         line = render(stats, before, seconds, label=self._label, total=total, width=width)
         if self._is_terminal:
-            # Spaces wipe out what is left of a longer line, maybe of another worker. The last
-            # column stays free: some terminals go on to the next line when it is written.
+            # Spaces erase the rest of a longer line, maybe of another worker. The last column stays
+            # free: some terminals go on to the next line when it is written.
             self._file.write(f"\r{line:<{width}}" + ("\n" if is_last else ""))
         else:
             self._file.write(f"{line}\n")
@@ -106,7 +106,7 @@ class ProgressBar:
 
 
 def _columns(file: TextIO) -> int:
-    """Return how wide a terminal is now; what COLUMNS says, or 80, where it does not tell."""
+    """Return how wide a terminal is now; COLUMNS, or 80, if the system does not know."""
     try:
         columns = os.get_terminal_size(file.fileno()).columns
     except (OSError, ValueError):  # no terminal of the system
@@ -126,21 +126,21 @@ def render(
     """Return the line for what was counted since `before`, in so many seconds.
 
     Args:
-        stats: What is counted now.
-        before: What was counted then.
+        stats: Counts now.
+        before: Counts then.
         seconds: Time since then.
-        label: What stands in front.
-        total: Objects to come in all; None or 0 where nobody knows.
-        width: Columns that there are: what has no room is left out, the least important first.
+        label: Beginning of the line.
+        total: Objects to come in all; None or 0 if unknown.
+        width: Columns of the line; what does not fit is left out, the least important first.
     """
     num_objects = stats.num_objects - before.num_objects
     num_bytes = stats.num_bytes - before.num_bytes
     waited = stats.waited_seconds - before.waited_seconds
     rate = num_objects / seconds if seconds > 0 else 0.0
     count = f"{num_objects:,} objects"
-    share = bar = ""
+    percent = bar = ""
     if total:
-        share = f"{min(1.0, num_objects / total):4.0%} "
+        percent = f"{min(1.0, num_objects / total):4.0%} "
         full = int(min(1.0, num_objects / total) * _BAR_COLUMNS)
         bar = "[" + "#" * full + "." * (_BAR_COLUMNS - full) + "] "
         count = f"{num_objects:,} of {total:,} objects"
@@ -157,19 +157,25 @@ def render(
     ):
         if number:
             parts.append(f"{number:,} {name}")
-    left = ""
+    time_left = ""
     if total and rate and num_objects < total:
-        left = f", {_clock((total - num_objects) / rate)} left"
-    return _fit(label, share, bar, count, parts, left, width)
+        time_left = f", {_clock((total - num_objects) / rate)} left"
+    return _fit(label, percent, bar, count, parts, time_left, width)
 
 
 def _fit(
-    label: str, share: str, bar: str, count: str, parts: list[str], left: str, width: int | None
+    label: str,
+    percent: str,
+    bar: str,
+    count: str,
+    parts: list[str],
+    time_left: str,
+    width: int | None,
 ) -> str:
-    """Put a line together, without what does not fit into so many columns."""
+    """Join a line, without the parts that do not fit into so many columns."""
 
     def line() -> str:
-        return f"{label} {share}{bar}{''.join([count, *(f', {part}' for part in parts)])}{left}"
+        return f"{label} {percent}{bar}{', '.join([count, *parts])}{time_left}"
 
     if width is None:
         return line()
@@ -178,23 +184,23 @@ def _fit(
     if len(line()) > width:
         bar = ""
     if (over := len(line()) - width) > 0:
-        # Of the label its end, which tells the epoch.
+        # Its end names the epoch.
         label = f"...{label[over + 3 :]}" if len(label) > over + 3 else ""
     return line().strip()[:width]
 
 
-def shown(
+def show_progress(
     items: Iterable[T],
-    meter: Meter,
+    counters: LoadCounters,
     *,
     label: str,
     total_objects: int | None = None,
     num_workers: int = 0,
     file: TextIO | None = None,
 ) -> Iterator[T]:
-    """Yield `items`, and show meanwhile on stderr, or on `file`, what `meter` tells."""
+    """Yield `items`, and show `counters` meanwhile on stderr, or on `file`."""
     with ProgressBar(
-        meter,
+        counters,
         label=label,
         total_objects=total_objects,
         num_workers=num_workers,

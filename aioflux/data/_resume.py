@@ -1,14 +1,14 @@
-"""Where every reader of an epoch is, so that another run can go on from there.
+"""State of an epoch: the progress of every reader, so that another run can resume it.
 
-A state tells the epoch, how it was ordered, and its phases. A phase is a time in which the number
-of ranks and workers was the same: what is left of the epoch was dealt out to them, and each has
-read so much of its share. Everything else follows from these numbers:
+A state has the number of the epoch, how it was ordered, and its phases. A phase is a time in which
+the number of ranks and workers was the same: the rest of the epoch was shared among them, and each
+has read part of its share. Everything else follows from these numbers:
 
-    order of the epoch -> phase 1 deals it out; what its readers did not read
-      -> phase 2 deals that out, to another number of readers; ...
+    order of the epoch -> phase 1 shares it; its readers leave some unread
+      -> phase 2 shares the unread ones among another number of readers; ...
 
-Who goes on with as many ranks and workers needs its own progress only. With other numbers, what is
-left is known when the progress of all readers is: `merge_states`.
+To resume with as many ranks and workers, a reader needs its own progress only. With other numbers
+it needs the progress of all readers: `merge_states`.
 """
 
 from __future__ import annotations
@@ -26,75 +26,85 @@ if TYPE_CHECKING:
     from aioflux.data._sharding import Tail
 
 __all__ = [
-    "MARK",
-    "Left",
+    "ALL_RECORDS",
+    "STATE_KEY",
+    "VERSION",
     "Phase",
     "Progress",
+    "RemainingRecords",
     "Share",
     "check_state",
     "merge_states",
-    "take_share",
+    "plan_share",
 ]
 
-MARK: Final = "aioflux_state"
-"""Key of a state's version; tells states from other dictionaries."""
+STATE_KEY: Final = "aioflux_state"
+"""Key of a state's version; distinguishes states from other dictionaries."""
 VERSION: Final = 1
 
 
-class Left(NamedTuple):
+class RemainingRecords(NamedTuple):
     """Records of an object that are still to be read."""
 
     first: int | None
-    """All from this number on; None where the rest of the object has been read."""
+    """All from this record_index on; None if the rest of the object has been read."""
     also: tuple[int, ...] = ()
-    """Numbers of others, such as those that waited in a shuffle buffer."""
+    """Indices of others, such as those that waited in a shuffle buffer."""
 
-    def has(self, number: int) -> bool:
-        """Tell whether record `number` is among them."""
-        return (self.first is not None and number >= self.first) or number in self.also
+    def has(self, record_index: int) -> bool:
+        """Return whether a record is among them."""
+        return (self.first is not None and record_index >= self.first) or record_index in self.also
+
+    def after(self, record_index: int) -> RemainingRecords:
+        """Return those behind a record."""
+        first = None if self.first is None else max(self.first, record_index + 1)
+        return RemainingRecords(first, tuple(each for each in self.also if each > record_index))
 
 
-WHOLE: Final = Left(0)
+ALL_RECORDS: Final = RemainingRecords(0)
 
 
 @dataclass(slots=True)
 class Progress:
-    """How much of its share a reader has read; objects are counted as they stand in the share."""
+    """How much of its share a reader has read, by share_index."""
 
-    num_taken: int = 0
-    """All objects before this were begun, but for those that are open."""
-    open: set[int] = field(default_factory=set)
-    """Objects before that which were not begun: others arrived first."""
-    begun: dict[int, Left] = field(default_factory=dict)
+    num_started: int = 0
+    """All objects before this share_index were started, except those in `skipped`."""
+    skipped: set[int] = field(default_factory=set)
+    """Objects before that which were not started: others arrived first."""
+    partial: dict[int, RemainingRecords] = field(default_factory=dict)
     """Objects of which some records are still to be read."""
 
-    def take(self, index: int) -> None:
-        """Count an object as begun."""
-        if index >= self.num_taken:
-            self.open.update(range(self.num_taken, index))
-            self.num_taken = index + 1
+    def mark_started(self, share_index: int) -> None:
+        """Note that an object was started."""
+        if share_index >= self.num_started:
+            self.skipped.update(range(self.num_started, share_index))
+            self.num_started = share_index + 1
         else:
-            self.open.discard(index)
+            self.skipped.discard(share_index)
 
-    def todo(self, share: Share) -> Iterator[tuple[int, Left]]:
-        """Yield what is still to be read: index in the share, and which records."""
-        yield from sorted(self.begun.items())
-        for index in sorted(self.open):
-            yield index, share.left.get(index, WHOLE)
-        for index in range(self.num_taken, len(share.positions)):
-            yield index, share.left.get(index, WHOLE)
+    def remaining(self, share: Share) -> Iterator[tuple[int, RemainingRecords]]:
+        """Yield the share_index of each object that is still to be read, and its records."""
+        yield from sorted(self.partial.items())
+        for share_index in sorted(self.skipped):
+            yield share_index, share.partial.get(share_index, ALL_RECORDS)
+        for share_index in range(self.num_started, len(share.listing_indices)):
+            yield share_index, share.partial.get(share_index, ALL_RECORDS)
 
     def pack(self) -> list[Any]:
-        """Return it in lists and numbers."""
-        begun = [[index, left.first, list(left.also)] for index, left in sorted(self.begun.items())]
-        return [self.num_taken, sorted(self.open), begun]
+        """Return it as lists and numbers."""
+        partial = [
+            [share_index, remaining.first, list(remaining.also)]
+            for share_index, remaining in sorted(self.partial.items())
+        ]
+        return [self.num_started, sorted(self.skipped), partial]
 
     @classmethod
     def unpack(cls, packed: Sequence[Any]) -> Progress:
         """Return what was packed."""
-        num_taken, open_, begun = packed
-        lefts = {index: Left(first, tuple(also)) for index, first, also in begun}
-        return cls(num_taken, set(open_), lefts)
+        num_started, skipped, partial = packed
+        remaining = {index: RemainingRecords(first, tuple(also)) for index, first, also in partial}
+        return cls(num_started, set(skipped), remaining)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +116,11 @@ class Phase:
     num_workers: int
     """Workers of each rank."""
     readers: Mapping[tuple[int, int], Progress]
-    """How far each (rank, worker_id) is; those that are known."""
+    """Progress by (rank, worker_id), as far as it is known."""
 
     def pack(self) -> list[Any]:
-        """Return it in lists and numbers."""
-        packed = [[*who, *progress.pack()] for who, progress in sorted(self.readers.items())]
+        """Return it as lists and numbers."""
+        packed = [[*ids, *progress.pack()] for ids, progress in sorted(self.readers.items())]
         return [self.world_size, self.num_workers, packed]
 
     @classmethod
@@ -120,51 +130,52 @@ class Phase:
         known = {(each[0], each[1]): Progress.unpack(each[2:]) for each in readers}
         return cls(world_size, num_workers, known)
 
-    def is_of(self, reader: Reader) -> bool:
-        """Tell whether a reader is one of as many."""
+    def includes(self, reader: Reader) -> bool:
+        """Return whether there are as many ranks and workers as in the reader's job."""
         return (self.world_size, self.num_workers) == (reader.world_size, reader.num_workers)
 
     def missing(self) -> list[tuple[int, int]]:
-        """Return the readers whose progress is not known."""
+        """Return the (rank, worker_id) of readers whose progress is unknown."""
         everyone = [(r, w) for r in range(self.world_size) for w in range(self.num_workers)]
         return [each for each in everyone if each not in self.readers]
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one reader reads of an epoch."""
+    """Objects that one reader reads in an epoch."""
 
-    positions: torch.Tensor
-    """Positions in the listing, in the order of reading."""
-    left: Mapping[int, Left]
-    """Objects, by index in the share, of which only some records are to be read."""
+    listing_indices: torch.Tensor
+    """The listing_index of each share_index."""
+    partial: Mapping[int, RemainingRecords]
+    """Objects, by share_index, of which only some records are to be read."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Rest:
-    """What is left of an epoch when a phase begins."""
+class _UnreadPart:
+    """Unread objects of an epoch when a phase starts, numbered by epoch_index."""
 
-    positions: torch.Tensor
-    left: dict[int, Left]
-    """By index among the positions."""
+    listing_indices: torch.Tensor
+    """The listing_index of each epoch_index."""
+    partial: dict[int, RemainingRecords]
+    """Objects, by epoch_index, of which only some records are to be read."""
 
-    def deal(
+    def share_of(
         self, reader: Reader, tail: Tail, sizes: Callable[[torch.Tensor], list[int]] | None
     ) -> tuple[torch.Tensor, Share]:
-        """Return the places of one reader's share, and the share."""
-        count = len(self.positions)
+        """Return the epoch_index of each share_index of one reader, and its share."""
+        count = len(self.listing_indices)
         if not count:
-            return self.positions, Share(self.positions, {})
-        weights = None if sizes is None else sizes(self.positions)
-        places = shard(count, reader, tail=tail, sizes=weights)
-        left: dict[int, Left] = {}
-        if self.left:
-            at = (self.left.get(place % count) for place in places.tolist())
-            left = {index: each for index, each in enumerate(at) if each is not None}
-        return places, Share(self.positions[places % count], left)
+            return self.listing_indices, Share(self.listing_indices, {})
+        weights = None if sizes is None else sizes(self.listing_indices)
+        epoch_indices = shard(count, reader, tail=tail, sizes=weights)
+        partial: dict[int, RemainingRecords] = {}
+        if self.partial:
+            found = (self.partial.get(index % count) for index in epoch_indices.tolist())
+            partial = {index: each for index, each in enumerate(found) if each is not None}
+        return epoch_indices, Share(self.listing_indices[epoch_indices % count], partial)
 
 
-def take_share(
+def plan_share(
     order: torch.Tensor,
     phases: Sequence[Phase],
     reader: Reader,
@@ -172,72 +183,73 @@ def take_share(
     tail: Tail,
     sizes: Callable[[torch.Tensor], list[int]] | None = None,
 ) -> tuple[tuple[Phase, ...], Share, Progress]:
-    """Return what a reader reads of an epoch that others have begun.
+    """Return what a reader reads of an epoch that others have started.
 
     Args:
-        order: All positions, in the order of the epoch.
-        phases: How it was read until now.
-        reader: Who goes on.
-        tail: As `shard`.
-        sizes: Gives the sizes at positions, to share by bytes; by count where it is None.
+        order: The listing_index of each epoch_index.
+        phases: How the epoch was read until now.
+        reader: The reader that resumes.
+        tail: As in `shard`.
+        sizes: Returns the sizes of objects by listing_index, to share by bytes; by count if None.
 
     Returns:
-        The phases that are over, the reader's share, and how far it is in that.
+        The phases that are over, the reader's share, and its progress in that.
 
     Raises:
         ValueError: The numbers of ranks or workers changed, and not all progress is known.
     """
-    rest = _Rest(order, {})
+    unread = _UnreadPart(order, {})
     for number, phase in enumerate(phases):
-        who = (reader.rank, reader.worker_id)
-        if number == len(phases) - 1 and phase.is_of(reader) and who in phase.readers:
-            _, share = rest.deal(reader, tail, sizes)
-            return tuple(phases[:number]), share, phase.readers[who]
+        ids = (reader.rank, reader.worker_id)
+        if number == len(phases) - 1 and phase.includes(reader) and ids in phase.readers:
+            _, share = unread.share_of(reader, tail, sizes)
+            return tuple(phases[:number]), share, phase.readers[ids]
         if missing := phase.missing():
-            raise ValueError(_tell_missing(phase, missing, reader))
-        rest = _after(rest, phase, tail, sizes)
-    _, share = rest.deal(reader, tail, sizes)
+            raise ValueError(_missing_progress_message(phase, missing, reader))
+        unread = _unread_after(unread, phase, tail, sizes)
+    _, share = unread.share_of(reader, tail, sizes)
     return tuple(phases), share, Progress()
 
 
-def _after(
-    rest: _Rest,
+def _unread_after(
+    unread: _UnreadPart,
     phase: Phase,
     tail: Tail,
     sizes: Callable[[torch.Tensor], list[int]] | None,
-) -> _Rest:
-    count = len(rest.positions)
-    is_left = torch.ones(count, dtype=torch.bool)
-    partly: dict[int, Left] = dict(rest.left)
+) -> _UnreadPart:
+    """Return what a phase left unread."""
+    count = len(unread.listing_indices)
+    is_unread = torch.ones(count, dtype=torch.bool)
+    partial: dict[int, RemainingRecords] = dict(unread.partial)
     for (rank, worker_id), progress in phase.readers.items():
         reader = Reader(rank, phase.world_size, worker_id, phase.num_workers)
-        places, _ = rest.deal(reader, tail, sizes)
-        is_read = torch.zeros(len(places), dtype=torch.bool)
-        is_read[: progress.num_taken] = True
-        is_read[sorted(progress.open)] = False
-        is_read[sorted(progress.begun)] = False
-        # A place beyond the count is a second reading of one before: that one counts.
-        is_read &= places < count
-        is_left[places[is_read]] = False
-        for index, left in progress.begun.items():
-            if (place := int(places[index])) < count:
-                partly[place] = left
-    kept = torch.nonzero(is_left).flatten()
-    left_now: dict[int, Left] = {}
-    if partly:
-        at = (partly.get(place) for place in kept.tolist())
-        left_now = {index: each for index, each in enumerate(at) if each is not None}
-    return _Rest(rest.positions[kept], left_now)
+        epoch_indices, _ = unread.share_of(reader, tail, sizes)
+        is_read = torch.zeros(len(epoch_indices), dtype=torch.bool)
+        is_read[: progress.num_started] = True
+        is_read[sorted(progress.skipped)] = False
+        is_read[sorted(progress.partial)] = False
+        # An epoch_index beyond the count reads an earlier object again: the first reading counts.
+        is_read &= epoch_indices < count
+        is_unread[epoch_indices[is_read]] = False
+        for share_index, remaining in progress.partial.items():
+            if (epoch_index := int(epoch_indices[share_index])) < count:
+                partial[epoch_index] = remaining
+    kept = torch.nonzero(is_unread).flatten()
+    kept_partial: dict[int, RemainingRecords] = {}
+    if partial:
+        found = (partial.get(epoch_index) for epoch_index in kept.tolist())
+        kept_partial = {index: each for index, each in enumerate(found) if each is not None}
+    return _UnreadPart(unread.listing_indices[kept], kept_partial)
 
 
-def _tell_missing(phase: Phase, missing: list[tuple[int, int]], reader: Reader) -> str:
+def _missing_progress_message(phase: Phase, missing: list[tuple[int, int]], reader: Reader) -> str:
     rank, worker_id = missing[0]
     return (
         f"the state was saved with world_size={phase.world_size} and "
         f"num_workers={phase.num_workers}, now they are {reader.world_size} and "
-        f"{reader.num_workers}; to share anew what is left, the states of all ranks and workers "
-        f"are needed: load merge_states([...]) of them ({len(missing)} missing, first rank {rank} "
-        f"worker {worker_id})"
+        f"{reader.num_workers}; to share the rest of the epoch anew, the states of all ranks and "
+        f"workers are needed: load merge_states([...]) of them ({len(missing)} missing, first rank "
+        f"{rank} worker {worker_id})"
     )
 
 
@@ -245,13 +257,13 @@ def check_state(state: Mapping[str, Any], header: Mapping[str, Any]) -> None:
     """Check that a state is of this dataset, as it is set up now.
 
     Args:
-        state: What was saved.
-        header: What must be the same, by name.
+        state: A saved state.
+        header: Entries that must be the same.
 
     Raises:
         ValueError: It is no state, or of other objects or another order.
     """
-    if state.get(MARK) != VERSION:
+    if state.get(STATE_KEY) != VERSION:
         raise ValueError(
             "this is no state of a dataset of aioflux, or of another version; pass what "
             "state_dict() or merge_states() returned"
@@ -271,10 +283,10 @@ def check_state(state: Mapping[str, Any], header: Mapping[str, Any]) -> None:
 
 
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge what ranks and workers saved into one state, which any of them can load.
+    """Merge the states of ranks and workers into one state, which any of them can load.
 
-    With it, the epoch goes on with other numbers of ranks and workers: what is left of it is dealt
-    out anew, and each sample is still read once.
+    With it, the epoch is resumed with other numbers of ranks and workers: the rest of it is shared
+    anew, and each sample is still read once.
 
     Args:
         states: `dataset.state_dict()` of each rank; or `loader.state_dict()` of each rank's
@@ -284,7 +296,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         ValueError: There is none, or they are not of one time of one run.
     """
     found = [each for state in states for each in _states_in(state)]
-    # A rank that has not yet begun to read says nothing of this phase.
+    # The state of a rank that has not started to read lacks this phase.
     most = max((len(each["phases"]) for each in found), default=0)
     found = [each for each in found if len(each["phases"]) == most]
     if not found:
@@ -304,10 +316,10 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 )
     if not most:
         return dict(first)
-    return {**first, "phases": [*first["phases"][:-1], _merged(found).pack()]}
+    return {**first, "phases": [*first["phases"][:-1], _merge_last_phases(found).pack()]}
 
 
-def _merged(states: Sequence[Mapping[str, Any]]) -> Phase:
+def _merge_last_phases(states: Sequence[Mapping[str, Any]]) -> Phase:
     last = [Phase.unpack(state["phases"][-1]) for state in states]
     readers: dict[tuple[int, int], Progress] = {}
     for phase in last:
@@ -317,10 +329,10 @@ def _merged(states: Sequence[Mapping[str, Any]]) -> Phase:
                 f"{last[0].world_size} x {last[0].num_workers} ranks and workers, another of "
                 f"{phase.world_size} x {phase.num_workers}"
             )
-        for who, progress in phase.readers.items():
-            if readers.setdefault(who, progress) != progress:
+        for ids, progress in phase.readers.items():
+            if readers.setdefault(ids, progress) != progress:
                 raise ValueError(
-                    f"two states of rank {who[0]} worker {who[1]} differ: take states of one time"
+                    f"two states of rank {ids[0]} worker {ids[1]} differ: use states of one time"
                 )
     return Phase(last[0].world_size, last[0].num_workers, readers)
 
@@ -329,13 +341,13 @@ def _states_in(state: Any) -> Iterator[Mapping[str, Any]]:
     """Find the states of datasets in nested dictionaries, such as those of StatefulDataLoader."""
     if not isinstance(state, dict):
         return
-    if MARK in state:
+    if STATE_KEY in state:
         check_state(state, {})
         yield state
         return
     if state.get("_steps_since_snapshot"):
         raise ValueError(
-            "the loader has gone on since it took the states of its workers; build "
+            "the loader has advanced since it saved the states of its workers; build "
             "StatefulDataLoader with snapshot_every_n_steps=1 to merge its states"
         )
     for each in state.values():

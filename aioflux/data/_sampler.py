@@ -1,4 +1,4 @@
-"""ObjectSampler: which indices of a MapDataset one rank reads, shuffled and resumable."""
+"""ObjectSampler: indices of a MapDataset that one rank reads, shuffled and resumable."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Sampler
 
-from aioflux.data._epoch import Begun, Course
-from aioflux.data._options import Sharing
+from aioflux.data._epoch import EpochPlan, EpochPlanner
+from aioflux.data._options import ShardingConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,8 +24,8 @@ class ObjectSampler(Sampler[int]):
 
         loader = DataLoader(dataset, batch_size=64, sampler=ObjectSampler(dataset, shuffle=True))
 
-    The ranks need not talk, and go on after a change of their number: its `state_dict`, or that of
-    a `StatefulDataLoader` which it is in, goes through `merge_states`.
+    The ranks exchange no messages, and an epoch can be resumed by another number of them: its
+    `state_dict`, or that of a `StatefulDataLoader` around it, goes through `merge_states`.
     """
 
     def __init__(
@@ -42,19 +42,19 @@ class ObjectSampler(Sampler[int]):
         """Share the objects of `dataset`.
 
         Args:
-            dataset: What the indices are of.
+            dataset: Dataset that the indices refer to.
             shuffle: Whether all objects are permuted, in each epoch anew.
-            seed: Of the permutations.
-            tail: What becomes of a number of objects that is no multiple of `world_size`, as for
+            seed: Seed of the permutations.
+            tail: How to treat a number of objects that is no multiple of `world_size`, as in
                 `IterableDataset`.
-            shard_by: Ranks get as many objects, or as many bytes, too.
-            rank: Rank of this process, from 0; as for `IterableDataset` where it is None.
+            shard_by: "bytes" gives ranks alike many bytes, too.
+            rank: Rank of this process, from 0; found as in `IterableDataset` if it is None.
             world_size: Number of ranks; goes with `rank`.
 
         Raises:
             ValueError: `rank` and `world_size` do not go together.
         """
-        sharing = Sharing(
+        sharding = ShardingConfig(
             shuffle=shuffle,
             seed=seed,
             tail=tail,
@@ -62,44 +62,45 @@ class ObjectSampler(Sampler[int]):
             rank=rank,
             world_size=world_size,
         )
-        self._course = Course(dataset._objects, sharing, has_workers=False)  # noqa: SLF001  its own house
-        dataset._course = self._course  # noqa: SLF001  its workers know then what comes next
-        self._now: tuple[Begun, Progress] | None = None
+        source = dataset._source  # noqa: SLF001  of the same package
+        self._planner = EpochPlanner(source, sharding, has_workers=False)
+        dataset._planner = self._planner  # noqa: SLF001  its workers prefetch in this order
+        self._current: tuple[EpochPlan, Progress] | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch begins with the next iteration: it orders the objects anew."""
-        self._course.set_epoch(epoch)
+        """Set the epoch of the next iteration, which orders the objects anew."""
+        self._planner.set_epoch(epoch)
 
     def rank_and_world_size(self) -> tuple[int, int]:
         """Return the rank and the number of ranks, as they are known now."""
-        return self._course.rank()
+        return self._planner.rank()
 
     def __len__(self) -> int:
-        """Return how many indices a whole epoch gives."""
-        return self._course.share_length()
+        """Return the number of indices in a whole epoch."""
+        return self._planner.share_length()
 
     def __iter__(self) -> Iterator[int]:
         """Yield the indices of this rank."""
-        begun = self._course.begin()
-        self._now = begun, begun.progress
-        return self._indices(*self._now)
+        plan = self._planner.plan()
+        self._current = plan, plan.progress
+        return self._indices(plan)
 
-    def _indices(self, begun: Begun, progress: Progress) -> Iterator[int]:
-        # Not before: DataLoader begins twice where it has workers, and asks the second one only.
-        self._course.use()
-        for index, _ in list(progress.todo(begun.share)):
-            progress.take(index)
-            yield int(begun.share.positions[index])
+    def _indices(self, plan: EpochPlan) -> Iterator[int]:
+        # Not before: with workers, DataLoader makes two iterators, and uses the second one only.
+        self._planner.mark_started()
+        for share_index, _ in list(plan.progress.remaining(plan.share)):
+            plan.progress.mark_started(share_index)
+            yield int(plan.share.listing_indices[share_index])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which indices of the epoch were given out."""
-        return self._course.state(*(self._now or (None, None)))
+        """Return which indices of the epoch were yielded."""
+        return self._planner.state(*(self._current or (None, None)))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there with the next iteration.
+        """Resume a state with the next iteration.
 
         Raises:
             ValueError: It is of other objects, or of another order.
         """
-        self._course.load(state)
-        self._now = None
+        self._planner.load(state)
+        self._current = None

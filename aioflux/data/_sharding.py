@@ -1,8 +1,8 @@
-"""Who reads what: plain functions of counts and sizes, so that ranks and workers agree in silence.
+"""Sharding: plain functions of counts and sizes, so that ranks and workers agree without messages.
 
-positions of a listing, in the order of the epoch
-  -> tail: as many for each rank          (drop | pad | uneven)
-  -> dealt to the ranks, and by each rank to its workers      (count | bytes)
+objects, by epoch_index
+  -> tail: equally many for each rank                         (drop | pad | uneven)
+  -> shared among the ranks, and by each rank among its workers   (count | bytes)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Reader", "ShardBy", "Tail", "check_rank", "rank_from_environment", "shard"]
 
@@ -24,7 +24,10 @@ ShardBy: TypeAlias = Literal["count", "bytes"]
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """One of all that share the objects: a worker of a rank, or a rank that reads by itself."""
+    """One of those that share the objects: a worker of a rank, or a rank without workers.
+
+    Its repr is part of the seed of shuffle buffers: names and order of its fields stay.
+    """
 
     rank: int = 0
     """Rank of the process, from 0."""
@@ -33,51 +36,48 @@ class Reader:
     worker_id: int = 0
     """Worker within the rank, from 0."""
     num_workers: int = 1
-    """Workers of each rank; 1 where the rank reads by itself."""
+    """Workers of each rank; 1 if the rank has none."""
 
 
 def shard(
     num_objects: int, reader: Reader, *, tail: Tail, sizes: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """Return the places, in the order of an epoch, that one reader reads, ascending.
+    """Return the epoch indices that one reader reads, ascending.
 
-    By count, a rank takes every `world_size`-th object and its workers deal these out in turn: what
-    a rank reads depends on no number of workers, and the workers together read it nearly in order.
+    By count, a rank reads every `world_size`-th object and its workers share these in turn: what a
+    rank reads is independent of the number of workers, and these together read it nearly in order.
 
     By bytes, each `world_size` objects in a row go one to each rank, the largest to the rank that
     has the fewest bytes so far: ranks have equally many objects, and their bytes differ by no more
     than the largest object. The workers of a rank share alike. With `tail="uneven"` each object
-    goes to whoever has the fewest bytes so far, so that also the counts may differ.
+    goes to the rank with the fewest bytes so far, so that also the counts may differ.
 
     Args:
-        num_objects: How many there are.
-        reader: Whose share.
-        tail: What becomes of a number of objects that is no multiple of `world_size`: the last ones
-            are dropped; or the first ones are read again, as places from `num_objects` on, which
-            stand for the places from 0; or some ranks read one more.
-        sizes: Size of each in this order, in bytes, to share by bytes; by count where it is None.
+        num_objects: Number of objects.
+        reader: Reader of the share.
+        tail: How to treat a number of objects that is no multiple of `world_size`: "drop" the last
+            ones; "pad" by reading the first ones again, as indices from `num_objects` on, which
+            mean the indices from 0; or "uneven", so that some ranks read one more.
+        sizes: Size of each in this order, in bytes, to share by bytes; by count if None.
     """
-    total = _total(num_objects, reader.world_size, tail)
+    total = _padded_or_dropped(num_objects, reader.world_size, tail)
     if sizes is None:
-        places = torch.arange(min(reader.rank, total), total, reader.world_size)
-        return places[reader.worker_id :: reader.num_workers]
-    deal = _fewest_first if tail == "uneven" else _in_rounds
-    mine = deal(
+        epoch_indices = torch.arange(min(reader.rank, total), total, reader.world_size)
+        return epoch_indices[reader.worker_id :: reader.num_workers]
+    share_out = _to_smallest if tail == "uneven" else _in_rounds
+    own = share_out(
         list(range(total)),
-        [sizes[place % num_objects] for place in range(total)],
+        [sizes[index % num_objects] for index in range(total)],
         reader.rank,
         reader.world_size,
     )
-    mine = deal(
-        mine,
-        [sizes[place % num_objects] for place in mine],
-        reader.worker_id,
-        reader.num_workers,
+    own = share_out(
+        own, [sizes[index % num_objects] for index in own], reader.worker_id, reader.num_workers
     )
-    return torch.tensor(mine, dtype=torch.int64)
+    return torch.tensor(own, dtype=torch.int64)
 
 
-def _total(num_objects: int, world_size: int, tail: Tail) -> int:
+def _padded_or_dropped(num_objects: int, world_size: int, tail: Tail) -> int:
     if tail == "uneven":
         return num_objects
     over = num_objects % world_size
@@ -86,42 +86,39 @@ def _total(num_objects: int, world_size: int, tail: Tail) -> int:
     )
 
 
-def _in_rounds(places: list[int], sizes: list[int], index: int, num_shares: int) -> list[int]:
-    """Deal one to each share in every round; the last round may be short."""
+def _in_rounds(indices: list[int], sizes: list[int], share: int, num_shares: int) -> list[int]:
+    """Return one share, if each gets one object in every round; the last round may be short."""
     if num_shares == 1:
-        return places
-    held = [0] * num_shares
-    mine = []
-    for start in range(0, len(places), num_shares):
-        largest_first = sorted(range(start, min(start + num_shares, len(places))), key=_size(sizes))
-        emptiest_first = sorted(range(num_shares), key=held.__getitem__)
-        for each, share in zip(largest_first, emptiest_first, strict=False):
-            held[share] += sizes[each]
-            if share == index:
-                mine.append(places[each])
-    return mine
+        return indices
+    share_bytes = [0] * num_shares
+    own = []
+    for start in range(0, len(indices), num_shares):
+        end = min(start + num_shares, len(indices))
+        largest_first = sorted(range(start, end), key=sizes.__getitem__, reverse=True)
+        smallest_first = sorted(range(num_shares), key=share_bytes.__getitem__)
+        for number, receiver in zip(largest_first, smallest_first, strict=False):
+            share_bytes[receiver] += sizes[number]
+            if receiver == share:
+                own.append(indices[number])
+    return own
 
 
-def _size(sizes: list[int]) -> Callable[[int], int]:
-    return lambda each: -sizes[each]
-
-
-def _fewest_first(places: list[int], sizes: list[int], index: int, num_shares: int) -> list[int]:
-    """Deal each to the share that holds the fewest bytes."""
+def _to_smallest(indices: list[int], sizes: list[int], share: int, num_shares: int) -> list[int]:
+    """Return one share, if each object goes to the share that has the fewest bytes."""
     if num_shares == 1:
-        return places
-    held = [(0, share) for share in range(num_shares)]
-    mine = []
-    for place, size in zip(places, sizes, strict=True):
-        num_bytes, share = held[0]
-        heapreplace(held, (num_bytes + size, share))
-        if share == index:
-            mine.append(place)
-    return mine
+        return indices
+    share_bytes = [(0, number) for number in range(num_shares)]
+    own = []
+    for index, size in zip(indices, sizes, strict=True):
+        num_bytes, receiver = share_bytes[0]
+        heapreplace(share_bytes, (num_bytes + size, receiver))
+        if receiver == share:
+            own.append(index)
+    return own
 
 
 def check_rank(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
-    """Return a rank and world_size that were given, or None where neither was.
+    """Return a rank and world_size that were given, or None if neither was.
 
     Raises:
         ValueError: One was given without the other, or they cannot be together.
@@ -136,7 +133,7 @@ def check_rank(rank: int | None, world_size: int | None) -> tuple[int, int] | No
 
 
 def rank_from_environment(environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return the rank and world_size that `torchrun` tells its processes, or None where it did not.
+    """Return the rank and world_size that `torchrun` sets for its processes, or None without it.
 
     Args:
         environment: `os.environ`; RANK and WORLD_SIZE are read.
@@ -152,5 +149,5 @@ def rank_from_environment(environment: Mapping[str, str]) -> tuple[int, int] | N
     except ValueError as exc:
         raise ValueError(
             f"the environment says RANK={given[0]!r} and WORLD_SIZE={given[1]!r}, which is no "
-            f"place among ranks: {exc}; set both, or pass rank= and world_size="
+            f"rank of a job: {exc}; set both, or pass rank= and world_size="
         ) from exc

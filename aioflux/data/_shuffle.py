@@ -1,4 +1,4 @@
-"""Shuffling: one order of all objects for each seed and epoch, and a buffer that mixes records."""
+"""Shuffling: a permutation of all objects by seed and epoch, and a buffer that mixes records."""
 
 from __future__ import annotations
 
@@ -18,16 +18,11 @@ _MASK = (1 << 64) - 1
 
 
 def permutation(num_objects: int, *, seed: int, epoch: int) -> torch.Tensor:
-    """Return the positions `0..num_objects-1` in an order that depends on seed and epoch alone.
+    """Return the listing indices `0..num_objects-1` in an order that seed and epoch determine.
 
-    Positions are sorted by a hash of theirs: ranks agree without a word, and so do versions of
-    torch, whose own generators may change from one to the next. A state that was saved can so be
-    loaded later. A million positions take about 0.1 s.
-
-    Args:
-        num_objects: How many.
-        seed: Of the run.
-        epoch: Number of the pass over the objects.
+    They are sorted by a hash of each: ranks agree without messages, and so do versions of torch,
+    whose own generators may change, so that a saved state can be loaded later. A million indices
+    take about 0.1 s.
     """
     start = _mix(_mix(seed & _MASK) ^ (epoch & _MASK))
     hashes = torch.arange(num_objects, dtype=torch.int64)
@@ -57,35 +52,35 @@ def _shifted(numbers: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 class ShuffleBuffer(Generic[T]):
-    """Holds items, and gives out any of them.
+    """Holds items, and returns them in random order.
 
     Args:
         seed: The same seed and items give the same order.
     """
 
     def __init__(self, *, seed: str) -> None:
-        self._rng = random.Random(seed)  # noqa: S311  no secret hangs on it
-        self._held: list[T] = []
+        self._rng = random.Random(seed)  # noqa: S311  not for security
+        self._items: list[T] = []
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate over what is held, in no order."""
-        return iter(self._held)
+        """Iterate over the items, in no order."""
+        return iter(self._items)
 
     def add(self, item: T) -> None:
-        """Take an item in."""
-        self._held.append(item)
+        """Add an item."""
+        self._items.append(item)
 
-    def take(self) -> T:
-        """Give out one of the items.
+    def pop(self) -> T:
+        """Remove and return one of the items.
 
         Raises:
             IndexError: There is none.
         """
-        if not self._held:
+        if not self._items:
             raise IndexError("the shuffle buffer is empty")
-        index = self._rng.randrange(len(self._held))
-        self._held[index], self._held[-1] = self._held[-1], self._held[index]
-        return self._held.pop()
+        index = self._rng.randrange(len(self._items))
+        self._items[index], self._items[-1] = self._items[-1], self._items[index]
+        return self._items.pop()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._items)

@@ -1,217 +1,235 @@
-"""What both datasets hold: objects below uris, as they were listed, and the way to read them."""
+"""Source: the objects of a dataset, as they were listed, and the readers of their stores."""
 
 from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from aioflux import sync
 from aioflux._values.listing import KeyColumn, Listing
 from aioflux._values.meta import ObjectMeta
 from aioflux._values.uri import Location, parse_uri, quote_path
-from aioflux.data._composites import prepare
-from aioflux.data._store_objects import Section
+from aioflux.data._store_reader import StoreReader
 from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from typing import Self
+    from collections.abc import Iterator
 
-    from aioflux.data._store_objects import Access, Samples
+    from aioflux.data._store_reader import FetchConfig, Samples
     from aioflux.options import StoreOptions
 
-__all__ = ["Objects"]
+__all__ = ["Source", "SourceOpener", "from_keys", "from_manifests", "open_source"]
+
+SourceOpener: TypeAlias = Callable[["StoreOptions", "FetchConfig"], "Source"]
 
 
-class Objects:
-    """Objects below one uri or several, in a fixed order.
+class _StoreObjects(NamedTuple):
+    """Objects of one store, which follow each other in the listing of all."""
+
+    first_index: int
+    """listing_index of the first."""
+    items: Listing | KeyColumn
+    reader: StoreReader
+
+    def item(self, listing_index: int) -> ObjectMeta | str:
+        """Return the metadata of an object, or its key if that is all that is known."""
+        return self.items[listing_index - self.first_index]
+
+
+class Source:
+    """Objects below one uri or several, in a fixed order; a listing_index counts through all.
 
     Pickles and forks without connections: each process opens its own on its first read.
-
-    Attributes:
-        meter: Counts what is read.
     """
 
     def __init__(
         self,
-        sections: Iterable[tuple[str, Listing | KeyColumn]],
+        listings: Iterable[tuple[str, Listing | KeyColumn]],
         options: StoreOptions,
-        access: Access,
+        config: FetchConfig,
     ) -> None:
         """Open stores, and leave no connection open, so that workers inherit none."""
-        self.meter = access.meter
-        self._sections: list[Section] = []
+        self._stores: list[_StoreObjects] = []
         self._num_objects = 0
         self._checksum: int | None = None
-        for uri, items in sections:
-            store = sync.open_store(uri, **options)
-            way = _prepared(uri, items, options, access)
-            self._sections.append(Section(self._num_objects, items, store, way))
+        for uri, items in listings:
+            _check_has_metadata(uri, items, config)
+            prepared = config
+            if config.compose != "off":
+                with sync.open_store(uri, **options) as opened:
+                    prepared = config.prepared_for(opened)
+            reader = StoreReader(sync.open_store(uri, **options), prepared)
+            self._stores.append(_StoreObjects(self._num_objects, items, reader))
             self._num_objects += len(items)
-        self._starts = [section.start for section in self._sections]
-
-    @classmethod
-    def listed(cls, uris: Sequence[str], options: StoreOptions, access: Access) -> Self:
-        """List what is below each uri.
-
-        Raises:
-            NotFoundError: There is no object below one of them.
-            ValueError: There is no uri.
-        """
-        if not uris:
-            raise ValueError("a dataset needs one uri at least")
-        return cls([_list(uri, options) for uri in uris], options, access)
-
-    @classmethod
-    def of_manifests(cls, uris: Sequence[str], options: StoreOptions, access: Access) -> Self:
-        """Take listings that were saved as objects.
-
-        Raises:
-            NotFoundError: There is no such object, or it lists none.
-            ValueError: It is no listing.
-        """
-        if not uris:
-            raise ValueError("a dataset needs one manifest at least")
-        return cls([_open_manifest(uri, options) for uri in uris], options, access)
-
-    @classmethod
-    def named(
-        cls,
-        uri: str,
-        keys: Iterable[str] | Iterable[ObjectMeta],
-        options: StoreOptions,
-        access: Access,
-    ) -> Self:
-        """Take keys, or metadata of a listing, as they are.
-
-        Raises:
-            TypeError: They are neither, or some of each.
-        """
-        if isinstance(keys, str):
-            raise TypeError(f"keys must be an iterable of keys, not the string {keys!r}")
-        if isinstance(keys, Listing):
-            return cls([(uri, keys)], options, access)
-        given: Sequence[str | ObjectMeta] = list(keys)
-        names = [each for each in given if isinstance(each, str)]
-        metas = [each for each in given if isinstance(each, ObjectMeta)]
-        if len(names) == len(given):
-            return cls([(uri, KeyColumn(names))], options, access)
-        if len(metas) == len(given):
-            return cls([(uri, Listing(metas))], options, access)
-        kinds = ", ".join(sorted({type(each).__name__ for each in given}))
-        raise TypeError(f"keys must all be strings or all be ObjectMeta, not {kinds}")
+        self._first_indices = [store.first_index for store in self._stores]
 
     @property
     def uri(self) -> str:
         """The uris that keys are relative to."""
-        return ", ".join(section.store.uri for section in self._sections)
+        return ", ".join(each.reader.store.uri for each in self._stores)
 
     def __len__(self) -> int:
         return self._num_objects
 
     def checksum(self) -> int:
         """Return a checksum of the keys in their order."""
-        if self._checksum is None:  # 10 ms for a million objects, and asked for with each batch
+        if self._checksum is None:  # 10 ms for a million objects, and needed with each batch
             self._checksum = self._compute_checksum()
         return self._checksum
 
     def _compute_checksum(self) -> int:
         value = 0
-        for section in self._sections:
-            items = section.items
+        for _, items, reader in self._stores:
             keys = items.keys if isinstance(items, Listing) else items
-            value = zlib.crc32(f"{section.store.uri} {keys.checksum()} ".encode(), value)
+            value = zlib.crc32(f"{reader.store.uri} {keys.checksum()} ".encode(), value)
         return value
 
-    def sizes(self, positions: Iterable[int]) -> list[int]:
-        """Return the sizes of the objects at `positions`, in bytes.
+    def sizes(self, listing_indices: Iterable[int]) -> list[int]:
+        """Return the sizes of objects, in bytes.
 
         Raises:
-            ValueError: They are known by name only.
+            ValueError: Only keys are known.
         """
         columns = []
-        for section in self._sections:
-            if not isinstance(section.items, Listing):
+        for _, items, reader in self._stores:
+            if not isinstance(items, Listing):
                 raise ValueError(  # noqa: TRY004  of keys this is a wrong setting
-                    f"nothing tells the sizes of keys below {section.store.uri}; to share them by "
+                    f"the sizes of keys below {reader.store.uri} are unknown; to share them by "
                     "bytes give ObjectMeta of a listing instead of keys"
                 )
-            columns.append(section.items.sizes)
-        starts = self._starts
+            columns.append(items.sizes)
         if len(columns) == 1:
-            return [columns[0][position] for position in positions]
-        places = ((bisect_right(starts, position) - 1, position) for position in positions)
-        return [columns[number][position - starts[number]] for number, position in places]
+            return [columns[0][index] for index in listing_indices]
+        firsts = self._first_indices
+        located = ((self._store_number(index), index) for index in listing_indices)
+        return [columns[number][index - firsts[number]] for number, index in located]
 
-    def locate(self, position: int) -> tuple[sync.Store, ObjectMeta]:
-        """Return where an object is, and what is known of it.
+    def locate(self, listing_index: int) -> tuple[sync.Store, ObjectMeta]:
+        """Return the store and the metadata of an object.
 
         Raises:
-            TypeError: It is known by name only.
+            TypeError: Only its key is known.
         """
-        section = self._sections[self._section_at(position)]
-        item = section.item(position)
+        store = self._stores[self._store_number(listing_index)]
+        item = store.item(listing_index)
         if isinstance(item, str):
-            raise TypeError(f"nothing is known of {item!r} below {section.store.uri}")
-        return section.store, item
+            raise TypeError(f"only the key {item!r} below {store.reader.store.uri} is known")
+        return store.reader.store, item
 
     @property
-    def are_known(self) -> bool:
-        """Tell whether all have metadata, rather than names only."""
-        return all(isinstance(section.items, Listing) for section in self._sections)
+    def has_metadata(self) -> bool:
+        """Whether the metadata of all objects is known, rather than keys only."""
+        return all(isinstance(each.items, Listing) for each in self._stores)
 
     @property
     def num_retries(self) -> int:
         """Requests of this process that repeated an earlier one."""
-        return sum(section.store.stats.num_retries for section in self._sections)
+        return sum(each.reader.store.stats.num_retries for each in self._stores)
 
     @property
-    def read_ahead_bytes(self) -> int:
-        """Bytes that are read ahead of a large object."""
-        return self._sections[0].store.transfer.max_buffered_bytes
+    def max_buffered_bytes(self) -> int:
+        """Bytes of one large object that may be prefetched."""
+        return self._stores[0].reader.store.transfer.max_buffered_bytes
 
     @property
     def range_size_bytes(self) -> int:
         """Bytes that are read by one request at most."""
-        return self._sections[0].store.transfer.range_size_bytes
+        return self._stores[0].reader.store.transfer.range_size_bytes
 
-    def read(self, positions: Sequence[int], *, is_ordered: bool = True) -> Samples:
-        """Read the objects at `positions` within the limits of `TransferOptions`.
+    def read(self, listing_indices: Sequence[int], *, is_ordered: bool = True) -> Samples:
+        """Read objects ahead of the consumer, within the limits of `TransferOptions`.
 
         Args:
-            positions: Which ones.
-            is_ordered: In that order; otherwise as they arrive.
+            listing_indices: Objects to read.
+            is_ordered: Yield them in that order; otherwise as they arrive.
 
         Returns:
-            Samples, or the reasons why there is none, with their index in `positions`.
+            Samples, or the errors of objects, with their indices in `listing_indices`.
         """
-        if len(self._sections) == 1:
-            return self._sections[0].read(enumerate(positions), is_ordered=is_ordered)
-        return self._read_in_turn(positions, is_ordered)
+        if len(self._stores) > 1:
+            return self._read_stores(listing_indices, is_ordered)
+        _, items, reader = self._stores[0]
+        return reader.read(
+            enumerate(map(items.__getitem__, listing_indices)), is_ordered=is_ordered
+        )
 
-    def _read_in_turn(self, positions: Sequence[int], is_ordered: bool) -> Samples:
+    def _read_stores(self, listing_indices: Sequence[int], is_ordered: bool) -> Samples:
         """Read from all stores at once, each ahead of the consumer."""
+
+        def wanted(number: int) -> Iterator[tuple[int, ObjectMeta | str]]:
+            for request_index, listing_index in enumerate(listing_indices):
+                if self._store_number(listing_index) == number:
+                    yield request_index, self._stores[number].item(listing_index)
+
         with ExitStack() as stack:
-            streams = {}
-            for position in positions:
-                number = self._section_at(position)
+            streams: dict[int, Samples] = {}
+            for listing_index in listing_indices:
+                number = self._store_number(listing_index)
                 if number not in streams:
-                    section = self._sections[number]
-                    wanted = self._in_section(positions, number)
-                    stream = section.read(wanted, is_ordered=is_ordered)
+                    reader = self._stores[number].reader
+                    stream = reader.read(wanted(number), is_ordered=is_ordered)
                     streams[number] = stack.enter_context(closing(stream))
                 yield next(streams[number])
 
-    def _in_section(self, positions: Sequence[int], number: int) -> Iterator[tuple[int, int]]:
-        for index, position in enumerate(positions):
-            if self._section_at(position) == number:
-                yield index, position
+    def _store_number(self, listing_index: int) -> int:
+        return bisect_right(self._first_indices, listing_index) - 1
 
-    def _section_at(self, position: int) -> int:
-        return bisect_right(self._starts, position) - 1
+
+def open_source(
+    uri: str | Sequence[str] | SourceOpener, options: StoreOptions, config: FetchConfig
+) -> Source:
+    """List the objects below uris, or open those that `from_keys` or `from_manifests` name.
+
+    Raises:
+        NotFoundError: There is no object below a uri.
+        ValueError: There is no uri.
+    """
+    if callable(uri):
+        return uri(options, config)
+    uris = [uri] if isinstance(uri, str) else list(uri)
+    if not uris:
+        raise ValueError("a dataset needs one uri at least")
+    return Source([_list(each, options) for each in uris], options, config)
+
+
+def from_manifests(uri: str | Sequence[str]) -> SourceOpener:
+    """Return what opens the objects of listings that were saved as objects."""
+
+    def open_listed(options: StoreOptions, config: FetchConfig) -> Source:
+        uris = [uri] if isinstance(uri, str) else list(uri)
+        if not uris:
+            raise ValueError("a dataset needs one manifest at least")
+        return Source([_open_manifest(each, options) for each in uris], options, config)
+
+    return open_listed
+
+
+def from_keys(uri: str, keys: Iterable[str] | Iterable[ObjectMeta]) -> SourceOpener:
+    """Return what opens objects by keys, or by metadata of a listing, as they are."""
+
+    def open_named(options: StoreOptions, config: FetchConfig) -> Source:
+        return Source([(uri, _column(keys))], options, config)
+
+    return open_named
+
+
+def _column(keys: Iterable[str] | Iterable[ObjectMeta]) -> Listing | KeyColumn:
+    if isinstance(keys, str):
+        raise TypeError(f"keys must be an iterable of keys, not the string {keys!r}")
+    if isinstance(keys, Listing):
+        return keys
+    given: Sequence[str | ObjectMeta] = list(keys)
+    names = [each for each in given if isinstance(each, str)]
+    metas = [each for each in given if isinstance(each, ObjectMeta)]
+    if len(names) == len(given):
+        return KeyColumn(names)
+    if len(metas) == len(given):
+        return Listing(metas)
+    kinds = ", ".join(sorted({type(each).__name__ for each in given}))
+    raise TypeError(f"keys must all be strings or all be ObjectMeta, not {kinds}")
 
 
 def _list(uri: str, options: StoreOptions) -> tuple[str, Listing]:
@@ -219,15 +237,11 @@ def _list(uri: str, options: StoreOptions) -> tuple[str, Listing]:
         listing = store.list_all()
         uri = store.uri
     keys, sizes = listing.keys, listing.sizes
-    kept = [at for at, size in enumerate(sizes) if size or not _is_marker(keys[at])]
+    # Consoles put empty objects that end with "/" in place of empty directories.
+    kept = [index for index, size in enumerate(sizes) if size or not keys[index].endswith("/")]
     if len(kept) < len(listing):
         listing = listing.pick(kept)
     return uri, _not_empty(listing, uri, "check the spelling of the dataset's uri")
-
-
-def _is_marker(key: str) -> bool:
-    """Tell whether an empty object is what consoles put in place of an empty directory."""
-    return key.endswith("/")
 
 
 def _open_manifest(uri: str, options: StoreOptions) -> tuple[str, Listing]:
@@ -255,17 +269,10 @@ def _not_empty(listing: Listing, uri: str, hint: str) -> Listing:
     return listing
 
 
-def _prepared(
-    uri: str, items: Listing | KeyColumn, options: StoreOptions, access: Access
-) -> Access:
-    """Check that this store can be read in this way, and sweep what dead composers left."""
-    if not isinstance(items, Listing) and (access.cache or access.compose == "on"):
-        what = "kept in a cache" if access.cache else "composed"
+def _check_has_metadata(uri: str, items: Listing | KeyColumn, config: FetchConfig) -> None:
+    if not isinstance(items, Listing) and (config.cache or config.compose == "on"):
+        what = "kept in a cache" if config.cache else "composed"
         raise ValueError(
-            f"objects below {uri} cannot be {what} by their names alone; give ObjectMeta of a "
+            f"objects below {uri} cannot be {what} by their keys alone; give ObjectMeta of a "
             "listing instead of keys"
         )
-    if access.compose == "off":
-        return access
-    with sync.open_store(uri, **options) as store:
-        return replace(access, compose=prepare(store, access.compose))

@@ -1,6 +1,6 @@
 """store_batches: batches for an event loop, transformed in threads, without worker processes.
 
-keys -> store.fetch_batches -> groups in threads -> results -> batches
+keys -> store.fetch_batches -> groups in threads -> items -> batches
         bounded by the store   bounded in number and in bytes
 """
 
@@ -11,11 +11,11 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from aioflux.data._records.formats import records_of_sample
-from aioflux.data._sample import Sample
-from aioflux.data._transform import transformed
+from aioflux.data._sample import make_sample
+from aioflux.data._transform import apply_transform
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -30,105 +30,53 @@ if TYPE_CHECKING:
 
     from aioflux._values.meta import ObjectMeta
     from aioflux.data._records.formats import Records
+    from aioflux.data._sample import ItemOfRecord, Record, Sample
     from aioflux.store import Store
 
     Keys: TypeAlias = Iterable[str | ObjectMeta] | AsyncIterable[str | ObjectMeta]
 
-__all__ = ["store_batches"]
+__all__ = ["split_into_groups", "store_batches"]
 
 T = TypeVar("T")
 
 _MAX_GROUP = 16
-"""Samples that one thread takes at once: a crossing costs 50 us, as much as decoding a small one.
-"""
+"""Samples that one thread gets at once: a crossing costs 50 us, as much as decoding a small one."""
 
 
-@overload
 def store_batches(
     store: Store,
     keys: Keys,
     *,
     batch_size: int,
-    transform: None = None,
-    records: None = None,
+    transform: Callable[[Record], ItemOfRecord] | None = None,
+    records: Records[Record] | None = None,
     num_threads: int = 4,
     ordered: bool = True,
     drop_last: bool = False,
     max_bytes: int | None = None,
-) -> AsyncGenerator[list[Sample], None]: ...
-@overload
-def store_batches(
-    store: Store,
-    keys: Keys,
-    *,
-    batch_size: int,
-    transform: Callable[[Sample], T],
-    records: None = None,
-    num_threads: int = 4,
-    ordered: bool = True,
-    drop_last: bool = False,
-    max_bytes: int | None = None,
-) -> AsyncGenerator[list[T], None]: ...
-@overload
-def store_batches(
-    store: Store,
-    keys: Keys,
-    *,
-    batch_size: int,
-    transform: None = None,
-    records: Records[T],
-    num_threads: int = 4,
-    ordered: bool = True,
-    drop_last: bool = False,
-    max_bytes: int | None = None,
-) -> AsyncGenerator[list[T], None]: ...
-@overload
-def store_batches(
-    store: Store,
-    keys: Keys,
-    *,
-    batch_size: int,
-    transform: Callable[[Any], T],
-    records: Records[Any],
-    num_threads: int = 4,
-    ordered: bool = True,
-    drop_last: bool = False,
-    max_bytes: int | None = None,
-) -> AsyncGenerator[list[T], None]: ...
-def store_batches(
-    store: Store,
-    keys: Keys,
-    *,
-    batch_size: int,
-    transform: Callable[[Any], Any] | None = None,
-    records: Records[Any] | None = None,
-    num_threads: int = 4,
-    ordered: bool = True,
-    drop_last: bool = False,
-    max_bytes: int | None = None,
-) -> AsyncGenerator[list[Any], None]:
-    """Yield lists of what `transform` makes of the objects, fetched and transformed ahead.
+) -> AsyncGenerator[list[ItemOfRecord], None]:
+    """Yield lists of items that `transform` makes of the objects, prefetched and pretransformed.
 
         async for batch in store_batches(store, store.list(), batch_size=64, transform=decode): ...
 
-    Beside what the store itself holds, the samples of two batches wait at most. Leaving the
-    iteration, by `break` inside `contextlib.aclosing`, an error or cancellation, ends what is under
-    way; a transform that runs just then is waited for.
+    Besides what the store itself buffers, the samples of two batches wait at most. Leaving the
+    iteration, by `break` inside `contextlib.aclosing`, an error or cancellation, ends what is in
+    flight; a transform that runs at that time is waited for.
 
     Args:
         store: An asynchronous store, open on the running loop.
-        keys: Names, or metadata of a listing, which pins generations; may be a generator,
+        keys: Keys, or metadata of a listing, which pins generations; may be a generator,
             synchronous or asynchronous, such as `store.list()`.
         batch_size: Items of a batch; the last one may have fewer.
-        transform: Makes an item of a `Sample`, or of a record where there are `records`, in one of
-            the threads: it helps where it lets go of the interpreter, as image decoders, numpy and
-            torch do. Without it items are what it would be given.
+        transform: Makes an item of a `Sample`, or of a record if there are `records`, in one of the
+            threads: it helps if it releases the interpreter lock, as image decoders, numpy and
+            torch do. Without it items are the samples or records.
         records: Makes many records of one object, such as `jsonl()`; objects are read whole.
         num_threads: Threads that transform.
         ordered: In the order of `keys`; otherwise as they complete.
         drop_last: Leave out a last batch that is not full.
         max_bytes: Bytes of objects that wait for their transform or for the consumer;
-            `TransferOptions.max_in_flight_bytes` by default. One object is always let through.
+            `TransferOptions.max_in_flight_bytes` by default. One object is always admitted.
 
     Raises:
         StorageError: The first object that cannot be read ends the iteration, named.
@@ -142,7 +90,7 @@ def store_batches(
     ):
         if value <= 0:
             raise ValueError(f"{name} must be above 0, not {value!r}")
-    line: _Line[Any] = _Line(
+    pipeline: _TransformPipeline[Any] = _TransformPipeline(
         transform,
         records,
         num_threads=num_threads,
@@ -151,28 +99,34 @@ def store_batches(
         max_samples=2 * batch_size,
         max_bytes=limit,
     )
-    return _batches(line, store, keys, batch_size, ordered=ordered, drop_last=drop_last)
+    return _batches(pipeline, store, keys, batch_size, ordered=ordered, drop_last=drop_last)
 
 
 async def _batches(
-    line: _Line[T], store: Store, keys: Keys, batch_size: int, *, ordered: bool, drop_last: bool
+    pipeline: _TransformPipeline[T],
+    store: Store,
+    keys: Keys,
+    batch_size: int,
+    *,
+    ordered: bool,
+    drop_last: bool,
 ) -> AsyncGenerator[list[T], None]:
     # Not in a TaskGroup: a generator that yields inside one would let it cancel its consumer.
-    filling = asyncio.create_task(line.fill(store.fetch_batches(keys, ordered=ordered)))
-    held: list[T] = []
+    filling = asyncio.create_task(pipeline.fill(store.fetch_batches(keys, ordered=ordered)))
+    items: list[T] = []
     try:
-        while ready := await line.take():
-            held += ready
-            whole = len(held) - len(held) % batch_size
+        while ready := await pipeline.next_items():
+            items += ready
+            whole = len(items) - len(items) % batch_size
             for start in range(0, whole, batch_size):
-                yield held[start : start + batch_size]
-            del held[:whole]
-        if held and not drop_last:
-            yield held
+                yield items[start : start + batch_size]
+            del items[:whole]
+        if items and not drop_last:
+            yield items
     finally:
         filling.cancel()
         await asyncio.gather(filling, return_exceptions=True)
-        await line.close()
+        await pipeline.close()
 
 
 @dataclass(slots=True, eq=False)
@@ -185,8 +139,8 @@ class _Group(Generic[T]):
     done: asyncio.Future[tuple[list[T], Exception | None]]
 
 
-class _Line(Generic[T]):
-    """Groups between the store and the consumer."""
+class _TransformPipeline(Generic[T]):
+    """Groups of samples between the store and the consumer."""
 
     def __init__(
         self,
@@ -208,37 +162,37 @@ class _Line(Generic[T]):
         self._max_samples = max_samples
         self._max_bytes = max_bytes
         self._num_samples = self._num_bytes = 0
-        self._waiting: deque[_Group[T]] = deque()
-        self._changed, self._room = asyncio.Event(), asyncio.Event()
-        self._has_all = self._is_closing = False
-        self._failure: BaseException | None = None
-        self._error: Exception | None = None
+        self._groups: deque[_Group[T]] = deque()
+        self._changed, self._may_add = asyncio.Event(), asyncio.Event()
+        self._is_filled = self._is_closing = False
+        self._fetch_error: BaseException | None = None
+        self._transform_error: Exception | None = None
 
     async def fill(self, batches: AsyncGenerator[list[tuple[ObjectMeta, bytes]], None]) -> None:
-        """Begin with all that is fetched, as there is room for it."""
+        """Start to transform all that is fetched, within the limits."""
         try:
             async with aclosing(batches) as fetched:
                 async for batch in fetched:
-                    samples = [Sample(meta.key, data, meta) for meta, data in batch]
-                    for group in cut(samples, self._num_threads, self._max_group):
-                        await self._begin(group)
+                    samples = [make_sample(meta, data) for meta, data in batch]
+                    for group in split_into_groups(samples, self._num_threads, self._max_group):
+                        await self._start(group)
         except BaseException as exc:
-            # Raised where the consumer takes what comes after that which was there.
-            self._failure = exc
+            # Raised by `next_items`, after the items before it.
+            self._fetch_error = exc
             if not isinstance(exc, Exception):
                 raise
         finally:
-            self._has_all = True
+            self._is_filled = True
             self._changed.set()
 
-    async def _begin(self, samples: Sequence[Sample]) -> None:
+    async def _start(self, samples: Sequence[Sample]) -> None:
         num_bytes = sum(len(sample.data) for sample in samples)
-        while self._waiting and not (
+        while self._groups and not (
             self._num_samples + len(samples) <= self._max_samples
             and self._num_bytes + num_bytes <= self._max_bytes
         ):
-            self._room.clear()
-            await self._room.wait()
+            self._may_add.clear()
+            await self._may_add.wait()
         self._num_samples += len(samples)
         self._num_bytes += num_bytes
         work = None
@@ -246,12 +200,12 @@ class _Line(Generic[T]):
             done = asyncio.get_running_loop().create_future()
             done.set_result((samples, None))
         else:
-            work = self._threads.submit(self._work, samples)
+            work = self._threads.submit(self._transform_samples, samples)
             done = asyncio.wrap_future(work)
-        done.add_done_callback(self._finished)
-        self._waiting.append(_Group(len(samples), num_bytes, work, done))
+        done.add_done_callback(self._on_done)
+        self._groups.append(_Group(len(samples), num_bytes, work, done))
 
-    def _work(self, samples: Sequence[Sample]) -> tuple[list[T], Exception | None]:
+    def _transform_samples(self, samples: Sequence[Sample]) -> tuple[list[T], Exception | None]:
         """Transform samples, in a thread, up to the first that fails."""
         items: list[T] = []
         try:
@@ -262,67 +216,69 @@ class _Line(Generic[T]):
                 for value in values:
                     if self._is_closing:
                         return items, None
-                    items.append(transformed(value, self._transform, uri=sample.uri))
-        except Exception as exc:  # raised by `take`, after the items before it
+                    items.append(apply_transform(value, self._transform, uri=sample.uri))
+        except Exception as exc:  # raised by `next_items`, after the items before it
             return items, exc
         return items, None
 
-    def _finished(self, done: asyncio.Future[Any]) -> None:
+    def _on_done(self, done: asyncio.Future[Any]) -> None:
         if not done.cancelled():
-            done.exception()  # one that nobody comes to see is no matter for the log
+            done.exception()  # else the loop logs one that is never retrieved
         self._changed.set()
 
-    async def take(self) -> list[T]:
-        """Return the items that are there, one at least; none at the end.
+    async def next_items(self) -> list[T]:
+        """Return the items that are ready, at least one; none at the end.
 
         Raises:
             Exception: That of the store or of the transform, after the items before it.
         """
         while True:
-            if self._error is not None:
-                raise self._error
-            group = self._next_done()
+            if self._transform_error is not None:
+                raise self._transform_error
+            group = self._pop_done()
             if group is not None:
                 self._num_samples -= group.num_samples
                 self._num_bytes -= group.num_bytes
-                self._room.set()
-                items, self._error = group.done.result()
+                self._may_add.set()
+                items, self._transform_error = group.done.result()
                 if items:
                     return items
-            elif self._has_all and not self._waiting:
-                if self._failure is not None:
-                    raise self._failure
+            elif self._is_filled and not self._groups:
+                if self._fetch_error is not None:
+                    raise self._fetch_error
                 return []
             else:
                 self._changed.clear()
                 await self._changed.wait()
 
-    def _next_done(self) -> _Group[T] | None:
-        """Take out a group that is done: of those in order the first, or none."""
-        for group in self._waiting:
+    def _pop_done(self) -> _Group[T] | None:
+        """Remove and return a group that is done; if ordered, only the first."""
+        for group in self._groups:
             if group.done.done():
-                self._waiting.remove(group)
+                self._groups.remove(group)
                 return group
             if self._ordered:
                 break
         return None
 
     async def close(self) -> None:
-        """End what is under way: what has not begun is dropped, what runs is waited for."""
+        """Drop the groups that have not started, and wait for those that run."""
         self._is_closing = True
         running = [
             group.done
-            for group in self._waiting
+            for group in self._groups
             if group.work is not None and not group.work.cancel()
         ]
-        self._waiting.clear()
+        self._groups.clear()
         self._threads.shutdown(wait=False, cancel_futures=True)
         if running:
             await asyncio.wait(running)
 
 
-def cut(samples: Sequence[Sample], num_threads: int, max_group: int) -> Iterator[Sequence[Sample]]:
-    """Cut samples into groups, so that every thread has one of them if there are enough."""
+def split_into_groups(
+    samples: Sequence[Sample], num_threads: int, max_group: int
+) -> Iterator[Sequence[Sample]]:
+    """Split samples into groups, so that every thread has one of them if there are enough."""
     size = max(1, min(max_group, -(-len(samples) // num_threads)))
     for start in range(0, len(samples), size):
         yield samples[start : start + size]

@@ -1,4 +1,4 @@
-"""Functions of the user: errors of a transform name the sample, of its pickling the argument."""
+"""Functions of the user: a transform's errors name the sample, and pickling errors the argument."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["check_pickles", "transformed"]
+__all__ = ["apply_transform", "check_pickles"]
 
 
-def transformed(sample: Any, transform: Callable[[Any], Any] | None, *, uri: str = "") -> Any:
-    """Return what `transform` makes of a sample; the sample itself where there is none.
+def apply_transform(sample: Any, transform: Callable[[Any], Any] | None, *, uri: str = "") -> Any:
+    """Return the item that `transform` makes of a sample; the sample itself without one.
 
     Args:
         sample: A `Sample`, or a record of an object.
-        transform: The user's.
-        uri: Of the object, where it is a record.
+        transform: Function of the user.
+        uri: Uri of the object, for a record.
     """
     if transform is None:
         return sample
-    where = uri or sample.uri
+    uri = uri or sample.uri
     try:
         return transform(sample)
     except (StopIteration, StopAsyncIteration) as exc:
-        # Raised further, it would be taken for the end of the data.
-        raise RuntimeError(f"the transform raised {exc!r} for {where}") from exc
+        # Raised further, it would end the iteration.
+        raise RuntimeError(f"the transform raised {exc!r} for {uri}") from exc
     except Exception as exc:
-        exc.add_note(f"while transforming {where}")
+        exc.add_note(f"while transforming {uri}")
         raise
 
 
 def check_pickles(**arguments: Any) -> None:
     """Check functions that are about to be pickled for a worker that is being started.
 
-    Only functions themselves, and those in a `partial`, are tried: they are pickled by name, which
-    costs nothing. Other picklers, such as cloudpickle, take lambdas too.
+    Only functions, also in a `partial`, are tried: they are pickled by name, which costs nothing.
+    Other picklers, such as cloudpickle, accept lambdas too.
 
     Raises:
         TypeError: One is a lambda or a local function.

@@ -1,4 +1,4 @@
-"""Numbers that the main process and its workers share: who changes one, tells all."""
+"""WorkerState: numbers that the main process and its DataLoader workers share."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from typing import Any, Final
 import torch
 from torch.utils.data import get_worker_info
 
-__all__ = ["Shared"]
+__all__ = ["WorkerState"]
 
 _MAX_WORKERS: Final = 1024
 _EPOCH, _LOADS, _ITERATION = 0, 1, 2
-_USED = 3
+_STARTED = 3
+"""Offset of the flags of the main process and the workers: whether each has started to read."""
 _UNSET = -1
 _MAIN = -2
-"""Stands for the main process where iterations of DataLoader have their seed."""
+"""Identifies iterations in the main process; those of a DataLoader are identified by its seed."""
 
 
-class Shared:
-    """Epoch, states loaded, and who has begun to read, in shared memory.
+class WorkerState:
+    """Epoch, number of loaded states, and which processes have started to read.
 
-    Workers that live on over epochs have copies of the dataset: without this, they would not hear
-    of `set_epoch`. What each worker writes has a place of its own, so that nothing is locked. A
-    pickle outside of starting a worker carries the numbers, and shares them no more.
+    Persistent workers have copies of the dataset: they learn of `set_epoch` through shared memory.
+    Each worker writes a flag of its own, so that nothing is locked. A pickle outside the start of a
+    worker carries the numbers, and does not share them.
     """
 
     def __init__(self) -> None:
-        numbers = torch.zeros(_USED + _MAX_WORKERS, dtype=torch.int64)
+        numbers = torch.zeros(_STARTED + _MAX_WORKERS, dtype=torch.int64)
         numbers[_EPOCH] = numbers[_ITERATION] = _UNSET
         self._numbers = _in_shared_memory(numbers)
 
@@ -54,29 +55,29 @@ class Shared:
         """Note that a state was loaded, for this worker or, in the main process, for all."""
         self._numbers[_ITERATION] = _UNSET
         if get_worker_info() is not None:
-            self._numbers[_USED + _place()] = 0
+            self._numbers[_own_flag()] = 0
             return
         self._numbers[_LOADS] += 1
-        self._numbers[_USED : _USED + _MAX_WORKERS] = 0
+        self._numbers[_STARTED:] = 0
 
-    def use(self) -> None:
-        """Note that this worker, or the main process, has begun to read."""
+    def mark_started(self) -> None:
+        """Note that this worker, or the main process, has started to read."""
         if int(self._numbers[_ITERATION]) == _UNSET:
             self._numbers[_ITERATION] = _iteration()
-        self._numbers[_USED + _place()] = 1
+        self._numbers[_own_flag()] = 1
 
-    def is_used(self) -> bool:
-        """Tell whether the state that was loaded last is used up for this worker, or the main one.
+    def has_used_state(self) -> bool:
+        """Return whether the state that was loaded last is used up for this process.
 
-        It is where this one has begun to read, and where any has in another iteration of a
-        DataLoader: that was the epoch of the state, by however many workers it was read.
+        It is if this process has started to read, or any has in another iteration of a DataLoader:
+        that was the epoch of the state, with any number of workers.
         """
         iteration = int(self._numbers[_ITERATION])
-        return bool(self._numbers[_USED + _place()]) or iteration not in {_UNSET, _iteration()}
+        return bool(self._numbers[_own_flag()]) or iteration not in {_UNSET, _iteration()}
 
-    def is_used_by_any(self) -> bool:
-        """Tell whether any has begun to read since the last load."""
-        return bool(self._numbers[_USED : _USED + _MAX_WORKERS].any())
+    def has_any_started(self) -> bool:
+        """Return whether any process has started to read since the last load."""
+        return bool(self._numbers[_STARTED:].any())
 
 
 def _in_shared_memory(numbers: torch.Tensor) -> torch.Tensor:
@@ -85,15 +86,15 @@ def _in_shared_memory(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _iteration() -> int:
-    """Return what tells the workers of one iteration of a DataLoader from those of another."""
+    """Return a number that the workers of one iteration of a DataLoader have in common."""
     worker = get_worker_info()
     return _MAIN if worker is None else int(worker.seed) - int(worker.id)
 
 
-def _place() -> int:
+def _own_flag() -> int:
     worker = get_worker_info()
     if worker is None:
-        return 0
+        return _STARTED
     if worker.id + 1 >= _MAX_WORKERS:
         raise ValueError(f"a rank may have {_MAX_WORKERS - 1} workers at most")
-    return int(worker.id) + 1
+    return _STARTED + int(worker.id) + 1

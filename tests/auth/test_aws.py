@@ -1,4 +1,4 @@
-"""AWS keys: found by botocore in a thread, renewed before they end, one renewal at a time."""
+"""AWS keys: found by botocore in a thread, renewed before they expire, one renewal at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from botocore.exceptions import (
 from botocore.session import Session
 
 from aioflux import CredentialsError, S3Access, TransientError
-from aioflux._auth.aws import WAIT, AWSSource
+from aioflux._auth.access_token import NOT_READY
+from aioflux._auth.aws import AWSSource
 from aioflux._auth.sigv4 import Keys
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Clock:
 
 
 class Renewed:
-    """Credentials that end, on a fake clock, and are renewed in whatever thread asks for them."""
+    """Credentials that expire on a fake clock, and are renewed by the thread that reads them."""
 
     def __init__(self, clock: Clock, *, seconds: float = 3600.0) -> None:
         self.clock = clock
@@ -62,34 +63,39 @@ def source_of(credentials: object, clock: Clock | None = None) -> AWSSource:
     return AWSSource(S3Access(credentials=credentials), clock=clock or Clock())
 
 
+async def renewed(source: AWSSource, keys: Keys) -> None:
+    """Wait, as requests do, until the renewal in the background has ended."""
+    async with asyncio.timeout(100):
+        while await source.get() != keys:  # noqa: ASYNC110  a thread ends it
+            await asyncio.sleep(0)
+
+
 async def test_keys_are_found_once_and_off_the_loop() -> None:
     clock = Clock()
     credentials = Renewed(clock)
     source = source_of(credentials, clock)
-    assert source.ready() is WAIT
+    assert source.get_nowait() is NOT_READY
     found = await asyncio.gather(*[source.get() for _ in range(5)])
     assert found[0] == Keys("id", "secret-0", "token")
     assert all(each is found[0] for each in found)
-    assert source.ready() is found[0]
+    assert source.get_nowait() is found[0]
     assert threading.get_ident() not in credentials.threads
 
 
-async def test_keys_are_renewed_in_the_background_before_they_end() -> None:
+async def test_keys_are_renewed_in_the_background_before_they_expire() -> None:
     clock = Clock()
     credentials = Renewed(clock)
     source = source_of(credentials, clock)
     first = await source.get()
     clock.now = credentials.ends_at - 600
     credentials.may_end.clear()
-    assert await source.get() is first  # nobody waits while they are valid
+    assert await source.get() is first  # no wait while they are valid
     credentials.may_end.set()
-    assert source._renewal is not None
-    await source._renewal
-    assert await source.get() == Keys("id", "secret-1", "token")
+    await renewed(source, Keys("id", "secret-1", "token"))
     await source.close()
 
 
-async def test_keys_that_have_ended_are_waited_for() -> None:
+async def test_the_renewal_of_expired_keys_is_awaited() -> None:
     clock = Clock()
     credentials = Renewed(clock)
     source = source_of(credentials, clock)
@@ -98,19 +104,19 @@ async def test_keys_that_have_ended_are_waited_for() -> None:
     assert await source.get() == Keys("id", "secret-1", "token")
 
 
-async def test_refused_keys_are_found_anew() -> None:
+async def test_rejected_keys_are_found_again() -> None:
     clock = Clock()
     credentials = Renewed(clock)
     source = source_of(credentials, clock)
     first = await source.get()
     assert isinstance(first, Keys)
     credentials.ends_at = clock.now
-    source.refuse(first)
-    assert source.ready() is WAIT
+    source.invalidate(first)
+    assert source.get_nowait() is NOT_READY
     second = await source.get()
     assert second == Keys("id", "secret-1", "token")
-    source.refuse(first)  # old news
-    assert source.ready() is second
+    source.invalidate(first)  # replaced since
+    assert source.get_nowait() is second
 
 
 @pytest.mark.parametrize(
@@ -122,10 +128,10 @@ async def test_refused_keys_are_found_anew() -> None:
         (RuntimeError("hush"), CredentialsError),
     ],
 )
-async def test_failures_tell_their_class_and_nothing_else(
+async def test_failures_name_their_class_and_nothing_else(
     failure: Exception, expected: type[Exception]
 ) -> None:
-    """What botocore was told by a process or a service may be a secret."""
+    """The text of a failure may contain a secret."""
     credentials = Renewed(Clock())
     credentials.failure = failure
     with pytest.raises(expected) as error:
@@ -135,14 +141,14 @@ async def test_failures_tell_their_class_and_nothing_else(
     assert error.value.__cause__ is None
 
 
-async def test_a_function_is_asked_again_after_a_while() -> None:
+async def test_a_function_is_called_again_after_a_while() -> None:
     clock = Clock()
     given = iter([("id", "1"), ("id", "2")])
     source = source_of(lambda: next(given), clock)
     first = await source.get()
-    assert source.ready() is first
+    assert source.get_nowait() is first
     clock.now += 5
-    assert source.ready() is WAIT
+    assert source.get_nowait() is NOT_READY
     assert await source.get() == Keys("id", "2")
 
 
@@ -159,7 +165,7 @@ async def as_awaitable() -> tuple[str, str]:
         as_awaitable,
     ],
 )
-async def test_a_function_may_give_keys_in_several_forms(provider: Any) -> None:
+async def test_a_function_may_return_keys_in_several_forms(provider: Any) -> None:
     source = source_of(provider)
     first = await source.get()
     assert first == Keys("id", "secret")
@@ -167,28 +173,28 @@ async def test_a_function_may_give_keys_in_several_forms(provider: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [None, "text", ("id",), ("id", ""), ("id", 5), {}])
-async def test_a_function_that_gives_none_is_told(given: object) -> None:
+async def test_a_function_that_returns_no_keys_is_an_error(given: object) -> None:
     with pytest.raises(CredentialsError, match="must return botocore credentials"):
         await source_of(lambda: given).get()
 
 
-async def test_keys_that_no_header_takes_are_refused() -> None:
+async def test_keys_that_no_header_accepts_are_rejected() -> None:
     with pytest.raises(CredentialsError, match="copy it again") as error:
         await source_of(lambda: ("id\r\nX: y", "secret")).get()
     assert "X: y" not in str(error.value)
 
 
-def test_what_is_no_credentials_is_a_type_error() -> None:
+def test_other_types_are_a_type_error() -> None:
     with pytest.raises(TypeError, match="not int"):
         source_of(5)
 
 
-def test_settings_that_exclude_each_other_are_refused() -> None:
+def test_settings_that_exclude_each_other_are_rejected() -> None:
     with pytest.raises(ValueError, match="neither credentials nor a profile"):
         S3Access(anonymous=True, profile="p")
     with pytest.raises(ValueError, match="not both"):
         S3Access(credentials=lambda: None, profile="p")
-    with pytest.raises(ValueError, match="somebody has to pay"):
+    with pytest.raises(ValueError, match="someone has to pay"):
         S3Access(anonymous=True, requester_pays=True)
     with pytest.raises(ValueError, match="addressing"):
         S3Access(addressing="dns")  # type: ignore[arg-type]
@@ -212,7 +218,7 @@ def no_aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-async def test_a_profile_tells_keys_region_endpoint_and_addressing(no_aws: Path) -> None:
+async def test_a_profile_has_keys_region_endpoint_and_addressing(no_aws: Path) -> None:
     (no_aws / "config").write_text(
         "[profile work]\nregion = eu-west-3\nendpoint_url = http://there\n"
         "s3 =\n  addressing_style = virtual\n"
@@ -227,7 +233,7 @@ async def test_a_profile_tells_keys_region_endpoint_and_addressing(no_aws: Path)
     assert await source.get() == Keys("id", "secret")
 
 
-async def test_the_environment_goes_before_the_profile(
+async def test_the_environment_precedes_the_profile(
     no_aws: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (no_aws / "config").write_text("[default]\nregion = eu-west-3\n")
@@ -240,7 +246,7 @@ async def test_the_environment_goes_before_the_profile(
     assert await source.get() == Keys("id", "secret", "token")
 
 
-async def test_a_profile_that_does_not_exist_is_named_as_such(no_aws: Path) -> None:
+async def test_a_profile_that_does_not_exist_is_an_error(no_aws: Path) -> None:
     with pytest.raises(CredentialsError, match="profile"):
         await AWSSource(S3Access(profile="nobody")).settings()
 
@@ -250,16 +256,16 @@ async def test_no_credentials_say_how_to_sign_in(no_aws: Path) -> None:
         await AWSSource(S3Access()).get()
 
 
-async def test_who_is_anonymous_has_no_keys(no_aws: Path) -> None:
+async def test_anonymous_access_has_no_keys(no_aws: Path) -> None:
     source = AWSSource(S3Access(anonymous=True))
-    assert source.ready() is None
+    assert source.get_nowait() is None
     assert await source.get() is None
 
 
-async def test_stores_share_what_botocore_does_at_events_and_nothing_else(
+async def test_stores_share_the_event_handlers_of_botocore_and_nothing_else(
     no_aws: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What one session is told stays its own, and keys are found anew for each."""
+    """Handlers that one session adds stay its own, and keys are found for each."""
     events, keys = [], []
     for name in ("one", "other"):
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", name)
@@ -270,9 +276,9 @@ async def test_stores_share_what_botocore_does_at_events_and_nothing_else(
     assert [each and each.access_key for each in keys] == ["one", "other"]
     one, other = events
     one.register("mine", lambda **_: "heard")
-    assert [answer for _, answer in one.emit("mine")] == ["heard"]
+    assert [response for _, response in one.emit("mine")] == ["heard"]
     assert other.emit("mine") == []
     builtin = "choose-signer.sts.AssumeRoleWithSAML"
-    _, answer = other.emit_until_response(builtin)
+    _, response = other.emit_until_response(builtin)
     _, expected = Session().get_component("event_emitter").emit_until_response(builtin)
-    assert answer is expected is UNSIGNED
+    assert response is expected is UNSIGNED

@@ -1,4 +1,4 @@
-"""Where S3 is asked by what the environment and the profile say: the same place as by boto3."""
+"""The endpoint of S3 by environment and profile is that of boto3."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ CASES: dict[str, tuple[dict[str, str], str]] = {
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """Writes the file of profiles, in an environment that says nothing else."""
+    """Writes the file of profiles, in an environment without other settings."""
     for name in tuple(os.environ):
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)
@@ -79,7 +79,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 
 def asked_by_boto3(bucket: str) -> str:
-    """The url, without its key, that boto3 sends a read to."""
+    """Return the url, without its key, to which boto3 sends a read."""
     urls: list[str] = []
 
     def keep(request: AWSPreparedRequest, **_: Any) -> NoReturn:
@@ -119,10 +119,10 @@ KEYS = {
 
 @pytest.mark.parametrize("bucket", ["data-1", "with.dot"])
 @pytest.mark.parametrize("case", CASES)
-async def test_s3_is_asked_where_boto3_asks(
+async def test_the_endpoint_is_that_of_boto3(
     config: Config, monkeypatch: pytest.MonkeyPatch, case: str, bucket: str
 ) -> None:
-    """Also by stores that are given keys, or need none."""
+    """Also for stores with credentials=, or without keys."""
     environment, text = CASES[case]
     config(text)
     for name, value in {**REGION, **environment}.items():
@@ -132,7 +132,7 @@ async def test_s3_is_asked_where_boto3_asks(
     assert asked == dict.fromkeys(KEYS, expected)
 
 
-async def test_an_endpoint_that_is_given_goes_before_all(
+async def test_an_endpoint_argument_precedes_all(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config(BOTH)
@@ -144,13 +144,13 @@ async def test_an_endpoint_that_is_given_goes_before_all(
     await service.aclose()
 
 
-async def test_services_that_are_not_there_are_named(config: Config) -> None:
+async def test_missing_services_are_named(config: Config) -> None:
     config("[default]\nregion = us-west-2\nservices = lost\n")
     with pytest.raises(ValueError, match=r"services.*'lost'"):
         await asked_by_us("data-1")
 
 
-async def test_a_region_without_fips_endpoints_is_refused(
+async def test_a_region_without_fips_endpoints_is_rejected(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "cn-north-1")
@@ -159,7 +159,7 @@ async def test_a_region_without_fips_endpoints_is_refused(
         await asked_by_us("data-1")
 
 
-async def test_the_region_of_a_bucket_is_asked_of_the_same_kind_of_endpoint(
+async def test_the_region_of_a_bucket_is_found_at_the_same_kind_of_endpoint(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_USE_FIPS_ENDPOINT", "true")
@@ -216,6 +216,6 @@ async def test_a_bundle_that_cannot_be_read_is_named(
         "arn:aws:s3::123456789012:accesspoint/mfzwi23gnjvgw.mrap",
     ],
 )
-def test_an_arn_is_no_bucket(arn: str) -> None:
+def test_an_arn_is_not_a_bucket(arn: str) -> None:
     with pytest.raises(ValueError, match="alias"):
         aioflux.open_store(f"s3://{arn}/prefix")

@@ -1,4 +1,4 @@
-"""Azure credentials: every kind is taken, signatures are the SDK's own, and nothing leaks."""
+"""Azure credentials: every kind is accepted, signatures are the SDK's, and no secret leaks."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import CredentialsError, TransientError
+from aioflux._auth.access_token import NOT_READY, AnonymousToken, ProvidedToken
 from aioflux._auth.azure import (
     ANONYMOUS,
     AzureToken,
@@ -28,7 +29,6 @@ from aioflux._auth.azure import (
     open_access,
     parse_connection_string,
 )
-from aioflux._auth.credentials_function import WAIT, AnonymousToken, ProvidedToken
 
 KEY = "cGxhbnRlZC1rZXktb2YtdGhlLXRlc3Qtb25seQ=="
 SAS = "sv=2023-11-03&ss=b&srt=co&sp=rwdl&se=2030-01-01&sig=cGxhbnRlZA%3D%3D"
@@ -165,7 +165,7 @@ class AwaitedCredential(Credential):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_credentials_may_be(credentials: Any, expected: str) -> None:
+def test_kinds_of_credentials(credentials: Any, expected: str) -> None:
     assert kind(opened(credentials)) == expected
 
 
@@ -182,11 +182,11 @@ def test_credentials_may_be(credentials: Any, expected: str) -> None:
         ({"AZURE_STORAGE_KEY": KEY}, "token"),
     ],
 )
-def test_the_environment_may_tell(environ: dict[str, str], expected: str) -> None:
+def test_credentials_of_the_environment(environ: dict[str, str], expected: str) -> None:
     assert kind(opened(**environ)) == expected
 
 
-def test_without_tls_nobody_looks_for_tokens() -> None:
+def test_without_tls_no_token_is_looked_for() -> None:
     assert kind(opened(is_http=True)) == "none"
     access = open_access("devstoreaccount1", None, is_http=True, environ={})
     assert kind(access) == "key"
@@ -200,7 +200,7 @@ def test_without_tls_nobody_looks_for_tokens() -> None:
         (f"BlobEndpoint=http://h:1/acct;AccountName=acct;AccountKey={KEY}", "http://h:1/acct"),
     ],
 )
-def test_a_connection_string_tells_the_endpoint(text: str, endpoint: str) -> None:
+def test_a_connection_string_has_the_endpoint(text: str, endpoint: str) -> None:
     assert opened(text).endpoint_url == endpoint
 
 
@@ -225,7 +225,7 @@ def test_the_development_account_is_the_emulators() -> None:
         (5, TypeError, "not int"),
     ],
 )
-def test_damaged_credentials_are_refused_without_being_told(
+def test_an_error_about_invalid_credentials_does_not_contain_them(
     credentials: Any, error: type[Exception], says: str
 ) -> None:
     with pytest.raises(error, match=says) as raised:
@@ -250,7 +250,7 @@ def test_damaged_credentials_are_refused_without_being_told(
     ],
 )
 def test_a_sas_token_of_another_account_is_not_used(endpoint: str, *, is_ours: bool) -> None:
-    """Its connection string has no AccountName: what is said to be in one would go to another."""
+    """Its connection string has no AccountName: objects of one account would go to another."""
     text = f"BlobEndpoint={endpoint};SharedAccessSignature={SAS}"
     told = opened(AZURE_STORAGE_CONNECTION_STRING=text)
     assert kind(told) == ("sas" if is_ours else "token")
@@ -262,14 +262,14 @@ def test_a_sas_token_of_another_account_is_not_used(endpoint: str, *, is_ours: b
 
 
 @pytest.mark.parametrize("account", ["evil.example#", "evil.example?", "u@evil.example", "a b", ""])
-def test_the_name_of_an_account_is_no_host(account: str) -> None:
-    """A token would go to whoever a uri names."""
-    with pytest.raises(ValueError, match="no name of a storage account"):
+def test_the_name_of_an_account_cannot_name_a_host(account: str) -> None:
+    """A token would be sent to any host that a uri names."""
+    with pytest.raises(ValueError, match="not a name of a storage account"):
         open_access(account, Credential(), is_http=False, environ={})
 
 
 @pytest.mark.parametrize("text", [f"{KEY}\n", f" {SAS}\n", f"{CONNECTION}\r\n"])
-def test_the_end_of_a_line_is_no_part_of_credentials(text: str) -> None:
+def test_the_end_of_a_line_is_not_part_of_credentials(text: str) -> None:
     expected = "sas" if SAS in text else "key"
     assert kind(opened(text)) == expected
     name = {KEY: "AZURE_STORAGE_KEY", SAS: "AZURE_STORAGE_SAS_TOKEN"}.get(
@@ -279,7 +279,7 @@ def test_the_end_of_a_line_is_no_part_of_credentials(text: str) -> None:
 
 
 @pytest.mark.parametrize("between", [" ", "\r\nHost: evil", "\u00e9"])
-def test_a_sas_token_that_no_url_takes_is_refused(between: str) -> None:
+def test_a_sas_token_that_cannot_be_in_a_url_is_rejected(between: str) -> None:
     planted = f"se=2026{between}01&sig=planted"
     for credentials in (planted, AzureSasCredential(planted)):
         with pytest.raises(CredentialsError, match="cannot be sent") as raised:
@@ -287,7 +287,7 @@ def test_a_sas_token_that_no_url_takes_is_refused(between: str) -> None:
         assert "planted" not in str(raised.value)
 
 
-def test_a_sas_token_is_told_from_a_key() -> None:
+def test_a_sas_token_is_distinguished_from_a_key() -> None:
     assert is_sas(SAS)
     assert not is_sas(KEY)
     assert parse_connection_string("A=b=c;D=") == {"a": "b=c", "d": ""}
@@ -297,17 +297,17 @@ def test_a_sas_token_is_told_from_a_key() -> None:
 
 
 @pytest.mark.parametrize("credential", [Credential, AwaitedCredential])
-async def test_a_token_is_renewed_before_it_ends(credential: type[Credential]) -> None:
+async def test_a_token_is_renewed_before_it_expires(credential: type[Credential]) -> None:
     now = [1000.0]
     source = credential(("first", 2000), ("second", 3000))
     token = AzureToken(source, clock=lambda: now[0])
-    assert token.ready() is WAIT
-    assert await token.get() == token.ready() == "first"
+    assert token.get_nowait() is NOT_READY
+    assert await token.get() == token.get_nowait() == "first"
     now[0] = 1900.0
     assert await token.get() == "first"  # still valid, while the next one is on its way
     while await token.get() == "first":  # noqa: ASYNC110  it is asked for as requests do
         await asyncio.sleep(0.001)
-    assert token.ready() == "second"
+    assert token.get_nowait() == "second"
     assert source.scopes == ["https://storage.azure.com/.default"] * 2
     await token.close()
 
@@ -317,11 +317,11 @@ async def test_a_token_is_renewed_before_it_ends(credential: type[Credential]) -
     ("failure", "error", "says"),
     [
         (ClientAuthenticationError("no account.\nthe long story"), CredentialsError, "no account"),
-        (ServiceRequestError("no route to host"), TransientError, "did not answer"),
+        (ServiceRequestError("no route to host"), TransientError, "did not respond"),
         (ZeroDivisionError("a bug"), ZeroDivisionError, "a bug"),
     ],
 )
-async def test_a_token_that_does_not_come_says_why(
+async def test_a_missing_token_is_explained(
     credential: type[Credential], failure: Exception, error: type[Exception], says: str
 ) -> None:
     with pytest.raises(error, match=says) as raised:

@@ -1,4 +1,4 @@
-"""Tokens of google-auth: one renewal at a time, before the old one ends."""
+"""Tokens of google-auth: one renewal at a time, before the old one expires."""
 
 from __future__ import annotations
 
@@ -11,13 +11,8 @@ import pytest
 from google.auth import exceptions
 
 from aioflux import CredentialsError, TransientError
-from aioflux._auth.google import (
-    WAIT,
-    AnonymousToken,
-    GoogleToken,
-    ProvidedToken,
-    open_token,
-)
+from aioflux._auth.access_token import NOT_READY, AnonymousToken, ProvidedToken
+from aioflux._auth.google import GoogleToken, open_token
 
 HOUR = 3600.0
 START = 1_700_000_000.0
@@ -32,7 +27,7 @@ class Clock:
 
 
 class FakeCredentials(google.auth.credentials.Credentials):
-    """Credentials on a fake clock, whose refresh does what the test says."""
+    """Credentials on a fake clock, whose refresh the test controls."""
 
     def __init__(self, clock: Clock, *, token: str | None = None, seconds: float = HOUR) -> None:
         super().__init__()
@@ -78,7 +73,7 @@ def clock() -> Clock:
 
 
 async def renewed(token: GoogleToken, value: str) -> None:
-    """Wait, as requests do, until the renewal in the background has come to an end."""
+    """Wait, as requests do, until the renewal in the background has ended."""
     async with asyncio.timeout(100):
         while await token.get() != value:  # noqa: ASYNC110  a thread ends it
             await asyncio.sleep(0)
@@ -97,7 +92,7 @@ async def test_many_at_once_wait_for_one_refresh(clock: Clock) -> None:
     assert (credentials.num_refreshed, credentials.most_under_way) == (1, 1)
 
 
-async def test_a_token_is_used_until_shortly_before_its_end(clock: Clock) -> None:
+async def test_a_token_is_used_until_shortly_before_it_expires(clock: Clock) -> None:
     credentials = FakeCredentials(clock)
     token = GoogleToken(credentials, clock=clock)
     assert await token.get() == "token-1"
@@ -112,14 +107,14 @@ async def test_it_is_renewed_in_the_background_while_it_is_valid(clock: Clock) -
     await token.get()
     clock.now += HOUR - 200
     credentials.may_end.clear()
-    assert await token.get() == "token-1"  # nobody waits for the renewal
+    assert await token.get() == "token-1"  # the renewal is not awaited
     credentials.may_end.set()
     clock.now += 20
     await renewed(token, "token-2")
     await token.close()
 
 
-async def test_an_expired_token_is_never_given_out(clock: Clock) -> None:
+async def test_an_expired_token_is_never_returned(clock: Clock) -> None:
     credentials = FakeCredentials(clock)
     token = GoogleToken(credentials, clock=clock)
     await token.get()
@@ -127,7 +122,7 @@ async def test_an_expired_token_is_never_given_out(clock: Clock) -> None:
     assert await token.get() == "token-2"
 
 
-async def test_a_renewal_that_fails_while_the_token_is_valid_is_tried_again(clock: Clock) -> None:
+async def test_a_renewal_that_fails_while_the_token_is_valid_is_repeated(clock: Clock) -> None:
     credentials = FakeCredentials(clock)
     token = GoogleToken(credentials, clock=clock)
     await token.get()
@@ -160,7 +155,7 @@ async def test_failures_do_not_hammer_the_server(clock: Clock) -> None:
     await token.close()
 
 
-async def test_a_token_that_ended_during_failures_is_not_given_out(clock: Clock) -> None:
+async def test_a_token_that_expired_during_failures_is_not_returned(clock: Clock) -> None:
     credentials = FakeCredentials(clock)
     token = GoogleToken(credentials, clock=clock)
     await token.get()
@@ -168,12 +163,12 @@ async def test_a_token_that_ended_during_failures_is_not_given_out(clock: Clock)
     clock.now += HOUR - 5
     await token.get()
     clock.now += 6
-    for _ in range(2):  # the renewal under way, and one of its own
+    for _ in range(2):  # the running renewal, and another one
         with pytest.raises(TransientError, match="could not be refreshed"):
             await token.get()
 
 
-async def test_an_error_says_what_to_do_and_holds_no_secret(clock: Clock) -> None:
+async def test_an_error_says_what_to_do_and_contains_no_secret(clock: Clock) -> None:
     credentials = FakeCredentials(clock)
     credentials.failures = [exceptions.RefreshError("response: refresh_token=SECRET")]
     token = GoogleToken(credentials, clock=clock)
@@ -198,7 +193,7 @@ async def test_a_token_that_is_valid_is_used_without_a_refresh(clock: Clock) -> 
     assert credentials.num_refreshed == 0
 
 
-async def test_a_token_without_an_end_is_used_for_ever(clock: Clock) -> None:
+async def test_a_token_without_an_expiry_is_always_used(clock: Clock) -> None:
     credentials = FakeCredentials(clock, token="given")
     credentials.expiry = None
     token = GoogleToken(credentials, clock=clock)
@@ -208,7 +203,7 @@ async def test_a_token_without_an_end_is_used_for_ever(clock: Clock) -> None:
     assert credentials.num_refreshed == 0
 
 
-async def test_closing_ends_a_renewal_that_waits(clock: Clock) -> None:
+async def test_closing_cancels_a_renewal(clock: Clock) -> None:
     credentials = FakeCredentials(clock)
     credentials.may_end.clear()
     token = GoogleToken(credentials, clock=clock)
@@ -228,7 +223,7 @@ async def test_a_provider_may_be_a_function_or_a_coroutine_function() -> None:
     assert await ProvidedToken(later).get() == "later"
 
 
-def test_where_tokens_come_from(clock: Clock) -> None:
+def test_the_token_source_of_credentials(clock: Clock) -> None:
     anonymous = google.auth.credentials.AnonymousCredentials()
     assert isinstance(open_token(None, emulator=True), AnonymousToken)
     assert isinstance(open_token(None, emulator=False), GoogleToken)
@@ -240,9 +235,9 @@ def test_where_tokens_come_from(clock: Clock) -> None:
 
 
 class ScopedCredentials(FakeCredentials, google.auth.credentials.Scoped):
-    """Credentials that want to be told what for."""
+    """Credentials that need scopes."""
 
-    asked: tuple[str, ...] = ()
+    requested: tuple[str, ...] = ()
 
     @property
     def requires_scopes(self) -> bool:
@@ -250,7 +245,7 @@ class ScopedCredentials(FakeCredentials, google.auth.credentials.Scoped):
 
     def with_scopes(self, scopes: tuple[str, ...], default_scopes: object = None) -> object:
         made = ScopedCredentials(self.clock)
-        made.asked = tuple(scopes)
+        made.requested = tuple(scopes)
         ScopedCredentials.latest = made
         return made
 
@@ -258,7 +253,7 @@ class ScopedCredentials(FakeCredentials, google.auth.credentials.Scoped):
 async def test_credentials_are_scoped_to_storage(clock: Clock) -> None:
     token = open_token(ScopedCredentials(clock), emulator=False)
     assert await token.get() == "token-1"
-    assert ScopedCredentials.latest.asked[0].endswith("/devstorage.full_control")
+    assert ScopedCredentials.latest.requested[0].endswith("/devstorage.full_control")
 
 
 async def test_an_anonymous_token_is_none() -> None:
@@ -267,7 +262,7 @@ async def test_an_anonymous_token_is_none() -> None:
     await token.close()
 
 
-async def test_of_many_refusals_the_first_makes_for_one_renewal(clock: Clock) -> None:
+async def test_many_rejections_of_one_token_cause_one_renewal(clock: Clock) -> None:
     credentials = FakeCredentials(clock)
     token = GoogleToken(credentials, clock=clock)
 
@@ -275,28 +270,28 @@ async def test_of_many_refusals_the_first_makes_for_one_renewal(clock: Clock) ->
         value = await token.get()
         await asyncio.sleep(0)
         if value == "token-1":
-            token.refuse(value)
+            token.invalidate(value)
         return await token.get()
 
     assert set(await asyncio.gather(*(use() for _ in range(100)))) == {"token-2"}
     assert (credentials.num_refreshed, credentials.most_under_way) == (2, 1)
-    token.refuse("token-1")  # old news
+    token.invalidate("token-1")  # replaced since
     assert await token.get() == "token-2"
 
 
-async def test_a_token_without_an_end_is_renewed_where_it_is_refused(clock: Clock) -> None:
+async def test_a_token_without_an_expiry_is_renewed_when_it_is_rejected(clock: Clock) -> None:
     credentials = FakeCredentials(clock, token="given")
     credentials.expiry = None
     token = GoogleToken(credentials, clock=clock)
     assert await token.get() == "given"
-    token.refuse("given")
+    token.invalidate("given")
     assert await token.get() == "token-1"
 
 
-async def test_a_renewal_that_fails_after_a_refusal_gives_out_nothing(clock: Clock) -> None:
+async def test_a_renewal_that_fails_after_a_rejection_returns_nothing(clock: Clock) -> None:
     credentials = FakeCredentials(clock)
     token = GoogleToken(credentials, clock=clock)
-    token.refuse(await token.get())
+    token.invalidate(await token.get())
     credentials.failures = [exceptions.RefreshError("revoked") for _ in range(2)]
     for _ in range(2):
         with pytest.raises(CredentialsError, match="gcloud auth"):
@@ -309,10 +304,10 @@ async def test_a_renewal_that_fails_after_a_refusal_gives_out_nothing(clock: Clo
     [
         exceptions.TransportError("no network"),
         exceptions.RefreshError("busy", retryable=True),
-        exceptions.RefreshError("behind it is another"),
+        exceptions.RefreshError("its cause is another"),
     ],
 )
-async def test_a_failure_of_the_network_may_pass(clock: Clock, failure: Exception) -> None:
+async def test_a_failure_of_the_network_is_transient(clock: Clock, failure: Exception) -> None:
     if not (isinstance(failure, exceptions.TransportError) or failure.retryable):
         failure.__cause__ = exceptions.TransportError("no network")
     credentials = FakeCredentials(clock)
@@ -334,7 +329,9 @@ async def test_a_failure_of_the_network_may_pass(clock: Clock, failure: Exceptio
         ("tökén", "visible characters"),
     ],
 )
-async def test_a_token_that_cannot_be_sent_is_refused_unsaid(value: object, says: str) -> None:
+async def test_an_error_about_a_token_that_cannot_be_sent_does_not_contain_it(
+    value: object, says: str
+) -> None:
     token = ProvidedToken(lambda: value)
     with pytest.raises(CredentialsError, match=says) as caught:
         await token.get()
@@ -342,42 +339,42 @@ async def test_a_token_that_cannot_be_sent_is_refused_unsaid(value: object, says
     assert "tökén" not in str(caught.value)
 
 
-async def test_what_has_nothing_to_renew_takes_refusals() -> None:
+async def test_sources_without_renewal_accept_rejections() -> None:
     anonymous, provided = AnonymousToken(), ProvidedToken(lambda: "token")
-    anonymous.refuse("token")
-    provided.refuse("token")
+    anonymous.invalidate("token")
+    provided.invalidate("token")
     assert (await anonymous.get(), await provided.get()) == (None, "token")
 
 
-async def test_what_a_function_returned_is_used_for_a_while(clock: Clock) -> None:
+async def test_the_token_of_a_function_is_used_for_a_while(clock: Clock) -> None:
     tokens = iter(["first", "second"])
     token = ProvidedToken(lambda: next(tokens), clock=clock)
-    assert token.ready() is WAIT
+    assert token.get_nowait() is NOT_READY
     assert [await token.get() for _ in range(3)] == ["first"] * 3
-    assert token.ready() == "first"
+    assert token.get_nowait() == "first"
     clock.now += 5
-    assert token.ready() is WAIT
+    assert token.get_nowait() is NOT_READY
     assert await token.get() == "second"
     clock.now += 5
     with pytest.raises(RuntimeError, match="StopIteration"):
         await token.get()
 
 
-async def test_a_token_that_is_refused_is_asked_for_anew(clock: Clock) -> None:
+async def test_a_function_is_called_again_when_its_token_is_rejected(clock: Clock) -> None:
     tokens = iter(["first", "second"])
     token = ProvidedToken(lambda: next(tokens), clock=clock)
     for _ in range(2):
         assert await token.get() == "first"
-    token.refuse("another")
-    assert token.ready() == "first"
-    token.refuse("first")
-    assert token.ready() is WAIT
+    token.invalidate("another")
+    assert token.get_nowait() == "first"
+    token.invalidate("first")
+    assert token.get_nowait() is NOT_READY
     assert await token.get() == "second"
-    token.refuse("first")  # old news
-    assert token.ready() == "second"
+    token.invalidate("first")  # replaced since
+    assert token.get_nowait() == "second"
 
 
-async def test_of_many_requests_one_calls_the_function_and_the_loop_goes_on() -> None:
+async def test_many_requests_share_one_call_that_does_not_block_the_loop() -> None:
     threads: list[int] = []
     may_end = threading.Event()
 
@@ -389,7 +386,7 @@ async def test_of_many_requests_one_calls_the_function_and_the_loop_goes_on() ->
     token = ProvidedToken(provide)
     waiting = [asyncio.create_task(token.get()) for _ in range(20)]
     await asyncio.sleep(0)
-    may_end.set()  # by the loop: a function that blocked it would never end
+    may_end.set()  # set on the loop: a function that blocked it would never return
     assert await asyncio.gather(*waiting) == ["token"] * 20
     assert len(threads) == 1
     assert threads[0] != threading.get_ident()
@@ -411,7 +408,7 @@ async def test_requests_that_wait_for_one_call_share_its_failure() -> None:
     assert (outcomes, num_calls) == ([error] * 20, 1)
 
 
-async def test_a_caller_that_is_cancelled_does_not_end_the_call_for_others() -> None:
+async def test_a_caller_that_is_cancelled_does_not_cancel_the_call_for_others() -> None:
     may_end = asyncio.Event()
 
     async def provide() -> str:
@@ -432,9 +429,9 @@ async def test_a_provider_may_be_awaited() -> None:
         return "later"
 
     for token in (ProvidedToken(later), ProvidedToken(lambda: later())):
-        assert token.ready() is WAIT
+        assert token.get_nowait() is NOT_READY
         assert await token.get() == "later"
-        assert token.ready() == "later"
+        assert token.get_nowait() == "later"
 
 
 def test_a_mapping_is_a_key_file_and_no_error_shows_it() -> None:

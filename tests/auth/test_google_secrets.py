@@ -33,19 +33,19 @@ ONCE = RetryPolicy(max_attempts=2, initial_seconds=1e-3, max_seconds=1e-3)
 
 
 class TokenEndpoint(BaseHTTPRequestHandler):
-    """Hands out one token for a signed assertion, or refuses it and repeats it."""
+    """Returns one token for a signed assertion, or rejects it."""
 
     assertions: ClassVar[list[str]] = []
-    is_refusing: ClassVar[bool] = False
+    is_rejecting: ClassVar[bool] = False
 
     def do_POST(self) -> None:
         asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
         self.assertions.append(asked.partition("assertion=")[2].partition("&")[0])
         answer = {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"}
-        if self.is_refusing:
+        if self.is_rejecting:
             answer = {"error": "invalid_grant", "error_description": "no such account"}
         body = json.dumps(answer).encode()
-        self.send_response(400 if self.is_refusing else 200)
+        self.send_response(400 if self.is_rejecting else 200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -58,7 +58,7 @@ class TokenEndpoint(BaseHTTPRequestHandler):
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(TokenEndpoint, "assertions", [])
-    monkeypatch.setattr(TokenEndpoint, "is_refusing", False)
+    monkeypatch.setattr(TokenEndpoint, "is_rejecting", False)
     with HTTPServer(("127.0.0.1", 0), TokenEndpoint) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -99,15 +99,15 @@ def server() -> Iterator[GCSServer]:
         yield server
 
 
-def told_by(error: BaseException) -> str:
-    """Return all that an error says, its causes, notes and pickle included."""
+def text_of(error: BaseException) -> str:
+    """Return the text of an error, its causes, notes and pickle."""
     text = "".join(traceback.format_exception(error)) + repr(error) + repr(vars(error))
     return text + repr(pickle.dumps(error))
 
 
 async def everything(store: aioflux.Store) -> str:
-    """Do every kind of request, and return what is said of them."""
-    said = [repr(store), repr(store.stats)]
+    """Make every kind of request, and return reprs and errors."""
+    text = [repr(store), repr(store.stats)]
     for request in (
         lambda: store.put("a", b"1"),
         lambda: store.get("a"),
@@ -122,48 +122,48 @@ async def everything(store: aioflux.Store) -> str:
         lambda: store.clean(),
     ):
         try:
-            said.append(repr(await request()))
+            text.append(repr(await request()))
         except aioflux.AiofluxError as exc:
-            said.append(told_by(exc))
+            text.append(text_of(exc))
     for _, session in store._sessions.open_sessions():
-        said += [repr(session.service), repr(vars(session.service))]
-    said.append(repr(store))
-    return "".join(said)
+        text += [repr(session.service), repr(vars(session.service))]
+    text.append(repr(store))
+    return "".join(text)
 
 
-def assert_nothing_is_told(text: str, private_key: str) -> None:
+def assert_no_secret(text: str, private_key: str) -> None:
     lines = private_key.splitlines()
     for secret in (TOKEN, *lines[1:-1], *TokenEndpoint.assertions):
         assert secret not in text, secret
 
 
 @pytest.mark.parametrize("status", [200, 401, 403, 500])
-async def test_nothing_is_said_of_a_key_file(
+async def test_no_secret_of_a_key_file(
     key_file: Path,
     private_key: str,
     server: GCSServer,
     status: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Accepted, or refused by the service."""
+    """Accepted, or rejected by the service."""
 
-    def refuse(_: Request) -> Response | None:
+    def reject(_: Request) -> Response | None:
         body = json.dumps({"error": {"code": status, "message": "no"}}).encode()
         return None if status == 200 else Response(status=status, body=body)
 
     caplog.set_level(logging.DEBUG)
     credentials = service_account.Credentials.from_service_account_file(str(key_file))
-    hook = Answering(refuse)
+    hook = Answering(reject)
     server.app.hooks = (hook, *server.app.hooks)
     async with aioflux.open_store(
         "gs://bucket/p/", endpoint_url=server.url, credentials=credentials, retry=ONCE
     ) as store:
-        said = await everything(store)
+        text = await everything(store)
     assert f"Bearer {TOKEN}" in hook.tokens
-    assert_nothing_is_told(caplog.text + said, private_key)
+    assert_no_secret(caplog.text + text, private_key)
 
 
-async def test_nothing_is_said_of_a_key_file_that_is_refused(
+async def test_no_secret_of_a_key_file_that_is_rejected(
     key_file: Path,
     private_key: str,
     server: GCSServer,
@@ -171,23 +171,23 @@ async def test_nothing_is_said_of_a_key_file_that_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    monkeypatch.setattr(TokenEndpoint, "is_refusing", True)
+    monkeypatch.setattr(TokenEndpoint, "is_rejecting", True)
     credentials = service_account.Credentials.from_service_account_file(str(key_file))
     async with aioflux.open_store(
         "gs://bucket/p/", endpoint_url=server.url, credentials=credentials, retry=ONCE
     ) as store:
         with pytest.raises(aioflux.CredentialsError) as raised:
             await store.get("a")
-        said = told_by(raised.value) + await everything(store)
+        text = text_of(raised.value) + await everything(store)
     assert TokenEndpoint.assertions
-    assert_nothing_is_told(caplog.text + said, private_key)
+    assert_no_secret(caplog.text + text, private_key)
 
 
 def provide() -> str:
     return TOKEN
 
 
-async def test_nothing_is_said_of_a_token(
+async def test_no_secret_of_a_token(
     server: GCSServer, private_key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -196,10 +196,10 @@ async def test_nothing_is_said_of_a_token(
     async with aioflux.open_store(
         "gs://bucket/p/", endpoint_url=server.url, credentials=provide, retry=ONCE
     ) as store:
-        said = await everything(store)
+        text = await everything(store)
         data = pickle.dumps(store)
     assert f"Bearer {TOKEN}" in hook.tokens
-    assert_nothing_is_told(caplog.text + said + repr(data), private_key)
+    assert_no_secret(caplog.text + text + repr(data), private_key)
 
 
 def test_a_store_with_a_key_does_not_pickle(key_file: Path, private_key: str) -> None:
@@ -207,7 +207,7 @@ def test_a_store_with_a_key_does_not_pickle(key_file: Path, private_key: str) ->
     store = aioflux.open_store("gs://bucket/p/", credentials=credentials)
     with pytest.raises(TypeError, match="credentials are never carried along") as raised:
         pickle.dumps(store)
-    assert_nothing_is_told(str(raised.value), private_key)
+    assert_no_secret(str(raised.value), private_key)
 
 
 def test_a_store_that_finds_its_key_pickles(
@@ -215,4 +215,4 @@ def test_a_store_that_finds_its_key_pickles(
 ) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key_file))
     data: Any = pickle.dumps(aioflux.open_store("gs://bucket/p/"))
-    assert_nothing_is_told(repr(data), private_key)
+    assert_no_secret(repr(data), private_key)

@@ -28,12 +28,11 @@ PRELUDE = """
 import os, sys, warnings
 warnings.simplefilter("error")
 import aioflux, aioflux.sync
-from tests.bridge.patience import be_patient
-be_patient()
+from tests.bridge.patience import PATIENT
 options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
 def give_token():
     return "token"  # https is never asked without credentials
-settings = {"endpoint_url": sys.argv[1]}
+settings = {"endpoint_url": sys.argv[1], "timeouts": PATIENT}
 if sys.argv[1].startswith("https"):
     settings["credentials"] = give_token
 store = aioflux.sync.open_store("gs://bucket/p", transfer=options, **settings)

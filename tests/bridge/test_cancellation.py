@@ -18,7 +18,7 @@ import pytest
 
 import aioflux
 from aioflux.testing.gcs_server import Network
-from tests.bridge.patience import FAR_SECONDS, be_patient
+from tests.bridge.patience import FAR_SECONDS, PATIENT_CLEANUP
 from tests.bridge.scripts import Watch, finish, line, running, tell
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ BIG_BYTES = 16 * MIB
 SLOW = 100_000
 """Bytes per second: the least that is read or written takes longer than `MOST_SECONDS`, too."""
 OPTIONS = aioflux.TransferOptions(part_size_bytes=5 * MIB, max_buffered_bytes=10 * MIB)
-TIMEOUTS = aioflux.Timeouts(progress_seconds=FAR_SECONDS, idle_seconds=FAR_SECONDS)
+TIMEOUTS = aioflux.Timeouts(
+    progress_seconds=FAR_SECONDS, idle_seconds=FAR_SECONDS, cleanup=PATIENT_CLEANUP
+)
 
 
 @dataclass(frozen=True)
@@ -154,10 +156,7 @@ situations = pytest.mark.parametrize("name", list(SITUATIONS))
 
 @situations
 @pytest.mark.parametrize("way", ["cancel", "timeout"])
-async def test_a_task_that_is_ended(
-    server: GCSServer, monkeypatch: pytest.MonkeyPatch, name: str, way: str
-) -> None:
-    be_patient(monkeypatch.setattr)
+async def test_a_task_that_is_ended(server: GCSServer, name: str, way: str) -> None:
     situation = SITUATIONS[name]
     async with aioflux.open_store(
         "gs://bucket/p", endpoint_url=server.url, transfer=OPTIONS, timeouts=TIMEOUTS
@@ -193,7 +192,9 @@ async def test_a_task_that_is_ended(
 
 
 FAR = f"""
-settings["timeouts"] = aioflux.Timeouts(progress_seconds={FAR_SECONDS}, idle_seconds={FAR_SECONDS})
+settings["timeouts"] = aioflux.Timeouts(
+    progress_seconds={FAR_SECONDS}, idle_seconds={FAR_SECONDS}, cleanup=PATIENT.cleanup
+)
 store = aioflux.sync.open_store("gs://bucket/p", transfer=options, **settings)
 """
 

@@ -29,10 +29,9 @@ six times as long as this."""
 OPENED = """
 import asyncio, gc, os, sys, threading, time
 import aioflux, aioflux.sync
-from tests.bridge.patience import be_patient
-be_patient()
+from tests.bridge.patience import PATIENT
 options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
-settings = {"transfer": options}
+settings = {"transfer": options, "timeouts": PATIENT}
 if sys.argv[1].startswith("gs"):
     settings["endpoint_url"] = sys.argv[2]
 

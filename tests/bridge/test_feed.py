@@ -1,4 +1,4 @@
-"""A blocking caller's iterable on the background loop: how far ahead, and at what cost."""
+"""A blocking caller's iterable on the background loop: how far budget, and at what cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import aioflux.sync
 from aioflux import TransferOptions, _bridge
-from aioflux._concurrency.fan_out import Shared, bounded_batches
+from aioflux._concurrency.fan_out import FanOut, bounded_batches
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
@@ -81,15 +81,15 @@ class Through:
 
     num_begun = 0
 
-    def __init__(self, shared: Shared[int, int]) -> None:
-        self._shared = shared
+    def __init__(self, fan_out: FanOut[int, int]) -> None:
+        self._fan_out = fan_out
 
     def start(self, index: int, item: int) -> asyncio.Future[tuple[int, int] | None]:
         type(self).num_begun += 1
         numbered: tuple[int, int] | None = (index, item)
         while numbered is not None:
-            self._shared.finish(numbered[0], numbered[1], None)
-            numbered = self._shared.next_if_any()
+            self._fan_out.finish(numbered[0], numbered[1], None)
+            numbered = self._fan_out.next_ready_item()
         ended = asyncio.get_running_loop().create_future()
         ended.set_result(None)
         return ended

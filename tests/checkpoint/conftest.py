@@ -30,7 +30,7 @@ def server(
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that look at what a failure leaves: clean-up may take its time."""
-    be_patient(monkeypatch.setattr)
+    be_patient(monkeypatch.setitem)
 
 
 @pytest.fixture

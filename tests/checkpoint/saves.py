@@ -6,7 +6,7 @@ import pickle
 import random
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aioflux.checkpoint._format.commit import (
     COMMIT_KEY,
@@ -19,7 +19,7 @@ from aioflux.checkpoint._format.commit import (
     step_prefix,
 )
 from aioflux.checkpoint._store.commits import uri_below
-from aioflux.checkpoint._store.objects import publish, write_object
+from aioflux.checkpoint._store.objects import write_object
 
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
@@ -82,7 +82,8 @@ async def save(
     )
     commit_key = prefix + (INDEX_KEY if layout == "safetensors" else COMMIT_KEY)
     old = [meta async for meta in store.list(commit_key) if meta.key == commit_key]
-    meta = await publish(store, commit_key, encode(commit), replaces=old[0] if old else None)
+    condition: Any = {"if_generation_match": old[0].generation} if old else {"mode": "create"}
+    meta = await store.put(commit_key, encode(commit), **condition)
     return Saved(prefix, commit, meta, contents)
 
 

@@ -220,7 +220,7 @@ def test_an_item_is_a_stream_of_what_torch_save_writes(
 
 def test_an_item_has_no_table_before_it_was_taken(codec: Codec) -> None:
     frames = codec.encode_item(b"", bytes(10), b"", element_size=1)
-    with pytest.raises(ValueError, match="all of its segments"):
+    with pytest.raises(ValueError, match="after its last segment"):
         frames.stored(0)
 
 

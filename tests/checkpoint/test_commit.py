@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import struct
 from datetime import UTC, datetime
 
 import msgspec
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import CheckpointCorruptError
-from aioflux.checkpoint._format import commit as _commit
+from aioflux._values.checksums import crc32c
 from aioflux.checkpoint._format.commit import (
     Commit,
     StoredItem,
@@ -101,11 +102,9 @@ def test_cut_off_anywhere_behind_the_pickle_is_seen() -> None:
         (b'{"x": ' + b"[" * 100_000, "is no JSON"),
     ],
 )
-def test_a_commit_that_is_none_is_damage_whatever_its_checksum(
-    monkeypatch: pytest.MonkeyPatch, text: bytes, what: str
-) -> None:
-    monkeypatch.setattr(_commit, "_encode", lambda _: text)
-    forged = encode_commit(METADATA, COMMIT)
+def test_an_invalid_commit_with_a_valid_checksum_is_damage(text: bytes, what: str) -> None:
+    body = METADATA + b"\0aioflux-commit\0" + text
+    forged = body + struct.pack(">8sQI", b"aioflux1", len(text), crc32c(body))
     with pytest.raises(CheckpointCorruptError, match=what):
         decode_commit(forged, uri="gs://b/run/.metadata")
 

@@ -113,11 +113,11 @@ def saving(
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_a_signal_publishes_nothing(server: GCSServer, saving: Saving, name: str) -> None:
-    told = saving.end(signal.Signals[name])
+    result = saving.end(signal.Signals[name])
     assert server.get("bucket", KEY) == b"good"
     assert server.keys("bucket") == [KEY]
     if name == "SIGINT":
-        assert "KeyboardInterrupt" in told
+        assert "KeyboardInterrupt" in result
         assert server.stats.open_uploads == 0
         return
     # Death leaves no time to clean up: the upload is found, and ended, by `clean`.

@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux.checkpoint._save.items import (
-    ALIGNMENT_BYTES,
-    EncodedItem,
     _envelope,
     encode_object,
     encode_tensor,
 )
+from aioflux.checkpoint._save.packing import ALIGNMENT_BYTES, EncodedItem
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -178,7 +177,7 @@ def test_items_of_a_file_are_mapped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_bytes", [2**32 - 2, 2**32 - 1, 5 * 2**30], ids=str)
 def test_more_than_four_gigabytes_are_read_back(tmp_path: Path, num_bytes: int) -> None:
-    """Where 32 bits do not hold the sizes and offsets. The file is sparse: it takes no room."""
+    """If 32 bits do not hold the sizes and offsets. The file is sparse: it takes no space."""
     envelope = _envelope(torch.uint8, (num_bytes,))
     place = tmp_path / "item.pt"
     start = len(envelope.before)

@@ -58,9 +58,9 @@ async def test_what_a_killed_save_leaves_is_found(server, seed) -> None:
     async with open_store("gs://bucket") as bucket, open_store("gs://bucket/run") as root:
         assert await latest(root, deep=True) is not None
         steps = await list_steps(root)
-        told = await clean_store(bucket, older_than_seconds=0, dry_run=True)
+        result = await clean_store(bucket, older_than_seconds=0, dry_run=True)
         done = await clean_store(bucket, older_than_seconds=0)
-        assert done == told
+        assert done == result
         assert not server.state.multipart_uploads
         assert all(each.is_valid for each in await verify_steps(root, deep=True))
         assert await list_steps(root) == steps

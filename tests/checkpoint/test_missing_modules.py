@@ -1,9 +1,10 @@
-"""Without torch or lightning, what needs them says what to install."""
+"""Without torch or lightning, imports that need them name the extra to install."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -54,11 +55,33 @@ except ModuleNotFoundError as exc:
     ],
     ids=["load", "save", "Checkpointer", "dcp", "lightning", "lightning-and-torch"],
 )
-def test_what_is_missing_is_told_with_how_to_install_it(
+def test_the_error_of_a_missing_module_names_the_extra(
     missing: list[str], code: str, says: str
 ) -> None:
     script = _BLOCKED.format(missing=missing, code=code)
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240
     )
-    assert told.stdout.strip() == says
+    assert result.stdout.strip() == says
+
+
+_CHECKPOINT = Path(__file__).parents[2] / "aioflux" / "checkpoint"
+WITHOUT_TORCH = {
+    **{
+        package: sorted(path.stem for path in (_CHECKPOINT / package).glob("[!_]*.py"))
+        for package in ("_format", "_store", "_maintain")
+    },
+    "_save": ["uploader_main", "process_uploader", "tag_save"],
+}
+"""Modules that the command line and the process that uploads import; and all that these import."""
+
+
+@pytest.mark.parametrize("package", WITHOUT_TORCH)
+def test_modules_import_without_torch(package: str) -> None:
+    names = [f"aioflux.checkpoint.{package}.{name}" for name in WITHOUT_TORCH[package]]
+    assert names
+    script = _BLOCKED.format(missing=["torch"], code=f"import {', '.join(names)}")
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240
+    )
+    assert result.stdout == ""

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import ObjectMeta, open_store
-from aioflux.checkpoint._maintain.orphans import Leaving, clean_saves, clean_store, save_of, stale
+from aioflux.checkpoint._maintain.orphans import (
+    SaveLeftovers,
+    clean_saves,
+    clean_store,
+    save_of,
+    stale_objects,
+)
 from aioflux.checkpoint._maintain.verify import latest, verify
 from tests.checkpoint.saves import METADATA, encode, save, save_id, save_step
 
@@ -58,7 +64,7 @@ def test_only_what_is_old_and_named_by_none_is_stale(ages, named) -> None:
         for at, age in enumerate(ages)
     ]
     names = {str(each) for each in named}
-    found = stale(Leaving("", ID, metas), names, now=NOW, older_than_seconds=10)
+    found = stale_objects(SaveLeftovers("", ID, metas), names, now=NOW, older_than_seconds=10)
     is_old = all(age is not None and age >= 10 for age in ages)
     assert [meta.key for meta in found] == [
         meta.key for meta in metas if is_old and meta.key not in names
@@ -84,8 +90,8 @@ async def test_all_that_killed_saves_left_is_found_and_nothing_else(store) -> No
     foreign = ["step-00000002/notes.txt", "a/__0_0.distcp", "single/model.safetensors"]
     for key in (*orphans, *foreign):
         await store.put(key, b".")
-    told = await clean_store(store, older_than_seconds=0, dry_run=True)
-    assert told.removed == tuple(sorted(orphans))
+    result = await clean_store(store, older_than_seconds=0, dry_run=True)
+    assert result.removed == tuple(sorted(orphans))
     assert (await clean_store(store, "single/", older_than_seconds=0)).removed == (orphans[4],)
     done = await clean_store(store, older_than_seconds=0)
     assert done.removed == tuple(sorted(orphans[:4]))
@@ -127,7 +133,7 @@ async def test_by_default_nothing_of_today_goes(store) -> None:
 
 
 @pytest.mark.parametrize("kind", ["damaged", "cut", "cut to its pickle"])
-async def test_what_a_damaged_commit_object_may_name_stays_and_is_told(store, kind) -> None:
+async def test_what_a_damaged_commit_object_may_name_stays_and_is_reported(store, kind) -> None:
     saved = await save_step(store, 1)
     data = bytearray(await store.get(saved.meta.key))
     data[-30] ^= 1

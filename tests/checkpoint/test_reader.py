@@ -193,3 +193,9 @@ def test_memory_is_bounded_by_the_window(server: GCSServer) -> None:
         for _ in range(32):
             file.read(1 << 20)
     assert server.stats.operation("objects.get").peak_in_flight <= 9
+
+
+@pytest.mark.parametrize("opens", [open_writer, open_reader])
+def test_a_uri_without_a_key_is_rejected(opens: type) -> None:
+    with pytest.raises(ValueError, match="names no object"):
+        opens("gs://bucket/dir/")

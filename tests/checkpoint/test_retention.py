@@ -229,11 +229,11 @@ async def test_prune_removes_by_the_rules_oldest_first(store) -> None:
         await save_step(store, step, created=NOW)
     await store.put(step_prefix(0) + ".metadata", METADATA)
     rules = Retention(keep_last=1)
-    told = await prune(store, rules, now=NOW, protected={2}, dry_run=True)
-    assert (told.removed, told.kept, told.errors) == ((1, 3), (2, 4), {})
+    result = await prune(store, rules, now=NOW, protected={2}, dry_run=True)
+    assert (result.removed, result.kept, result.errors) == ((1, 3), (2, 4), {})
     assert len(await verify_steps(store)) == 5
     done = await prune(store, rules, now=NOW, protected={2})
-    assert done == told
+    assert done == result
     assert [each.step for each in await verify_steps(store)] == [0, 2, 4]
     assert (await clean_store(store, older_than_seconds=0)).removed == ()
 
@@ -243,29 +243,29 @@ async def test_prune_counts_on_no_step_that_does_not_verify(store) -> None:
     saved = [await save_step(store, step, metrics={"loss": -step}) for step in (1, 2, 3, 4, 5)]
     for each in saved[3:]:
         await store.put(each.keys[0], b"broken")
-    told = await prune(store, Retention(keep_last=2, keep_best=("loss", "min")), now=NOW)
-    assert (told.removed, told.kept, told.errors) == ((1,), (2, 3, 4, 5), {})
+    result = await prune(store, Retention(keep_last=2, keep_best=("loss", "min")), now=NOW)
+    assert (result.removed, result.kept, result.errors) == ((1,), (2, 3, 4, 5), {})
     assert await latest(store) == 3
 
 
-async def test_a_step_that_cannot_be_removed_is_told_and_keeps_no_other(store) -> None:
+async def test_a_step_that_cannot_be_removed_is_reported_and_keeps_no_other(store) -> None:
     for step in (1, 2, 3, 4):
         await save_step(store, step)
 
     async def delete(meta):
         if meta.key.startswith(step_prefix(1)):
             raise PermissionDeniedError("may not", uri=meta.uri)
-        if meta.key.startswith(step_prefix(2)):  # somebody else was faster
+        if meta.key.startswith(step_prefix(2)):  # another process was faster
             await type(store).delete(store, meta)
             await store.delete_many(await store.list_all(step_prefix(2)))
         await type(store).delete(store, meta)
 
     store.delete = delete
-    told = await prune(store, Retention(keep_last=1), now=NOW)
+    result = await prune(store, Retention(keep_last=1), now=NOW)
     uri = store.uri
-    assert told.removed == (3,)
-    assert isinstance(told.errors[f"{uri}step-00000001/"], PermissionDeniedError)
-    assert isinstance(told.errors[f"{uri}step-00000002/"], PreconditionFailedError)
+    assert result.removed == (3,)
+    assert isinstance(result.errors[f"{uri}step-00000001/"], PermissionDeniedError)
+    assert isinstance(result.errors[f"{uri}step-00000002/"], PreconditionFailedError)
     assert [each.step for each in await verify_steps(store)] == [1, 4]
 
 

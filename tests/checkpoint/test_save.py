@@ -17,7 +17,7 @@ from torch.utils.serialization import config
 import aioflux
 from aioflux import TransferOptions, _bridge
 from aioflux.checkpoint import load, save
-from aioflux.checkpoint._save.save import _borrowing, _Opening, _StateFile, plan_part_size
+from aioflux.checkpoint._save.save import _borrowing, _LazyWriter, _StateFile, plan_part_size
 from aioflux.checkpoint._save.tensor_memory import TensorMemory
 from tests.checkpoint.test_torch import assert_equal, state
 from tests.patience import PATIENCE_SECONDS, PATIENT
@@ -133,7 +133,7 @@ def test_borrowed_memory_outlives_its_tensor() -> None:
 
 
 def test_memory_of_others_is_not_known() -> None:
-    """Neither memory elsewhere nor what reaches beyond a storage that was met."""
+    """Neither memory elsewhere nor what reaches beyond a storage that was found."""
     memory = TensorMemory()
     whole = torch.arange(100)
     part = torch.frombuffer(whole.numpy(), dtype=torch.int64, count=50)
@@ -148,7 +148,7 @@ def test_memory_of_others_is_not_known() -> None:
 def test_memory_that_is_not_known_is_copied_at_once(server: GCSServer) -> None:
     """torch copies memory of a GPU, hands the copy over, and lets go of it."""
     memory, expected = bytearray(2 * MIB), []
-    held = _Opening(lambda: _bridge.Held(_borrowing(f"{server.root}/run", "model.pt", {}, {})))
+    held = _LazyWriter(lambda: _bridge.Held(_borrowing(f"{server.root}/run", "model.pt", {}, {})))
     with _StateFile(held, URI, TensorMemory()) as file:
         for number in range(20):
             for size in (7, 100_000, 2 * MIB):
@@ -160,17 +160,17 @@ def test_memory_that_is_not_known_is_copied_at_once(server: GCSServer) -> None:
 
 def test_crc32_is_left_out_in_one_context_alone(server: GCSServer) -> None:
     """Another thread that saves at the same time has its own."""
-    begun, ended = threading.Event(), threading.Event()
+    started, ended = threading.Event(), threading.Event()
     seen: list[bool] = []
 
     class Slow:
         def __reduce__(self) -> tuple[Any, ...]:
-            begun.set()
+            started.set()
             assert ended.wait(PATIENCE_SECONDS)
             return int, ()
 
     def look() -> None:
-        assert begun.wait(PATIENCE_SECONDS)
+        assert started.wait(PATIENCE_SECONDS)
         seen.append(config.save.compute_crc32)
         ended.set()
 

@@ -114,13 +114,13 @@ def test_tied_tensors_of_objects_apart_are_stored_once(uri: str) -> None:
     assert loaded["a"] is loaded["c"]
 
 
-def test_many_views_that_begin_together_are_told_apart_quickly() -> None:
+def test_many_views_that_begin_together_are_distinguished_quickly() -> None:
     """Each is looked up, and not compared with all others: in 0.05 s, where that takes 60."""
     base = torch.zeros(10_000)
     views = [base[: number + 1] for number in range(10_000)]
-    begun = time.process_time()
+    started = time.process_time()
     assert find_ties([*views, base.view(100, 100), base[:5]]) == {10_001: 4}
-    assert time.process_time() - begun < 20
+    assert time.process_time() - started < 20
 
 
 def test_a_tied_model_is_tied_after_a_load(checkpointer: Checkpointer) -> None:

@@ -120,7 +120,7 @@ def test_a_failed_write_is_raised_as_itself(server: GCSServer) -> None:
 
 
 def test_a_failed_save_leaves_the_object_before_it(server: GCSServer) -> None:
-    """torch.save ends its zip file properly even where it failed half-way."""
+    """torch.save ends its zip file properly even if it failed half-way."""
     server.put("bucket", "run/model.pt", b"good")
     with pytest.raises(Exception, match="pickle"), open_writer(URI) as file:
         torch.save({"a": torch.ones(10), "b": lambda: None}, file)

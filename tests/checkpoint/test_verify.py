@@ -1,4 +1,4 @@
-"""Whether a checkpoint is all there: each kind of damage is told, and passed over by `latest`."""
+"""Verification: each kind of damage is reported, and `latest` skips it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 
 from aioflux import open_store
 from aioflux.checkpoint._format.commit import COMMIT_KEY, StoredItem, step_prefix
-from aioflux.checkpoint._maintain import verify as _verify
 from aioflux.checkpoint._maintain.verify import (
     latest,
     newest_first,
@@ -75,7 +74,7 @@ async def test_shallow_costs_a_listing_and_the_commit_object(store, saved) -> No
     assert store.stats.num_requests - before <= 3
 
 
-async def test_nothing_committed_is_told(store, saved) -> None:
+async def test_nothing_committed_is_reported(store, saved) -> None:
     await store.delete(saved.meta)
     found = await verify(store, STEP)
     assert [problem.kind for problem in found.problems] == ["no_commit"]
@@ -135,7 +134,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-async def test_damage_is_told_and_passed_over(store, saved, cloud, name) -> None:
+async def test_damage_is_reported_and_skipped(store, saved, cloud, name) -> None:
     if (cloud, name) == ("s3", "rewritten"):
         pytest.skip("the same bytes have the same ETag")
     assert await latest(store) == 100
@@ -167,21 +166,21 @@ async def test_damage_is_told_and_passed_over(store, saved, cloud, name) -> None
         ({"size": 99_999}, "size"),
     ],
 )
-async def test_a_forged_commit_is_told(store, saved, cloud, changes, kind) -> None:
+async def test_a_forged_commit_is_reported(store, saved, cloud, changes, kind) -> None:
     await store.put(saved.meta.key, forge(saved.commit, **changes))
     is_deep = cloud != "gs" and kind == "crc32c"  # listings of others tell no checksum
     assert await kinds(store, deep=is_deep) == ["commit" if is_deep else kind]
     assert await latest(store, deep=is_deep) == 50
 
 
-async def test_a_commit_that_names_an_object_twice_is_told(store, saved) -> None:
+async def test_a_commit_that_names_an_object_twice_is_reported(store, saved) -> None:
     twice = saved.commit.objects[:1] * 2
     forged = encode(msgspec.structs.replace(saved.commit, objects=twice))
     await store.put(saved.meta.key, forged)
     assert await kinds(store) == ["commit"]
 
 
-async def test_blocks_that_do_not_make_up_the_whole_are_told_by_a_deep_look(store, saved) -> None:
+async def test_blocks_that_do_not_make_up_the_whole_are_found_by_a_deep_check(store, saved) -> None:
     crcs = bytearray(saved.commit.objects[0].block_crcs)
     crcs[0] ^= 1
     await store.put(saved.meta.key, forge(saved.commit, block_crcs=bytes(crcs)))
@@ -224,25 +223,41 @@ async def test_a_copy_elsewhere_is_verified_by_size_and_crc32c(store, saved, clo
         assert [problem.kind for problem in found.problems] == ["bytes" if is_deep else "crc32c"]
 
 
-@pytest.mark.clouds("gs")
-async def test_latest_finds_what_is_committed_while_it_looks(store, saved, monkeypatch) -> None:
-    """A run that keeps one step then removes the others, of which parts may still be there."""
+class Changing:
+    """A store in which a step is saved, and others are removed, after steps were listed."""
 
-    async def verify_early(store, prefix, **options):
-        found = await verify(store, prefix, **options)
-        if prefix == step_prefix(200) and not found.is_committed:
-            await save_step(store, 200)
-            for step in (50, 100):
-                await store.delete(step_prefix(step) + COMMIT_KEY)
+    def __init__(self, store, saves) -> None:
+        self._store = store
+        self._saves = list(saves)
+
+    def __getattr__(self, name: str):
+        return getattr(self._store, name)
+
+    async def list_all(self, prefix: str = "", **options):
+        found = await self._store.list_all(prefix, **options)
+        if options and self._saves:  # the level of the steps
+            step, *old = self._saves.pop(0)
+            await save_step(self._store, step)
+            for each in old:
+                await self._store.delete(step_prefix(each) + COMMIT_KEY)
         return found
 
+
+@pytest.mark.clouds("gs")
+async def test_latest_finds_what_is_committed_while_it_looks(store, saved) -> None:
+    """A run that keeps one step then removes the others, of which parts may still be there."""
     await store.put(f"{step_prefix(200)}under-way", b"")
-    monkeypatch.setattr(_verify, "verify", verify_early)
-    assert await latest(store) == 200
+    assert await latest(Changing(store, [(200, 50, 100)])) == 200
 
 
 @pytest.mark.clouds("gs")
-async def test_newest_first_asks_only_as_far_as_somebody_goes(store, saved) -> None:
+async def test_steps_that_are_all_removed_meanwhile_give_way_to_newer_ones(store, saved) -> None:
+    """A run that keeps one step goes on beside the process that loads it."""
+    assert await latest(Changing(store, [(200, 50, 100), (300, 200)])) == 300
+
+
+@pytest.mark.clouds("gs")
+async def test_newest_first_reads_only_as_far_as_its_caller(store, saved) -> None:
     for step in (1, 2, 3):
         await save_step(store, step)
     before = store.stats.num_requests

@@ -9,7 +9,6 @@ import os
 import pickle
 import subprocess
 import sys
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,7 +24,6 @@ from aioflux.compat.dataflux import dataflux_iterable_dataset, dataflux_mapstyle
 from aioflux.compat.dataflux._retry import DEFAULT_POLICY, policy_of
 from aioflux.compat.dataflux.dataflux_iterable_dataset import DataFluxIterableDataset, run_of
 from aioflux.compat.dataflux.dataflux_mapstyle_dataset import DataFluxMapStyleDataset
-from aioflux.data import _composites
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +102,7 @@ def test_no_compose_means_no_size_of_composites(kind: type) -> None:
 
 
 @each_kind
-def test_a_dataset_takes_its_arguments_by_their_old_names_and_places(kind: type) -> None:
+def test_a_dataset_takes_its_arguments_by_their_old_names_and_positions(kind: type) -> None:
     names = list(inspect.signature(kind).parameters)
     assert names == ["project_name", "bucket_name", "config", "data_format_fn", "storage_client"]
 
@@ -134,7 +132,7 @@ def test_a_dataset_keeps_what_it_was_given(bucket: Bucket, kind: type) -> None:
     ],
     ids=["delays", "conditional", "for ever"],
 )
-def test_a_retry_of_google_is_a_policy_of_ours(retry: Any, policy: tuple[Any, ...]) -> None:
+def test_a_retry_of_google_becomes_a_retry_policy(retry: Any, policy: tuple[Any, ...]) -> None:
     ours = policy_of(retry)
     assert policy == (
         ours.max_attempts,
@@ -149,7 +147,7 @@ def test_no_retry_is_one_attempt() -> None:
     assert policy_of(None).max_attempts == 1
 
 
-def test_a_policy_of_ours_is_taken_as_it_is() -> None:
+def test_a_retry_policy_is_used_as_it_is() -> None:
     policy = aioflux.RetryPolicy(max_attempts=3)
     assert policy_of(policy) is policy
 
@@ -186,7 +184,9 @@ def test_a_prefix_is_the_beginning_of_a_name(bucket: Bucket, kind: type, prefix:
 
 
 @each_way
-def test_stand_ins_and_old_composites_are_left_out(bucket: Bucket, kind: type, read: Read) -> None:
+def test_directory_markers_and_old_composites_are_left_out(
+    bucket: Bucket, kind: type, read: Read
+) -> None:
     bucket.put("train/", b"")
     bucket.put("dataflux-composed-objects/1", b"left")
     bucket.put("train/1", b"one")
@@ -196,7 +196,7 @@ def test_stand_ins_and_old_composites_are_left_out(bucket: Bucket, kind: type, r
 
 
 @each_kind
-def test_old_composites_are_listed_where_they_are_asked_for(bucket: Bucket, kind: type) -> None:
+def test_old_composites_are_listed_by_their_own_prefix(bucket: Bucket, kind: type) -> None:
     bucket.put("dataflux-composed-objects/1", b"left")
     assert list(opened(kind, prefix="dataflux-composed-objects/")) == [b"left"]
 
@@ -221,7 +221,7 @@ def test_a_prefix_without_objects_is_an_empty_dataset(
     assert list(dataset) == []
 
 
-def test_batches_that_fail_leave_nothing_under_way_and_print_nothing(
+def test_batches_that_fail_end_their_requests_and_print_nothing(
     bucket: Bucket, caplog: pytest.LogCaptureFixture
 ) -> None:
     bucket.fill(600)
@@ -242,9 +242,7 @@ def test_batches_that_fail_leave_nothing_under_way_and_print_nothing(
 
 @pytest.mark.parametrize("position", [0, 30])
 @each_kind
-def test_a_format_that_fails_leaves_nothing_under_way(
-    bucket: Bucket, kind: type, position: int
-) -> None:
+def test_a_format_that_fails_ends_the_requests(bucket: Bucket, kind: type, position: int) -> None:
     bucket.fill(60)
 
     def fail(data: bytes) -> bytes:
@@ -266,7 +264,7 @@ def test_a_missing_bucket_is_an_error_at_once(bucket: Bucket, kind: type) -> Non
 
 
 @each_kind
-def test_a_listing_that_fails_in_passing_is_begun_again(bucket: Bucket, kind: type) -> None:
+def test_a_listing_that_fails_temporarily_is_started_again(bucket: Bucket, kind: type) -> None:
     bucket.fill(2)
     bucket.server.faults.add("objects.list", status=503, times=2)
     assert len(opened(kind, list_retry_config=None).objects) == 2
@@ -327,7 +325,7 @@ def test_an_object_that_changed_is_an_error_that_names_it(
 
 
 @each_way
-def test_a_refused_read_is_an_error(bucket: Bucket, kind: type, read: Read) -> None:
+def test_a_rejected_read_is_an_error(bucket: Bucket, kind: type, read: Read) -> None:
     """The old class handed out an empty batch."""
     bucket.fill(4)
     dataset = opened(kind)
@@ -371,7 +369,7 @@ def test_a_format_that_fails_names_the_object(bucket: Bucket, kind: type, read: 
     assert caught.value.__notes__ == ["while formatting gs://bucket/train/000"]
 
 
-def test_a_loop_over_a_map_dataset_reads_ahead(bucket: Bucket) -> None:
+def test_a_loop_over_a_map_dataset_prefetches(bucket: Bucket) -> None:
     bucket.fill(5)
     dataset = opened(DataFluxMapStyleDataset)
     items = iter(dataset)
@@ -380,7 +378,7 @@ def test_a_loop_over_a_map_dataset_reads_ahead(bucket: Bucket) -> None:
     assert len(list(items)) == 4
 
 
-def test_threads_are_requests_under_way(bucket: Bucket) -> None:
+def test_threads_are_requests_in_flight(bucket: Bucket) -> None:
     """And no fewer than ours by default, which the old default of 1 would be."""
     few = opened(DataFluxMapStyleDataset, threads_per_process=1)
     many = opened(DataFluxMapStyleDataset, threads_per_process=100)
@@ -436,7 +434,7 @@ def test_composites_hold_as_many_bytes_as_allowed(bucket: Bucket) -> None:
     [{"disable_compose": True}, {"max_composite_object_size": 0}],
     ids=["disabled", "no bytes"],
 )
-def test_nothing_but_a_listing_and_reads_where_composites_are_not_allowed(
+def test_without_composites_there_are_only_a_listing_and_reads(
     bucket: Bucket, kind: type, options: dict[str, Any]
 ) -> None:
     keys = bucket.fill(40)
@@ -464,9 +462,7 @@ def test_without_the_permissions_objects_are_read_directly(
 
 
 @each_way
-def test_a_share_of_the_objects_is_read_where_it_is_set(
-    bucket: Bucket, kind: type, read: Read
-) -> None:
+def test_a_share_of_the_objects_can_be_set(bucket: Bucket, kind: type, read: Read) -> None:
     keys = bucket.fill(9)
     dataset = opened(kind)
     dataset.objects = dataset.objects[1::4]
@@ -496,18 +492,13 @@ def test_an_object_that_was_not_listed_is_read_by_name(
         assert read(dataset) == [b"more", b"data of train/000", b"data of train/001"]
 
 
-def test_a_name_may_join_objects_that_are_composed(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Slow direct reads have composites chosen, which take what was listed and no names."""
+def test_a_name_may_join_objects_that_are_composed(bucket: Bucket) -> None:
+    """Composites, chosen because direct reads are slow, take listed objects and no names."""
     bucket.fill(8)
     bucket.put("zz", b"more")
     dataset = opened(DataFluxMapStyleDataset, prefix="train/")
-    with monkeypatch.context() as patched:
-        # Of the four readings that compare, the first and the third are direct.
-        moments = iter([0.0, 1.0, 1.0, 1.1, 2.0, 3.0, 3.0, 3.1])
-        patched.setattr(_composites, "time", SimpleNamespace(perf_counter=moments.__next__))
-        for _ in range(4):
+    with bucket.server.faults.inject("objects.media", key="train/000", delay_seconds=2.0):
+        for _ in range(4):  # two direct reads and two composed ones are compared
             at_once(dataset)
     num_direct = bucket.server.stats.operation("objects.get").requests
     at_once(dataset)
@@ -559,7 +550,7 @@ def test_the_credentials_of_a_client_are_taken_over(
 
 
 @each_kind
-def test_other_credentials_are_refused(guarded: Bucket, kind: type) -> None:
+def test_other_credentials_are_rejected(guarded: Bucket, kind: type) -> None:
     with pytest.raises(aioflux.StorageError, match="gs://bucket"):
         opened(kind, storage_client=guarded.client(), list_retry_config=None)
 
@@ -590,11 +581,11 @@ def test_a_pickle_keeps_endpoint_and_anonymous_credentials(
 @each_kind
 def test_no_secret_goes_into_a_pickle(guarded: Bucket, kind: type) -> None:
     dataset = opened(kind, storage_client=guarded.client(Credentials("secret")))
-    with pytest.raises(TypeError, match="Credentials of storage_client go along to workers"):
+    with pytest.raises(TypeError, match="Credentials of storage_client are pickled for workers"):
         pickle.dumps(dataset)
 
 
-def test_a_pickle_without_a_client_finds_its_own_way(bucket: Bucket) -> None:
+def test_a_pickle_without_a_client_uses_the_defaults(bucket: Bucket) -> None:
     bucket.fill(2)
     dataset = pickle.loads(pickle.dumps(opened(DataFluxMapStyleDataset)))
     assert dataset[1] == b"data of train/001"

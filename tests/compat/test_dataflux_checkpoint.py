@@ -35,7 +35,7 @@ def test_a_writer_may_be_closed_without_a_block(bucket: Bucket) -> None:
     assert bucket.server.get("bucket", "x") == b"data"
 
 
-def test_an_error_keeps_the_checkpoint_that_was_there(bucket: Bucket) -> None:
+def test_an_error_keeps_the_existing_checkpoint(bucket: Bucket) -> None:
     """The old class replaced it by what had been written so far."""
     bucket.put("x", b"good")
 

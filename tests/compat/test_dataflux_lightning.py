@@ -125,7 +125,7 @@ def test_a_checkpoint_makes_the_round_trip_through_a_client(
     assert guarded.server.keys("bucket") == []
 
 
-def test_load_is_told_of_weights_only(bucket: Bucket) -> None:
+def test_load_passes_weights_only_on(bucket: Bucket) -> None:
     """The old class took no such argument, which Lightning gives now."""
     plugin = DatafluxLightningCheckpoint("project")
     plugin.save_checkpoint({"x": Namespace(a=1)}, "gs://bucket/a")
@@ -147,7 +147,7 @@ def test_a_save_that_breaks_keeps_the_old_checkpoint(bucket: Bucket) -> None:
     assert plugin.load_checkpoint("gs://bucket/a") == {"x": 1}
 
 
-def test_an_asynchronous_save_that_fails_is_told(bucket: Bucket) -> None:
+def test_an_asynchronous_save_that_fails_is_an_error(bucket: Bucket) -> None:
     plugin = DatafluxLightningAsyncCheckpoint("project")
     plugin.save_checkpoint({"x": 1}, "gs://no-such-bucket/a")
     with pytest.raises(aioflux.NotFoundError, match="no-such-bucket"):
@@ -166,7 +166,7 @@ def test_an_asynchronous_save_that_fails_is_told(bucket: Bucket) -> None:
         (None, TypeError, "not NoneType"),
     ],
 )
-def test_paths_of_something_else_are_refused(path: Any, error: type[Exception], says: str) -> None:
+def test_paths_of_something_else_are_rejected(path: Any, error: type[Exception], says: str) -> None:
     plugin = DatafluxLightningCheckpoint("project")
     for action in (plugin.remove_checkpoint, plugin.load_checkpoint):
         with pytest.raises(error, match=says):
@@ -211,7 +211,7 @@ def test_a_pickle_keeps_the_endpoint(
 
 def test_a_pickle_carries_no_secret(server: Bucket) -> None:
     plugin = DatafluxLightningCheckpoint("project", server.client(Credentials("secret")))
-    with pytest.raises(TypeError, match="into no other pickle"):
+    with pytest.raises(TypeError, match="and for nothing else"):
         pickle.dumps(plugin)
 
 
@@ -259,7 +259,7 @@ def test_another_checkpoint_keeps_the_client(guarded: Bucket) -> None:
     assert target["step"] == 5
 
 
-def test_what_torch_wrote_the_old_way_is_read(bucket: Bucket, tmp_path: Path) -> None:
+def test_checkpoints_in_the_old_format_of_torch_are_read(bucket: Bucket, tmp_path: Path) -> None:
     """The old writer was torch's own, and so are the objects that it left."""
     dcp.save(state(4), storage_writer=dcp.FileSystemWriter(tmp_path))
     for file in tmp_path.iterdir():

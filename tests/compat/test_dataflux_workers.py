@@ -149,7 +149,7 @@ def test_workers_of_a_share_read_that_share(bucket: Bucket) -> None:
 
 
 @each_kind
-def test_it_reads_in_a_thread_and_where_a_loop_runs(bucket: Bucket, kind: type) -> None:
+def test_it_reads_in_a_thread_and_below_a_running_loop(bucket: Bucket, kind: type) -> None:
     """The old iterable class set a signal handler, which only the main thread may."""
     texts = [f"data of {key}" for key in bucket.fill(5)]
     before = signal.getsignal(signal.SIGINT)

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 import aioflux
-from aioflux.data._records.formats import jsonl
-from aioflux.data._store_batches import cut, store_batches
+from aioflux.data import jsonl, store_batches
+from aioflux.data._store_batches import split_into_groups
 from tests.data.transforms import key_of, refuse, text_of
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ async def test_as_they_complete_every_object_comes_once(
     assert sorted(items) == keys
 
 
-async def test_a_slow_one_holds_nobody_up_where_there_is_no_order(
+async def test_without_order_a_slow_transform_delays_no_other(
     bucket: Bucket, store: aioflux.Store
 ) -> None:
     keys, others = bucket.fill(6), threading.Event()
@@ -125,11 +125,11 @@ async def test_a_last_batch_that_is_not_full_may_be_left_out(
     assert [len(batch) for batch in batches] == [2, 2]
 
 
-async def test_of_no_keys_there_is_no_batch(bucket: Bucket, store: aioflux.Store) -> None:
+async def test_without_keys_there_is_no_batch(bucket: Bucket, store: aioflux.Store) -> None:
     assert [batch async for batch in store_batches(store, [], batch_size=2)] == []
 
 
-async def test_an_object_that_is_missing_comes_after_what_was_before_it(
+async def test_the_error_of_a_missing_object_comes_after_the_items_before_it(
     bucket: Bucket, store: aioflux.Store
 ) -> None:
     keys = bucket.fill(4)
@@ -147,7 +147,7 @@ async def test_a_failing_transform_names_its_sample(bucket: Bucket, store: aiofl
     assert raised.value.__notes__ == ["while transforming gs://bucket/train/000"]
 
 
-async def test_a_failing_transform_comes_after_what_was_before_it(
+async def test_the_error_of_a_transform_comes_after_the_items_before_it(
     bucket: Bucket, store: aioflux.Store
 ) -> None:
     keys, seen = bucket.fill(9), []
@@ -163,7 +163,7 @@ async def test_a_failing_transform_comes_after_what_was_before_it(
 
 
 class Gate:
-    """A transform that tells how many it was called for, and waits to be let through."""
+    """A transform that counts its calls, and waits for an event."""
 
     def __init__(self) -> None:
         self.num_begun = 0
@@ -181,14 +181,14 @@ class Gate:
 
 
 async def open_soon(gate: Gate) -> None:
-    """Open it when whoever was cancelled has come to wait for those that run."""
+    """Open it when the cancelled task waits for the running transforms."""
     for _ in range(100):
         await asyncio.sleep(0)
     gate.is_open.set()
 
 
 @pytest.mark.parametrize("end", ["close", "cancel"])
-async def test_when_it_is_left_nothing_runs_on(
+async def test_nothing_runs_after_the_iteration_ends(
     bucket: Bucket, store: aioflux.Store, end: str
 ) -> None:
     keys, gate = bucket.fill(60), Gate()
@@ -257,7 +257,7 @@ async def test_bytes_that_wait_are_bounded(bucket: Bucket, store: aioflux.Store)
     await batches.aclose()
 
 
-async def test_an_object_beyond_the_bound_is_let_through(
+async def test_an_object_larger_than_the_budget_is_admitted_alone(
     bucket: Bucket, store: aioflux.Store
 ) -> None:
     bucket.put("large", b"x" * 1000)
@@ -268,12 +268,12 @@ async def test_an_object_beyond_the_bound_is_let_through(
 
 
 @pytest.mark.parametrize("name", ["batch_size", "num_threads", "max_bytes"])
-async def test_numbers_that_cannot_be_are_refused_at_once(store: aioflux.Store, name: str) -> None:
+async def test_impossible_numbers_are_rejected_at_once(store: aioflux.Store, name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be above 0, not 0"):
         store_batches(store, ["a"], **{"batch_size": 1, name: 0})
 
 
-async def test_a_closed_store_is_told(bucket: Bucket) -> None:
+async def test_a_closed_store_is_an_error(bucket: Bucket) -> None:
     store = aioflux.open_store(bucket.uri)
     await store.aclose()
     with pytest.raises(ValueError, match="is closed"):
@@ -283,7 +283,9 @@ async def test_a_closed_store_is_told(bucket: Bucket) -> None:
 @pytest.mark.parametrize(
     ("num_samples", "sizes"), [(0, []), (1, [1]), (9, [3, 3, 3]), (10, [4, 4, 2]), (50, [16] * 3)]
 )
-def test_samples_are_cut_so_that_every_thread_has_some(num_samples: int, sizes: list[int]) -> None:
-    groups = [len(group) for group in cut(range(num_samples), 3, 16)]
+def test_samples_are_split_so_that_every_thread_has_some(
+    num_samples: int, sizes: list[int]
+) -> None:
+    groups = [len(group) for group in split_into_groups(range(num_samples), 3, 16)]
     assert groups[:3] == sizes
     assert sum(groups) == num_samples

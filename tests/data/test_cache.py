@@ -1,4 +1,4 @@
-"""Cache: what comes out is what went in, within the bound, whoever writes, dies or damages."""
+"""Cache: it returns the stored bytes, within its bound, with any writers, deaths and damage."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def grow_old(directory: Path, seconds: float) -> None:
         os.utime(path, (used, used))
 
 
-def test_what_was_put_is_got(tmp_path: Path) -> None:
+def test_stored_bytes_are_returned(tmp_path: Path) -> None:
     cache, meta = Cache(tmp_path / "cache", max_bytes=1000), meta_of("a", b"data")
     assert cache.get(meta) is None
     assert cache.put(meta, b"data")
@@ -94,7 +94,7 @@ def test_another_generation_is_another_object(tmp_path: Path) -> None:
     assert cache.get(meta_of("a", b"new", generation="2")) is None
 
 
-def test_what_nothing_identifies_is_not_kept(tmp_path: Path) -> None:
+def test_objects_without_generation_or_etag_are_not_kept(tmp_path: Path) -> None:
     cache, meta = Cache(tmp_path, max_bytes=1000), meta_of("a", b"data", generation="")
     assert not cache.put(meta, b"data")
     assert cache.get(meta) is None
@@ -107,14 +107,14 @@ def test_an_object_larger_than_the_bound_is_not_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"dat", b"dota"], ids=["short", "wrong"])
-def test_bytes_that_are_not_the_object_are_refused(tmp_path: Path, data: bytes) -> None:
+def test_bytes_that_are_not_the_object_are_rejected(tmp_path: Path, data: bytes) -> None:
     cache = Cache(tmp_path, max_bytes=1000)
     with pytest.raises(aioflux.ChecksumError, match="gs://bucket/a is not cached"):
         cache.put(meta_of("a", b"data"), data)
     assert stored(tmp_path) == []
 
 
-def test_a_bound_of_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_bound_of_zero_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_bytes of a cache must be above 0, not 0"):
         Cache(tmp_path, max_bytes=0)
 
@@ -139,7 +139,7 @@ def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
     assert [cache.get(meta) is not None for meta in metas] == [True, False, True, True, True]
 
 
-def test_a_use_is_noted_of_entries_that_are_seconds_old(tmp_path: Path) -> None:
+def test_a_use_updates_the_time_of_entries_that_are_seconds_old(tmp_path: Path) -> None:
     """To note each would cost every hit a system call."""
     cache, meta = Cache(tmp_path, max_bytes=1000), meta_of("a", b"data")
     cache.put(meta, b"data")
@@ -166,7 +166,7 @@ def test_an_eviction_makes_room_for_several(tmp_path: Path) -> None:
     assert counts[100:109] == list(range(91, 100))
 
 
-def test_room_that_is_taken_ahead_keeps_to_the_bound(tmp_path: Path) -> None:
+def test_reservations_stay_within_the_bound(tmp_path: Path) -> None:
     data, max_bytes = b"x", 1 << 16
     for run in range(2):
         cache = Cache(tmp_path, max_bytes=max_bytes)
@@ -176,7 +176,7 @@ def test_room_that_is_taken_ahead_keeps_to_the_bound(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, 1 << 20])
-def test_any_size_is_got_whole_and_seen_to_be_damaged(tmp_path: Path, size: int) -> None:
+def test_any_size_is_returned_whole_and_damage_is_detected(tmp_path: Path, size: int) -> None:
     cache, data = Cache(tmp_path, max_bytes=1 << 21), b"x" * size
     meta = meta_of("a", data)
     cache.put(meta, data)
@@ -185,7 +185,7 @@ def test_any_size_is_got_whole_and_seen_to_be_damaged(tmp_path: Path, size: int)
     assert cache.get(meta) is None
 
 
-def test_other_files_in_the_directory_are_left_alone(tmp_path: Path) -> None:
+def test_other_files_in_the_directory_stay(tmp_path: Path) -> None:
     (tmp_path / "mine").write_bytes(b"x" * 1000)
     cache = Cache(tmp_path, max_bytes=100)
     for number in range(10):
@@ -231,10 +231,10 @@ DAMAGES = [damage_byte, damage_size, damage_whole, damage_tail]
     [(damage, has) for damage in DAMAGES for has in (True, False)]
     + [(damage_magic, False), (damage_checksum, False)],
 )
-def test_a_damaged_entry_is_dropped_told_and_stored_anew(
+def test_a_damaged_entry_is_removed_logged_and_stored_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Damage, has_checksum: bool
 ) -> None:
-    """Some services tell no checksum of an object; then the entry's own decides."""
+    """Some services have no checksum of an object; then that of the entry decides."""
     cache, meta = Cache(tmp_path, max_bytes=1000), meta_of("a", b"data")
     if not has_checksum:
         meta = replace(meta, crc32c=None)
@@ -247,7 +247,7 @@ def test_a_damaged_entry_is_dropped_told_and_stored_anew(
     assert cache.get(meta) == b"data"
 
 
-def test_the_same_name_on_another_service_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_the_same_name_on_another_service_is_another_object(tmp_path: Path) -> None:
     """Two test servers both begin to count generations at 1."""
     cache = Cache(tmp_path, max_bytes=1000)
     cache.put(meta_of("a", b"here"), b"here")
@@ -263,7 +263,7 @@ def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
     assert cache.get(meta_of("a", b"data")) == b"data"
 
 
-def test_unfinished_entries_of_the_dead_are_swept(tmp_path: Path) -> None:
+def test_unfinished_entries_of_dead_processes_are_deleted(tmp_path: Path) -> None:
     cache = Cache(tmp_path, max_bytes=1000)
     old, young = tmp_path / "objects" / "00" / "~old", tmp_path / "objects" / "00" / "~young"
     old.write_bytes(b"torn")
@@ -291,7 +291,7 @@ def limited_files(num_bytes: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_disk_that_takes_no_more_is_told_and_not_fatal(
+def test_a_full_disk_is_logged_and_not_fatal(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache, data = Cache(tmp_path, max_bytes=100_000), b"x" * 5000
@@ -324,7 +324,7 @@ def test_a_directory_in_the_place_of_an_entry_costs_this_entry_alone(
         assert cache.get(meta) is None
         assert not cache.put(meta, b"data")
     assert [record.getMessage() for record in caplog.records] == [
-        message for message in caplog.messages if "whose place something else takes" in message
+        message for message in caplog.messages if "which something else occupies" in message
     ]
     assert len(caplog.records) == 1
     assert cache.put(meta_of("b", b"more"), b"more")
@@ -354,7 +354,7 @@ def make_link_to_itself(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [make_pipe, make_link_to_nothing, make_link_to_itself])
-def test_what_is_no_file_in_the_place_of_an_entry_is_replaced(tmp_path: Path, make: Damage) -> None:
+def test_a_special_file_in_the_place_of_an_entry_is_replaced(tmp_path: Path, make: Damage) -> None:
     """A pipe is not waited for."""
     meta = meta_of("a", b"data")
     make(entry_of(tmp_path, meta, b"data"))
@@ -376,10 +376,10 @@ def test_a_file_in_the_place_of_a_directory_of_entries_costs_these_alone(tmp_pat
     assert parent.read_bytes() == b"mine"
 
 
-def test_places_that_are_taken_one_and_all_pause_the_cache(
+def test_many_occupied_paths_pause_the_cache(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Otherwise each of a million objects would be told of."""
+    """Otherwise there would be a warning for each of a million objects."""
     cache = Cache(tmp_path, max_bytes=100_000)
     cache.put(meta_of("a", b"data"), b"data")
     (tmp_path / "objects").rename(tmp_path / "away")
@@ -391,7 +391,7 @@ def test_places_that_are_taken_one_and_all_pause_the_cache(
     assert len(caplog.records) < 100
 
 
-def test_a_change_that_is_written_in_part_spoils_no_later_one(
+def test_a_partly_written_change_spoils_no_later_one(
     tmp_path: Path,
 ) -> None:
     cache = Cache(tmp_path, max_bytes=2000)
@@ -429,7 +429,7 @@ def test_threads_share_a_cache(
     assert 0 < stored_bytes(tmp_path) <= max_bytes + 6 * 100
 
 
-def test_a_child_waits_for_no_lock_that_its_parent_held_as_it_was_forked(tmp_path: Path) -> None:
+def test_a_child_does_not_wait_for_a_lock_held_at_the_fork(tmp_path: Path) -> None:
     cache, context = Cache(tmp_path, max_bytes=1000), multiprocessing.get_context("fork")
 
     def work() -> None:
@@ -545,7 +545,7 @@ def test_processes_together_stay_near_the_bound(tmp_path: Path) -> None:
 
 
 def stopped_bytes(directory: Path) -> int:
-    """Sizes of what lies there; a process that was told to stop may still end what it is doing."""
+    """Sizes of the entries; a process that is stopping may still finish one."""
     total = 0
     for path in (directory / "objects").glob("*/[!~]*"):
         with suppress(FileNotFoundError):
@@ -587,7 +587,7 @@ def test_a_kill_at_any_moment_leaves_a_cache_that_is_right(tmp_path: Path) -> No
     assert stored_bytes(tmp_path) <= 50_000
 
 
-def test_who_holds_the_lock_makes_nobody_wait(tmp_path: Path) -> None:
+def test_no_process_waits_for_the_lock(tmp_path: Path) -> None:
     """A process that is stopped in the middle of an eviction, for ever."""
     script = (
         "import fcntl, os, sys\n"

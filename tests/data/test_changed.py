@@ -94,7 +94,7 @@ def test_a_changed_object_is_named(
 
 
 @pytest.mark.parametrize("way", ["map-cached", "iterable-cached"])
-def test_what_is_in_the_cache_is_what_was_listed(bucket: Bucket, tmp_path: Path, way: str) -> None:
+def test_a_cached_object_is_the_listed_generation(bucket: Bucket, tmp_path: Path, way: str) -> None:
     """Its generation is the listed one, whatever the bucket holds by now."""
     keys = bucket.fill(8)
     dataset = build(way, bucket, tmp_path)
@@ -104,7 +104,7 @@ def test_what_is_in_the_cache_is_what_was_listed(bucket: Bucket, tmp_path: Path,
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_body_that_breaks_off_is_read_again(bucket: Bucket, tmp_path: Path, way: str) -> None:
+def test_a_truncated_body_is_retried(bucket: Bucket, tmp_path: Path, way: str) -> None:
     bucket.fill(8)
     dataset = build(way, bucket, tmp_path)
     bucket.server.faults.add("objects.media", times=1, truncate_at=3)

@@ -1,10 +1,9 @@
-"""Whether a dataset composes: what it needs is asked for at once, and `auto` goes by the clock."""
+"""Composed reads: permissions are checked at once, and `auto` measures."""
 
 from __future__ import annotations
 
 import os
 import signal
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import PermissionDeniedError, sync
-from aioflux.data import IterableDataset, _composites
-from aioflux.data._composites import Choice, prepare, read_batches
+from aioflux.data import IterableDataset
+from aioflux.data._composing import ComposeTrials, fetch_batches, prepare
 from aioflux.store import COMPOSITE_PREFIX
 from aioflux.testing.gcs_server import Network
 from tests.bridge.scripts import finish, line, running
@@ -56,14 +55,14 @@ def test_missing_permissions_are_named_at_once(
     assert prepare(store, "off") == "off"
 
 
-def test_permissions_that_may_not_be_asked(bucket: Bucket, store: sync.Store) -> None:
+def test_permissions_that_may_not_be_queried(bucket: Bucket, store: sync.Store) -> None:
     with bucket.server.faults.inject("storage.buckets.testIamPermissions", status=403):
         assert prepare(store, "auto") == "off"
         with pytest.raises(PermissionDeniedError, match="gs://bucket"):
             prepare(store, "on")
 
 
-def test_a_sweep_that_is_refused_is_told(
+def test_a_clean_up_without_permission_is_logged(
     bucket: Bucket, store: sync.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     with bucket.server.faults.inject("objects.list", status=403):
@@ -71,7 +70,7 @@ def test_a_sweep_that_is_refused_is_told(
     assert "are not looked for" in caplog.text
 
 
-def test_without_composing_nothing_is_asked(bucket: Bucket, store: sync.Store) -> None:
+def test_without_composing_no_request_is_sent(bucket: Bucket, store: sync.Store) -> None:
     assert prepare(store, "off") == "off"
     assert not bucket.server.stats.operations
 
@@ -85,7 +84,7 @@ def test_a_service_that_cannot_compose_says_so(tmp_path: Path) -> None:
             prepare(store, "yes")  # type: ignore[arg-type]
 
 
-def test_what_dead_processes_left_is_swept_below_the_own_prefix(
+def test_orphaned_composites_are_deleted_below_the_own_prefix(
     bucket: Bucket, store: sync.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = f"train/{COMPOSITE_PREFIX}run/1"
@@ -112,7 +111,7 @@ def test_each_way_reads_the_same(
     metas = list(store.list_all())
     got = []
     for at in range(0, len(metas), batch_size):
-        for batch in read_batches(store, metas[at : at + batch_size], compose=compose):
+        for batch in fetch_batches(store, metas[at : at + batch_size], compose=compose):
             got += batch
     assert got == [(meta, f"data of {key}".encode()) for meta, key in zip(metas, keys, strict=True)]
     # The first trial of "auto" takes up to 1024 objects, and reads directly.
@@ -124,11 +123,11 @@ def test_each_way_reads_the_same(
 def test_names_are_read_directly(bucket: Bucket, store: sync.Store) -> None:
     keys = bucket.fill(5)
     for compose in ("off", "auto"):
-        batches = read_batches(store, keys, compose=compose)
+        batches = fetch_batches(store, keys, compose=compose)
         assert [meta.key for batch in batches for meta, _ in batch] == keys
     assert not num_composes(bucket)
     with pytest.raises(TypeError, match="ObjectMeta"):
-        list(read_batches(store, keys, compose="on"))
+        list(fetch_batches(store, keys, compose="on"))
 
 
 RATES = st.lists(st.integers(1, 1000), min_size=2, max_size=2)
@@ -138,42 +137,39 @@ RATES = st.lists(st.integers(1, 1000), min_size=2, max_size=2)
 def test_the_better_trial_of_each_counts_and_a_tenth_is_chance(
     direct: list[int], composed: list[int]
 ) -> None:
-    choice, left = Choice(), {"off": iter(direct), "on": iter(composed)}
-    while (way := choice.trial()) is not None:
-        choice.tell(way, num_objects=next(left[way]), seconds=1.0)
-    assert choice.way == ("on" if max(composed) > 1.1 * max(direct) else "off")
+    trials, left = ComposeTrials(), {"off": iter(direct), "on": iter(composed)}
+    while (mode := trials.next_mode()) is not None:
+        trials.add(mode, num_objects=next(left[mode]), seconds=1.0)
+    assert trials.best_mode == ("on" if max(composed) > 1.1 * max(direct) else "off")
 
 
 @pytest.mark.parametrize("is_slow", ["objects.compose", "objects.get"])
-def test_auto_keeps_the_faster(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, is_slow: str
-) -> None:
+def test_auto_keeps_the_faster(bucket: Bucket, is_slow: str) -> None:
     """By a clock that goes on by a second with each request of the slow operation."""
     bucket.fill(400)
 
     def seconds() -> float:
         return bucket.server.stats.operation(is_slow).requests
 
-    monkeypatch.setattr(_composites, "time", SimpleNamespace(perf_counter=seconds))
     with sync.open_store(bucket.uri) as store:
         metas = list(store.list_all())
         for at in range(0, 200, 50):
-            list(read_batches(store, metas[at : at + 50], compose="auto"))
+            list(fetch_batches(store, metas[at : at + 50], compose="auto", clock=seconds))
         tried = num_composes(bucket)
-        list(read_batches(store, metas[200:], compose="auto"))
+        list(fetch_batches(store, metas[200:], compose="auto", clock=seconds))
     assert tried == 4
     assert (num_composes(bucket) > tried) == (is_slow == "objects.get")
     assert composites(bucket) == []
 
 
-def test_auto_goes_on_directly_where_composing_is_refused(
+def test_auto_reads_directly_if_composing_is_rejected(
     bucket: Bucket, store: sync.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = bucket.fill(60)
     with bucket.server.faults.inject("objects.compose", status=403):
         tried = []
         for _ in range(4):
-            batches = read_batches(store, store.list_all(), compose="auto")
+            batches = fetch_batches(store, store.list_all(), compose="auto")
             assert [meta.key for batch in batches for meta, _ in batch] == keys
             tried.append(num_composes(bucket))
     assert tried == [0, 2, 2, 2]
@@ -185,7 +181,7 @@ import time
 warnings.simplefilter("default")
 from torch.utils.data import DataLoader, _utils
 _utils.MP_STATUS_CHECK_INTERVAL = 600  # workers that end are not killed before they have
-from aioflux.data import IterableDataset, _composites
+from aioflux.data import IterableDataset
 transfer = aioflux.TransferOptions(max_in_flight=2)
 dataset = IterableDataset("gs://bucket/train", compose="on", transfer=transfer, **settings)
 loader = DataLoader(dataset, batch_size=50, num_workers=2, collate_fn=list)
@@ -216,7 +212,32 @@ def test_workers_that_end_early_leave_no_composite(bucket: Bucket) -> None:
     assert composites(bucket) == []
 
 
-def test_what_is_gone_can_be_skipped_and_is_counted(bucket: Bucket) -> None:
+FAILING = """
+warnings.simplefilter("default")
+from torch.utils.data import DataLoader
+from aioflux.data import MapDataset
+transfer = aioflux.TransferOptions(max_in_flight=2)
+dataset = MapDataset("gs://bucket/train", compose="on", transfer=transfer, **settings)
+loader = DataLoader(dataset, 50, num_workers=2, collate_fn=list, persistent_workers=True)
+batches = iter(loader)
+next(batches), next(batches), next(batches)
+say("begun")
+raise SystemExit
+"""
+
+
+def test_workers_that_outlive_the_script_leave_no_composite(bucket: Bucket) -> None:
+    """multiprocessing terminates them: nothing has dropped the loader that keeps them alive."""
+    bucket.fill(2000)
+    bucket.server.network = Network(latency_seconds=0.01)
+    with running(FAILING, bucket.server) as process:
+        assert line(process) == "begun"
+        assert num_composes(bucket) > 0
+        assert finish(process) == []
+    assert composites(bucket) == []
+
+
+def test_deleted_objects_can_be_skipped_and_are_counted(bucket: Bucket) -> None:
     """Of a group with one object that is gone, the others are not lost."""
     keys = bucket.fill(100)
     dataset = IterableDataset(bucket.uri, compose="on", on_error="skip")

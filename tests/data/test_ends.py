@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 NUM_ROUNDS = int(os.environ.get("AIOFLUX_TEST_ROUNDS", "1"))
 NUM_OBJECTS = 1000
 LOST_SECONDS = 60.0
-"""Time in which whoever was interrupted ends, whatever else the machine does."""
+"""Time in which an interrupted process ends, also on a busy machine."""
 STEPS = ("*objects.compose", "*objects.get", "*objects.delete")
 WAYS = ["iterable 0", "iterable 2", "map 0", "map 2"]
 
@@ -102,7 +102,7 @@ class Runs:
         return self._process.stdout.readline().strip()
 
     def has_line(self, seconds: float) -> bool:
-        """Wait for a line for so long, and tell whether it is there."""
+        """Return whether a line arrives in so many seconds."""
         return bool(select.select([self._process.stdout], [], [], seconds)[0])
 
     def start(self, way: str, how: str) -> int:
@@ -166,7 +166,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_next_start_sweeps_what_sigkill_left(runs: Runs, way: str) -> None:
+def test_the_next_start_deletes_composites_that_sigkill_left(runs: Runs, way: str) -> None:
     rng = random.Random(f"{way} {NUM_ROUNDS}")
     num_left = []
     left: set[str] = set()
@@ -192,7 +192,7 @@ def test_ctrl_c_leaves_no_composite(runs: Runs, way: str) -> None:
     rng = random.Random(f"{way} {NUM_ROUNDS}")
     ended = []
     num_lost = 0
-    # Where one was lost, another round tells chance from a Ctrl-C that nobody hears.
+    # If one was lost, another round distinguishes chance from a Ctrl-C without effect.
     while len(ended) < max(NUM_ROUNDS, 2 * num_lost):
         number = len(ended)
         group = runs.start(way, "uncaught" if number % 2 == 0 else "caught")

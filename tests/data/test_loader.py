@@ -40,7 +40,7 @@ def build(kind: type[Any], bucket: Bucket, num_workers: int, **options: Any) -> 
 @pytest.mark.clouds("gs", "s3", "az")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stateful_loader_goes_on_at_any_batch(
+def test_a_stateful_loader_resumes_at_any_batch(
     bucket: Bucket, kind: type[Any], num_workers: int
 ) -> None:
     pytest.importorskip("torchdata")
@@ -59,7 +59,7 @@ def test_a_stateful_loader_goes_on_at_any_batch(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_merged_state_goes_on_without_workers(bucket: Bucket, kind: type[Any]) -> None:
+def test_a_merged_state_resumes_without_workers(bucket: Bucket, kind: type[Any]) -> None:
     pytest.importorskip("torchdata")
     keys = bucket.fill(42)
     batches = build(kind, bucket, 2)
@@ -114,7 +114,7 @@ def test_a_plain_loaders_dataset_does_not_know_what_workers_read(bucket: Bucket)
             dataset.state_dict()
 
 
-def test_a_state_that_a_worker_cannot_have_is_an_error(bucket: Bucket) -> None:
+def test_a_state_loaded_after_workers_started_is_an_error(bucket: Bucket) -> None:
     bucket.fill(8)
     dataset = IterableDataset(bucket.uri, transform=key_of)
     state = dataset.state_dict()
@@ -138,7 +138,7 @@ def test_a_loaded_state_is_for_one_iteration_of_each_worker(bucket: Bucket) -> N
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_workers_that_live_on_hear_of_the_epoch(bucket: Bucket, start: str) -> None:
+def test_persistent_workers_learn_of_the_epoch(bucket: Bucket, start: str) -> None:
     keys = bucket.fill(30)
     dataset = IterableDataset(
         bucket.uri, transform=key_of, shuffle=True, endpoint_url=bucket.server.url
@@ -192,7 +192,7 @@ def test_random_numbers_of_workers_repeat_by_seed_and_differ_by_worker(bucket: B
     assert all(one != other for one, other in zip(first, second, strict=True))
 
 
-def test_settings_without_effect_are_refused(bucket: Bucket) -> None:
+def test_settings_without_effect_are_rejected(bucket: Bucket) -> None:
     bucket.fill(1)
     dataset = IterableDataset(bucket.uri)
     with pytest.raises(ValueError, match="set where it is built"):

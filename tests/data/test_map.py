@@ -62,15 +62,19 @@ def test_a_batch_is_fetched_at_once(bucket: Bucket) -> None:
     assert bucket.server.stats.operation("objects.get").peak_in_flight > 1
 
 
-def test_a_batch_of_a_hundred_is_one_round_unless_told_otherwise(bucket: Bucket) -> None:
+def test_a_batch_of_a_hundred_is_one_round_by_default(bucket: Bucket) -> None:
     assert in_flight(MapDataset.from_keys(bucket.uri, ["a"])) == 128
     assert in_flight(MapDataset.from_keys(bucket.uri, ["a"], transfer=None)) == 128
     few = aioflux.TransferOptions(max_in_flight=3)
     assert in_flight(MapDataset.from_keys(bucket.uri, ["a"], transfer=few)) == 3
 
 
-def in_flight(dataset: MapDataset[Sample]) -> int:
-    return dataset._objects._sections[0].store.transfer.max_in_flight
+def store_of(dataset: MapDataset[Any]) -> Any:
+    return dataset._source._stores[0].reader.store
+
+
+def in_flight(dataset: MapDataset[Sample]) -> Any:
+    return store_of(dataset).transfer.max_in_flight
 
 
 def test_an_empty_listing_is_an_error_that_names_the_uri(bucket: Bucket) -> None:
@@ -141,14 +145,14 @@ def test_a_transform_that_fails_names_the_sample(bucket: Bucket) -> None:
 
 
 @pytest.mark.clouds("gs")
-def test_an_error_ends_what_is_under_way_while_it_is_kept(bucket: Bucket) -> None:
+def test_an_error_ends_all_requests_while_it_is_referenced(bucket: Bucket) -> None:
     bucket.fill(2)
     bucket.server.faults.add("objects.media", key="train/001", stall_at=0)
     dataset = MapDataset(bucket.uri, transform=refuse)
     with pytest.raises(ArithmeticError) as caught:
         dataset.__getitems__([0, 1])
     assert caught.value.__traceback__ is not None  # keeps the frames, with all that they hold
-    assert dataset._objects._sections[0].store.stats.num_in_flight == 0
+    assert store_of(dataset).stats.num_in_flight == 0
 
 
 @pytest.mark.clouds("gs")
@@ -174,7 +178,7 @@ def test_a_pickle_keeps_the_settings(bucket: Bucket) -> None:
     )
     copy = pickle.loads(pickle.dumps(dataset))
     assert copy[1] == "001"
-    assert copy._objects._sections[0].store.transfer == options
+    assert store_of(copy).transfer == options
 
 
 def test_an_unknown_option_is_a_type_error() -> None:
@@ -185,8 +189,7 @@ def test_an_unknown_option_is_a_type_error() -> None:
 def test_construction_leaves_no_connection_open(bucket: Bucket) -> None:
     bucket.fill(2)
     dataset = MapDataset(bucket.uri)
-    sessions = dataset._objects._sections[0].store._store._sessions
-    assert sessions.open_sessions() == []
+    assert store_of(dataset)._store._sessions.open_sessions() == []
 
 
 @pytest.mark.clouds("gs")
@@ -198,7 +201,7 @@ def test_construction_leaves_no_connection_open(bucket: Bucket) -> None:
         ({"shuffle": True, "rank": 0}, r"ObjectSampler\(dataset, rank=0, shuffle=True\)"),
     ],
 )
-def test_an_order_is_refused_with_the_way_to_set_it(
+def test_an_order_is_rejected_with_a_hint_how_to_set_it(
     bucket: Bucket, options: dict[str, Any], remedy: str
 ) -> None:
     bucket.fill(1)

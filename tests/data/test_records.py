@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 import aioflux
 from aioflux.data import Sample
+from aioflux.data._object_stream import open_stream
 from aioflux.data._records.formats import (
     jsonl,
-    open_stream,
     parquet,
     records_of_sample,
-    records_of_stream,
+    stream_records,
     tar,
 )
 from aioflux.data._records.tar import parse_pax, split_name
@@ -81,7 +81,7 @@ def test_jsonl_needs_no_newline_at_the_end_and_leaves_out_empty_lines() -> None:
     assert read(jsonl(), b'1\n\n \r\n2\r\n"3"') == [1, 2, "3"]
 
 
-def test_jsonl_decodes_as_it_is_told() -> None:
+def test_jsonl_decodes_by_the_given_function() -> None:
     assert math.isnan(read(jsonl(decode=json.loads), b"NaN\n")[0])
 
 
@@ -102,18 +102,18 @@ def test_a_line_that_is_too_long_is_an_error_before_it_is_in_memory() -> None:
 
 
 @pytest.mark.parametrize("max_record_bytes", [0, -1])
-def test_jsonl_refuses_a_bound_of_nothing(max_record_bytes: int) -> None:
+def test_jsonl_rejects_a_bound_of_zero(max_record_bytes: int) -> None:
     with pytest.raises(ValueError, match="max_record_bytes must be above 0"):
         jsonl(max_record_bytes=max_record_bytes)
 
 
-def test_gzip_is_seen_and_undone() -> None:
+def test_gzip_is_detected_and_decompressed() -> None:
     values = list(range(1000))
     assert read(jsonl(), gzip.compress(lines_of(values))) == values
 
 
 @pytest.mark.parametrize("share", [0.3, 0.9])
-def test_a_torn_gzip_is_named(share: float) -> None:
+def test_a_truncated_gzip_is_named(share: float) -> None:
     data = gzip.compress(lines_of([{"n": n * n} for n in range(1000)]))
     with pytest.raises(aioflux.RecordError, match="of gs://bucket/train/a: its gzip stream is t"):
         read(jsonl(), data[: int(len(data) * share)])
@@ -186,24 +186,24 @@ def test_a_name_is_split_at_the_first_dot_of_its_last_part(name: str, split: obj
     assert split_name(name) == split
 
 
-def test_what_belongs_to_no_sample_is_left_out() -> None:
+def test_files_that_belong_to_no_sample_are_left_out() -> None:
     files = [("__meta__/x.json", b"1"), (".DS_Store", b"2"), ("d/._a.jpg", b"3"), ("a.jpg", b"4")]
     assert read(tar(), tar_of(files)) == [{"__key__": "a", "jpg": b"4"}]
 
 
-def test_directories_are_passed_over() -> None:
+def test_directories_are_ignored() -> None:
     data = tar_with(lambda info: setattr(info, "type", tarfile.DIRTYPE))
     assert read(tar(), data) == [{"__key__": "a", "txt": b"one"}]
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE], ids=["symbolic", "hard"])
 def test_a_link_is_an_error(kind: bytes) -> None:
-    """It stands for data that would be missing from its sample."""
+    """Its data would be missing from its sample."""
     with pytest.raises(aioflux.RecordError, match=r"'b\.txt' is neither a file nor a directory"):
         read(tar(), tar_with(lambda info: setattr(info, "type", kind)))
 
 
-def test_archives_one_behind_the_other_are_all_read() -> None:
+def test_consecutive_archives_are_all_read() -> None:
     assert len(read(tar(), tar_of(PAIRS[:2]) + tar_of(PAIRS[2:]))) == 2
 
 
@@ -238,7 +238,7 @@ def test_a_damaged_byte_of_a_header_is_an_error(at: int) -> None:
             read(tar(), bytes(data))
 
 
-def test_a_size_that_is_a_lie_takes_no_memory() -> None:
+def test_a_wrong_size_takes_no_memory() -> None:
     info = tarfile.TarInfo("a.jpg")
     info.size = 1 << 40
     header = info.tobuf(tarfile.GNU_FORMAT)
@@ -247,7 +247,7 @@ def test_a_size_that_is_a_lie_takes_no_memory() -> None:
 
 
 @pytest.mark.parametrize("data", [b"12 path=a\n", b"8 path=a\n", b"8 path\n", b"x path=a\n", b"9"])
-def test_a_damaged_pax_header_is_refused(data: bytes) -> None:
+def test_a_damaged_pax_header_is_rejected(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"field|substring|subsection|invalid literal"):
         parse_pax(data)
 
@@ -262,27 +262,20 @@ def test_records_pickle(records: Any) -> None:
     assert pickle.loads(pickle.dumps(records)) == records
 
 
-def test_records_may_be_a_function_of_the_whole_sample(
-    bucket: Bucket, store: aioflux.sync.Store
-) -> None:
-    bucket.put("a", b"x y z")
-    meta = store.head("a")
-
+def test_records_may_be_a_function_of_the_whole_sample() -> None:
     def words(sample: Sample) -> Iterator[bytes]:
         return iter(sample.data.split())
 
-    assert list(records_of_stream(store, meta, words, read_ahead_bytes=100)) == [b"x", b"y", b"z"]
-    sample = Sample("a", b"x y", meta)
-    assert list(records_of_sample(words, sample)) == [b"x", b"y"]
+    assert read(words, b"x y") == [b"x", b"y"]
 
 
-@pytest.mark.parametrize("read_ahead_bytes", [0, 1, 1000, 64 * KIB, 1 << 30])
+@pytest.mark.parametrize("prefetch_bytes", [0, 1, 1000, 64 * KIB, 1 << 30])
 def test_records_stream_in_with_any_window(
-    bucket: Bucket, store: aioflux.sync.Store, read_ahead_bytes: int
+    bucket: Bucket, store: aioflux.sync.Store, prefetch_bytes: int
 ) -> None:
-    values = list(range(2000))[:: 20 if read_ahead_bytes == 1 else 1]
+    values = list(range(2000))[:: 20 if prefetch_bytes == 1 else 1]
     bucket.put("a", lines_of(values))
-    records = records_of_stream(store, store.head("a"), jsonl(), read_ahead_bytes=read_ahead_bytes)
+    records = stream_records(store, store.head("a"), jsonl(), prefetch_bytes=prefetch_bytes)
     assert list(records) == values
 
 
@@ -294,18 +287,16 @@ def test_a_stream_in_order_costs_its_bytes_and_few_requests(
     bucket.put("a", data)
     meta = store.head("a")
     bucket.server.stats.reset()
-    assert list(records_of_stream(store, meta, jsonl(), read_ahead_bytes=512 * KIB)) == values
+    assert list(stream_records(store, meta, jsonl(), prefetch_bytes=512 * KIB)) == values
     seen = bucket.server.stats.operation("objects.get")
     assert seen.bytes_out == len(data)
     assert seen.requests == math.ceil(len(data) / (256 * KIB))
 
 
-def test_no_more_is_read_than_the_window_while_nobody_takes_records(
-    bucket: Bucket, store: aioflux.sync.Store
-) -> None:
+def test_no_more_than_the_window_is_prefetched(bucket: Bucket, store: aioflux.sync.Store) -> None:
     data = lines_of(["x" * 100] * 20_000)
     bucket.put("a", data)
-    records = records_of_stream(store, store.head("a"), jsonl(), read_ahead_bytes=128 * KIB)
+    records = stream_records(store, store.head("a"), jsonl(), prefetch_bytes=128 * KIB)
     next(records)
     records.close()
     assert received(bucket) <= 3 * 128 * KIB < len(data)
@@ -321,7 +312,7 @@ def test_an_object_that_was_replaced_is_an_error(
     meta = store.head("a")
     bucket.put("a", data)
     with pytest.raises(aioflux.NotFoundError, match="gs://bucket/train/a"):
-        list(records_of_stream(store, meta, records, read_ahead_bytes=1 << 20))
+        list(stream_records(store, meta, records, prefetch_bytes=1 << 20))
 
 
 def test_a_stream_reads_seeks_and_tells_as_a_file_does(
@@ -329,7 +320,7 @@ def test_a_stream_reads_seeks_and_tells_as_a_file_does(
 ) -> None:
     data = bytes(range(256)) * 40
     bucket.put("a", data)
-    with open_stream(store, store.head("a"), read_ahead_bytes=1000) as stream:
+    with open_stream(store, store.head("a"), prefetch_bytes=1000) as stream:
         assert stream.read(10) == data[:10]
         assert stream.tell() == 10
         assert stream.seek(-5, io.SEEK_END) == len(data) - 5
@@ -344,22 +335,22 @@ def test_a_stream_reads_seeks_and_tells_as_a_file_does(
         stream.read(1)
 
 
-def test_a_stream_refuses_a_negative_window(bucket: Bucket, store: aioflux.sync.Store) -> None:
+def test_a_stream_rejects_a_negative_window(bucket: Bucket, store: aioflux.sync.Store) -> None:
     bucket.put("a", b"data")
-    with pytest.raises(ValueError, match="read_ahead_bytes must not be negative, as -1 is"):
-        open_stream(store, store.head("a"), read_ahead_bytes=-1)
+    with pytest.raises(ValueError, match="prefetch_bytes must not be negative, as -1 is"):
+        open_stream(store, store.head("a"), prefetch_bytes=-1)
 
 
 def test_an_empty_object_is_an_empty_stream(bucket: Bucket, store: aioflux.sync.Store) -> None:
     bucket.put("a", b"")
-    with open_stream(store, store.head("a"), read_ahead_bytes=1000) as stream:
+    with open_stream(store, store.head("a"), prefetch_bytes=1000) as stream:
         assert stream.read() == b""
 
 
 def test_ranges_arrive_while_records_are_taken(bucket: Bucket, store: aioflux.sync.Store) -> None:
     """Double buffering: a range is asked for before the one in front of it is used up."""
     bucket.put("a", lines_of(["x" * 100] * 20_000))
-    records = records_of_stream(store, store.head("a"), jsonl(), read_ahead_bytes=400_000)
+    records = stream_records(store, store.head("a"), jsonl(), prefetch_bytes=400_000)
     bucket.server.stats.reset()
     next(records)
     until = time.monotonic() + 100
@@ -371,9 +362,9 @@ def test_ranges_arrive_while_records_are_taken(bucket: Bucket, store: aioflux.sy
     records.close()
 
 
-def test_a_prefetch_asks_for_what_is_read_then(bucket: Bucket, store: aioflux.sync.Store) -> None:
+def test_a_prefetch_requests_the_next_ranges(bucket: Bucket, store: aioflux.sync.Store) -> None:
     bucket.put("a", bytes(4000))
-    with open_stream(store, store.head("a"), read_ahead_bytes=4000) as stream:
+    with open_stream(store, store.head("a"), prefetch_bytes=4000) as stream:
         bucket.server.stats.reset()
         stream.prefetch()
         assert stream.read() == bytes(4000)

@@ -10,7 +10,7 @@ import pytest
 
 import aioflux
 from aioflux.data import Sample
-from aioflux.data._records.formats import parquet, records_of_sample, records_of_stream
+from aioflux.data._records.formats import parquet, records_of_sample, stream_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,17 +68,17 @@ def test_parquet_gives_row_groups_as_tables() -> None:
     assert [table.num_rows for table in tables] == [2, 2, 1]
 
 
-def test_a_column_that_is_not_there_is_an_error() -> None:
+def test_a_missing_column_is_an_error() -> None:
     with pytest.raises(ValueError, match="gs://bucket/train/a has no column txt, but number, wide"):
         read(parquet(["txt"]), parquet_of(2, rows_per_group=1))
 
 
-def test_parquet_refuses_one_string_for_columns() -> None:
+def test_parquet_rejects_one_string_for_columns() -> None:
     with pytest.raises(TypeError, match="not the string 'text'"):
         parquet("text")
 
 
-def test_parquet_refuses_unknown_items() -> None:
+def test_parquet_rejects_unknown_items() -> None:
     with pytest.raises(ValueError, match='items must be "rows" or "tables"'):
         parquet(items="groups")
 
@@ -97,15 +97,17 @@ def test_only_the_ranges_of_the_wanted_columns_are_read(
     options = aioflux.TransferOptions(verify_ranges="never")
     with aioflux.sync.open_store(bucket.uri, transfer=options) as once:
         meta = once.head("a")
-        rows = list(records_of_stream(once, meta, parquet(["number"]), read_ahead_bytes=1 << 20))
+        rows = list(stream_records(once, meta, parquet(["number"]), prefetch_bytes=1 << 20))
     assert [row["number"] for row in rows] == list(range(2000))
     assert received(bucket) < len(data) / 10
 
 
-def test_rows_left_in_the_middle_read_no_more(bucket: Bucket, store: aioflux.sync.Store) -> None:
+def test_an_iteration_of_rows_that_ends_early_reads_no_more(
+    bucket: Bucket, store: aioflux.sync.Store
+) -> None:
     data = parquet_of(2000, rows_per_group=100, wide_bytes=1000)
     bucket.put("a", data)
-    records = records_of_stream(store, store.head("a"), parquet(), read_ahead_bytes=1 << 20)
+    records = stream_records(store, store.head("a"), parquet(), prefetch_bytes=1 << 20)
     assert next(records)["number"] == 0
     records.close()
     # Two row groups of twenty, which plain http reads twice, and the footer.
@@ -117,10 +119,10 @@ def test_an_object_that_was_replaced_is_an_error(bucket: Bucket, store: aioflux.
     meta = store.head("a")
     bucket.put("a", parquet_of(5, rows_per_group=2))
     with pytest.raises(aioflux.NotFoundError, match="gs://bucket/train/a"):
-        list(records_of_stream(store, meta, parquet(), read_ahead_bytes=1 << 20))
+        list(stream_records(store, meta, parquet(), prefetch_bytes=1 << 20))
 
 
-def test_without_pyarrow_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     data = parquet_of(1, rows_per_group=1)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'aioflux\[parquet\]'"):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux.data import IterableDataset, merge_states
-from aioflux.data._resume import Left, Phase, Progress, take_share
+from aioflux.data._resume import Phase, Progress, RemainingRecords, plan_share
 from aioflux.data._sharding import Reader
 from tests.data.transforms import key_of, lines_of
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 TOPOLOGIES = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=4)
 
 
-def some_sizes(positions: torch.Tensor) -> list[int]:
-    return [1 + position % 7 for position in positions.tolist()]
+def some_sizes(listing_indexs: torch.Tensor) -> list[int]:
+    return [1 + listing_index % 7 for listing_index in listing_indexs.tolist()]
 
 
 @settings(max_examples=60)
 @given(st.integers(0, 40), TOPOLOGIES, st.sampled_from(["count", "bytes"]), st.data())
-def test_what_is_left_is_read_once_over_any_changes_of_readers(
+def test_each_object_is_read_once_over_any_changes_of_readers(
     count: int, topologies: list[tuple[int, int]], by: str, data: st.DataObject
 ) -> None:
     order = torch.randperm(count, generator=torch.Generator().manual_seed(count))
@@ -41,20 +41,20 @@ def test_what_is_left_is_read_once_over_any_changes_of_readers(
         readers = {}
         for rank in range(world_size):
             for worker_id in range(num_workers):
-                past, share, progress = take_share(
+                past, share, progress = plan_share(
                     order,
                     phases,
                     Reader(rank, world_size, worker_id, num_workers),
                     tail="uneven",
                     sizes=some_sizes if by == "bytes" else None,
                 )
-                todo = [index for index, _ in progress.todo(share)]
+                remaining = [index for index, _ in progress.remaining(share)]
                 is_last = number == len(topologies) - 1
-                order_of_arrival = data.draw(st.permutations(todo)) if todo else []
-                num_read = len(todo) if is_last else data.draw(st.integers(0, len(todo)))
+                order_of_arrival = data.draw(st.permutations(remaining)) if remaining else []
+                num_read = len(remaining) if is_last else data.draw(st.integers(0, len(remaining)))
                 for index in order_of_arrival[:num_read]:
-                    progress.take(index)
-                    read.append(int(share.positions[index]))
+                    progress.mark_started(index)
+                    read.append(int(share.listing_indices[index]))
                 readers[rank, worker_id] = Progress.unpack(progress.pack())
         phases = (*past, Phase(world_size, num_workers, readers))
     assert sorted(read) == list(range(count))
@@ -73,32 +73,36 @@ def test_each_record_is_read_once_over_any_changes_of_readers(
         for rank in range(world_size):
             for worker_id in range(num_workers):
                 reader = Reader(rank, world_size, worker_id, num_workers)
-                past, share, progress = take_share(
+                past, share, progress = plan_share(
                     torch.arange(count), phases, reader, tail="uneven"
                 )
-                for index, left in list(progress.todo(share)):
+                for share_index, remaining in list(progress.remaining(share)):
                     if number < len(topologies) - 1 and data.draw(st.booleans()):
                         continue
-                    records = [each for each in range(5) if left.has(each)]
+                    records = [each for each in range(5) if remaining.has(each)]
                     first = data.draw(st.integers(0, 5))
                     if number == len(topologies) - 1:
                         first = 5
                     waits = {each for each in records if each < first and data.draw(st.booleans())}
                     if number == len(topologies) - 1:
                         waits = set()
-                    also = tuple(sorted(waits | {each for each in left.also if each >= first}))
-                    progress.begun.pop(index, None)
-                    progress.take(index)
-                    if also or (left.first is not None and first < 5):
-                        rest = None if left.first is None else max(first, left.first)
-                        progress.begun[index] = Left(rest, also)
-                    position = int(share.positions[index])
+                    also = tuple(sorted(waits | {each for each in remaining.also if each >= first}))
+                    progress.partial.pop(share_index, None)
+                    progress.mark_started(share_index)
+                    if also or (remaining.first is not None and first < 5):
+                        rest = None if remaining.first is None else max(first, remaining.first)
+                        progress.partial[share_index] = RemainingRecords(rest, also)
+                    listing_index = int(share.listing_indices[share_index])
                     read.update(
-                        (position, each) for each in records if each < first and each not in waits
+                        (listing_index, each)
+                        for each in records
+                        if each < first and each not in waits
                     )
                 readers[rank, worker_id] = Progress.unpack(progress.pack())
         phases = (*past, Phase(world_size, num_workers, readers))
-    assert read == Counter((position, each) for position in range(count) for each in range(5))
+    assert read == Counter(
+        (listing_index, each) for listing_index in range(count) for each in range(5)
+    )
 
 
 def build(bucket: Bucket, rank: int, world_size: int, **options: Any) -> IterableDataset[str]:
@@ -111,7 +115,7 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.clouds("gs", "s3", "az")
-def test_a_stream_goes_on_where_it_was(bucket: Bucket) -> None:
+def test_a_stream_resumes_at_its_item(bucket: Bucket) -> None:
     bucket.fill(30)
     whole = list(build(bucket, 0, 1))
     dataset = build(bucket, 0, 1)
@@ -125,7 +129,7 @@ def test_a_stream_goes_on_where_it_was(bucket: Bucket) -> None:
     assert list(other) == whole, "the iteration after that reads a whole epoch"
 
 
-def test_a_state_says_nothing_of_what_is_only_read_ahead(bucket: Bucket) -> None:
+def test_a_state_does_not_count_prefetched_samples(bucket: Bucket) -> None:
     keys = bucket.fill(30)
     dataset = build(bucket, 0, 1, shuffle=False)
     stream = iter(dataset)
@@ -139,7 +143,7 @@ def test_a_state_says_nothing_of_what_is_only_read_ahead(bucket: Bucket) -> None
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("shard_by", ["count", "bytes"])
-def test_an_epoch_goes_on_with_another_number_of_ranks(
+def test_an_epoch_resumes_with_another_number_of_ranks(
     bucket: Bucket, shard_by: str, ordered: bool
 ) -> None:
     keys = bucket.fill(41)
@@ -184,7 +188,7 @@ def test_ranks_stay_in_step_when_their_number_changes(bucket: Bucket, tail: Tail
         assert counts.total() >= len(keys) - 3
 
 
-def test_records_go_on_within_an_object(bucket: Bucket) -> None:
+def test_records_resume_within_an_object(bucket: Bucket) -> None:
     for number in range(4):
         bucket.put(f"{number}", b"".join(b"%d-%d\n" % (number, line) for line in range(6)))
     options = {"records": lines_of, "transform": None, "shuffle_buffer": 4}
@@ -212,7 +216,7 @@ def test_a_shuffle_buffer_mixes_records_of_objects(bucket: Bucket) -> None:
     assert mixed == list(IterableDataset(bucket.uri, records=lines_of, shuffle_buffer=30))
 
 
-def test_a_shuffle_buffer_without_records_is_refused(bucket: Bucket) -> None:
+def test_a_shuffle_buffer_without_records_is_rejected(bucket: Bucket) -> None:
     bucket.fill(1)
     with pytest.raises(ValueError, match="no effect without records="):
         IterableDataset(bucket.uri, shuffle_buffer=10)
@@ -228,14 +232,14 @@ def test_a_state_of_other_numbers_must_be_merged(bucket: Bucket) -> None:
         iter(other)
 
 
-def test_a_state_of_another_order_is_refused(bucket: Bucket) -> None:
+def test_a_state_of_another_order_is_rejected(bucket: Bucket) -> None:
     bucket.fill(9)
     state = build(bucket, 0, 1).state_dict()
     with pytest.raises(ValueError, match=r"build the dataset with seed=7"):
         build(bucket, 0, 1, seed=8).load_state_dict(state)
 
 
-def test_a_state_of_other_objects_is_refused(bucket: Bucket) -> None:
+def test_a_state_of_other_objects_is_rejected(bucket: Bucket) -> None:
     bucket.fill(9)
     state = build(bucket, 0, 1).state_dict()
     bucket.put("zzz", b"new")
@@ -263,7 +267,7 @@ def test_states_of_different_times_do_not_merge(bucket: Bucket) -> None:
         merge_states(states)
 
 
-def test_going_on_with_another_epoch_than_the_states_is_refused(bucket: Bucket) -> None:
+def test_resuming_in_another_epoch_than_that_of_the_state_is_rejected(bucket: Bucket) -> None:
     """It would leave out the rest of that epoch in silence."""
     bucket.fill(9)
     dataset = build(bucket, 0, 1)
@@ -276,7 +280,7 @@ def test_going_on_with_another_epoch_than_the_states_is_refused(bucket: Bucket) 
         iter(other)
 
 
-def test_behind_the_end_of_an_epoch_the_next_one_begins(bucket: Bucket) -> None:
+def test_a_state_of_a_finished_epoch_starts_the_next_one(bucket: Bucket) -> None:
     keys = bucket.fill(9)
     dataset = build(bucket, 0, 1)
     dataset.set_epoch(1)
@@ -304,7 +308,7 @@ def test_epochs_are_shuffled_alike_on_every_rank_and_unlike_each_other(bucket: B
     assert len({*map(tuple, orders), tuple(keys)}) == 3
 
 
-def test_a_pickle_goes_on_too(bucket: Bucket) -> None:
+def test_a_pickle_resumes_too(bucket: Bucket) -> None:
     bucket.fill(9)
     dataset = build(bucket, 0, 1)
     whole = list(dataset)

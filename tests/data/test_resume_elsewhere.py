@@ -49,7 +49,7 @@ def test_the_next_epoch_may_be_set(bucket: Bucket) -> None:
 
 
 @pytest.mark.parametrize(("resumable", "batch_size"), [(True, 4), (True, None), (False, None)])
-def test_a_sampler_goes_on_in_a_loader_with_workers(
+def test_a_sampler_resumes_in_a_loader_with_workers(
     bucket: Bucket, batch_size: int | None, *, resumable: bool
 ) -> None:
     """The loader asks the sampler for two iterators, and takes indices of the second."""

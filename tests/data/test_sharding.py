@@ -62,7 +62,7 @@ def test_dropped_and_padded_shards_keep_ranks_in_step(
 
 
 @given(COUNTS, RANKS, WORKERS, TAILS)
-def test_what_a_rank_reads_by_count_depends_on_no_number_of_workers(
+def test_the_share_of_a_rank_is_independent_of_the_number_of_workers(
     count: int, world_size: int, num_workers: int, tail: Tail
 ) -> None:
     alone = shares(count, world_size, 1, tail)
@@ -93,7 +93,7 @@ def test_counts_of_uneven_ranks_differ_by_one_at_most(count: int, world_size: in
     assert max(counts) - min(counts) <= 1
 
 
-def test_nothing_given_is_no_rank() -> None:
+def test_without_arguments_the_rank_is_unknown() -> None:
     assert check_rank(None, None) is None
 
 
@@ -102,7 +102,7 @@ def test_nothing_given_is_no_rank() -> None:
     [(0, None), (None, 2), (2, 2), (-1, 2), (0, 0)],
     ids=["no-world", "no-rank", "too-high", "negative", "empty-world"],
 )
-def test_a_rank_outside_its_world_is_refused(rank: int | None, world_size: int | None) -> None:
+def test_a_rank_outside_its_world_is_rejected(rank: int | None, world_size: int | None) -> None:
     with pytest.raises(ValueError, match="world_size"):
         check_rank(rank, world_size)
 
@@ -116,7 +116,7 @@ def test_a_rank_outside_its_world_is_refused(rank: int | None, world_size: int |
     ],
     ids=["unset", "empty", "set"],
 )
-def test_the_environment_tells_the_rank(
+def test_the_rank_comes_from_the_environment(
     environment: dict[str, str], expected: tuple[int, int] | None
 ) -> None:
     assert rank_from_environment(environment) == expected

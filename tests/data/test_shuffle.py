@@ -13,7 +13,7 @@ SEEDS = st.integers(-(2**70), 2**70)
 
 
 @given(st.integers(0, 500), SEEDS, st.integers(0, 2**40))
-def test_every_position_comes_once(count: int, seed: int, epoch: int) -> None:
+def test_every_listing_index_comes_once(count: int, seed: int, epoch: int) -> None:
     order = permutation(count, seed=seed, epoch=epoch).tolist()
     assert sorted(order) == list(range(count))
     assert order == permutation(count, seed=seed, epoch=epoch).tolist()
@@ -25,7 +25,7 @@ def test_orders_stay_as_they_are() -> None:
     assert permutation(10, seed=1, epoch=0).tolist() == [0, 3, 6, 5, 1, 9, 8, 7, 4, 2]
 
 
-def test_every_place_has_every_position_about_as_often() -> None:
+def test_every_epoch_index_has_every_listing_index_about_as_often() -> None:
     places: Counter[tuple[int, int]] = Counter()
     for seed in range(20):
         for epoch in range(50):
@@ -35,11 +35,11 @@ def test_every_place_has_every_position_about_as_often() -> None:
 
 
 @given(st.lists(st.integers()), st.integers(1, 10), st.text())
-def test_a_buffer_gives_back_what_it_took(items: list[int], size: int, seed: str) -> None:
+def test_a_buffer_returns_each_item_once(items: list[int], size: int, seed: str) -> None:
     buffer: ShuffleBuffer[int] = ShuffleBuffer(seed=seed)
     given_out = []
     for item in items:
         buffer.add(item)
         if len(buffer) > size:
-            given_out.append(buffer.take())
+            given_out.append(buffer.pop())
     assert sorted(given_out + list(buffer)) == sorted(items)

@@ -57,8 +57,8 @@ def test_a_batch_without_some_of_its_objects(bucket: Bucket, tmp_path: Path, way
     assert dataset.stats.num_skipped == NUM_OBJECTS // 3
 
 
-def test_names_that_a_uri_quotes(tmp_path: Path) -> None:
-    """As they arrive, an error is told apart by its uri."""
+def test_names_with_characters_that_are_quoted_in_uris(tmp_path: Path) -> None:
+    """As they arrive, errors are matched by their uri."""
     keys = ["a b", "ä%", "plain", "c#d", "a b"]
     (tmp_path / "plain").write_bytes(b"1")
     (tmp_path / "c#d").write_bytes(b"2")

@@ -91,7 +91,7 @@ def test_ranks_and_workers_share_the_objects(bucket: Bucket) -> None:
     assert sorted(read) == keys
 
 
-def test_workers_live_on_over_epochs(bucket: Bucket) -> None:
+def test_persistent_workers_read_every_epoch(bucket: Bucket) -> None:
     keys = bucket.fill(10)
     dataset = IterableDataset(bucket.uri, transform=key_of)
     loader = DataLoader(
@@ -202,7 +202,7 @@ def test_a_transform_that_does_not_pickle_is_named_with_the_remedy(
 
 
 @pytest.mark.clouds("gs")
-def test_a_pickler_that_takes_functions_by_value_is_not_refused(bucket: Bucket) -> None:
+def test_a_pickler_that_copies_functions_by_value_is_accepted(bucket: Bucket) -> None:
     """Such as that of cloudpickle: the state of a dataset holds the function as it is."""
     bucket.fill(1)
     transform = lambda sample: sample.key  # noqa: E731

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-
-from tests.bridge.patience import be_patient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,15 +15,6 @@ if TYPE_CHECKING:
 
 
 def key_of(sample: Sample) -> str:
-    return sample.key
-
-
-be_patient_once = functools.cache(be_patient)
-
-
-def key_of_patient(sample: Sample) -> str:
-    """As `key_of`, in a process that takes its time to clean up."""
-    be_patient_once()
     return sample.key
 
 

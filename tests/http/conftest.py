@@ -1,4 +1,4 @@
-"""Both event loops: they differ in when they copy, pause and report a loss. And both clients."""
+"""Both transports, on both event loops: these differ in when they copy, pause and report a loss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from aioflux._http import Pool
-from aioflux._http.proxy import AiohttpPool
+from aioflux._http.aiohttp_pool import AiohttpPool
 from tests.http.authority import Authority
 from tests.http.pools import PATIENT
 
@@ -22,9 +22,9 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
-@pytest.fixture(params=[Pool, AiohttpPool], ids=["plane", "standin"])
+@pytest.fixture(params=[Pool, AiohttpPool], ids=["pool", "aiohttp"])
 def make_pool(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """A context manager over a pool of either kind."""
+    """A context manager over a pool of either transport."""
 
     @contextlib.asynccontextmanager
     async def make(**options: Any) -> AsyncIterator[Any]:

@@ -1,4 +1,4 @@
-"""Responses, valid and damaged, and what h11 and our connection make of the same bytes."""
+"""Responses, valid and damaged, and h11 and our connection as readers of the same bytes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from aioflux._http import Response
 
-ROOM = 4096
-"""Bytes of memory that a body is received into; no response made here has a longer one."""
+MAX_BODY_BYTES = 4096
+"""Bytes of memory that a body is received into; no response generated here has a longer body."""
 
 
 class Stream:
-    """What a server sends after one request, before it closes."""
+    """The bytes that a server sends after one request, before it closes."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -34,28 +34,28 @@ class Stream:
         return f"Stream({runs!r})"
 
 
-# What the two make of it.
+# The two readers.
 
 
 @dataclass
 class Reading:
-    """What became of one response."""
+    """The result of reading one response."""
 
     payload: bytes
-    """The body, or what of it came before the failure."""
+    """The body, or the part of it before the failure."""
     error: Exception | None = None
-    """Why there is no whole response."""
+    """The reason why there is no complete response."""
     status: int = 0
     fields: dict[bytes, bytes] | None = None
     is_reusable: bool = False
     """Another request may follow on this connection."""
 
-    def told(self) -> tuple[int, dict[bytes, bytes], bytes]:
+    def as_tuple(self) -> tuple[int, dict[bytes, bytes], bytes]:
         return self.status, without_spelling(self.fields or {}), self.payload
 
 
 def without_spelling(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """Fields as h11 gives them: it lets go of the case of a coding and of a repeated length."""
+    """Return fields as h11 returns them: without the case of a coding, and with one length."""
     plain = dict(fields)
     if (length := plain.get(b"content-length")) is not None:
         plain[b"content-length"] = b"".join({part.strip() for part in length.split(b",")})
@@ -107,7 +107,7 @@ class H11:
 
 
 class Transport(asyncio.Transport):
-    """A transport that keeps what is written and remembers that it was closed."""
+    """A transport that records what is written and whether it was closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,38 +131,39 @@ class Transport(asyncio.Transport):
         self.is_aborted = True
 
 
-class Plane:
-    """One connection of ours, fed by hand."""
+class FedConnection:
+    """One connection of ours, to which a test feeds what it receives."""
 
     def __init__(self, *, is_tls: bool = False) -> None:
         self.transport = Transport()
         self.connection = Connection(on_lost=lambda _: None, is_tls=is_tls)
         self.connection.connection_made(self.transport)
 
-    def begin(self, method: bytes, into: str) -> tuple[asyncio.Future[Response], bytearray]:
-        """Send a request whose body goes to memory, an allocator's memory, bytes, or nowhere."""
-        memory = bytearray(ROOM)
+    def start(self, method: bytes, into: str) -> tuple[asyncio.Future[Response], bytearray]:
+        """Send a request with a destination: memory, a function, bytes, or none."""
+        memory = bytearray(MAX_BODY_BYTES)
         destinations: dict[str, Any] = {
             "memory": memoryview(memory),
             "function": lambda _: memoryview(memory),
             "bytes": bytes,
         }
-        waiter: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self.connection.send(
             b"%b / HTTP/1.1\r\nHost: a\r\n\r\n" % method,
             [],
             is_head=method == b"HEAD",
             into=destinations.get(into),
-            max_body_bytes=ROOM,
+            max_body_bytes=MAX_BODY_BYTES,
             head_seconds=1,
-            waiter=waiter,
+            future=future,
         )
-        return waiter, memory
+        self.connection.flush()
+        return future, memory
 
     def send(self, head: bytes, body: list[bytes]) -> asyncio.Future[Response]:
         """Send a request with a body."""
         views = [memoryview(piece) for piece in body]
-        waiter: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self.connection.send(
             head,
             views,
@@ -170,12 +171,13 @@ class Plane:
             into=None,
             max_body_bytes=None,
             head_seconds=1,
-            waiter=waiter,
+            future=future,
         )
-        return waiter
+        self.connection.flush()
+        return future
 
     def feed(self, stream: bytes, cuts: Iterable[int]) -> None:
-        """Hand over the bytes as a loop does, never past a cut in one go."""
+        """Feed the bytes as a loop does, each cut in a recv of its own."""
         start = 0
         for cut in sorted({*cuts, len(stream)}):
             while start < cut and not self.transport.is_aborted:
@@ -186,24 +188,24 @@ class Plane:
                 start += num_bytes
 
     def lose(self) -> None:
-        """The server closes."""
+        """Close from the server's side."""
         if not self.transport.is_aborted:
             self.connection.eof_received()
             self.connection.connection_lost(None)
 
     def read(self, method: bytes, stream: Stream, *, cuts: Iterable[int], into: str) -> Reading:
-        waiter, memory = self.begin(method, into)
+        future, memory = self.start(method, into)
         self.feed(stream.data, cuts)
         is_reusable = self.connection.is_usable
-        if not waiter.done():
+        if not future.done():
             self.lose()
-        error = waiter.exception()
+        error = future.exception()
         if error is not None:
             assert isinstance(error, TransportError)
             assert not self.connection.is_usable
             assert into not in {"none", "bytes"} or not error.num_bytes_received
             return Reading(bytes(memory[: error.num_bytes_received]), error)
-        response = waiter.result()
+        response = future.result()
         assert response.num_bytes == len(response.body)
         if into == "memory" and 200 <= response.status < 300:
             assert response.body == memory[: response.num_bytes]
@@ -218,7 +220,7 @@ class Plane:
         )
 
 
-# Where we are stricter, and say so.
+# The rules by which ours is stricter.
 
 _HEAD_END = re.compile(rb"\n\r?\n")
 _RULES = {
@@ -246,7 +248,7 @@ _CHUNK_RULES = {
 
 
 def stricter_by(stream: bytes) -> Iterator[str]:
-    """Names of the rules by which we refuse what h11 reads."""
+    """Yield the names of the rules by which ours rejects what h11 reads."""
     head = b""
     num_interim = 0
     while (end := _HEAD_END.search(stream)) is not None:
@@ -266,7 +268,7 @@ def stricter_by(stream: bytes) -> Iterator[str]:
 
 
 def _framing(stream: bytes) -> bytes:
-    """What is left of a chunked body without its payload, read as leniently as may be."""
+    """Return the framing of a chunked body without its payload, read leniently."""
     lines = bytearray()
     while (newline := stream.find(b"\n")) >= 0:
         line, stream = stream[: newline + 1], stream[newline + 1 :]
@@ -294,7 +296,7 @@ FRAMING = {b"content-length", b"transfer-encoding", b"connection"}
 
 @st.composite
 def _fields(draw: st.DrawFn, own: list[tuple[bytes, bytes]]) -> bytes:
-    """Header lines: some of any kind, and those given, in any order and spelling."""
+    """Generate header lines: some of any kind, and those given, in any order and case."""
     fields = draw(st.lists(st.tuples(names, values), max_size=4))
     fields = [pair for pair in fields if pair[0].lower() not in FRAMING]
     spell = st.sampled_from([bytes, bytes.lower, bytes.upper])
@@ -319,7 +321,7 @@ def _chunked(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def responses(draw: st.DrawFn) -> Stream:
-    """One response."""
+    """Generate one response."""
     stream = b""
     for status in draw(st.lists(st.sampled_from([100, 102, 103, 199]), max_size=2)):
         stream += b"HTTP/1.1 %d Wait\r\n" % status + draw(_fields([])) + b"\r\n"
@@ -364,7 +366,7 @@ NASTY = [
 
 @st.composite
 def damaged(draw: st.DrawFn) -> Stream:
-    """A response with one or two places overwritten, inserted, repeated or cut off."""
+    """Generate a response that is overwritten, extended, repeated or cut off, once or twice."""
     stream = draw(responses()).data
     for _ in range(draw(st.integers(1, 2))):
         # Framing hides in the first bytes of lines; a place after a line's end finds it sooner.
@@ -385,7 +387,7 @@ def damaged(draw: st.DrawFn) -> Stream:
 
 
 def damage(data: bytes, rng: random.Random) -> bytes:
-    """The same at a fiftieth of the cost, for searches that need no shrinking."""
+    """Return a damaged copy at a fiftieth of the cost, for searches that need no shrinking."""
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         edges = [0, *(at.end() for at in re.finditer(rb"\r\n|: |;", data))]
         start = rng.choice(edges) if rng.random() < 0.5 else rng.randrange(len(data) + 1)

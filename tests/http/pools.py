@@ -1,4 +1,4 @@
-"""Pools, and a way to wait for what other tasks bring about."""
+"""Pools for tests, and a wait for a condition."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from aioflux.options import Timeouts
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-# A machine that stands still for some seconds must not be taken for a server that does.
+# A machine that is blocked for some seconds must not look like a server that is.
 PATIENT = Timeouts(connect_seconds=60, progress_seconds=60, idle_seconds=60)
 STALL_SECONDS = 0.3
 SHORT = Timeouts(connect_seconds=60, progress_seconds=STALL_SECONDS, idle_seconds=60)
-"""For what waits for the end of a stall."""
+"""For tests that wait for the end of a stall."""
 FAR_SECONDS = 60
-"""By when everything that is waited for has long happened."""
+"""Longer than any wait of a test that passes."""
 MIB = 1024 * 1024
 
 
 @contextlib.asynccontextmanager
 async def opening(**options: Any) -> AsyncIterator[Pool]:
-    """The data plane alone, for what only it promises."""
+    """A `Pool`, for promises that only it makes."""
     pool = Pool(**({"max_connections": 4, "timeouts": PATIENT} | options))
     try:
         yield pool
@@ -35,7 +35,7 @@ async def opening(**options: Any) -> AsyncIterator[Pool]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop turn until a condition that other tasks bring about."""
+    """Iterate the loop until other tasks make a condition true."""
     async with asyncio.timeout(FAR_SECONDS):
-        while not condition():  # noqa: ASYNC110  any task may bring it about, in any turn of the loop
+        while not condition():  # noqa: ASYNC110  any task may make it true, in any iteration of the loop
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Scripted servers for the data plane: each connection follows a script, byte by byte."""
+"""Scripted servers: each connection follows a script, byte by byte."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Peer:
         await self.writer.drain()
 
     async def wait_closed_by_client(self) -> bytes:
-        """Whatever the client still sends until it closes."""
+        """Return the bytes that the client sends until it closes."""
         try:
             return await self.reader.read()
         except ConnectionError:
             return b""
 
     def shut_now(self) -> None:
-        """Close before the loop turns: the client's kernel knows, and nobody else."""
+        """Close within this iteration of the loop: only the client's kernel knows."""
         sock = self.writer.get_extra_info("socket")
         with socket.socket(fileno=os.dup(sock.fileno())) as own:
             own.shutdown(socket.SHUT_RDWR)
@@ -91,13 +91,13 @@ class ScriptedServer:
                 self.all_closed.set()
 
     def close_connections(self) -> None:
-        """Close them now, also those whose last bytes nobody takes."""
+        """Close them now, also those with unread bytes."""
         for writer in tuple(self._writers):
             writer.transport.abort()
 
 
 async def turn() -> None:
-    """Let the loop serve what was accepted, and see the end of what was closed."""
+    """Let the loop serve accepted connections, and notice those that were closed."""
     for _ in range(4):
         await asyncio.sleep(0)
 
@@ -127,27 +127,27 @@ async def serving(
 
 @contextmanager
 def refusing() -> Iterator[Origin]:
-    """An origin that refuses connections: nobody listens on its port, and nobody else can."""
+    """An origin that refuses connections: its port is bound, and no one listens on it."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield Origin("http", "127.0.0.1", taken.getsockname()[1])
 
 
-def answering(*answers: bytes) -> Script:
-    """A script that answers each request with the next of these bytes, the last one for ever."""
+def answering(*responses: bytes) -> Script:
+    """A script that responds to each request with the next of these bytes, then always the last."""
 
     async def script(peer: Peer) -> None:
         num = 0
         while True:
             await peer.read_request()
-            await peer.send(answers[min(num, len(answers) - 1)])
+            await peer.send(responses[min(num, len(responses) - 1)])
             num += 1
 
     return script
 
 
 async def echoing(peer: Peer) -> None:
-    """Answer each request with its own body."""
+    """Respond to each request with its own body."""
     while True:
         _, body = await peer.read_request()
         await peer.send(ok(body))

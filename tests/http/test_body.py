@@ -1,11 +1,11 @@
-"""Memory of bodies: what can be sent, and what a caller's memory must be to be received into."""
+"""Memory of bodies: rules for what is sent, and for destinations."""
 
 from __future__ import annotations
 
 import pytest
 
 from aioflux._http import Headers, ProtocolError
-from aioflux._http.body import StreamedBody, as_destination, as_views, check_length, place
+from aioflux._http.body import StreamedBody, as_destination, as_views, check_length, memory_for
 from aioflux._http.codec import parse_head
 
 
@@ -17,7 +17,7 @@ def test_a_body_is_sent_in_flat_pieces_without_the_empty_ones() -> None:
     assert as_views(memoryview(b"")) == []
 
 
-def test_memory_with_gaps_cannot_be_sent_nor_received_into() -> None:
+def test_memory_with_gaps_cannot_be_sent_or_received_into() -> None:
     gaps = memoryview(bytearray(6))[::2]
     with pytest.raises(ValueError, match="contiguous"):
         as_views(gaps)
@@ -25,7 +25,7 @@ def test_memory_with_gaps_cannot_be_sent_nor_received_into() -> None:
         as_destination(gaps)
 
 
-def test_what_is_no_buffer_cannot_be_sent() -> None:
+def test_only_buffers_can_be_sent() -> None:
     with pytest.raises(TypeError):
         as_views(["text"])
 
@@ -36,14 +36,14 @@ def test_a_destination_of_any_shape_is_bytes() -> None:
     assert memory[:2] == b"ab"
 
 
-def test_a_function_that_gives_too_little_memory_is_the_callers_mistake() -> None:
-    assert len(place(lambda size: memoryview(bytearray(size + 1)), 4)) == 4
-    with pytest.raises(ValueError, match="gave 3 bytes of memory for a body of 4"):
-        place(lambda _: memoryview(bytearray(3)), 4)
+def test_a_function_that_returns_too_little_memory_is_an_error() -> None:
+    assert len(memory_for(lambda size: memoryview(bytearray(size + 1)), 4)) == 4
+    with pytest.raises(ValueError, match="returned 3 bytes of memory for a body of 4"):
+        memory_for(lambda _: memoryview(bytearray(3)), 4)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 4, 5])
-def test_a_length_is_held_against_both_limits(num_bytes: int) -> None:
+def test_a_length_is_compared_with_both_limits(num_bytes: int) -> None:
     check_length(num_bytes, None, None)
     for into, most in ((memoryview(bytearray(4)), None), (None, 4)):
         if num_bytes <= 4:
@@ -53,14 +53,14 @@ def test_a_length_is_held_against_both_limits(num_bytes: int) -> None:
                 check_length(num_bytes, into, most)
 
 
-def test_payload_before_a_fault_counts_where_the_caller_has_it() -> None:
+def test_payload_before_a_fault_counts_if_it_is_in_the_callers_memory() -> None:
     memory = memoryview(bytearray(8))
-    for into, num_placed in ((memory, 3), (None, 0)):
+    for into, num_in_destination in ((memory, 3), (None, 0)):
         body = StreamedBody(status=200, chunked=True, into=into, max_body_bytes=None)
         data = b"3\r\nabc\r\nzz\r\n"
         with pytest.raises(ProtocolError):
             body.feed(data, 0, len(data))
-        assert (body.num_bytes, body.num_placed) == (3, num_placed)
+        assert (body.num_bytes, body.num_in_destination) == (3, num_in_destination)
     assert memory[:3] == b"abc"
 
 

@@ -24,7 +24,7 @@ values = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=20
 
 
 def h11_reads(data: bytes) -> tuple[int, dict[bytes, bytes], object]:
-    """Status, fields and framing as h11 sees them."""
+    """Return status, fields and framing as h11 reads them."""
     connection = h11.Connection(h11.CLIENT)
     connection.send(h11.Request(method="GET", target="/", headers=[("Host", "a")]))
     connection.send(h11.EndOfMessage())
@@ -80,7 +80,7 @@ NASTY = [
 
 
 @given(response_heads(), st.data())
-def test_what_h11_refuses_is_refused_and_the_rest_is_framed_alike(
+def test_what_h11_rejects_is_rejected_and_the_rest_is_framed_alike(
     valid: bytes, data: st.DataObject
 ) -> None:
     mutated = valid[:-4]
@@ -124,7 +124,7 @@ def test_what_h11_refuses_is_refused_and_the_rest_is_framed_alike(
         pytest.param(b"HTTP/1.1 200 OK\r\nA: " + b"b" * MAX_HEAD_BYTES + b"\r\n\r\n", id="long"),
     ],
 )
-def test_an_ambiguous_head_is_refused(data: bytes) -> None:
+def test_an_ambiguous_head_is_rejected(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         parse_head(data)[0]
 
@@ -205,7 +205,7 @@ def test_a_head_that_could_be_split_is_never_sent(
 
 
 def decode(data: bytes, cuts: list[int]) -> tuple[bytes, bytes, bool]:
-    """Payload, what follows the body, and whether it is done, for data in pieces."""
+    """Return payload, the bytes after the body, and whether it is complete, for data in pieces."""
     decoder = ChunkedDecoder()
     payload = bytearray()
     edges = [0, *sorted(cuts), len(data)]
@@ -220,7 +220,7 @@ def decode(data: bytes, cuts: list[int]) -> tuple[bytes, bytes, bool]:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=5), st.data())
-def test_chunked_payload_is_the_same_in_whatever_pieces_it_arrives(
+def test_chunked_payload_is_the_same_for_all_pieces(
     chunks: list[bytes], data: st.DataObject
 ) -> None:
     extension = data.draw(st.sampled_from([b"", b";a", b';a="b"', b"  "]))
@@ -250,12 +250,12 @@ def test_chunked_payload_is_the_same_in_whatever_pieces_it_arrives(
         pytest.param(b"0\r\ntransfer-Encoding: gzip\r\n\r\n", id="coding-in-trailers"),
     ],
 )
-def test_bad_chunked_framing_is_refused(data: bytes) -> None:
+def test_bad_chunked_framing_is_rejected(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(data, [])
 
 
-def test_names_are_read_alike_however_many_were_read_before() -> None:
+def test_names_are_read_alike_after_more_than_are_cached() -> None:
     for num in range(600):
         head = parse_head(b"HTTP/1.1 200 OK\r\nX-Number-%d: a\r\n\r\n" % num)[0]
         assert dict(head.headers) == {b"x-number-%d" % num: b"a"}

@@ -1,6 +1,6 @@
-"""Whole connections beside h11: what it refuses is refused, what both read reads the same.
+"""Connections compared with h11: what it rejects is rejected, what both read reads the same.
 
-Where we refuse more, `oracle.stricter_by` names the rule; a refusal without a rule is a failure.
+Ours rejects more only by a rule that `oracle.stricter_by` names.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from aioflux._http import ProtocolError
-from aioflux._http import codec as _codec
 from aioflux._http.codec import MAX_HEAD_BYTES, encode_head
 from tests.http.oracle import (
     H11,
-    ROOM,
-    Plane,
+    MAX_BODY_BYTES,
+    FedConnection,
     Reading,
     Stream,
     damage,
@@ -39,7 +38,7 @@ places = st.lists(st.floats(0, 1), max_size=6)
 
 @pytest.fixture(scope="module", autouse=True)
 def running_loop() -> Iterator[None]:
-    """A loop for futures to belong to: nothing here waits, every byte is fed by hand."""
+    """A loop for the futures; nothing here waits, the tests feed every byte."""
     loop = asyncio.new_event_loop()
     asyncio._set_running_loop(loop)
     yield
@@ -54,21 +53,21 @@ def ways_to_cut(length: int, somewhere: list[float]) -> list[list[int]]:
 
 
 def check_alike(stream: Stream, theirs: Reading, ours: Reading) -> str:
-    """Both read the same, both refuse, or we refuse by a rule; say which."""
+    """Both read the same, both reject, or ours rejects by a rule; return which."""
     if ours.error is None:
-        assert theirs.error is None, f"h11 refuses: {theirs.error}"
-        assert ours.told() == theirs.told()
+        assert theirs.error is None, f"h11 rejects: {theirs.error}"
+        assert ours.as_tuple() == theirs.as_tuple()
         assert ours.is_reusable == theirs.is_reusable
         return "read alike"
     rules = list(stricter_by(stream.data))
-    if len(theirs.payload) > ROOM:
+    if len(theirs.payload) > MAX_BODY_BYTES:
         rules.append("a body longer than its destination")
     if theirs.error is None:
-        assert rules, f"refused without a rule: {ours.error}"
-        return f"refused for {rules[0]}"
-    # What came before a failure is what h11 gave out, for a caller who resumes there.
+        assert rules, f"rejected without a rule: {ours.error}"
+        return f"rejected for {rules[0]}"
+    # The payload before a failure is that of h11, for a caller who resumes there.
     assert rules or theirs.payload.startswith(ours.payload)
-    return "refused alike"
+    return "rejected alike"
 
 
 @given(responses(), methods, destinations, places)
@@ -78,24 +77,28 @@ def test_a_valid_response_is_read_as_h11_reads_it(
     assert set(stricter_by(stream.data)) <= {"a head of over 64 KiB"}
     theirs = H11().read(method, stream)
     for cuts in ways_to_cut(len(stream.data), somewhere):
-        outcome = check_alike(stream, theirs, Plane().read(method, stream, cuts=cuts, into=into))
-        assert outcome in {"read alike", "refused for a head of over 64 KiB"}
+        outcome = check_alike(
+            stream, theirs, FedConnection().read(method, stream, cuts=cuts, into=into)
+        )
+        assert outcome in {"read alike", "rejected for a head of over 64 KiB"}
     event(outcome)
 
 
 @given(damaged(), methods, destinations, places)
-def test_a_damaged_response_is_refused_or_read_as_h11_reads_it(
+def test_a_damaged_response_is_rejected_or_read_as_h11_reads_it(
     stream: Stream, method: bytes, into: str, somewhere: list[float]
 ) -> None:
     theirs = H11().read(method, stream)
     for cuts in ways_to_cut(len(stream.data), somewhere):
-        outcome = check_alike(stream, theirs, Plane().read(method, stream, cuts=cuts, into=into))
+        outcome = check_alike(
+            stream, theirs, FedConnection().read(method, stream, cuts=cuts, into=into)
+        )
     event(outcome)
 
 
 @given(responses(), st.integers(0, 2**64 - 1))
 @settings(max_examples=max(20, settings().max_examples // 4))
-def test_fifty_ways_to_damage_a_response_are_refused_or_read_as_h11_reads_them(
+def test_fifty_ways_to_damage_a_response_are_rejected_or_read_as_h11_reads_them(
     valid: Stream, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -105,7 +108,7 @@ def test_fifty_ways_to_damage_a_response_are_refused_or_read_as_h11_reads_them(
         into = rng.choice(["memory", "bytes", "function", "none"])
         theirs = H11().read(method, stream)
         cuts = [rng.randrange(len(stream.data) + 1) for _ in range(rng.randrange(4))]
-        check_alike(stream, theirs, Plane().read(method, stream, cuts=cuts, into=into))
+        check_alike(stream, theirs, FedConnection().read(method, stream, cuts=cuts, into=into))
 
 
 @given(st.one_of(responses(), damaged()), methods, destinations)
@@ -113,11 +116,11 @@ def test_fifty_ways_to_damage_a_response_are_refused_or_read_as_h11_reads_them(
 def test_a_response_cut_in_two_at_any_byte_is_the_same_response(
     stream: Stream, method: bytes, into: str
 ) -> None:
-    whole = Plane().read(method, stream, cuts=[], into=into)
+    whole = FedConnection().read(method, stream, cuts=[], into=into)
     length = len(stream.data)
     for cut in range(1, length) if length < 2000 else range(length - 40, length):
-        halves = Plane().read(method, stream, cuts=[cut], into=into)
-        assert halves.told() == whole.told()
+        halves = FedConnection().read(method, stream, cuts=[cut], into=into)
+        assert halves.as_tuple() == whole.as_tuple()
         assert type(halves.error) is type(whole.error)
         assert halves.is_reusable == whole.is_reusable
 
@@ -127,10 +130,10 @@ def test_a_response_cut_in_two_at_any_byte_is_the_same_response(
 def test_responses_on_one_connection_are_read_as_h11_reads_them(
     pairs: list[tuple[Stream, bytes]], into: str
 ) -> None:
-    plane, oracle = Plane(), H11()
+    connection, oracle = FedConnection(), H11()
     for stream, method in pairs:
         theirs = oracle.read(method, stream)
-        ours = plane.read(method, stream, cuts=[], into=into)
+        ours = connection.read(method, stream, cuts=[], into=into)
         check_alike(stream, theirs, ours)
         if ours.error is not None or not ours.is_reusable:
             break
@@ -138,30 +141,29 @@ def test_responses_on_one_connection_are_read_as_h11_reads_them(
 
 @given(responses(), methods, places)
 @settings(max_examples=max(20, settings().max_examples // 4))
-def test_a_response_is_the_same_wherever_its_body_goes(
+def test_a_response_is_the_same_for_every_destination(
     stream: Stream, method: bytes, somewhere: list[float]
 ) -> None:
-    """Also where it comes whole, in one piece, and after others like it."""
-    _codec._shapes.clear()  # where they are full, nothing is remembered
-    expected = Plane().read(method, stream, cuts=range(len(stream.data)), into="memory")
+    """Also in one piece, and after others like it."""
+    expected = FedConnection().read(method, stream, cuts=range(len(stream.data)), into="memory")
     for cuts in ways_to_cut(len(stream.data), somewhere):
-        plane = Plane()
+        connection = FedConnection()
         for _ in range(12 if expected.is_reusable and not cuts else 1):
-            reading = plane.read(method, stream, cuts=cuts, into="bytes")
-            assert reading.told() == expected.told()
+            reading = connection.read(method, stream, cuts=cuts, into="bytes")
+            assert reading.as_tuple() == expected.as_tuple()
             assert type(reading.error) is type(expected.error)
             assert reading.is_reusable == expected.is_reusable
 
 
 @given(st.lists(st.binary(max_size=50), max_size=4), st.booleans())
-def test_a_request_is_received_as_it_was_meant(pieces: list[bytes], is_tls: bool) -> None:
-    plane = Plane(is_tls=is_tls)
+def test_a_request_is_received_as_it_was_sent(pieces: list[bytes], is_tls: bool) -> None:
+    connection = FedConnection(is_tls=is_tls)
     head = encode_head(
         b"PUT", b"/k", [(b"Host", b"a"), (b"Content-Length", b"%d" % len(b"".join(pieces)))]
     )
-    plane.send(head, pieces)
+    connection.send(head, pieces)
     server = h11.Connection(h11.SERVER)
-    server.receive_data(bytes(plane.transport.sent))
+    server.receive_data(bytes(connection.transport.sent))
     events = []
     while type(event := server.next_event()) is not h11.EndOfMessage:
         events.append(event)
@@ -176,7 +178,7 @@ def test_a_head_is_read_up_to_64_kib(over: int, step: int) -> None:
     pad = b"p" * (MAX_HEAD_BYTES - len(start) - 4 + over)
     stream = Stream(start + pad + b"\r\n\r\nok")
     cuts = range(0, len(stream.data), step)
-    reading = Plane().read(b"GET", stream, cuts=cuts, into="memory")
+    reading = FedConnection().read(b"GET", stream, cuts=cuts, into="memory")
     if over > 0:
         assert isinstance(reading.error, ProtocolError)
     else:

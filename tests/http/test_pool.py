@@ -1,4 +1,4 @@
-"""The promises of both clients, kept against scripted servers and on both event loops."""
+"""The promises of both transports, against scripted servers and on both event loops."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from aioflux._http import (
     StalledError,
 )
 from aioflux.options import Timeouts
-from tests.http.oracle import Plane
+from tests.http.oracle import FedConnection
 from tests.http.pools import FAR_SECONDS, MIB, SHORT, STALL_SECONDS, opening, until
 from tests.http.scripted import Peer, answering, echoing, ok, refusing, serving
 
 pytestmark = pytest.mark.asyncio
 
 
-class TestBothClients:
-    async def test_a_request_leaves_as_asked_and_its_answer_comes_whole(self, make_pool) -> None:
+class TestBothTransports:
+    async def test_a_request_and_its_response_are_complete(self, make_pool) -> None:
         async def script(peer: Peer) -> None:
             server.requests.append(await peer.read_request())
             await peer.send(ok(b"hello", b"ETag: abc", b"X-A: 1", b"X-A: 2"))
@@ -81,24 +81,24 @@ class TestBothClients:
             size,
             b"y" * size,
         )
-        refusal = ok(b"no", status=b"404 Not Found")
-        server_answers = answering(ok(b"x" * size), chunked, refusal)
-        async with serving(server_answers) as (_, origin), make_pool() as pool:
+        error = ok(b"no", status=b"404 Not Found")
+        script = answering(ok(b"x" * size), chunked, error)
+        async with serving(script) as (_, origin), make_pool() as pool:
             for _ in range(3):
                 await pool.request(origin, b"GET", b"/", into=allocate)
         assert made == [b"x" * size, b"y" * size]
 
-    async def test_into_takes_no_body_of_another_status_than_2xx(self, make_pool) -> None:
+    async def test_into_receives_only_a_2xx_body(self, make_pool) -> None:
         memory = bytearray(4)
-        answer = answering(ok(b"a long refusal", status=b"404 Not Found"))
-        async with serving(answer) as (_, origin), make_pool() as pool:
+        script = answering(ok(b"a long error page", status=b"404 Not Found"))
+        async with serving(script) as (_, origin), make_pool() as pool:
             response = await pool.request(origin, b"GET", b"/", into=memoryview(memory))
-        assert (response.status, bytes(response.body)) == (404, b"a long refusal")
+        assert (response.status, bytes(response.body)) == (404, b"a long error page")
         assert memory == bytes(4)
 
-    async def test_a_refusal_is_kept_up_to_1_mib(self, make_pool) -> None:
-        answer = answering(ok(b"e" * 3 * MIB, status=b"500 Oops"))
-        async with serving(answer) as (_, origin), make_pool() as pool:
+    async def test_an_error_body_is_kept_up_to_1_mib(self, make_pool) -> None:
+        script = answering(ok(b"e" * 3 * MIB, status=b"500 Oops"))
+        async with serving(script) as (_, origin), make_pool() as pool:
             response = await pool.request(origin, b"GET", b"/")
             assert (response.status, response.num_bytes) == (500, MIB)
             assert (await pool.request(origin, b"GET", b"/")).status == 500
@@ -125,7 +125,7 @@ class TestBothClients:
         assert memory[4:] == bytes(4)
 
     @pytest.mark.parametrize(
-        ("method", "answer"),
+        ("method", "response"),
         [
             (b"HEAD", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"),
             (b"HEAD", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"),
@@ -135,9 +135,9 @@ class TestBothClients:
         ],
     )
     async def test_responses_without_a_body_keep_the_connection(
-        self, make_pool, method, answer
+        self, make_pool, method, response
     ) -> None:
-        async with serving(answering(answer)) as (server, origin), make_pool() as pool:
+        async with serving(answering(response)) as (server, origin), make_pool() as pool:
             for _ in range(3):
                 response = await pool.request(origin, method, b"/")
                 assert response.num_bytes == 0
@@ -145,9 +145,9 @@ class TestBothClients:
 
     async def test_chunked_bodies_arrive_whole_and_keep_the_connection(self, make_pool) -> None:
         chunks = b"".join(b"%x\r\n%b\r\n" % (100_000, bytes([n]) * 100_000) for n in range(5))
-        answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+        response = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
         whole = b"".join(bytes([n]) * 100_000 for n in range(5))
-        async with serving(answering(answer)) as (server, origin), make_pool() as pool:
+        async with serving(answering(response)) as (server, origin), make_pool() as pool:
             assert bytes((await pool.request(origin, b"GET", b"/")).body) == whole
             memory = bytearray(600_000)
             response = await pool.request(origin, b"GET", b"/", into=memoryview(memory))
@@ -167,14 +167,16 @@ class TestBothClients:
                 assert server.num_accepted == num
 
     async def test_redirects_are_returned_and_bodies_stay_encoded(self, make_pool) -> None:
-        answer = ok(b"\x1f\x8bnot", b"Location: /b", b"Content-Encoding: gzip", status=b"302 Found")
-        async with serving(answering(answer)) as (_, origin), make_pool() as pool:
+        response = ok(
+            b"\x1f\x8bnot", b"Location: /b", b"Content-Encoding: gzip", status=b"302 Found"
+        )
+        async with serving(answering(response)) as (_, origin), make_pool() as pool:
             response = await pool.request(origin, b"GET", b"/")
             assert (response.status, bytes(response.body)) == (302, b"\x1f\x8bnot")
 
     async def test_interim_responses_are_skipped(self, make_pool) -> None:
-        answer = b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n" + ok(b"hello")
-        async with serving(answering(answer)) as (_, origin), make_pool() as pool:
+        response = b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n" + ok(b"hello")
+        async with serving(answering(response)) as (_, origin), make_pool() as pool:
             assert bytes((await pool.request(origin, b"GET", b"/")).body) == b"hello"
 
     @pytest.mark.parametrize("num_here", [0, 10, 100_000])
@@ -205,7 +207,7 @@ class TestBothClients:
             ),
         ],
     )
-    async def test_a_refusal_that_breaks_off_leaves_nothing_to_resume_from(
+    async def test_an_error_body_that_breaks_off_leaves_nothing_to_resume_from(
         self, make_pool, begin, destination
     ) -> None:
         async def script(peer: Peer) -> None:
@@ -221,7 +223,7 @@ class TestBothClients:
         assert caught.value.num_bytes_received == 0
         assert into == bytes(9)
 
-    async def test_a_body_without_length_is_resumed_only_from_memory_that_has_it(
+    async def test_a_body_without_length_is_resumed_only_from_the_callers_memory(
         self, make_pool
     ) -> None:
         async def script(peer: Peer) -> None:
@@ -256,7 +258,7 @@ class TestBothClients:
                 await pool.request(origin, b"GET", b"/")
             assert STALL_SECONDS <= loop.time() - started < FAR_SECONDS
 
-    async def test_a_server_that_takes_no_body_is_a_stall(self, make_pool) -> None:
+    async def test_a_server_that_reads_no_body_is_a_stall(self, make_pool) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_head()
             peer.reader._transport.pause_reading()
@@ -268,7 +270,9 @@ class TestBothClients:
                 await pool.request(origin, b"PUT", b"/", body=bytes(32 * MIB))
             stalled.set()
 
-    async def test_a_write_may_be_worked_on_for_longer_than_a_read(self, make_pool) -> None:
+    async def test_the_response_to_a_write_may_start_later_than_that_to_a_read(
+        self, make_pool
+    ) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
             await asyncio.sleep(2 * STALL_SECONDS)
@@ -290,8 +294,10 @@ class TestBothClients:
             serving(answering(ok(b"a"))) as (server, origin),
             make_pool(max_connections=3) as pool,
         ):
-            answers = await asyncio.gather(*(pool.request(origin, b"GET", b"/") for _ in range(50)))
-            assert len(answers) == 50
+            responses = await asyncio.gather(
+                *(pool.request(origin, b"GET", b"/") for _ in range(50))
+            )
+            assert len(responses) == 50
             assert server.max_open == 3
             assert server.num_accepted == 3
 
@@ -341,14 +347,14 @@ class TestBothClients:
                 await pool.request(origin, b"GET", b"/", [(name, b"1")])
             assert server.num_accepted == 0
 
-    async def test_a_closed_pool_refuses(self, make_pool) -> None:
+    async def test_a_closed_pool_raises(self, make_pool) -> None:
         async with serving(echoing) as (_, origin), make_pool() as pool:
             await pool.aclose()
             await pool.aclose()
             with pytest.raises(RuntimeError, match="closed"):
                 await pool.request(origin, b"GET", b"/")
 
-    async def test_aclose_fails_what_is_under_way(self, make_pool) -> None:
+    async def test_aclose_fails_the_requests_under_way(self, make_pool) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
             begun.set()
@@ -364,15 +370,15 @@ class TestBothClients:
 
 
 async def failing(awaitable: Any) -> BaseException | None:
-    """The error of something that fails inside a TaskGroup."""
+    """Return the error of an awaitable that fails inside a TaskGroup."""
     try:
         await awaitable
-    except Exception as error:  # what is under test
+    except Exception as error:  # which the test inspects
         return error
     return None
 
 
-class TestPlane:
+class TestPool:
     async def test_idle_connections_are_reused_last_in_first_out(self) -> None:
         async def script(peer: Peer) -> None:
             name = b"%d" % server.num_accepted
@@ -395,10 +401,10 @@ class TestPlane:
                 assert (await pool.request(origin, b"GET", b"/")).body == b"1"
             assert pool.num_opened == 2
 
-    @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not tell")
+    @pytest.mark.skipif(sys.platform != "linux", reason="no other kernel reports it")
     @pytest.mark.parametrize("size", [300_000, 2 * MIB])
-    async def test_a_body_that_the_kernel_holds_has_not_left(self, size) -> None:
-        """It takes some MiB at once, also for a server that reads nothing."""
+    async def test_a_body_in_the_buffer_of_the_kernel_is_not_sent(self, size) -> None:
+        """The kernel accepts some MiB at once, even if the server reads nothing."""
 
         async def script(peer: Peer) -> None:
             await peer.read_head()
@@ -412,9 +418,9 @@ class TestPlane:
                 await pool.request(origin, b"PUT", b"/", body=bytes(size))
             stalled.set()
 
-    @pytest.mark.parametrize("begin", [b"", ok(b"abc")[:-2]], ids=["no answer", "half a body"])
-    async def test_what_a_loop_that_stands_still_leaves_unread_is_no_stall(self, begin) -> None:
-        """As where the process was stopped: the server had no part in it."""
+    @pytest.mark.parametrize("begin", [b"", ok(b"abc")[:-2]], ids=["no response", "half a body"])
+    async def test_what_a_blocked_loop_leaves_unread_is_not_a_stall(self, begin) -> None:
+        """As if the process was stopped, which is not the server's fault."""
 
         async def script(peer: Peer) -> None:
             await peer.read_request()
@@ -428,25 +434,27 @@ class TestPlane:
             asked = asyncio.create_task(pool.request(origin, b"GET", b"/"))
             await begun.wait()
             await asyncio.sleep(STALL_SECONDS / 2)  # so that the pool has seen it wait
-            time.sleep(3 * STALL_SECONDS)  # noqa: ASYNC251  the loop is to stand still
+            time.sleep(3 * STALL_SECONDS)  # noqa: ASYNC251  blocks the loop
             go_on.set()
             assert (await asked).body == b"abc"
 
     @pytest.mark.parametrize(
         ("begin", "limit_seconds"),
         [(b"", 1.0), (ok(b"abc")[:-2], 3.0)],
-        ids=["no answer", "half a body"],
+        ids=["no response", "half a body"],
     )
-    async def test_a_stall_is_told_when_its_limit_is_over(self, begin, limit_seconds) -> None:
-        """And not some time later; by a clock of its own, as others may be kept waiting."""
-        plane, timeouts = Plane(), Timeouts(progress_seconds=3.0)
-        waiter, _ = plane.begin(b"GET", "bytes")  # which gives a second for the head
-        plane.feed(begin, ())
+    async def test_a_stall_is_reported_when_its_limit_has_passed(
+        self, begin, limit_seconds
+    ) -> None:
+        """And not later; with a clock of the test's own, so that a slow machine does not matter."""
+        fed, timeouts = FedConnection(), Timeouts(progress_seconds=3.0)
+        future, _ = fed.start(b"GET", "bytes")  # with a second for the head
+        fed.feed(begin, ())
         for now in (64.0, 64.0 + limit_seconds - 0.25):
-            plane.connection.check(now, timeouts)
-        assert not waiter.done()
-        plane.connection.check(64.0 + limit_seconds, timeouts)
-        assert isinstance(waiter.exception(), StalledError)
+            fed.connection.check_timeouts(now, timeouts)
+        assert not future.done()
+        fed.connection.check_timeouts(64.0 + limit_seconds, timeouts)
+        assert isinstance(future.exception(), StalledError)
 
     async def test_a_fresh_connection_that_is_lost_is_an_error(self) -> None:
         async def script(peer: Peer) -> None:
@@ -458,7 +466,7 @@ class TestPlane:
                 await pool.request(origin, b"GET", b"/")
             assert server.num_accepted == 1
 
-    async def test_a_connection_closed_while_idle_frees_its_place(self) -> None:
+    async def test_a_connection_closed_while_idle_frees_its_slot(self) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
             await peer.send(ok())
@@ -480,22 +488,22 @@ class TestPlane:
             await until(lambda: pool.num_open == 0)
 
     @pytest.mark.parametrize(
-        "answer",
+        "response",
         [
             pytest.param(ok(b"a") + b"surplus", id="surplus"),
             pytest.param(ok(b"a", b"Connection: close"), id="close"),
             pytest.param(b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\na", id="HTTP/1.0"),
         ],
     )
-    async def test_a_connection_in_doubt_is_not_used_again(self, answer) -> None:
-        async with serving(answering(answer)) as (server, origin), opening() as pool:
+    async def test_a_connection_that_may_be_out_of_step_is_not_used_again(self, response) -> None:
+        async with serving(answering(response)) as (server, origin), opening() as pool:
             for num in range(1, 3):
                 assert (await pool.request(origin, b"GET", b"/")).body == b"a"
                 assert server.num_accepted == num
                 assert pool.num_idle == 0
 
     @pytest.mark.parametrize(
-        "answer",
+        "response",
         [
             pytest.param(b"SSH-2.0-OpenSSH\r\n", id="not-HTTP"),
             pytest.param(b"HTTP/1.1 101 Switching Protocols\r\n\r\n", id="101"),
@@ -507,8 +515,8 @@ class TestPlane:
             ),
         ],
     )
-    async def test_what_is_not_http_is_refused_at_once(self, answer) -> None:
-        async with serving(answering(answer)) as (_, origin), opening() as pool:
+    async def test_what_is_not_http_is_rejected_at_once(self, response) -> None:
+        async with serving(answering(response)) as (_, origin), opening() as pool:
             with pytest.raises(ProtocolError):
                 await pool.request(origin, b"GET", b"/")
             assert pool.num_idle == 0
@@ -530,22 +538,22 @@ class TestPlane:
                 assert (response.body, response.headers[b"etag"]) == (b"hello", b"abc")
             assert server.num_accepted == 1
 
-    async def test_an_allocator_that_fails_fails_its_request_alone(self) -> None:
-        def refuse(num_bytes: int) -> memoryview:
+    async def test_an_allocator_that_fails_fails_only_its_request(self) -> None:
+        def fail(num_bytes: int) -> memoryview:
             raise MemoryError(num_bytes)
 
         async with serving(answering(ok(b"a"))) as (_, origin), opening() as pool:
             with pytest.raises(MemoryError):
-                await pool.request(origin, b"GET", b"/", into=refuse)
+                await pool.request(origin, b"GET", b"/", into=fail)
             assert (await pool.request(origin, b"GET", b"/")).body == b"a"
 
-    async def test_read_only_memory_is_refused_before_anything_is_sent(self) -> None:
+    async def test_read_only_memory_is_rejected_before_anything_is_sent(self) -> None:
         async with serving(echoing) as (server, origin), opening() as pool:
             with pytest.raises(ValueError, match="writable"):
                 await pool.request(origin, b"GET", b"/", into=memoryview(b"abc"))
             assert server.num_accepted == 0
 
-    async def test_an_upload_leaves_without_a_copy_of_it(self) -> None:
+    async def test_an_upload_is_sent_without_a_copy_of_it(self) -> None:
         async def counting(peer: Peer) -> None:
             await peer.read_head()
             num_left = 20 * MIB
@@ -561,7 +569,7 @@ class TestPlane:
                 _, peak = tracemalloc.get_traced_memory()
             finally:
                 tracemalloc.stop()
-        # asyncio copies what the socket does not take of one slice; the server's end is here too.
+        # asyncio copies the rest of one slice; the server runs in this process, too.
         assert peak < 4 * MIB
 
     async def test_memory_of_an_upload_is_free_when_the_request_is_cancelled(self) -> None:
@@ -589,7 +597,7 @@ class TestPlane:
         assert b"b" not in received
         assert len(received) < len(data)
 
-    async def test_waiters_are_served_in_order(self) -> None:
+    async def test_requests_wait_in_order(self) -> None:
         async def script(peer: Peer) -> None:
             while True:
                 head, _ = await peer.read_request()
@@ -603,7 +611,7 @@ class TestPlane:
             assert [target for target, _ in server.requests] == [b"/%d" % n for n in range(10)]
 
     async def test_connecting_has_a_deadline(self) -> None:
-        # Accepted by the kernel, but the TLS handshake is never answered.
+        # Accepted by the kernel, but the TLS handshake is never responseed.
         async def silent(peer: Peer) -> None:
             await peer.wait_closed_by_client()
 
@@ -612,7 +620,7 @@ class TestPlane:
             with pytest.raises(ConnectError, match="within"):
                 await pool.request(Origin("https", origin.host, origin.port), b"GET", b"/")
 
-    async def test_the_place_of_a_failed_connection_is_free_again(self) -> None:
+    async def test_the_slot_of_a_failed_connection_is_free_again(self) -> None:
         with refusing() as gone:
             async with opening(max_connections=1) as pool:
                 for _ in range(3):
@@ -630,12 +638,12 @@ class TestOrigin:
             ("http://[::1]:8080/", b"[::1]:8080"),
         ],
     )
-    async def test_the_authority_names_a_port_that_is_not_the_schemes(self, url, authority) -> None:
+    async def test_the_authority_has_a_port_that_is_not_the_default(self, url, authority) -> None:
         assert Origin.from_url(url).authority == authority
 
     @pytest.mark.parametrize(
         "url", ["ftp://a", "http://", "http://u:p@a/", "http://a:99999/", "http://a:0", "http://ä/"]
     )
-    async def test_a_url_that_is_no_origin_is_refused(self, url) -> None:
+    async def test_a_url_without_a_valid_origin_is_rejected(self, url) -> None:
         with pytest.raises(ValueError, match=r"."):
             Origin.from_url(url)

@@ -1,4 +1,4 @@
-"""Which proxy a request goes through: what the environment says, and not for this machine."""
+"""The proxy of a request: named by the environment, and none for this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import traceback
 import pytest
 
 from aioflux._http import Origin, Pool, TransportError, open_pool, proxy_for
-from aioflux._http.proxy import AiohttpPool
+from aioflux._http.aiohttp_pool import AiohttpPool
 from tests.http.pools import PATIENT
 from tests.http.scripted import Peer, answering, ok, serving
 
@@ -51,7 +51,7 @@ def test_this_machine_is_reached_without_one(
 
 
 @pytest.mark.parametrize("name", ["NO_PROXY", "no_proxy"])
-def test_an_empty_no_proxy_leaves_nothing_out(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_an_empty_no_proxy_excludes_nothing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
     monkeypatch.setenv(name, "")
     assert proxy_for(Origin("http", "localhost", 80)) == "http://proxy.example:3128"
@@ -70,7 +70,7 @@ def test_an_empty_no_proxy_leaves_nothing_out(monkeypatch: pytest.MonkeyPatch, n
         ("", False),
     ],
 )
-def test_hosts_can_be_left_out(
+def test_hosts_can_be_excluded(
     monkeypatch: pytest.MonkeyPatch, no_proxy: str, is_direct: bool
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
@@ -78,7 +78,7 @@ def test_hosts_can_be_left_out(
     assert (proxy_for(GOOGLE) is None) is is_direct
 
 
-async def test_the_client_follows_from_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_transport_depends_on_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"max_connections": 1, "timeouts": PATIENT}
     assert isinstance(open_pool(GOOGLE, **options), Pool)
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
@@ -123,13 +123,13 @@ async def test_an_emulator_on_this_machine_is_reached_without_it(
 @pytest.mark.parametrize(
     ("reply", "says"),
     [
-        (b"HTTP/1.1 407 Who?\r\ncontent-length: 0\r\n\r\n", "the proxy answered 407 Who\\?"),
-        (b"HTTP/1.1 502 Bad\r\ncontent-length: 0\r\n\r\n", "the proxy answered 502 Bad"),
+        (b"HTTP/1.1 407 Who?\r\ncontent-length: 0\r\n\r\n", "the proxy returned 407 Who\\?"),
+        (b"HTTP/1.1 502 Bad\r\ncontent-length: 0\r\n\r\n", "the proxy returned 502 Bad"),
         (b"nonsense\r\n\r\n", "not a valid response"),
         (None, "InvalidURL"),
     ],
 )
-async def test_no_error_tells_its_password(reply: bytes | None, says: str) -> None:
+async def test_no_error_contains_its_password(reply: bytes | None, says: str) -> None:
     """Errors of aiohttp have the whole url of the proxy in their texts."""
 
     async def script(peer: Peer) -> None:

@@ -1,4 +1,4 @@
-"""What the kernel sends when: answers in several segments, and requests in one."""
+"""TCP segments: responses in several, and requests in one."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ pytestmark = pytest.mark.asyncio
 
 NUM_REQUESTS = 100
 DELAYED_SECONDS = 0.04
-"""How late Linux sends an acknowledgement, if it is not asked to send it now."""
+"""Linux delays an acknowledgement by this much unless TCP_QUICKACK is set."""
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
-ANSWERS = {
+RESPONSES = {
     "small": [HEAD % 10, b"0123456789"],
     "head-in-two": [b"HTTP/1.1 200 OK\r\n", b"Content-Length: 2\r\n\r\n", b"01"],
     "body-in-two": [HEAD % 4, b"01", b"23"],
@@ -43,7 +43,7 @@ ANSWERS = {
 async def sending(
     pieces: Sequence[bytes], tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[Origin]:
-    """A server that answers in pieces, each of which waits for the one before (Nagle)."""
+    """A server that responds in pieces, each of which waits for the one before (Nagle)."""
 
     def talk(listener: socket.socket) -> None:
         accepted, _ = listener.accept()
@@ -63,8 +63,8 @@ async def sending(
 
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "TLS"])
-@pytest.mark.parametrize("pieces", ANSWERS.values(), ids=ANSWERS)
-async def test_an_answer_in_pieces_does_not_wait_for_a_delayed_acknowledgement(
+@pytest.mark.parametrize("pieces", RESPONSES.values(), ids=RESPONSES)
+async def test_a_response_in_pieces_does_not_wait_for_a_delayed_acknowledgement(
     authority: Authority, pieces: list[bytes], *, is_tls: bool
 ) -> None:
     """Each request would last one delay at least."""
@@ -82,7 +82,7 @@ async def test_an_answer_in_pieces_does_not_wait_for_a_delayed_acknowledgement(
 
 
 async def test_head_and_small_body_of_a_request_leave_in_one_segment() -> None:
-    """A server that delays its own acknowledgements is not waited for, either."""
+    """A server that delays its own acknowledgements does not delay them, either."""
     received: list[bytes] = []
 
     def talk(listener: socket.socket) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.asyncio
 
 
-async def test_an_unknown_authority_is_refused_and_the_way_out_is_named(
+async def test_an_unknown_authority_is_rejected_and_the_remedy_is_named(
     make_pool, authority: Authority
 ) -> None:
     async with serving(echoing, tls=authority.server_context()) as (server, origin):
@@ -28,7 +28,7 @@ async def test_an_unknown_authority_is_refused_and_the_way_out_is_named(
         assert not server.requests
 
 
-async def test_an_authority_may_be_given_as_a_context(make_pool, authority: Authority) -> None:
+async def test_an_authority_may_be_passed_as_a_context(make_pool, authority: Authority) -> None:
     context = authority.client_context()
     async with (
         serving(echoing, tls=authority.server_context()) as (_, origin),
@@ -59,7 +59,7 @@ async def test_the_name_of_the_host_is_verified(make_pool, authority: Authority)
             await pool.request(Origin("https", "127.0.0.2", origin.port), b"GET", b"/")
 
 
-async def test_a_server_without_tls_is_no_question_of_trust(make_pool) -> None:
+async def test_a_server_without_tls_is_not_a_certificate_error(make_pool) -> None:
     async def plain(peer: Peer) -> None:
         await peer.reader.read(1)
         await peer.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")

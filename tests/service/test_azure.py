@@ -124,7 +124,8 @@ async def test_a_read_without_a_task_fails_as_get_does(place: AzurePlace) -> Non
             await Read(service, "a", generation=seen).result
         with pytest.raises(NotFoundError, match="BlobNotFound"):
             await Read(service, "none").result
-        assert Read(service, "a", generation='a"b').exchange is None
+        with pytest.raises(ValueError, match="ETag"):
+            Read(service, "a", generation='a"b')
 
 
 async def test_empty_objects_are_read(place: AzurePlace) -> None:

@@ -12,7 +12,7 @@ import pickle
 import pytest
 
 import aioflux
-from aioflux._transfer import writer as _writer
+from aioflux.options import CleanupTimeouts
 from aioflux.testing import GCSServer
 
 NUM_OBJECTS = 300
@@ -21,12 +21,6 @@ SECRET = "ya29.planted"
 
 def give_token(token: str = SECRET) -> str:
     return token
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch):
-    """Clean-ups may take their time, as nothing here is asked to end soon."""
-    monkeypatch.setattr(_writer, "_LEAVE_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="module")
@@ -210,12 +204,16 @@ async def test_an_upload_that_is_being_completed_is_not_said_to_be_gone(server):
             await putting
 
 
-async def test_closing_a_store_does_not_wait_for_another(server, monkeypatch):
+async def test_closing_a_store_does_not_wait_for_another(server):
     """Its clean-up may hang on a service that no longer answers."""
-    monkeypatch.setattr(_writer, "_LEAVE_SECONDS", 0.1)
-    monkeypatch.setattr(_writer, "_ABORT_SECONDS", 1e3)
+    cleanup = CleanupTimeouts(total_seconds=1e3, abort_wait_seconds=0.1)
     options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
-    stuck = aioflux.open_store("gs://bucket/e", endpoint_url=server.url, transfer=options)
+    stuck = aioflux.open_store(
+        "gs://bucket/e",
+        endpoint_url=server.url,
+        transfer=options,
+        timeouts=aioflux.Timeouts(cleanup=cleanup),
+    )
     with server.faults.inject("multipart.abort", delay_seconds=1e3):
 
         async def write() -> None:

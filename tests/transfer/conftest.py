@@ -8,12 +8,12 @@ import uuid
 import pytest
 
 from tests.transfer.clock import Clock, ShiftedClock, clock_of_this_loop
-from tests.transfer.rig import Rig
+from tests.transfer.scripted_service import ScriptedService
 
 
 @pytest.fixture
-def rig() -> Rig:
-    return Rig(f"rig-{uuid.uuid4().hex}")
+def scripted() -> ScriptedService:
+    return ScriptedService(f"scripted-{uuid.uuid4().hex}")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from aioflux import ObjectMeta, OpenUpload
 from aioflux._services.base import WriteRequest
 from aioflux._services.memory import memory_bucket
 from aioflux._transfer.clean import clean, stale_objects, stale_uploads
-from tests.transfer.rig import Rig, refused_for_good
+from tests.transfer.scripted_service import ScriptedService, refused_for_good
 
 NOW = datetime(2026, 2, 1, tzinfo=UTC)
 DAY = 86_400.0
@@ -108,12 +108,12 @@ async def test_by_default_a_day_must_have_passed(store) -> None:
 
 
 async def test_an_upload_that_cannot_be_aborted_is_named_and_keeps_no_other() -> None:
-    rig = Rig("clean-refused")
+    scripted = ScriptedService("clean-refused")
     for key in ("a", "b"):
-        await rig.service.initiate_upload(WriteRequest(key))
-    rig.service.fail("abort_upload", refused_for_good())
+        await scripted.service.initiate_upload(WriteRequest(key))
+    scripted.service.fail("abort_upload", refused_for_good())
     result = await clean(
-        rig.session, "", now=datetime.now(UTC), older_than_seconds=0.0, dry_run=False
+        scripted.session, "", now=datetime.now(UTC), older_than_seconds=0.0, dry_run=False
     )
     assert [upload.key for upload in result.aborted] == ["b"]
     assert list(result.errors) == ["a"]

@@ -11,7 +11,8 @@ from aioflux import RetryPolicy, TransientError
 from aioflux._transfer.deadlines import Deadlines
 from aioflux._transfer.limits import Limits
 from aioflux._transfer.session import Session
-from tests.transfer.rig import Rig
+from tests.transfer.clock import loop_time
+from tests.transfer.scripted_service import ScriptedService
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,23 +33,23 @@ def now() -> float:
 class Call:
     """A call that waits without end, as `Session.call` makes one."""
 
-    def __init__(self, deadlines: Deadlines, *, began: float | None = None) -> None:
+    def __init__(self, deadlines: Deadlines, *, started_at: float | None = None) -> None:
         self.is_expired: bool | None = None
         self.ended = 0.0
-        self.began = now() if began is None else began
+        self.started_at = now() if started_at is None else started_at
         self._deadlines = deadlines
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        self._deadlines.enter(self.task, self.began)
+        self._deadlines.add(self.task, self.started_at)
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            self.is_expired = self._deadlines.expired(self.task)
+            self.is_expired = self._deadlines.pop_expired(self.task)
             if not self.is_expired:
                 raise
         finally:
-            self._deadlines.leave(self.task)
+            self._deadlines.remove(self.task)
             self.ended = now()
 
 
@@ -56,19 +57,19 @@ class Watched:
     """A runner whose requests never end by themselves."""
 
     def __init__(self, deadlines: Deadlines, *, num_requests: int = 1) -> None:
-        self.began = now()
+        self.started_at = now()
         self.expired_after: list[float] = []
         self.all_expired = asyncio.Event()
         self._deadlines = deadlines
         self._num_left = num_requests
-        deadlines.enter_runner(self)
+        deadlines.add_sequence(self)
 
     def expire(self) -> None:
-        began, self.began = self.began, now()
-        self.expired_after.append(self.began - began)
+        started_at, self.started_at = self.started_at, now()
+        self.expired_after.append(self.started_at - started_at)
         self._num_left -= 1
         if not self._num_left:
-            self._deadlines.leave_runner(self)
+            self._deadlines.remove_sequence(self)
             self.all_expired.set()
 
 
@@ -89,44 +90,44 @@ def catching_timers(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.TimerHandle
 
 
 async def test_who_is_late_is_ended_and_told_so_once() -> None:
-    deadlines = Deadlines(SECONDS)
+    deadlines = Deadlines(SECONDS, clock=loop_time)
     call = Call(deadlines)
     async with asyncio.timeout(SOON):
         await call.task
     assert call.is_expired
-    assert call.ended - call.began >= SECONDS
-    assert not deadlines.expired(call.task)
+    assert call.ended - call.started_at >= SECONDS
+    assert not deadlines.pop_expired(call.task)
     assert call.task.cancelling() == 0
 
 
 async def test_each_has_its_own_time() -> None:
     """Those that began earlier end earlier, and none early."""
-    deadlines = Deadlines(2 * SECONDS)
+    deadlines = Deadlines(2 * SECONDS, clock=loop_time)
     calls = []
     for _ in range(5):
         calls += [Call(deadlines) for _ in range(20)]
         await asyncio.sleep(SECONDS / 4)
     async with asyncio.timeout(SOON):
         await asyncio.gather(*(call.task for call in calls))
-    assert all(call.is_expired and call.ended - call.began >= 2 * SECONDS for call in calls)
+    assert all(call.is_expired and call.ended - call.started_at >= 2 * SECONDS for call in calls)
     assert [call.ended for call in calls] == sorted(call.ended for call in calls)
-    assert calls[0].ended < calls[-1].began + 2 * SECONDS
+    assert calls[0].ended < calls[-1].started_at + 2 * SECONDS
 
 
 async def test_who_has_left_is_left_alone() -> None:
-    deadlines = Deadlines(SECONDS)
+    deadlines = Deadlines(SECONDS, clock=loop_time)
     task = asyncio.current_task()
     assert task is not None
     for _ in range(3):
-        deadlines.enter(task, now())
+        deadlines.add(task, now())
         await asyncio.sleep(0)
-        deadlines.leave(task)
+        deadlines.remove(task)
     await asyncio.sleep(3 * SECONDS)
     assert task.cancelling() == 0
 
 
 async def test_thousands_share_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    deadlines = Deadlines(60)
+    deadlines = Deadlines(60, clock=loop_time)
     made = catching_timers(monkeypatch)
     calls = [Call(deadlines) for _ in range(1000)]
     watched = [Watched(deadlines) for _ in range(1000)]
@@ -135,7 +136,7 @@ async def test_thousands_share_one_timer(monkeypatch: pytest.MonkeyPatch) -> Non
     for call in calls:
         call.task.cancel()
     for runner in watched:
-        deadlines.leave_runner(runner)
+        deadlines.remove_sequence(runner)
     ends = await asyncio.gather(*(call.task for call in calls), return_exceptions=True)
     assert all(isinstance(end, asyncio.CancelledError) for end in ends)
     assert not any(call.is_expired for call in calls)
@@ -144,10 +145,10 @@ async def test_thousands_share_one_timer(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_the_timer_ends_with_those_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    deadlines = Deadlines(SECONDS)
+    deadlines = Deadlines(SECONDS, clock=loop_time)
     made = catching_timers(monkeypatch)
     runner = Watched(deadlines)
-    deadlines.leave_runner(runner)
+    deadlines.remove_sequence(runner)
     await asyncio.sleep(3 * SECONDS)
     assert len(made) == 1
     assert not runner.expired_after
@@ -157,7 +158,7 @@ async def test_the_timer_ends_with_those_it_is_for(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_runner_is_watched_request_by_request() -> None:
-    deadlines = Deadlines(SECONDS)
+    deadlines = Deadlines(SECONDS, clock=loop_time)
     runners = [Watched(deadlines, num_requests=3) for _ in range(3)]
     async with asyncio.timeout(SOON):
         for runner in runners:
@@ -168,7 +169,7 @@ async def test_a_runner_is_watched_request_by_request() -> None:
 
 async def test_tasks_and_runners_are_watched_together() -> None:
     """Whichever of them is due first, the timer comes for it."""
-    deadlines = Deadlines(3 * SECONDS)
+    deadlines = Deadlines(3 * SECONDS, clock=loop_time)
     first = Watched(deadlines)
     await asyncio.sleep(SECONDS)
     call = Call(deadlines)
@@ -184,7 +185,7 @@ async def test_tasks_and_runners_are_watched_together() -> None:
 
 
 async def test_a_closed_timer_ends_nobody() -> None:
-    deadlines = Deadlines(SECONDS)
+    deadlines = Deadlines(SECONDS, clock=loop_time)
     runner = Watched(deadlines)
     deadlines.close()
     deadlines.close()
@@ -198,7 +199,7 @@ async def test_a_closed_timer_ends_nobody() -> None:
 async def test_cancellation_before_the_deadline_of_the_same_turn_is_cancellation(
     clock: Clock,
 ) -> None:
-    deadlines, loop = Deadlines(SECONDS), asyncio.get_running_loop()
+    deadlines, loop = Deadlines(SECONDS, clock=loop_time), asyncio.get_running_loop()
     call = Call(deadlines)
     await asyncio.sleep(0)
 
@@ -215,7 +216,7 @@ async def test_cancellation_before_the_deadline_of_the_same_turn_is_cancellation
 
 
 async def test_cancellation_after_the_deadline_of_the_same_turn_is_cancellation() -> None:
-    deadlines = Deadlines(SECONDS)
+    deadlines = Deadlines(SECONDS, clock=loop_time)
     call = Call(deadlines)
 
     class Canceller(Watched):
@@ -225,7 +226,7 @@ async def test_cancellation_after_the_deadline_of_the_same_turn_is_cancellation(
             asyncio.get_running_loop().call_soon(call.task.cancel)
             super().expire()
 
-    Canceller(deadlines).began = call.began
+    Canceller(deadlines).started_at = call.started_at
     with pytest.raises(asyncio.CancelledError):
         await call.task
     assert call.is_expired is False
@@ -233,13 +234,13 @@ async def test_cancellation_after_the_deadline_of_the_same_turn_is_cancellation(
 
 
 async def test_a_deadline_that_passes_in_a_cancelled_clean_up_leaves_it_cancelled() -> None:
-    deadlines = Deadlines(SECONDS)
+    deadlines = Deadlines(SECONDS, clock=loop_time)
     reached = asyncio.Event()
 
     async def run() -> bool:
         task = asyncio.current_task()
         assert task is not None
-        deadlines.enter(task, now())
+        deadlines.add(task, now())
         try:
             try:
                 await asyncio.Event().wait()
@@ -247,11 +248,11 @@ async def test_a_deadline_that_passes_in_a_cancelled_clean_up_leaves_it_cancelle
                 reached.set()
                 await asyncio.sleep(SOON)  # ended by the deadline
         except asyncio.CancelledError:
-            if deadlines.expired(task):
+            if deadlines.pop_expired(task):
                 return True
             raise
         finally:
-            deadlines.leave(task)
+            deadlines.remove(task)
 
     task = asyncio.create_task(run())
     await asyncio.sleep(0)
@@ -265,7 +266,7 @@ async def test_a_deadline_that_passes_in_a_cancelled_clean_up_leaves_it_cancelle
 
 async def test_one_who_was_cancelled_before_has_a_deadline_too() -> None:
     """Such as the clean-up of a task that was cancelled: requests of it end in time."""
-    deadlines = Deadlines(SECONDS)
+    deadlines = Deadlines(SECONDS, clock=loop_time)
     calls: list[Call] = []
 
     async def clean_up() -> bool | None:
@@ -274,13 +275,13 @@ async def test_one_who_was_cancelled_before_has_a_deadline_too() -> None:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            deadlines.enter(task, now())
+            deadlines.add(task, now())
             try:
                 await asyncio.sleep(SOON)
             except asyncio.CancelledError:
-                return deadlines.expired(task)
+                return deadlines.pop_expired(task)
             finally:
-                deadlines.leave(task)
+                deadlines.remove(task)
         return None
 
     task = asyncio.create_task(clean_up())
@@ -291,10 +292,10 @@ async def test_one_who_was_cancelled_before_has_a_deadline_too() -> None:
 
 
 async def test_the_error_of_a_late_attempt_names_the_object() -> None:
-    rig = Rig("late")
+    scripted = ScriptedService("late")
     limits = Limits(max_in_flight=2, max_in_flight_bytes=100)
     retry = RetryPolicy(deadline_seconds=SECONDS)
-    session = Session(rig.service, rig.session.options, retry, limits)
+    session = Session(scripted.service, scripted.session.options, retry, limits, clock=loop_time)
 
     async def never(_: int) -> None:
         await asyncio.Event().wait()
@@ -310,10 +311,10 @@ async def test_the_error_of_a_late_attempt_names_the_object() -> None:
 
 async def test_an_answer_in_the_turn_of_the_deadline_leaves_no_cancellation_behind() -> None:
     """The attempt ends by itself, though it was cancelled: what follows must not be."""
-    rig = Rig("late-answer")
+    scripted = ScriptedService("late-answer")
     limits = Limits(max_in_flight=2, max_in_flight_bytes=100)
     retry = RetryPolicy(deadline_seconds=SECONDS)
-    session = Session(rig.service, rig.session.options, retry, limits)
+    session = Session(scripted.service, scripted.session.options, retry, limits, clock=loop_time)
 
     async def stubborn(_: int) -> str:
         try:
@@ -331,10 +332,10 @@ async def test_an_answer_in_the_turn_of_the_deadline_leaves_no_cancellation_behi
 
 async def test_a_call_within_a_call_leaves_the_outer_one_its_deadline() -> None:
     """As where an attempt finds out what became of another before it answers."""
-    rig = Rig("within")
+    scripted = ScriptedService("within")
     limits = Limits(max_in_flight=2, max_in_flight_bytes=100)
     retry = RetryPolicy(deadline_seconds=SECONDS)
-    session = Session(rig.service, rig.session.options, retry, limits)
+    session = Session(scripted.service, scripted.session.options, retry, limits, clock=loop_time)
 
     async def answer(_: int) -> int:
         return 1

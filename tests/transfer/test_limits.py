@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux._transfer.limits import AdaptiveLimit, ByteBudget, Limits, SizeEstimate
+from aioflux._concurrency.byte_budget import ByteBudget
+from aioflux._transfer.limits import AdaptiveLimit, Limits, SizeEstimate
 
 
 async def settle() -> None:
@@ -98,17 +99,6 @@ async def test_bytes_freed_as_the_first_in_line_gives_up_go_to_the_next() -> Non
     assert budget.held_bytes == 20
 
 
-async def test_bytes_that_are_there_already_are_charged_without_waiting() -> None:
-    budget, order = ByteBudget(100), []
-    budget.charge(150)
-    task = start(budget, 0, order)
-    await settle()
-    assert order == []
-    budget.release(100)
-    await task
-    assert budget.held_bytes == 50
-
-
 steps = st.lists(
     st.tuples(st.sampled_from(["acquire", "release", "cancel"]), st.integers(0, 60)), max_size=40
 )
@@ -173,43 +163,41 @@ async def test_what_was_begun_goes_before_what_waits_in_line() -> None:
 
 async def test_a_throttled_answer_halves_the_limit_once_for_all_that_were_sent_before() -> None:
     limit = AdaptiveLimit(64)
-    marks = [await limit.acquire() for _ in range(64)]
-    for mark in marks:
-        limit.throttled(mark)
+    for _ in range(64):
+        await limit.acquire()
+    for _ in range(64):
+        limit.on_throttled(0)
     assert limit.limit == 32
-    for _ in marks:
-        limit.release()
-    limit.throttled(await limit.acquire())
+    limit.on_throttled(limit.num_cuts)
     assert limit.limit == 16
 
 
 async def test_the_limit_never_falls_below_one() -> None:
     limit = AdaptiveLimit(3)
     for _ in range(10):
-        limit.throttled(await limit.acquire())
-        limit.release()
+        limit.on_throttled(limit.num_cuts)
     assert limit.limit == 1
 
 
 async def test_successes_grow_the_limit_back_to_what_the_user_set() -> None:
     limit = AdaptiveLimit(64)
     for _ in range(6):
-        limit.throttled(await limit.acquire())
-        limit.release()
+        limit.on_throttled(limit.num_cuts)
     assert limit.limit == 1
     num_successes = 0
     while limit.limit < 64:
-        limit.succeeded()
+        limit.on_success()
         num_successes += 1
     assert num_successes < 600
-    limit.succeeded()
+    limit.on_success()
     assert limit.limit == 64
 
 
 async def test_a_cut_limit_lets_nobody_in_before_enough_have_left() -> None:
     limit, order = AdaptiveLimit(4), []
-    marks = [await limit.acquire() for _ in range(4)]
-    limit.throttled(marks[0])
+    for _ in range(4):
+        await limit.acquire()
+    limit.on_throttled(limit.num_cuts)
     waiting = take(limit, "next", order)
     for expected in ([], [], ["next"]):
         limit.release()
@@ -221,11 +209,12 @@ async def test_a_cut_limit_lets_nobody_in_before_enough_have_left() -> None:
 
 async def test_growth_lets_in_who_waits() -> None:
     limit, order = AdaptiveLimit(2), []
-    limit.throttled(await limit.acquire())
+    await limit.acquire()
+    limit.on_throttled(limit.num_cuts)
     waiting = take(limit, "next", order)
     await settle()
     assert order == []
-    limit.succeeded()
+    limit.on_success()
     await waiting
     assert limit.num_held == 2
 
@@ -282,9 +271,9 @@ async def play_places(steps: list[tuple[str, int]]) -> None:
         elif action == "cancel" and waiting:
             waiting.pop(number % len(waiting)).cancel()
         elif action == "cut":
-            limit.throttled(limit._num_cuts)
+            limit.on_throttled(limit.num_cuts)
         elif action == "grow":
-            limit.succeeded()
+            limit.on_success()
         await settle()
         granted = [task for task in waiting if task.done()]
         waiting = [task for task in waiting if not task.done()]
@@ -308,41 +297,41 @@ def test_the_estimate_follows_the_sizes() -> None:
 # --- both at once --------------------------------------------------------------------------
 
 
-class Turn:
-    """Who waits in line without a future."""
+class Waiter:
+    """A waiter without a future."""
 
     def __init__(self) -> None:
-        self.num_told = 0
+        self.num_slots = 0
 
     def cancelled(self) -> bool:
         return False
 
     def set_result(self, result: None, /) -> None:
-        self.num_told += 1
+        self.num_slots += 1
 
 
 def test_without_the_bytes_neither_they_nor_a_place_are_taken() -> None:
-    limits, turn = Limits(max_in_flight=2, max_in_flight_bytes=100), Turn()
-    assert limits.take(60) is not None
-    assert limits.take(60) is None
-    assert not limits.stand_in_line(turn, 60)
+    limits, waiter = Limits(max_in_flight=2, max_in_flight_bytes=100), Waiter()
+    assert limits.try_acquire(60)
+    assert not limits.try_acquire(60)
+    assert not limits.add_waiter(waiter, 60)
     assert (limits.bytes.held_bytes, limits.requests.num_held) == (60, 1)
-    limits.give_back(60)
-    assert turn.num_told == 0
+    limits.release(60)
+    assert waiter.num_slots == 0
     assert (limits.bytes.held_bytes, limits.requests.num_held) == (0, 0)
 
 
 def test_without_a_place_the_bytes_are_kept_by_those_in_line_alone() -> None:
-    limits, first, second = Limits(max_in_flight=1, max_in_flight_bytes=100), Turn(), Turn()
-    assert limits.take(10) is not None
-    assert limits.take(20) is None
+    limits, first, second = Limits(max_in_flight=1, max_in_flight_bytes=100), Waiter(), Waiter()
+    assert limits.try_acquire(10)
+    assert not limits.try_acquire(20)
     assert limits.bytes.held_bytes == 10
-    assert limits.stand_in_line(first, 20)
-    assert limits.stand_in_line(second, 30)
+    assert limits.add_waiter(first, 20)
+    assert limits.add_waiter(second, 30)
     assert limits.bytes.held_bytes == 60
-    limits.leave_line(first, 20)
-    limits.give_back(10)
-    assert (first.num_told, second.num_told) == (0, 1)
+    limits.remove_waiter(first, 20)
+    limits.release(10)
+    assert (first.num_slots, second.num_slots) == (0, 1)
     assert (limits.bytes.held_bytes, limits.requests.num_held) == (30, 1)
-    limits.give_back(30)
+    limits.release(30)
     assert (limits.bytes.held_bytes, limits.requests.num_held) == (0, 0)

@@ -1,4 +1,4 @@
-"""Reading an object as a stream: what is fetched ahead, and what a failure leaves."""
+"""Reading an object as a stream: what is prefetched, and what a failure leaves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aioflux import ChecksumError, TransientError
 from aioflux._transfer.reader import ObjectReader
 from aioflux.testing.faults import Fault
-from tests.transfer.rig import PART, REFUSE, Rig, pattern
+from tests.transfer.scripted_service import PART, REFUSE, ScriptedService, pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,15 +35,15 @@ def test_it_reads_as_bytesio_does(moves: list[tuple[str, int]]) -> None:
     asyncio.run(compare(moves))
 
 
-def one_range_ahead(rig: Rig, **options: object) -> Session:
-    return rig.new_session(range_size_bytes=PART, max_buffered_bytes=PART, **options)
+def one_range_ahead(scripted: ScriptedService, **options: object) -> Session:
+    return scripted.new_session(range_size_bytes=PART, max_buffered_bytes=PART, **options)
 
 
 async def compare(moves: list[tuple[str, int]]) -> None:
-    rig = Rig("reader")
-    meta = rig.put("a", DATA)
+    scripted = ScriptedService("reader")
+    meta = scripted.put("a", DATA)
     model = io.BytesIO(DATA)
-    async with ObjectReader(rig.session, meta) as reader:
+    async with ObjectReader(scripted.session, meta) as reader:
         for move, number in moves:
             if move == "read":
                 assert await reader.read(number) == model.read(number)
@@ -62,35 +62,37 @@ async def reach(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_it_fetches_no_more_than_its_window_while_nobody_reads(rig: Rig) -> None:
+async def test_it_fetches_no_more_than_its_window_while_nobody_reads(
+    scripted: ScriptedService,
+) -> None:
     step = PART
-    session = rig.new_session(range_size_bytes=step)  # two ranges are held
-    meta = rig.put("a", pattern(4 * step))
+    session = scripted.new_session(range_size_bytes=step)  # two ranges are held
+    meta = scripted.put("a", pattern(4 * step))
     async with ObjectReader(session, meta) as reader:
         await reader.read(1)
-        await reach(lambda: rig.service.count("get") == 2)
+        await reach(lambda: scripted.service.count("get") == 2)
         await reader.read(step)
-        await reach(lambda: rig.service.count("get") == 3)
+        await reach(lambda: scripted.service.count("get") == 3)
 
 
-async def test_a_prefetch_asks_for_the_window_that_is_read_then(rig: Rig) -> None:
-    session = rig.new_session(range_size_bytes=PART)  # two ranges are held
-    meta = rig.put("a", pattern(4 * PART))
+async def test_a_prefetch_asks_for_the_window_that_is_read_then(scripted: ScriptedService) -> None:
+    session = scripted.new_session(range_size_bytes=PART)  # two ranges are held
+    meta = scripted.put("a", pattern(4 * PART))
     async with ObjectReader(session, meta) as reader:
         await reader.prefetch()
-        await reach(lambda: rig.service.count("get") == 2)
+        await reach(lambda: scripted.service.count("get") == 2)
         assert reader.tell() == 0
         assert await reader.read(2) == pattern(4 * PART)[:2]
-        assert rig.service.count("get") == 2
+        assert scripted.service.count("get") == 2
     with pytest.raises(ValueError, match="closed"):
         await reader.prefetch()
 
 
-async def test_a_read_after_a_failed_one_gives_the_same_bytes(rig: Rig) -> None:
-    meta = rig.put("a", LONG)
-    async with ObjectReader(one_range_ahead(rig), meta) as reader:
+async def test_a_read_after_a_failed_one_gives_the_same_bytes(scripted: ScriptedService) -> None:
+    meta = scripted.put("a", LONG)
+    async with ObjectReader(one_range_ahead(scripted), meta) as reader:
         assert await reader.read(PART) == LONG[:PART]
-        rig.service.fail("get", *[REFUSE] * 4)
+        scripted.service.fail("get", *[REFUSE] * 4)
         with pytest.raises(TransientError):
             await reader.read(PART)
         assert reader.tell() == PART
@@ -98,11 +100,11 @@ async def test_a_read_after_a_failed_one_gives_the_same_bytes(rig: Rig) -> None:
         assert await reader.read() == LONG[2 * PART :]
 
 
-async def test_a_cancelled_read_loses_nothing(rig: Rig) -> None:
-    meta = rig.put("a", DATA)
+async def test_a_cancelled_read_loses_nothing(scripted: ScriptedService) -> None:
+    meta = scripted.put("a", DATA)
     hang = Fault(kind="hang")
-    rig.service.fail("get", None, hang)
-    async with ObjectReader(rig.session, meta) as reader:
+    scripted.service.fail("get", None, hang)
+    async with ObjectReader(scripted.session, meta) as reader:
         reading = asyncio.create_task(reader.read())
         await hang.reached.wait()
         await reach(lambda: not reading.done())
@@ -111,39 +113,43 @@ async def test_a_cancelled_read_loses_nothing(rig: Rig) -> None:
             await reading
         hang.released.set()
         assert await reader.read() == DATA
-    assert rig.is_clean()
+    assert scripted.is_clean()
 
 
-async def test_wrong_bytes_are_an_error_before_the_end(rig: Rig) -> None:
-    meta = rig.put("a", LONG)
-    rig.service.fail("get", Fault(kind="flip", num_bytes=3))
-    async with ObjectReader(one_range_ahead(rig), meta) as reader:
+async def test_wrong_bytes_are_an_error_before_the_end(scripted: ScriptedService) -> None:
+    meta = scripted.put("a", LONG)
+    scripted.service.fail("get", Fault(kind="flip", num_bytes=3))
+    async with ObjectReader(one_range_ahead(scripted), meta) as reader:
         assert len(await reader.read(2 * PART)) == 2 * PART
         for _ in range(2):  # also where the error was not taken for the end
             with pytest.raises(ChecksumError, match="/a"):
                 await reader.read()
-    assert rig.is_clean()
+    assert scripted.is_clean()
 
 
 @pytest.mark.parametrize("size", [10_000, 999], ids=["ten ranges", "one range"])
-async def test_wrong_bytes_that_nobody_has_yet_are_read_again(rig: Rig, size: int) -> None:
-    meta = rig.put("a", DATA[:size])
-    rig.service.fail("get", Fault(kind="flip", num_bytes=3))
-    async with ObjectReader(rig.session, meta) as reader:
+async def test_wrong_bytes_that_nobody_has_yet_are_read_again(
+    scripted: ScriptedService, size: int
+) -> None:
+    meta = scripted.put("a", DATA[:size])
+    scripted.service.fail("get", Fault(kind="flip", num_bytes=3))
+    async with ObjectReader(scripted.session, meta) as reader:
         assert await reader.read() == DATA[:size]
 
 
-async def test_the_last_range_is_read_again_where_it_is_wrong(rig: Rig) -> None:
-    meta = rig.put("a", LONG)
-    rig.service.fail("get", None, None, Fault(kind="flip"), Fault(kind="flip"))
-    async with ObjectReader(one_range_ahead(rig), meta) as reader:
+async def test_the_last_range_is_read_again_where_it_is_wrong(scripted: ScriptedService) -> None:
+    meta = scripted.put("a", LONG)
+    scripted.service.fail("get", None, None, Fault(kind="flip"), Fault(kind="flip"))
+    async with ObjectReader(one_range_ahead(scripted), meta) as reader:
         assert await reader.read() == LONG
-    assert rig.service.count("get") == 5
+    assert scripted.service.count("get") == 5
 
 
-async def test_a_range_that_is_fetched_again_must_be_what_was_handed_out(rig: Rig) -> None:
-    meta = rig.put("a", LONG)
-    async with ObjectReader(one_range_ahead(rig), meta) as reader:
+async def test_a_range_that_is_fetched_again_must_be_what_was_handed_out(
+    scripted: ScriptedService,
+) -> None:
+    meta = scripted.put("a", LONG)
+    async with ObjectReader(one_range_ahead(scripted), meta) as reader:
         for faults, matches in (
             ([None], True),
             ([Fault(kind="flip")] * 2, True),
@@ -153,7 +159,7 @@ async def test_a_range_that_is_fetched_again_must_be_what_was_handed_out(rig: Ri
             assert await reader.read(9) == LONG[:9]
             reader.seek(PART)
             await reader.read(9)
-            rig.service.fail("get", *faults)
+            scripted.service.fail("get", *faults)
             reader.seek(0)
             if matches:
                 assert await reader.read(9) == LONG[:9]
@@ -162,27 +168,29 @@ async def test_a_range_that_is_fetched_again_must_be_what_was_handed_out(rig: Ri
                 await reader.read(9)
 
 
-async def test_a_broken_body_is_resumed(rig: Rig) -> None:
-    meta = rig.put("a", DATA)
-    rig.service.fail("get", Fault(kind="cut", num_bytes=300), Fault(kind="short", num_bytes=300))
-    async with ObjectReader(rig.session, meta) as reader:
+async def test_a_broken_body_is_resumed(scripted: ScriptedService) -> None:
+    meta = scripted.put("a", DATA)
+    scripted.service.fail(
+        "get", Fault(kind="cut", num_bytes=300), Fault(kind="short", num_bytes=300)
+    )
+    async with ObjectReader(scripted.session, meta) as reader:
         assert await reader.read() == DATA
 
 
-async def test_closing_ends_what_is_fetched_ahead(rig: Rig) -> None:
-    meta = rig.put("a", DATA)
+async def test_closing_ends_what_is_fetched_ahead(scripted: ScriptedService) -> None:
+    meta = scripted.put("a", DATA)
     before = asyncio.all_tasks()
-    rig.service.fail("get", None, *[Fault(kind="hang") for _ in range(9)])
-    async with ObjectReader(rig.session, meta) as reader:
+    scripted.service.fail("get", None, *[Fault(kind="hang") for _ in range(9)])
+    async with ObjectReader(scripted.session, meta) as reader:
         assert await reader.read(10) == DATA[:10]
     await reader.aclose()
     assert asyncio.all_tasks() == before
-    assert rig.is_clean()
+    assert scripted.is_clean()
 
 
-async def test_a_position_before_the_first_byte_is_refused(rig: Rig) -> None:
-    meta = rig.put("a", DATA)
-    async with ObjectReader(rig.session, meta) as reader:
+async def test_a_position_before_the_first_byte_is_refused(scripted: ScriptedService) -> None:
+    meta = scripted.put("a", DATA)
+    async with ObjectReader(scripted.session, meta) as reader:
         with pytest.raises(ValueError, match="-1"):
             reader.seek(-1)
         with pytest.raises(ValueError, match="whence"):
@@ -194,12 +202,12 @@ async def test_a_position_before_the_first_byte_is_refused(rig: Rig) -> None:
 
 async def test_always_reads_every_range_twice_from_the_start() -> None:
     """So that a wrong byte is mended, which an error at the end could only tell of."""
-    rig = Rig("reader-always")
+    scripted = ScriptedService("reader-always")
     data = pattern(5_000)
-    meta = rig.put("a", data)
-    session = rig.new_session(verify_ranges="always")
-    rig.service.fail("get", Fault(kind="flip", num_bytes=7))
+    meta = scripted.put("a", data)
+    session = scripted.new_session(verify_ranges="always")
+    scripted.service.fail("get", Fault(kind="flip", num_bytes=7))
     async with ObjectReader(session, meta) as reader:
         assert await reader.read(1_000) == data[:1_000]
         assert await reader.read() == data[1_000:]
-    assert rig.service.count("get") >= 10
+    assert scripted.service.count("get") >= 10

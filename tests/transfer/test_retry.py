@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from aioflux import NotFoundError, RetryPolicy, TransientError
 from aioflux._transfer.retry import RetryBudget, backoff_bound, next_delay, with_retry
+from tests.transfer.clock import loop_time
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -150,7 +151,12 @@ async def test_the_deadline_ends_an_attempt_under_way_and_names_the_object() -> 
         await asyncio.Event().wait()
 
     with pytest.raises(TransientError, match="gs://b/slow") as raised:
-        await with_retry(attempt, RetryPolicy(deadline_seconds=0.01), uri_of=lambda: "gs://b/slow")
+        await with_retry(
+            attempt,
+            RetryPolicy(deadline_seconds=0.01),
+            uri_of=lambda: "gs://b/slow",
+            clock=loop_time,
+        )
     assert raised.value.uri == "gs://b/slow"
     assert isinstance(raised.value.__cause__, TransientError)
 
@@ -164,13 +170,13 @@ async def test_the_deadline_tells_the_last_failure_where_there_was_one() -> None
 
     policy = RetryPolicy(initial_seconds=1e-6, max_seconds=1e-6, deadline_seconds=0.02)
     with pytest.raises(TransientError, match=r"busy.*2 attempts"):
-        await with_retry(attempt, policy)
+        await with_retry(attempt, policy, clock=loop_time)
 
 
 async def test_a_timeout_of_somebody_else_is_not_the_deadline() -> None:
     attempt, _ = failing(TimeoutError("somebody else's"))
     with pytest.raises(TimeoutError, match="somebody else's"):
-        await with_retry(attempt, POLICY)
+        await with_retry(attempt, POLICY, clock=loop_time)
 
 
 async def test_cancellation_is_never_swallowed() -> None:
@@ -180,7 +186,7 @@ async def test_cancellation_is_never_swallowed() -> None:
         begun.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(with_retry(attempt, POLICY))
+    task = asyncio.create_task(with_retry(attempt, POLICY, clock=loop_time))
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -189,34 +195,34 @@ async def test_cancellation_is_never_swallowed() -> None:
 
 def test_the_budget_lets_a_burst_through_and_then_so_many_a_second() -> None:
     budget = RetryBudget(burst=3, per_second=10)
-    assert [budget.take(5.0) for _ in range(5)] == pytest.approx([0, 0, 0, 0.1, 0.1])
-    assert budget.take(5.05) == pytest.approx(0.05)
-    assert budget.take(5.101) == 0
+    assert [budget.try_acquire(5.0) for _ in range(5)] == pytest.approx([0, 0, 0, 0.1, 0.1])
+    assert budget.try_acquire(5.05) == pytest.approx(0.05)
+    assert budget.try_acquire(5.101) == 0
 
 
 def test_time_fills_the_budget_up_to_the_burst() -> None:
     budget = RetryBudget(burst=2, per_second=10)
     for _ in range(4):
-        budget.take(0.0)
-    assert [budget.take(100.0) for _ in range(3)] == pytest.approx([0, 0, 0.1])
+        budget.try_acquire(0.0)
+    assert [budget.try_acquire(100.0) for _ in range(3)] == pytest.approx([0, 0, 0.1])
 
 
 def test_five_successes_allow_one_retry() -> None:
     budget = RetryBudget(burst=1, per_second=1e-9)
-    budget.take(0.0)
+    budget.try_acquire(0.0)
     for _ in range(4):
-        budget.succeeded()
-    assert budget.take(0.0) > 1e6
-    budget.succeeded()
-    assert budget.take(0.0) == 0
+        budget.on_success()
+    assert budget.try_acquire(0.0) > 1e6
+    budget.on_success()
+    assert budget.try_acquire(0.0) == 0
 
 
 def test_a_retry_that_succeeds_gives_back_what_it_took() -> None:
     """A service that is back is not asked more slowly for what it missed."""
     budget = RetryBudget(burst=3, per_second=1e-9)
     for _ in range(1000):
-        assert budget.take(0.0) == 0
-        budget.succeeded(was_retry=True)
+        assert budget.try_acquire(0.0) == 0
+        budget.on_success(was_retry=True)
 
 
 @given(
@@ -229,20 +235,20 @@ def test_no_more_retries_than_burst_time_and_successes_allow(
     steps: list[tuple[float, int, int, bool]],
 ) -> None:
     budget, now, allowed, num_sent = RetryBudget(burst=5, per_second=2), 0.0, 5.0, 0
-    budget.take(now)
+    budget.try_acquire(now)
     num_sent += 1
     for pause, num_retries, num_successes, was_retry in steps:
         now += pause
         for _ in range(num_successes):
-            budget.succeeded(was_retry=was_retry)
+            budget.on_success(was_retry=was_retry)
         allowed += num_successes * (0.2 + was_retry)
-        num_sent += sum(budget.take(now) == 0 for _ in range(num_retries))
+        num_sent += sum(budget.try_acquire(now) == 0 for _ in range(num_retries))
         assert num_sent <= allowed + 2 * now + 1e-6
 
 
 async def test_a_retry_above_the_budget_waits_for_it() -> None:
     time, budget = Time(), RetryBudget(burst=1, per_second=0.1)
-    budget.take(time.clock())
+    budget.try_acquire(time.clock())
     attempt, numbers = failing(TransientError("again"))
     await with_retry(
         attempt, POLICY, budget=budget, clock=time.clock, sleep=time.sleep, jitter=lambda: 0.0
@@ -254,29 +260,32 @@ async def test_a_retry_above_the_budget_waits_for_it() -> None:
 
 async def test_a_budget_that_stays_empty_ends_with_the_deadline(clock: Clock) -> None:
     budget = RetryBudget(burst=1, per_second=1e-6)
-    budget.take(clock.now)
+    budget.try_acquire(clock.now)
     policy = RetryPolicy(initial_seconds=1e-6, max_seconds=1e-6, deadline_seconds=0.2)
 
     async def attempt(_: int) -> None:
         raise TransientError("again", status=503)
 
     with pytest.raises(TransientError, match="gave up after 1 attempts") as caught:
-        await with_retry(attempt, policy, budget=budget)
+        await with_retry(attempt, policy, clock=loop_time, budget=budget)
     assert caught.value.status == 503
 
 
 async def test_who_is_cancelled_while_it_waits_for_the_budget_owes_nothing(clock: Clock) -> None:
     budget = RetryBudget(burst=1, per_second=1e-6)
-    budget.take(clock.now)
+    budget.try_acquire(clock.now)
     policy = RetryPolicy(initial_seconds=1e-6, max_seconds=1e-6)
 
     async def attempt(_: int) -> None:
         raise TransientError("again")
 
-    tasks = [asyncio.create_task(with_retry(attempt, policy, budget=budget)) for _ in range(50)]
+    tasks = [
+        asyncio.create_task(with_retry(attempt, policy, clock=loop_time, budget=budget))
+        for _ in range(50)
+    ]
     await asyncio.sleep(0.05)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    budget.succeeded(was_retry=True)
-    assert budget.take(clock.now) == 0
+    budget.on_success(was_retry=True)
+    assert budget.try_acquire(clock.now) == 0

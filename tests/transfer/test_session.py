@@ -10,12 +10,13 @@ import pytest
 import aioflux
 from aioflux import NotFoundError, Progress, StorageError, TransientError
 from aioflux._services.base import Body, WriteRequest
-from aioflux._transfer.counters import Tally
+from aioflux._transfer.counters import StoreCounters
 from aioflux._transfer.limits import AdaptiveLimit, Limits
 from aioflux._transfer.session import Session
 from aioflux._transfer.writer import ObjectWriter
 from aioflux.testing.faults import Fault
-from tests.transfer.rig import PART, Rig, pattern, refused_for_good
+from tests.transfer.clock import loop_time
+from tests.transfer.scripted_service import PART, ScriptedService, pattern, refused_for_good
 
 
 async def settle() -> None:
@@ -32,14 +33,14 @@ def throttled(times: int) -> Any:
     return attempt
 
 
-class Clocked(Rig):
+class Clocked(ScriptedService):
     """Sessions whose backoff is long enough to be seen."""
 
     def new_session(self, **options: Any) -> Session:
         session = super().new_session(**options)
         retry = aioflux.RetryPolicy(initial_seconds=60, max_seconds=60)
         limits = Limits(max_in_flight=1, max_in_flight_bytes=100)
-        return Session(self.service, session.options, retry, limits)
+        return Session(self.service, session.options, retry, limits, clock=loop_time)
 
 
 async def test_a_backoff_holds_no_place_but_keeps_its_bytes() -> None:
@@ -56,7 +57,7 @@ async def test_a_backoff_holds_no_place_but_keeps_its_bytes() -> None:
 
 
 async def test_429_and_503_shrink_the_limit_and_success_grows_it_back() -> None:
-    session = Rig("throttle").new_session(max_in_flight=4)
+    session = ScriptedService("throttle").new_session(max_in_flight=4)
     await session.call("a", throttled(2))
     assert session.limits.requests.limit == 2  # halved twice to 1, and grown by the success
     for _ in range(20):
@@ -65,30 +66,30 @@ async def test_429_and_503_shrink_the_limit_and_success_grows_it_back() -> None:
 
 
 async def test_another_error_does_not_shrink_the_limit() -> None:
-    rig = Rig("not-throttled")
-    rig.put("a", b"data")
-    rig.service.fail("head", Fault(kind="refuse", error=TransientError("no", status=500)))
-    await rig.session.call("a", lambda _: rig.service.head("a"))
-    assert rig.session.limits.requests.limit == rig.session.options.max_in_flight
+    scripted = ScriptedService("not-throttled")
+    scripted.put("a", b"data")
+    scripted.service.fail("head", Fault(kind="refuse", error=TransientError("no", status=500)))
+    await scripted.session.call("a", lambda _: scripted.service.head("a"))
+    assert scripted.session.limits.requests.limit == scripted.session.options.max_in_flight
 
 
 @pytest.mark.usefixtures("clock")
 async def test_waiting_in_line_does_not_count_against_the_deadline() -> None:
-    rig = Rig("line")
+    scripted = ScriptedService("line")
     retry = aioflux.RetryPolicy(deadline_seconds=0.05)
     limits = Limits(max_in_flight=1, max_in_flight_bytes=100)
-    session = Session(rig.service, rig.session.options, retry, limits)
-    mark = await limits.requests.acquire()
+    session = Session(scripted.service, scripted.session.options, retry, limits, clock=loop_time)
+    await limits.requests.acquire()
     waiting = asyncio.create_task(session.call("a", throttled(0)))
     _, pending = await asyncio.wait([waiting], timeout=0.2)
     assert pending
-    limits.requests.throttled(mark)
+    limits.requests.on_throttled(limits.requests.num_cuts)
     limits.requests.release()
     assert await waiting == "done"
 
 
 async def test_attempts_retries_failures_and_throttling_are_counted() -> None:
-    session = Rig("count").session
+    session = ScriptedService("count").session
     await session.call("a", throttled(2))
     with pytest.raises(NotFoundError):
         await session.call("b", lambda _: session.service.head("b"))
@@ -99,7 +100,7 @@ async def test_attempts_retries_failures_and_throttling_are_counted() -> None:
 
 
 async def test_bytes_that_came_and_went_are_counted_also_of_bodies_that_broke() -> None:
-    session = Rig("bytes").session
+    session = ScriptedService("bytes").session
 
     async def attempt(number: int) -> Body:
         if number == 1:
@@ -115,7 +116,7 @@ async def test_bytes_that_came_and_went_are_counted_also_of_bodies_that_broke() 
 
 
 async def test_a_request_under_way_is_counted_until_it_is_cancelled() -> None:
-    session = Rig("in-flight").session
+    session = ScriptedService("in-flight").session
 
     async def attempt(_: int) -> None:
         await asyncio.Event().wait()
@@ -178,15 +179,15 @@ def test_a_pickled_store_leaves_its_hook_and_its_counters_behind() -> None:
 
 
 def test_the_sums_of_a_loop_outlive_it_and_those_of_others_go_on() -> None:
-    tally = Tally()
+    tally = StoreCounters()
     loops = [asyncio.new_event_loop() for _ in range(3)]
     for num, loop in enumerate(loops):
-        counters = tally.join(loop, AdaptiveLimit(4))
+        counters = tally.add_loop(loop, AdaptiveLimit(4))
         counters.num_requests = 10**num
         counters.num_in_flight = 1
     loops[1].close()
     late = asyncio.new_event_loop()
-    tally.join(late, AdaptiveLimit(4)).num_requests = 1000
+    tally.add_loop(late, AdaptiveLimit(4)).num_requests = 1000
     stats = tally.stats(max_in_flight=4)
     assert stats.num_requests == 1111
     assert stats.num_in_flight == 2  # what a loop left undone ended with it
@@ -197,30 +198,32 @@ def test_the_sums_of_a_loop_outlive_it_and_those_of_others_go_on() -> None:
 
 
 async def test_an_error_of_the_hook_fails_the_request_and_frees_its_place() -> None:
-    rig = Rig("hook")
+    scripted = ScriptedService("hook")
 
     def refuse(_: Progress) -> None:
         raise ZeroDivisionError
 
-    limits = rig.session.limits
-    session = Session(rig.service, rig.session.options, rig.session.retry, limits, progress=refuse)
+    limits = scripted.session.limits
+    session = Session(
+        scripted.service, scripted.session.options, scripted.session.retry, limits, progress=refuse
+    )
 
     async def written(_: int) -> str:
         return "meta"
 
     with pytest.raises(ZeroDivisionError):
         await session.call("a", written, num_bytes=30)
-    assert rig.is_clean()
+    assert scripted.is_clean()
 
 
 async def test_a_writer_that_cannot_be_aborted_does_not_keep_its_store_open(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rig = Rig("closing")
-    writer = ObjectWriter(rig.session, WriteRequest("a"))
+    scripted = ScriptedService("closing")
+    writer = ObjectWriter(scripted.session, WriteRequest("a"))
     await writer.write(pattern(2 * PART))
-    rig.service.fail("abort_upload", refused_for_good())
-    await rig.session.aclose()
+    scripted.service.fail("abort_upload", refused_for_good())
+    await scripted.session.aclose()
     assert "a writer was open when its store was closed" in caplog.text
     with pytest.raises(StorageError, match="its store was closed"):
         await writer.write(b"more")

@@ -13,7 +13,7 @@ from aioflux._transfer.arguments import (
     check_mode,
     parse_key,
     parse_prefix,
-    refuse_one_key,
+    require_many_keys,
 )
 
 META = aioflux.ObjectMeta(key="a", uri="gs://b/a", size=1, generation="5")
@@ -38,8 +38,8 @@ def test_a_key_is_not_empty() -> None:
 @pytest.mark.parametrize("keys", ["abc", b"abc"])
 def test_one_string_is_not_several_keys(keys: Any) -> None:
     with pytest.raises(TypeError, match="put it in a list"):
-        refuse_one_key(keys)
-    refuse_one_key(["abc"])
+        require_many_keys(keys)
+    require_many_keys(["abc"])
 
 
 def test_a_prefix_is_a_string() -> None:
@@ -67,7 +67,7 @@ def test_a_listing_is_narrowed_in_one_way() -> None:
         ("append", None, ValueError, 'mode must be "overwrite" or "create", not \'append\''),
         ("overwrite", 5, TypeError, "if_generation_match is a string, .* not 5"),
         ("overwrite", "", ValueError, "must not be empty"),
-        ("overwrite", "0", ValueError, 'is said by mode="create"'),
+        ("overwrite", "0", ValueError, 'is written mode="create"'),
         ("create", "5", ValueError, "exclude each other"),
     ],
 )

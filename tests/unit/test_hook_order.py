@@ -1,7 +1,6 @@
 """Hooks at fork and at exit are registered in the same order whatever is imported first.
 
-Hooks at exit run in reverse: the event loop ends after the saves and file systems that use it, and
-DataLoader workers are ended before torch marks its own shutdown.
+Hooks at exit run in reverse: the event loop ends after the saves and file systems that use it.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ print(json.dumps(registered))
     ],
     ids=["data-first", "fsspec-first", "dcp-first", "torch-first"],
 )
-def test_the_loop_ends_last_and_workers_end_before_torch_forgets_them(modules: list[str]) -> None:
+def test_the_loop_ends_last(modules: list[str]) -> None:
     run = subprocess.run(
         [sys.executable, "-c", PROBE, *modules], check=True, capture_output=True, text=True
     )
@@ -57,6 +56,5 @@ def test_the_loop_ends_last_and_workers_end_before_torch_forgets_them(modules: l
     for before, after in (
         ("aioflux._bridge", "aioflux.checkpoint._checkpointer"),
         ("aioflux._bridge", "aioflux.integrations.fsspec._filesystem"),
-        ("torch.utils.data._utils", "aioflux.data._worker_exit"),
     ):
         assert at_exit.index(before) < at_exit.index(after)

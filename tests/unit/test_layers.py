@@ -30,7 +30,7 @@ CHECKPOINT_FILES = (
 CHECKPOINT_PARTS = (
     "checkpoint checkpoint._format.commit checkpoint._store.commits checkpoint._store.objects "
     "checkpoint._store.tag_names checkpoint._maintain.tags checkpoint._save.job "
-    "checkpoint._save.pickled checkpoint._save.ranks checkpoint._save.staging "
+    "checkpoint._save.state_pickle checkpoint._save.ranks checkpoint._save.staging "
     "checkpoint._save.tag_save"
 )
 STORE = "errors options _values.* store"
@@ -43,9 +43,9 @@ MAY_IMPORT: dict[str, str] = {
     "options": "_values.stats",
     "_concurrency": "",
     "_http": "options",
-    "_auth": "errors options",
+    "_auth": "errors options _concurrency.single_flight",
     "_services": (
-        "errors options _values.* _http _auth.credentials_function _auth.token_renewal "
+        "errors options _values.* _http _auth.access_token "
         "_services.gcs.service _services.s3.service _services.azure.service "
         "_services.local.service"
     ),
@@ -53,9 +53,7 @@ MAY_IMPORT: dict[str, str] = {
     "_services.s3": "errors options _values.* _http _auth.aws _auth.sigv4 _services.*",
     "_services.azure": "errors options _values.* _http _auth.azure _services.*",
     "_services.local": "errors _values.* _http.memory _services.*",
-    "_transfer": (
-        "errors options _values.* _concurrency.* _http _http.body _http.memory _services.base"
-    ),
+    "_transfer": ("errors options _values.* _concurrency.* _http _http.memory _services.base"),
     "store": ("errors options _values.* _concurrency.* _services.base _services.open _transfer.*"),
     "_bridge": "store _concurrency.* _transfer.sessions",
     "_files": "_bridge store _values.*",
@@ -64,7 +62,7 @@ MAY_IMPORT: dict[str, str] = {
     # upon the store
     "data": BLOCKING,
     "checkpoint._format": "errors _values.checksums",
-    "checkpoint._store": f"{STORE} checkpoint._format.*",
+    "checkpoint._store": f"{STORE} _transfer.retry checkpoint._format.*",
     "checkpoint._maintain": f"{STORE} checkpoint._format.* checkpoint._store.*",
     "checkpoint._save": (
         f"{BLOCKING} checkpoint._require_torch checkpoint._format.* checkpoint._store.* "
@@ -93,16 +91,14 @@ MAY_IMPORT: dict[str, str] = {
     "integrations.deepspeed": f"{BLOCKING} checkpoint checkpoint._tag_checkpoints",
     "compat": "",
     "compat.dataflux": (
-        f"{BLOCKING} data data._composites checkpoint checkpoint.dcp integrations.lightning "
+        f"{BLOCKING} data data._store_reader checkpoint checkpoint.dcp integrations.lightning "
         "integrations.lightning._uris"
     ),
     "compat.nebula": (
         f"{BLOCKING} {CHECKPOINT_PARTS} checkpoint._maintain.history "
         "checkpoint._save.uploader_messages"
     ),
-    "compat.s3_datapipes": (
-        f"{BLOCKING} data._cache.cache data._object_stream data._store_objects"
-    ),
+    "compat.s3_datapipes": f"{BLOCKING} data._object_stream data._store_reader",
     "testing": f"{STORE} sync _services.base _services.open testing.gcs_server.*",
     "testing.gcs_server": "errors _values.*",
     # the front door and the command line

@@ -11,9 +11,9 @@ import pytest
 
 import aioflux
 from aioflux import RetryPolicy, Timeouts, TransferOptions
-from aioflux.options import MIB
+from aioflux.options import MIB, CleanupTimeouts
 
-POLICIES = [TransferOptions, RetryPolicy, Timeouts]
+POLICIES = [TransferOptions, RetryPolicy, Timeouts, CleanupTimeouts]
 OUT_OF_RANGE = [
     pytest.param(policy, field.name, value, id=f"{policy.__name__}.{field.name}={value}")
     for policy in POLICIES

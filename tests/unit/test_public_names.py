@@ -21,6 +21,7 @@ PUBLIC = {
     "CheckpointNotFoundError",
     "ChecksumError",
     "CleanResult",
+    "CleanupTimeouts",
     "CredentialsError",
     "DeleteResult",
     "LatencyHistogram",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux._values.uri import SCHEMES, Location, check_name, parse_uri
+from aioflux._values.uri import SCHEMES, Location, check_name, parse_uri, split_object_uri
 
 object_schemes = st.sampled_from([scheme for scheme in SCHEMES if scheme != "file"])
 buckets = st.text(min_size=1).filter(lambda text: "/" not in text)
@@ -110,3 +110,24 @@ def test_a_name_that_no_object_can_have_is_refused(name: str, why: str) -> None:
 )
 def test_other_names_are_taken(name: str) -> None:
     check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("uri", "store", "key"),
+    [
+        ("gs://bucket/model.pt", "gs://bucket", "model.pt"),
+        ("gs://bucket/run 7/a%20b.pt", "gs://bucket/run 7/", "a%20b.pt"),
+        ("gs://bucket/a//b", "gs://bucket/a//", "b"),
+        ("file:///model.pt", "file:///", "model.pt"),
+        ("file:///run%207/50%25.pt", "file:///run 7/", "50%.pt"),
+        ("memory://name/x", "memory://name", "x"),
+    ],
+)
+def test_the_uri_of_an_object_splits_at_its_last_slash(uri: str, store: str, key: str) -> None:
+    assert split_object_uri(uri) == (store, key)
+
+
+@pytest.mark.parametrize("uri", ["gs://bucket", "gs://bucket/", "gs://bucket/dir/", "file:///d/"])
+def test_a_uri_without_a_key_names_no_object(uri: str) -> None:
+    with pytest.raises(ValueError, match="names no object"):
+        split_object_uri(uri)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from aioflux._auth.azure import AzureAccess
-    from aioflux._http import Connection, Origin, RequestPool, Waiter
+    from aioflux._http import Origin, RequestPool
 
 __all__ = ["AzureSender"]
 
@@ -87,16 +87,6 @@ class AzureSender(TokenSender):
                 *self._access.key.sign(method, path, parameters, signed, num_bytes=num_bytes),
             ]
         return (self.with_sas(target) if self._sas else target), headers
-
-    def begin_read(
-        self, path: bytes, headers: Sequence[tuple[bytes, bytes]], waiter: Waiter, *, end: int
-    ) -> Connection | None:
-        """Begin a GET of `end` bytes at most without a task; None where that cannot be done."""
-        if not self.is_ready():
-            return None
-        target, headers = self._sign(b"GET", path, headers, None)
-        lines = b"".join([b"%b: %b\r\n" % line for line in headers])
-        return self.begin(target, lines, waiter, end=end)
 
     def _generation_of(self, headers: Mapping[bytes, bytes]) -> str:
         return wire.etag_of(headers)

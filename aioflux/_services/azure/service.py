@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Mapping, Sequence
 
-    from aioflux._http import Response, Waiter
+    from aioflux._http import Response
     from aioflux._services.base import (
         Exchange,
         ReadRequest,
@@ -59,7 +59,6 @@ _PLAIN_NAME: Final = re.compile(
     r"(?:[A-Za-z0-9_~-][A-Za-z0-9_~-]*/)*[A-Za-z0-9_~-][A-Za-z0-9_.~-]*[A-Za-z0-9_~-]"
 )
 """Names that stand in a url as they are; `check_name` has nothing against any up to 1024 long."""
-_PLAIN_ETAG: Final = re.compile(r"[!#-~]*")
 
 
 class AzureService(HTTPService):
@@ -143,14 +142,6 @@ class AzureService(HTTPService):
         if generation:
             headers.append(wire.match_header(generation))
         return EncodedRead(self._path(key), headers, has_range)
-
-    def begin_get(self, request: ReadRequest, waiter: Waiter) -> Exchange | None:
-        # Another ETag could change the request; `get` rejects it.
-        if _PLAIN_ETAG.fullmatch(request.generation) is None:
-            return None
-        target, headers, _, _ = self._encode_read(request)
-        assert request.end is not None
-        return self._sender.begin_read(target, headers, waiter, end=request.end)
 
     def end_get(self, request: ReadRequest, exchange: Exchange, response: Response) -> Body | None:
         body = super().end_get(request, exchange, response)

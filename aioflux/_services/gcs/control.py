@@ -14,7 +14,7 @@ from gcloud.aio.auth import AioSession
 from gcloud.aio.storage import Storage
 
 from aioflux._auth.google import AnonymousToken
-from aioflux._http import Sockets, distrust
+from aioflux._http import SocketTracker, certificate_error_text
 from aioflux._services.gcs import wire
 from aioflux._services.status import error_from_status
 from aioflux.errors import (
@@ -75,7 +75,7 @@ class GCSControl:
         self._timeout = aiohttp.ClientTimeout(
             sock_connect=timeouts.connect_seconds, sock_read=timeouts.idle_seconds
         )
-        self._sockets = Sockets()
+        self._sockets = SocketTracker()
         self._is_closed = False
 
     @cached_property
@@ -87,7 +87,7 @@ class GCSControl:
             limit=self._max_connections,
             keepalive_timeout=self._timeouts.idle_seconds,
             ssl=True if self._ssl_context is None else self._ssl_context,
-            socket_factory=self._sockets.make,
+            socket_factory=self._sockets.create,
         )
         # gcloud-aio-storage leaves aiohttp at its default, which follows redirects; these refuse.
         trace = aiohttp.TraceConfig()
@@ -221,7 +221,7 @@ class GCSControl:
         except PermissionDeniedError as exc:
             if exc.status != 401 or token is None:
                 raise
-        self._token.refuse(token)
+        self._token.invalidate(token)
         await token_of(self._token, action=action, uri=uri)
         return await _guard(request, action=action, uri=uri)
 
@@ -286,7 +286,8 @@ async def _guard(request: Callable[[], Awaitable[T]], *, action: str, uri: str) 
     except aiohttp.ClientConnectorCertificateError as exc:
         where = f"https://{exc.host}:{exc.port}"
         raise StorageError(
-            f"could not {action} {uri}: {distrust(where, exc.certificate_error)}", uri=uri
+            f"could not {action} {uri}: {certificate_error_text(where, exc.certificate_error)}",
+            uri=uri,
         ) from exc
     except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError, OSError) as exc:
         raise TransientError(

@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping, Sequence
 
-    from aioflux._http import Response, Waiter
+    from aioflux._http import Response
     from aioflux._services.base import (
-        Exchange,
         ListRequest,
         ReadRequest,
         Source,
@@ -105,17 +104,6 @@ class GCSService(XMLService):
         uri = self.uri(key)
         resource = await self._control.head(self._name(key), generation=generation, uri=uri)
         return self._meta(resource, key)
-
-    def begin_get(self, request: ReadRequest, waiter: Waiter) -> Exchange | None:
-        # Another generation could change the request; `get` rejects it, or the service does.
-        key, generation, _, end = request
-        is_plain = not generation or (generation.isascii() and generation.isdigit())
-        if not (is_plain and self._sender.is_ready()):
-            return None
-        assert end is not None
-        return self._sender.begin(
-            self._target(key, generation), b"Range: bytes=0-%d\r\n" % (end - 1), waiter, end=end
-        )
 
     def _target(self, key: str, generation: str) -> bytes:
         path = self._path(key)

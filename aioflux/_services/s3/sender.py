@@ -12,7 +12,7 @@ import hashlib
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux._auth.aws import WAIT, AWSSource, Settings
+from aioflux._auth.aws import NOT_READY, AWSSource, Settings
 from aioflux._auth.sigv4 import EMPTY_HASH, UNSIGNED, Signer, canonical_query
 from aioflux._http import FixedHeaders, TransportError, default_context, open_pool
 from aioflux._services import xml_multipart as multipart
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping, Sequence
 
-    from aioflux._http import Connection, Response, Waiter
+    from aioflux._http import Response
     from aioflux._services.s3.endpoint import Site
-    from aioflux._services.s3.wire import Pin
     from aioflux.errors import StorageError
     from aioflux.options import S3Access, Timeouts
 
@@ -80,7 +79,6 @@ class S3Sender(Sender):
         self._opening: asyncio.Lock | None = None
         self._addressing = access.addressing
         self._settings = Settings()
-        self._under_way: dict[Connection, tuple[Site, Signer | None]] = {}
         self._is_closed = False
 
     async def _authorize(
@@ -97,45 +95,20 @@ class S3Sender(Sender):
         site = self.site or await self._open(action, key)
         if body is not None and not self._access.anonymous:
             payload = UNSIGNED if site.origin.scheme == "https" else await _hash(body)
-        whole = _whole(site, target)
         signer = self._signer
-        if signer is None or signer.keys is not self._source.ready():
+        if signer is None or signer.keys is not self._source.get_nowait():
             signer = await self._find_signer(site, action, key)
-        if signer is not None:
-            headers = signer.sign(method, whole, headers, payload)
-        return site.origin, whole, headers, _FIXED, (site, signer)
+        return _call(method, target, headers, payload, site, signer)
 
-    def begin(
-        self, target: bytes, pin: Pin, byte_range: bytes, waiter: Waiter, *, end: int
-    ) -> Connection | None:
-        """Begin a GET without a task; None where that cannot be done at once."""
-        keys, site, signer = self._source.ready(), self.site, self._signer
-        if keys is WAIT or site is None or self._pool is None:
+    def _authorize_nowait(
+        self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
+    ) -> Call | None:
+        keys, site, signer = self._source.get_nowait(), self.site, self._signer
+        if keys is NOT_READY or site is None:
             return None
         if (signer.keys if signer is not None else None) is not keys:
             return None
-        target = _whole(site, target)
-        etag = pin.quoted
-        if signer is not None:
-            lines = signer.read_lines(target, byte_range=byte_range, etag=etag)
-        else:
-            lines = b"x-amz-checksum-mode: ENABLED\r\n%b%b" % (
-                b"If-Match: %b\r\n" % etag if etag else b"",
-                b"Range: %b\r\n" % byte_range if byte_range else b"",
-            )
-        exchange = self._pool.start(
-            site.origin, target, _FIXED.encoded + lines, waiter, into=bytes, max_body_bytes=end
-        )
-        if exchange is not None:
-            # The bucket may turn out to be elsewhere before the answer is here.
-            self._under_way[exchange] = site, signer
-        return exchange
-
-    def end(self, exchange: Connection) -> tuple[Site, Signer | None]:
-        assert self._pool is not None
-        site, signer = self._under_way.pop(exchange)
-        self._pool.end(site.origin, exchange)
-        return site, signer
+        return _call(b"GET", target, headers, EMPTY_HASH, site, signer)
 
     def learn(self, response: Response, signer: tuple[Site, Signer | None]) -> bool:
         site, keys = signer
@@ -148,7 +121,7 @@ class S3Sender(Sender):
         if keys is None:
             return False
         if code in EXPIRED_CODES:
-            self._source.refuse(keys.keys)
+            self._source.invalidate(keys.keys)
             return True
         if code == SKEWED_CODE:
             told = response.headers.get(b"date", b"").decode("latin-1")
@@ -266,10 +239,10 @@ class S3Sender(Sender):
 
     async def _find_signer(self, site: Site, action: str, key: str) -> Signer | None:
         """Return what signs with the keys that are valid now; None where nothing is signed."""
-        keys = self._source.ready()
-        if keys is WAIT:
+        keys = self._source.get_nowait()
+        if keys is NOT_READY:
             keys = await self._named(self._source.get(), action, key)
-        assert keys is not WAIT
+        assert keys is not NOT_READY
         if keys is None:
             return None
         signer = self._signer
@@ -311,6 +284,21 @@ def _context_of(ca_bundle: str) -> ssl.SSLContext | None:
             f"AWS_CA_BUNDLE, or ca_bundle of the profile, names {ca_bundle!r}, which cannot be "
             f"read as certificates: {exc}"
         ) from exc
+
+
+def _call(
+    method: bytes,
+    target: bytes,
+    headers: Sequence[tuple[bytes, bytes]],
+    payload: bytes,
+    site: Site,
+    signer: Signer | None,
+) -> Call:
+    """Return a request as it is sent, signed unless there are no keys."""
+    whole = _whole(site, target)
+    if signer is not None:
+        headers = signer.sign(method, whole, headers, payload)
+    return site.origin, whole, headers, _FIXED, (site, signer)
 
 
 def _whole(site: Site, target: bytes) -> bytes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflux._services import xml_multipart as multipart
 from aioflux._services.base import Body, Capabilities, Precondition, WriteRequest
-from aioflux._services.http import COMPLETE_SECONDS, EncodedRead, is_too_long
+from aioflux._services.http import COMPLETE_SECONDS, EncodedRead
 from aioflux._services.s3 import read as reading
 from aioflux._services.s3 import wire
 from aioflux._services.s3.conditions import refuse_ignored, unquoted_endpoints
@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from aioflux._http import Response, Waiter
+    from aioflux._http import Response
     from aioflux._services.base import (
-        Exchange,
         ReadRequest,
         Source,
         UploadedPart,
@@ -245,42 +244,8 @@ class S3Service(XMLService):
         headers = wire.read_headers(pin, asked)
         return EncodedRead(self._target(key, pin), headers, bool(asked), is_guess)
 
-    def begin_get(self, request: ReadRequest, waiter: Waiter) -> Exchange | None:
-        key, generation, _, end = request
-        assert end is not None
-        try:
-            pin = wire.parse_pin(generation)
-        except ValueError:
-            return None  # `get` says so
-        is_guess = not generation and self._guesses.asks_for_all(end)
-        asked = b"" if is_guess else reading.byte_range(0, end, pin)
-        exchange = self._sender.begin(self._target(key, pin), pin, asked, waiter, end=end)
-        if is_guess and exchange is not None:
-            self._guesses.under_way.add(exchange)
-        return exchange
-
     def _guessed_wrong(self) -> None:
         self._guesses.was_wrong()
-
-    def end_get(self, request: ReadRequest, exchange: Exchange, response: Response) -> Body | None:
-        self._guesses.under_way.discard(exchange)
-        return super().end_get(request, exchange, response)
-
-    def fail_get(
-        self, request: ReadRequest, exchange: Exchange, error: Exception
-    ) -> StorageError | None:
-        is_guess = exchange in self._guesses.under_way
-        self._guesses.under_way.discard(exchange)
-        found = super().fail_get(request, exchange, error)
-        if is_guess and is_too_long(error):
-            # Maybe it is longer than was guessed: `get` looks again, and asks for a range.
-            self._guesses.was_wrong()
-            return None
-        return found
-
-    def abort_get(self, exchange: Exchange) -> None:
-        self._guesses.under_way.discard(exchange)
-        super().abort_get(exchange)
 
     def _decode_read(self, request: ReadRequest, response: Response) -> Body | None:
         key, generation, start, end = request

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from aioflux._services.base import Exchange
+from typing import Final
 
 __all__ = ["Guesses"]
 
@@ -20,13 +17,9 @@ class Guesses:
     Only an answer for all of an object tells a checksum. Most reads of small objects by name ask
     for more than there is; where one asked for less, the connection is lost, and so is the wish to
     guess, for a while.
-
-    Attributes:
-        under_way: Guesses without a task.
     """
 
     def __init__(self) -> None:
-        self.under_way: set[Exchange] = set()
         self._num_not_guessed = 0
 
     def asks_for_all(self, end: int | None) -> bool:

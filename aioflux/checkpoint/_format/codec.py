@@ -1,11 +1,11 @@
-"""Codec: frames of large memory on several threads, in order, few of them at a time.
+"""Codec: frames of large memory on several threads, in order, a bounded number at a time.
 
     with Codec(level=1, threads=2) as codec:
         item = codec.encode_item(before, memory, after, element_size=2)
-        for segment in item: ...            # or `async for`, where an event loop must not wait
-        table = item.stored(offset)         # a StoredItem, once all segments were taken
+        for segment in item: ...            # or `async for`, on an event loop
+        table = item.stored(offset)         # a StoredItem, after the last segment
 
-zstandard and numpy release the GIL, so threads are enough.
+zstandard and numpy release the GIL, so threads are enough. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ __all__ = ["Codec", "EncodedFrames"]
 
 T = TypeVar("T")
 _Buffer: TypeAlias = "bytes | bytearray | memoryview"
-_Made: TypeAlias = "tuple[EncodedFrames, bytes, bytes | bytearray, bytes]"
-"""An item, a frame of it, and what goes before and behind it: nothing but at both ends."""
+_EncodedFrame: TypeAlias = "tuple[EncodedFrames, bytes, bytes | bytearray, bytes]"
+"""An item, the bytes before a frame of it, the frame, and the bytes after it."""
 
 _RUN_FRAMES = 64
-"""Frames that are stored by one plan: what is in a tensor may change on the way through it."""
+"""Frames with the same methods: the data of a tensor may change from its begin to its end."""
 
 _DECODED_FRAMES = 4
-"""Frames that one call decodes: 2 ms, beside which it costs little to hand it to a thread."""
+"""Frames that one call decodes: 2 ms, much longer than a call of a thread takes."""
 
 _TRIED_BYTES = 64 * 1024
-"""Samples of less are as much work as trying."""
+"""Shorter memory is compressed without samples, which would be as much work."""
 
 
 class Codec:
-    """Compresses and decompresses on threads of its own; for one save or load.
+    """Compresses and decompresses on its own threads; for one save or load.
 
-    At most `threads + 2` frames are held at a time for each thing that is encoded. Leave it, as a
-    context manager or by `close`: its threads end then.
+    At most `threads + 2` frames of each encoded item are in memory at a time. The threads end with
+    the context manager or `close`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Codec:
         self.frame_size = frame_size
         self._level = level
         self._byte_planes = byte_planes
-        self._ahead = threads + 2
+        self._max_ahead = threads + 2
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="aioflux-frames")
         require_zstandard()
         self._idle = deque[Compressor]()
@@ -97,31 +97,31 @@ class Codec:
         self.close()
 
     def close(self) -> None:
-        """End the threads, once they have done what they are at."""
+        """End the threads after their current calls."""
         self._pool.shutdown(cancel_futures=True)
 
     def plane_size_of(self, element_size: int) -> int:
-        """Return into how many planes elements of so many bytes are split."""
+        """Return the number of planes of elements of `element_size` bytes."""
         return plan_plane_size(element_size) if self._byte_planes else 1
 
     def encode(self, memory: _Buffer, *, element_size: int) -> Generator[bytearray]:
-        """Yield the frames of some memory, in order.
+        """Yield the frames of memory, in order.
 
         Args:
-            memory: Contiguous bytes; they stay as they are until the last frame is there.
-            element_size: Bytes of an element; 0 where that is unknown, and guessed.
+            memory: Contiguous bytes, which must not change until the last frame.
+            element_size: Bytes of an element; 0 if that is unknown, and guessed.
         """
         return self.in_order(self.calls(memory, element_size))
 
     def encode_item(
         self, before: _Buffer, memory: _Buffer, after: _Buffer, *, element_size: int
     ) -> EncodedFrames:
-        """Return a stream of three parts, the middle one of which can be read by ranges.
+        """Return a stream of three parts, of which the middle one can be read by ranges.
 
         Args:
-            before: What the item has before the tensor's memory.
-            memory: Contiguous bytes; they stay as they are until the last segment was taken.
-            after: What it has behind.
+            before: Bytes of the item before the tensor's memory.
+            memory: Contiguous bytes, which must not change until the last segment.
+            after: Bytes of the item after it.
             element_size: Bytes of an element of the tensor.
         """
         return EncodedFrames(self, before, memory, after, element_size)
@@ -129,32 +129,32 @@ class Codec:
     def encode_items(
         self, items: Iterable[EncodedFrames]
     ) -> Generator[tuple[EncodedFrames, bytes | bytearray]]:
-        """Yield the segments of items, one item behind the other; later ones are begun ahead."""
-        for made in self.in_order(_calls_of(items)):
-            yield from _segments(made)
+        """Yield the segments of items, one item after the other; a few are encoded ahead."""
+        for frame in self.in_order(_calls_of(items)):
+            yield from _segments(frame)
 
     async def encode_items_on_loop(
         self, items: Iterable[EncodedFrames]
     ) -> AsyncGenerator[tuple[EncodedFrames, bytes | bytearray]]:
-        """Yield the same to a coroutine, whose loop goes on meanwhile."""
-        async with aclosing(self.in_order_on_loop(_calls_of(items))) as all_made:
-            async for made in all_made:
-                for segment in _segments(made):
+        """Yield the same without blocking the event loop."""
+        async with aclosing(self.in_order_on_loop(_calls_of(items))) as frames:
+            async for frame in frames:
+                for segment in _segments(frame):
                     yield segment
 
     async def decode(
         self, stored: memoryview, slices: Sequence[FrameSlice], out: memoryview, *, plane_size: int
     ) -> None:
-        """Write what frames hold into `out`.
+        """Decode frames into `out`.
 
         Args:
             stored: The bytes from the first slice's `stored_start` to the last's `stored_end`.
-            slices: What is needed of which frames, by `plan_slices`.
-            out: The memory of the whole range that was planned.
-            plane_size: How many planes a frame may have, beside 1.
+            slices: The slices of the frames, by `plan_slices`.
+            out: The memory of the whole planned range.
+            plane_size: The number of planes that a frame may have, beside 1.
 
         Raises:
-            CheckpointCorruptError: A frame is damaged. What `out` holds is undefined then.
+            CheckpointCorruptError: A frame is damaged; `out` is undefined.
         """
         begin = slices[0].stored_start if slices else 0
         calls = (
@@ -168,7 +168,7 @@ class Codec:
                 pass
 
     def in_order(self, calls: Iterator[Callable[[], T]]) -> Generator[T]:
-        """Yield what each call returns, in order; each runs on a thread, and a few ahead."""
+        """Yield the result of each call, in order; calls run on the threads, a few ahead."""
         first, second = next(calls, None), next(calls, None)
         if first is not None and second is None:
             yield first()
@@ -177,7 +177,7 @@ class Codec:
         try:
             for call in chain(filter(None, (first, second)), calls):
                 pending.append(self._pool.submit(call))
-                if len(pending) >= self._ahead:
+                if len(pending) >= self._max_ahead:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
@@ -185,12 +185,12 @@ class Codec:
             _stop(pending)
 
     async def in_order_on_loop(self, calls: Iterable[Callable[[], T]]) -> AsyncGenerator[T]:
-        """Yield the same to a coroutine, whose loop goes on meanwhile."""
+        """Yield the same without blocking the event loop."""
         pending = deque[Future[T]]()
         try:
             for call in calls:
                 pending.append(self._pool.submit(call))
-                if len(pending) >= self._ahead:
+                if len(pending) >= self._max_ahead:
                     yield await asyncio.wrap_future(pending[0])
                     pending.popleft()
             while pending:
@@ -200,51 +200,51 @@ class Codec:
             _stop(pending)
 
     def calls(self, memory: _Buffer, element_size: int) -> Iterator[Callable[[], bytearray]]:
-        """Yield what makes the frames of some memory, one call each."""
+        """Yield a call for each frame of memory, which encodes it."""
         view = memoryview(memory).cast("B")
         run_size = _RUN_FRAMES * self.frame_size
         for run_start, run_end in frame_bounds(len(view), run_size):
-            run = _Run(self, view[run_start:run_end], element_size)
+            run = _SameMethods(self, view[run_start:run_end], element_size)
             for start, end in frame_bounds(run_end - run_start, self.frame_size):
                 yield partial(run.encode, start, end)
 
     def plain_frames(self, data: _Buffer) -> bytes:
-        """Return frames of what is too small to be compressed."""
-        view, compressor = memoryview(data), self.take_compressor()
+        """Return frames of data that is too small to be compressed."""
+        view, compressor = memoryview(data), self.acquire_compressor()
         try:
             return b"".join(
                 encode_frame(view[start:end], [Method.RAW], compressor)
                 for start, end in frame_bounds(len(view), self.frame_size)
             )
         finally:
-            self.give_back(compressor)
+            self.release_compressor(compressor)
 
-    def take_compressor(self) -> Compressor:
-        """Return one that nobody else uses until it is given back."""
+    def acquire_compressor(self) -> Compressor:
+        """Return a compressor for one thread, until `release_compressor`."""
         try:
             return self._idle.pop()
         except IndexError:
             return Compressor(self._level)
 
-    def give_back(self, compressor: Compressor) -> None:
-        """Take it back."""
+    def release_compressor(self, compressor: Compressor) -> None:
+        """Keep a compressor for another thread."""
         self._idle.append(compressor)
 
 
 def _stop(pending: deque[Future[T]]) -> None:
-    """Let no call begin any more, and wait for those that have: they read the caller's memory."""
+    """Cancel calls, and wait for those that run: they read the caller's memory."""
     for future in pending:
         future.cancel()
     wait(pending)
 
 
-def _calls_of(items: Iterable[EncodedFrames]) -> Iterator[Callable[[], _Made]]:
+def _calls_of(items: Iterable[EncodedFrames]) -> Iterator[Callable[[], _EncodedFrame]]:
     return chain.from_iterable(item.calls() for item in items)
 
 
-def _segments(made: _Made) -> Iterator[tuple[EncodedFrames, bytes | bytearray]]:
-    item, before, frame, after = made
-    item.note(frame)
+def _segments(encoded: _EncodedFrame) -> Iterator[tuple[EncodedFrames, bytes | bytearray]]:
+    item, before, frame, after = encoded
+    item.add_frame(frame)
     return ((item, segment) for segment in (before, frame, after) if segment)
 
 
@@ -260,8 +260,8 @@ def _decode(
         decode_slice(frame, part, out, plane_size=plane_size)
 
 
-class _Run:
-    """Frames of one tensor, or of a large piece of it, that are stored by one plan."""
+class _SameMethods:
+    """Frames of a tensor, or of a large range of it, that are encoded by the same methods."""
 
     def __init__(self, codec: Codec, memory: memoryview, element_size: int) -> None:
         self._codec = codec
@@ -271,13 +271,13 @@ class _Run:
 
     def encode(self, start: int, end: int) -> bytearray:
         """Return one frame."""
-        compressor = self._codec.take_compressor()
+        compressor = self._codec.acquire_compressor()
         try:
-            # Two threads that plan at once come to the same plan.
+            # Two threads that plan at once get the same result.
             methods = self._methods = self._methods or self._plan(compressor)
             return encode_frame(self._memory[start:end], methods, compressor)
         finally:
-            self._codec.give_back(compressor)
+            self._codec.release_compressor(compressor)
 
     def _plan(self, compressor: Compressor) -> tuple[Method, ...]:
         element_size = self._element_size or plan_planes(self._memory, compressor)
@@ -288,13 +288,13 @@ class _Run:
 
 
 class EncodedFrames:
-    """One item as a stream of frames, whose segments are taken once: `Codec.encode_items`.
+    """One item as a stream of frames, whose segments can be iterated once.
 
     Args:
-        codec: What compresses it.
-        before: What the item has before the tensor's memory.
-        memory: Contiguous bytes; they stay as they are until the last segment was taken.
-        after: What it has behind.
+        codec: The codec.
+        before: Bytes of the item before the tensor's memory.
+        memory: Contiguous bytes, which must not change until the last segment.
+        after: Bytes of the item after it.
         element_size: Bytes of an element of the tensor.
     """
 
@@ -318,7 +318,7 @@ class EncodedFrames:
 
     @property
     def num_segments(self) -> int:
-        """How many segments it has."""
+        """Number of its segments."""
         return 2 + self._num_frames
 
     @property
@@ -327,21 +327,21 @@ class EncodedFrames:
 
     @property
     def length(self) -> int:
-        """Bytes of the segments, once all were taken."""
+        """Bytes of the segments, after the last one."""
         frames = self._frame_ends[-1] if self._frame_ends else 0
         return len(self._begin) + frames + len(self._end)
 
     def stored(self, offset: int) -> StoredItem:
-        """Return where everything lies, once all segments were taken.
+        """Return the item with its table of frames, after the last segment.
 
         Args:
-            offset: Where the item begins in its object.
+            offset: First byte of the item in its object.
 
         Raises:
-            ValueError: Not all of them were.
+            ValueError: Segments are missing.
         """
         if len(self._frame_ends) != self._num_frames:
-            raise ValueError("an item has a table when all of its segments were taken")
+            raise ValueError("the table of an item is known after its last segment")
         return StoredItem(
             offset=offset,
             length=self.length,
@@ -352,20 +352,20 @@ class EncodedFrames:
             plane_size=self._codec.plane_size_of(self._element_size),
         )
 
-    def calls(self) -> Iterator[Callable[[], _Made]]:
-        """Yield what makes the segments, a frame each with what goes around it."""
+    def calls(self) -> Iterator[Callable[[], _EncodedFrame]]:
+        """Yield a call for each frame, which returns it with the bytes around it."""
         last = self._num_frames - 1
         if last < 0:
             yield lambda: (self, self._begin, b"", self._end)
         for index, call in enumerate(self._codec.calls(self._memory, self._element_size)):
             before = self._begin if index == 0 else b""
-            yield partial(self._make, before, call, self._end if index == last else b"")
+            yield partial(self._encode, before, call, self._end if index == last else b"")
 
-    def _make(self, before: bytes, call: Callable[[], bytearray], after: bytes) -> _Made:
+    def _encode(self, before: bytes, call: Callable[[], bytearray], after: bytes) -> _EncodedFrame:
         return self, before, call(), after
 
-    def note(self, frame: bytes | bytearray) -> None:
-        """Take note of the next frame."""
+    def add_frame(self, frame: bytes | bytearray) -> None:
+        """Add the next frame to the table."""
         if frame:
             end = self._frame_ends[-1] if self._frame_ends else 0
             self._frame_ends.append(end + len(frame))

@@ -1,13 +1,13 @@
-"""The commit object: what makes a checkpoint visible, and by what it is verified. Pure.
+"""The commit object, which makes a checkpoint visible and holds its checksums. Pure.
 
     pickle of DCP's Metadata | head | JSON of `Commit` | footer: magic, size of the JSON, crc32c
 
-Stock readers of `torch.distributed.checkpoint` stop at the end of the pickle and never see the rest
+Stock readers of `torch.distributed.checkpoint` stop at the end of the pickle and ignore the rest
 (docs.python.org/3/library/pickle.html: "bytes past the pickled representation are ignored"). So one
-object, written last, is what they load and what we verify by, and replacing it is atomic for both.
+object, written last, serves them and aioflux, and replacing it is atomic for both.
 
-In the layout of safetensors the index of Hugging Face is the commit object, and `Commit` stands in
-its "metadata" (huggingface.co/docs/transformers/main_classes/model, sharded checkpoints).
+In the layout of safetensors the index of Hugging Face is the commit object, with `Commit` in its
+"metadata" (huggingface.co/docs/transformers/main_classes/model, sharded checkpoints).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _MIN_BLOCK_BYTES = 64 * 1024
 _MAX_BLOCKS = 65_536
 
 _MAX_BLOCK_BYTES = 256 * 1024 * 1024
-"""What `plan_block_size` asks for in objects of 16 TiB, more than any service takes."""
+"""The block size of objects of 16 TiB, more than any service stores."""
 
 _SAVE_ID = re.compile(r"\d{8}T\d{6}\.\d{3}Z-[0-9a-f]{8}")
 _DATA_KEY = re.compile(
@@ -75,27 +75,26 @@ _INDEX_FIELD = "aioflux"
 
 
 class StoredItem(msgspec.Struct, frozen=True, array_like=True):
-    """Where one tensor or one value lies in its object."""
+    """The location of one tensor or one value in its object."""
 
     offset: int
     """First byte of the stored item in the object."""
     length: int
     """Bytes of the stored item."""
     data_start: int = 0
-    """First byte in the object of the tensor's memory, or of its first frame; 0 for a value that is
-    no tensor."""
+    """First byte in the object of the tensor's memory, or of its first frame; or 0."""
     data_size: int = 0
     """Bytes of the tensor's memory, decompressed."""
     frame_size: int = 0
-    """Bytes of memory in each compressed frame but the last; 0 where it is stored as it is."""
+    """Bytes of memory in each compressed frame but the last; 0 if it is not compressed."""
     frame_ends: tuple[int, ...] = ()
     """One past the last stored byte of each frame, counted from `data_start`."""
     plane_size: int = 1
-    """Bytes of one element where its bytes are stored in planes, or 1."""
+    """Bytes of one element if they are stored in planes, or 1."""
 
 
 class StoredObject(msgspec.Struct, frozen=True, kw_only=True):
-    """One data object of a checkpoint, as the service confirmed it."""
+    """One data object of a checkpoint, as the service reported it after the write."""
 
     key: str
     """Name of the object, below the checkpoint's prefix."""
@@ -104,45 +103,45 @@ class StoredObject(msgspec.Struct, frozen=True, kw_only=True):
     crc32c: int
     """CRC32C of all of it."""
     generation: str = ""
-    """Generation that was written; empty where the service has none."""
+    """Generation of the object; empty if the service has none."""
     rank: int = 0
     """Rank that wrote it."""
     block_size: int = _MIN_BLOCK_BYTES
-    """Bytes in each block that is verified alone; the last may be shorter."""
+    """Bytes in each block with a checksum of its own; the last may be shorter."""
     block_crcs: bytes = b""
     """CRC32C of each block, 4 bytes each, big-endian."""
     items: tuple[StoredItem, ...] = ()
-    """What lies in it, in order."""
+    """Its items, in order."""
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """What one save wrote: a checkpoint exists when this does."""
+    """The objects of one save; the checkpoint exists when its commit object does."""
 
     save_id: str
-    """Names the save; part of the keys of all that it wrote."""
+    """Name of the save, which the keys of its objects contain."""
     uri: str
-    """Uri of the checkpoint. Where it was copied elsewhere, generations are other ones, and
-    sizes and checksums decide alone."""
+    """Uri of the checkpoint. A copy elsewhere has other generations, and is verified by sizes and
+    checksums alone."""
     created: float
     """Time of the commit, in seconds since 1970, UTC."""
     world_size: int = 1
     """Ranks that wrote it."""
     step: int | None = None
-    """Training step, where it has one."""
+    """Training step, if it has one."""
     layout: str = "dcp"
     """`dcp` or `safetensors`."""
     objects: tuple[StoredObject, ...] = ()
     """Every data object."""
     metrics: dict[str, float] = {}
-    """What retention may choose by; what is not finite is not stored."""
+    """Metrics for retention; those that are not finite are not stored."""
     extra: dict[str, str] = {}
-    """What the layout keeps beside."""
+    """More data of the layout."""
     format: int = FORMAT
     """Version of this structure."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all data objects."""
+        """Bytes of all data objects, without the commit object."""
         return sum(each.size for each in self.objects)
 
 
@@ -151,27 +150,27 @@ _decoder = msgspec.json.Decoder(Commit)
 
 
 def _encode(commit: Commit) -> bytes:
-    """Return a commit as JSON, which has no word for a metric that is NaN or infinite."""
+    """Return a commit as JSON, which has no NaN and no infinity."""
     metrics = {name: float(value) for name, value in commit.metrics.items()}
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     return _encoder.encode(msgspec.structs.replace(commit, metrics=finite))
 
 
 def encode_commit(metadata: bytes, commit: Commit) -> bytes:
-    """Return the bytes of a commit object: the pickle of DCP's metadata, and ours behind it."""
+    """Return the bytes of a commit object: the pickle of DCP's metadata, then the commit."""
     body = metadata + _HEAD + _encode(commit)
     size = len(body) - len(metadata) - len(_HEAD)
     return body + _FOOTER.pack(_MAGIC, size, crc32c(body))
 
 
 def decode_commit(data: bytes, *, uri: str) -> tuple[bytes, Commit | None]:
-    """Return the pickle of DCP's metadata and our commit, or None where stock DCP wrote it.
+    """Return the pickle of DCP's metadata and the commit, or None if stock DCP wrote it.
 
-    An object that was cut off right behind its pickle looks like one of stock DCP: the keys in the
-    pickle, which then begin with a save id, tell.
+    An object that was truncated right after its pickle looks like one of stock DCP, except that the
+    keys in the pickle begin with a save id: callers check that.
 
     Raises:
-        CheckpointCorruptError: It was ours, and is damaged or of a newer format.
+        CheckpointCorruptError: aioflux wrote it, and it is damaged or of a newer format.
     """
     body, footer = data[: -_FOOTER.size], data[-_FOOTER.size :]
     if len(footer) < _FOOTER.size or footer[: len(_MAGIC)] != _MAGIC:
@@ -183,7 +182,7 @@ def decode_commit(data: bytes, *, uri: str) -> tuple[bytes, Commit | None]:
         raise _corrupt(uri, "its crc32c does not match")
     head = len(body) - size - len(_HEAD)
     if head < 0 or body[head : head + len(_HEAD)] != _HEAD:
-        raise _corrupt(uri, "it has no commit where its footer says")
+        raise _corrupt(uri, "its footer does not fit its size")
     return body[:head], _decode(body[head + len(_HEAD) :], uri)
 
 
@@ -196,10 +195,10 @@ def encode_index(index: dict[str, Any], commit: Commit) -> bytes:
 
 
 def decode_index(data: bytes, *, uri: str) -> tuple[dict[str, Any], Commit | None]:
-    """Return an index of Hugging Face, and our commit or None where somebody else wrote it.
+    """Return an index of Hugging Face, and the commit, or None if another program wrote it.
 
     Raises:
-        CheckpointCorruptError: It is no index, or it was ours and is damaged.
+        CheckpointCorruptError: It is no index, or aioflux wrote it and it is damaged.
     """
     try:
         index = json.loads(data)
@@ -211,9 +210,9 @@ def decode_index(data: bytes, *, uri: str) -> tuple[dict[str, Any], Commit | Non
     is_ours = any(str(name).startswith(_INDEX_FIELD) for name in inner) or b"save_id" in data
     if not is_ours:
         return index, None
-    told = inner.pop(f"{_INDEX_FIELD}_crc32c", None)
+    checksum = inner.pop(f"{_INDEX_FIELD}_crc32c", None)
     text = inner.get(_INDEX_FIELD)
-    if told != f"{crc32c(_canonical(index)):08x}" or not isinstance(text, str):
+    if checksum != f"{crc32c(_canonical(index)):08x}" or not isinstance(text, str):
         raise _corrupt(uri, "its crc32c does not match")
     return index, _decode(text.encode(), uri)
 
@@ -235,7 +234,7 @@ def _decode(text: bytes, uri: str) -> Commit:
             "install a newer one"
         )
     for each in commit.objects:
-        # What is not directly below the checkpoint may be of another, and is deleted with this one.
+        # An object elsewhere may be of another checkpoint, and would be deleted with this one.
         if _DATA_KEY.fullmatch(each.key) is None:
             raise _corrupt(uri, f"{each.key[:200]!r} is no data object of a checkpoint")
         is_sane = 0 < each.block_size <= _MAX_BLOCK_BYTES
@@ -250,10 +249,10 @@ def _corrupt(uri: str, what: str) -> CheckpointCorruptError:
 
 
 def plan_block_size(size: int) -> int:
-    """Return how many bytes are verified at once in an object of `size` bytes.
+    """Return the bytes in each block of an object of `size` bytes.
 
-    64 KiB, which a partial read is widened to on both sides; and so much more, a power of two, that
-    there are 65,536 at most, 256 KiB of checksums.
+    64 KiB, to which a partial read is widened on both sides; larger objects have blocks of a larger
+    power of two, so that there are at most 65,536, with 256 KiB of checksums.
     """
     block = _MIN_BLOCK_BYTES
     while block * _MAX_BLOCKS < size:
@@ -262,7 +261,7 @@ def plan_block_size(size: int) -> int:
 
 
 def new_save_id(now: datetime, token: str) -> str:
-    """Return the name of a save that began at `now` (in UTC): sorts by time.
+    """Return the name of a save that began at `now` (in UTC); names sort by time.
 
     Args:
         now: The time.
@@ -272,12 +271,12 @@ def new_save_id(now: datetime, token: str) -> str:
 
 
 def is_save_id(text: str) -> bool:
-    """Tell whether `text` is the name of a save."""
+    """Return whether `text` is the name of a save."""
     return _SAVE_ID.fullmatch(text) is not None
 
 
 def find_save_id(key: str) -> str:
-    """Return the save that an object belongs to by its key, or nothing: then it is none of ours."""
+    """Return the name of the save in the key of an object, or nothing if there is none."""
     name = key.rpartition("/")[2]
     before = key.split("/")[-2] if "/" in key else ""
     if is_save_id(before):
@@ -292,7 +291,7 @@ def data_key(save_id: str, rank: int, number: int) -> str:
 
 
 def part_key(save_id: str, name: str) -> str:
-    """Return the key of a data object that holds one part with a name, below its prefix.
+    """Return the key of a data object that holds one named part, below its prefix.
 
     Args:
         save_id: The save.
@@ -313,7 +312,7 @@ def step_prefix(step: int) -> str:
 
 
 def parse_step(prefix: str) -> int | None:
-    """Return the step of a prefix that `step_prefix` made, or None."""
+    """Return the step of a prefix of `step_prefix`, or None."""
     found = _STEP.fullmatch(prefix)
     if found is None or step_prefix(int(found[1])).rstrip("/") != prefix.rstrip("/"):
         return None

@@ -1,17 +1,17 @@
-"""Compressed frames: memory in, independent frames out, and any range of it back. Pure.
+"""Compressed frames of memory, which decode independently and by ranges. Pure.
 
-Memory is cut every `frame_size` bytes, and each piece becomes one frame that is read by itself:
+Memory is cut every `frame_size` bytes, and each piece is encoded as one frame:
 
     frame: head (16 bytes) | size of each plane (4 bytes each) | planes | bytes of no whole element
-    head:  number of planes, which of them are as they were (a bit each), 0, raw size,
-           size of what follows, crc32c of everything else in the frame
+    head:  number of planes, a bit for each that is not compressed, 0, raw size,
+           size of the rest, crc32c of everything else in the frame
 
-A plane is one zstd frame (RFC 8878) that tells its size, or the bytes as they were where that saves
-less than 3 %. Numbers are little-endian.
+A plane is one zstd frame (RFC 8878) with its size, or the raw bytes if compression saves less than
+3 %. Numbers are little-endian.
 
-Reading is bounded: nothing is decompressed before all sizes are found to fit the memory that waits
-for it, and reading a frame takes no more than that memory once more. A frame that does not read, or
-whose crc32c does not match, is a CheckpointCorruptError.
+Decoding is bounded: nothing is decompressed before all sizes are found to fit the target's memory,
+and decoding a frame allocates no more than that memory once more. A frame that cannot be decoded,
+or whose crc32c does not match, is a CheckpointCorruptError.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ __all__ = [
 ]
 
 FRAME_SIZE_BYTES: Final = 1024 * 1024
-"""Bytes of memory in a frame: 1 ms of one core, and little to read too much of at the ends of a
-range. Larger frames compress no better."""
+"""Bytes of memory in a frame: 1 ms of one core, and few to read in vain at the ends of a range.
+Larger frames compress no better."""
 
 MAX_FRAME_SIZE_BYTES: Final = 16 * 1024 * 1024
-"""A frame that claims more is damaged; what reads frames need not be ready for larger ones."""
+"""A frame of a larger size is damaged."""
 
 _HEAD: Final = struct.Struct("<BBHIII")
 _CHECKED: Final = struct.Struct("<BBHII")
@@ -60,27 +60,27 @@ _CHECKED: Final = struct.Struct("<BBHII")
 HEAD_SIZE_BYTES: Final = _HEAD.size
 
 START_OF_STREAM: Final = b"aioflux\1"
-"""Comes before the frames of a stream, which no table tells of. The last byte is the version."""
+"""Bytes before the frames of a stream without a table. The last byte is the version."""
 
 END_OF_STREAM: Final = _HEAD.pack(0, 0, 0, 0, 0, crc32c(_CHECKED.pack(0, 0, 0, 0, 0)))
-"""Comes behind them: the head of a frame of nothing."""
+"""Bytes after them: the head of an empty frame."""
 
 _Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 
 class FrameHead(NamedTuple):
-    """What a frame tells of itself."""
+    """The head of a frame."""
 
     plane_size: int
-    """Bytes of an element, each stored in a plane; 1 where they are not split."""
+    """Bytes of an element, each stored in a plane; 1 if they are not split."""
     raw_mask: int
-    """Bit k: plane k is stored as it was."""
+    """Bit k: plane k is not compressed."""
     reserved: int
     """0."""
     raw_size: int
-    """Bytes that it decodes to."""
+    """Bytes after decoding."""
     body_size: int
-    """Bytes that follow its head."""
+    """Bytes after the head."""
     checksum: int
     """CRC32C of the head before this field, and of the body."""
 
@@ -93,17 +93,17 @@ class FrameSlice(NamedTuple):
     stored_end: int
     """One past its last stored byte."""
     raw_size: int
-    """Bytes that the frame decodes to."""
+    """Bytes of the frame after decoding."""
     start: int
-    """First byte needed of these."""
+    """First decoded byte that is needed."""
     end: int
-    """One past the last byte needed."""
+    """One past the last decoded byte that is needed."""
     at: int
-    """Where they go, counted from the beginning of the range."""
+    """Offset of these bytes in the range."""
 
 
 def frame_bounds(size: int, frame_size: int) -> list[tuple[int, int]]:
-    """Return the ranges that so many bytes of memory are cut into."""
+    """Return the ranges that `size` bytes of memory are cut into."""
     return [(start, min(start + frame_size, size)) for start in range(0, size, frame_size)]
 
 
@@ -112,8 +112,8 @@ def encode_frame(raw: _Buffer, methods: Sequence[Method], compressor: Compressor
 
     Args:
         raw: The bytes, at most `MAX_FRAME_SIZE_BYTES`.
-        methods: How each plane is stored; as many as an element has bytes.
-        compressor: Nobody else uses it meanwhile.
+        methods: The method of each plane; as many as an element has bytes.
+        compressor: Used by no other thread meanwhile.
     """
     whole = np.frombuffer(raw, np.uint8)
     if all(method is Method.RAW for method in methods):
@@ -130,7 +130,7 @@ def encode_frame(raw: _Buffer, methods: Sequence[Method], compressor: Compressor
 
 
 def _encode_plane(plane: Bytes, method: Method, compressor: Compressor) -> bytes | None:
-    """Return a plane compressed, or None where it is better left as it is."""
+    """Return a compressed plane, or None if that saves too little."""
     if method is Method.RAW or len(plane) < MIN_PLANE_BYTES:
         return None
     body = compressor.compress(plane, method)
@@ -148,10 +148,10 @@ def _frame(raw_mask: int, planes: Sequence[_Buffer], raw_size: int, tail: _Buffe
 
 
 def parse_head(data: _Buffer, *, max_raw_size: int = MAX_FRAME_SIZE_BYTES) -> FrameHead:
-    """Return what the head of a frame tells, once it is found to be possible.
+    """Return the head of a frame, after a check of its fields.
 
     Raises:
-        CheckpointCorruptError: It is none, or claims more than `max_raw_size`.
+        CheckpointCorruptError: It is no head, or of more than `max_raw_size` bytes.
     """
     if len(data) < HEAD_SIZE_BYTES:
         raise _corrupt(f"it ends after {len(data)} of the {HEAD_SIZE_BYTES} bytes of its head")
@@ -161,25 +161,25 @@ def parse_head(data: _Buffer, *, max_raw_size: int = MAX_FRAME_SIZE_BYTES) -> Fr
         or head.reserved
         or head.raw_mask >> head.plane_size
     ):
-        raise _corrupt("its head is none of a frame")
+        raise _corrupt("its head is invalid")
     if head.raw_size > max_raw_size:
-        raise _corrupt(f"it claims {head.raw_size:,} bytes where at most {max_raw_size:,} can be")
-    # A plane takes at most what it was, and 4 bytes for its size.
+        raise _corrupt(f"it claims {head.raw_size:,} bytes, more than {max_raw_size:,}")
+    # A plane takes at most its raw bytes, and 4 bytes for its size.
     if head.body_size > head.raw_size + 4 * head.plane_size:
         raise _corrupt(f"it claims {head.body_size:,} stored bytes for {head.raw_size:,}")
     return head
 
 
 def decode_frame(stored: _Buffer, out: memoryview, *, plane_size: int = 0) -> None:
-    """Write the memory that a frame holds into `out`, as long as that was.
+    """Decode a frame into `out`.
 
     Args:
         stored: All bytes of the frame and no more.
-        out: Contiguous and writable. What it holds after an error is undefined.
-        plane_size: How many planes the frame may have, beside 1; any number where it is 0.
+        out: Contiguous, writable, and of the size of the memory. Undefined after an error.
+        plane_size: The number of planes that the frame may have, beside 1; 0 allows any.
 
     Raises:
-        CheckpointCorruptError: The frame is damaged, or is not one of so many bytes.
+        CheckpointCorruptError: The frame is damaged, or is of another size.
     """
     stored = memoryview(stored).cast("B")
     target = np.frombuffer(out, np.uint8)
@@ -198,15 +198,15 @@ def decode_frame(stored: _Buffer, out: memoryview, *, plane_size: int = 0) -> No
 
 
 def _decode_planes(head: FrameHead, body: Bytes, target: Bytes) -> None:
-    """Write what the body of a frame holds into `target`, of the size that its head tells."""
+    """Decode the body of a frame into `target`, which has the raw size of the head."""
     num_planes = head.plane_size
     num_elements, num_tail = divmod(head.raw_size, num_planes)
     begin, end = 4 * num_planes, len(body) - num_tail
     if begin > end:
-        raise _corrupt("it has no room for its planes")
+        raise _corrupt("it is too short for its planes")
     sizes = body[:begin].view("<u4").tolist()
     if begin + sum(sizes) != end:
-        raise _corrupt("its planes do not fill it")
+        raise _corrupt("its size is not that of its planes")
     elements = target[: num_planes * num_elements]
     planes = list[Bytes]()
     for index, size in enumerate(sizes):
@@ -215,51 +215,49 @@ def _decode_planes(head: FrameHead, body: Bytes, target: Bytes) -> None:
             if size != num_elements:
                 raise _corrupt(f"its plane {index} has {size:,} bytes of {num_elements:,}")
         else:
-            room = elements if num_planes == 1 else np.empty(num_elements, np.uint8)
-            _decompress(plane, room)
-            plane = room
+            target_plane = elements if num_planes == 1 else np.empty(num_elements, np.uint8)
+            _decompress(plane, target_plane)
+            plane = target_plane
         planes.append(plane)
     if planes[0] is not elements:
         join_planes(planes, elements)
     target[len(elements) :] = body[end:]
 
 
-def _decompress(stored: Bytes, room: Bytes) -> None:
-    """Decompress one plane, which must fill its room exactly."""
+def _decompress(stored: Bytes, out: Bytes) -> None:
+    """Decompress one plane, which must have the size of `out`."""
     import zstandard
 
     try:
-        told: Any = zstandard.get_frame_parameters(stored.data)
-        # Both bound what zstd allocates: it decompresses a frame that tells its size in one pass.
-        if told.content_size != len(room) or told.window_size > max(len(room), 1024):
-            raise _corrupt(
-                f"a plane claims {told.content_size:,} bytes where there are {len(room):,}"
-            )
-        num_read = zstandard.ZstdDecompressor().stream_reader(stored.data).readinto(room.data)
+        frame: Any = zstandard.get_frame_parameters(stored.data)
+        # Both bound what zstd allocates: it decompresses a frame of known size in one pass.
+        if frame.content_size != len(out) or frame.window_size > max(len(out), 1024):
+            raise _corrupt(f"a plane claims {frame.content_size:,} bytes, and has {len(out):,}")
+        num_read = zstandard.ZstdDecompressor().stream_reader(stored.data).readinto(out.data)
     except zstandard.ZstdError as exc:
         raise _corrupt(f"a plane does not decompress: {exc}") from exc
-    if num_read != len(room):
-        raise _corrupt(f"a plane ends after {num_read:,} of its {len(room):,} bytes")
+    if num_read != len(out):
+        raise _corrupt(f"a plane ends after {num_read:,} of its {len(out):,} bytes")
 
 
 def plan_slices(
     start: int, end: int, *, size: int, frame_size: int, frame_ends: Sequence[int]
 ) -> list[FrameSlice]:
-    """Return what of which frames the bytes `[start, end)` of some memory need, in order.
+    """Return the slices of the frames that hold the bytes `[start, end)` of memory, in order.
 
-    What is stored of them lies without a gap from the first's `stored_start` to the last's
-    `stored_end`.
+    Their stored bytes are contiguous, from the `stored_start` of the first to the `stored_end` of
+    the last.
 
     Args:
         start: First byte, counted in memory.
         end: One past the last byte.
-        size: Bytes of all the memory.
+        size: Bytes of all memory.
         frame_size: Bytes of memory in each frame but the last.
         frame_ends: One past the last stored byte of each frame.
 
     Raises:
-        CheckpointCorruptError: The table cannot be one of so many bytes.
-        ValueError: The range is not one of the memory.
+        CheckpointCorruptError: The table does not fit the size.
+        ValueError: The range is not within the memory.
     """
     if not 0 <= start <= end <= size:
         raise ValueError(f"the range must be within 0 and {size}, not {start} to {end}")
@@ -286,18 +284,18 @@ def plan_slices(
 
 
 def max_stored_size(raw_size: int) -> int:
-    """Return the most bytes that the frame of so many has."""
+    """Return the largest size of a frame of `raw_size` bytes."""
     return HEAD_SIZE_BYTES + 4 * PLANE_SIZES[-1] + raw_size
 
 
 def decode_slice(stored: _Buffer, part: FrameSlice, out: memoryview, *, plane_size: int) -> None:
-    """Write what a range needs of one frame to where it belongs.
+    """Decode the slice of one frame into the memory of a range.
 
     Args:
         stored: All bytes of the frame.
-        part: What is needed of it.
+        part: The slice.
         out: The memory of the whole range.
-        plane_size: How many planes the frame may have, beside 1.
+        plane_size: The number of planes that the frame may have, beside 1.
 
     Raises:
         CheckpointCorruptError: The frame is damaged, or is another one.
@@ -312,10 +310,10 @@ def decode_slice(stored: _Buffer, part: FrameSlice, out: memoryview, *, plane_si
 
 
 def _check_table(*, size: int, frame_size: int, frame_ends: Sequence[int]) -> None:
-    """Raise CheckpointCorruptError where a table of frames cannot be one of so many bytes."""
+    """Raise CheckpointCorruptError if a table of frames does not fit the size."""
     if not 0 < frame_size <= MAX_FRAME_SIZE_BYTES or len(frame_ends) != -(-size // frame_size):
         raise CheckpointCorruptError(
-            f"a table of {len(frame_ends)} frames of {frame_size:,} bytes is none of a tensor of "
+            f"a table of {len(frame_ends)} frames of {frame_size:,} bytes does not fit a tensor of "
             f"{size:,}; load an earlier checkpoint"
         )
 

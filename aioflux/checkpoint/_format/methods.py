@@ -1,4 +1,4 @@
-"""How each plane of some memory is best stored: decided from samples of it. Pure."""
+"""The compression method of each plane of memory, chosen by samples. Pure."""
 
 from __future__ import annotations
 
@@ -22,39 +22,38 @@ __all__ = [
 ]
 
 MIN_GAIN: Final = 0.03
-"""Share of a plane that compression must save: less is not worth the time of reading it."""
+"""Share of a plane that compression must save: less is not worth the time to decode it."""
 
 MIN_PLANE_BYTES: Final = 256
-"""Shorter planes are stored as they are: the head of a zstd frame is what they would gain."""
+"""Shorter planes are not compressed: they would save no more than the head of a zstd frame."""
 
-_SAMPLE_SPOTS: Final = 8
+_SAMPLE_RANGES: Final = 8
 _PLANE_SAMPLE_BYTES: Final = 8 * 1024
 _GUESS_PLANE_BYTES: Final = 2 * 1024
 
 _WINDOW_LOG: Final = 20
-"""Contents of 1 MiB are seen at once; a run is found anyway."""
+"""A window of 1 MiB; runs are found anyway."""
 
 _Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 
 class Method(Enum):
-    """How one plane is stored."""
+    """The method by which one plane is stored."""
 
     RAW = "raw"
-    """As it is."""
+    """Not compressed."""
     ENTROPY = "entropy"
-    """zstd that looks for nothing but long runs: what is left is its Huffman coding. For exponents
-    that is faster and smaller than any low level, which find short matches that cost more than they
-    save: 34.0 % at 520 MB/s on those of bf16 weights, level 1 36.8 % at 220, level 3 42.0 % at
-    80."""
+    """zstd that matches only long runs, and Huffman-codes the rest. For exponents that is faster
+    and smaller than any low level, which finds short matches that cost more than they save: 34.0 %
+    at 520 MB/s on those of bf16 weights, level 1 36.8 % at 220, level 3 42.0 % at 80."""
     LEVEL = "level"
-    """zstd at the level that was asked for: for text, and for what repeats itself."""
+    """zstd at the given level: for text and repetitive data."""
 
 
 def require_zstandard() -> None:
-    """Raise ModuleNotFoundError, with what to install, where zstandard is missing."""
+    """Raise ModuleNotFoundError, with the extra to install, if zstandard is missing."""
     try:
-        import zstandard  # noqa: F401  only whether it is there
+        import zstandard  # noqa: F401  only to check
     except ModuleNotFoundError as exc:
         raise ModuleNotFoundError(
             "compressed checkpoints need zstandard: pip install 'aioflux[compression]'",
@@ -63,7 +62,7 @@ def require_zstandard() -> None:
 
 
 class Compressor:
-    """zstd at one level, with memory that is used again; one thread uses it at a time."""
+    """zstd at one level, with memory that is used again; for one thread at a time."""
 
     def __init__(self, level: int) -> None:
         import zstandard
@@ -83,11 +82,11 @@ class Compressor:
         self._memory: Bytes = np.empty(0, np.uint8)
 
     def compress(self, plane: Bytes, method: Method) -> bytes:
-        """Return one zstd frame, which tells the size of the plane."""
+        """Return one zstd frame with the size of the plane."""
         return self._by_method[method].compress(plane.data)
 
     def planes(self, plane_size: int, num_elements: int) -> Bytes:
-        """Return memory of shape (plane_size, num_elements), good until the next call."""
+        """Return memory of shape (plane_size, num_elements), valid until the next call."""
         size = plane_size * num_elements
         if len(self._memory) < size:
             self._memory = np.empty(size, np.uint8)
@@ -95,15 +94,15 @@ class Compressor:
 
 
 def plan_methods(raw: _Buffer, plane_size: int, compressor: Compressor) -> tuple[Method, ...]:
-    """Return how each plane of some memory is best stored, from samples that are spread over it."""
+    """Return the best method of each plane, by samples that are spread over the memory."""
     planes = _sample_planes(raw, plane_size, plane_size * _PLANE_SAMPLE_BYTES)
     return tuple(_plan_method(plane, compressor) for plane in planes)
 
 
 def plan_planes(raw: _Buffer, compressor: Compressor) -> int:
-    """Return the plane size that suits memory best whose elements are unknown.
+    """Return the best plane size for memory of unknown elements.
 
-    What repeats itself is left as it stands, so that the repetitions are found.
+    Repetitive data is not split, so that zstd finds the repetitions.
     """
     most = PLANE_SIZES[-1]
     planes = _sample_planes(raw, most, most * _GUESS_PLANE_BYTES)
@@ -124,9 +123,9 @@ def plan_planes(raw: _Buffer, compressor: Compressor) -> int:
 
 
 def _entropy_share(counts: npt.NDArray[np.int64]) -> float:
-    """Return the share that planes come to by their entropy, from how often each has each byte.
+    """Return the compressed share of planes by their entropy, from the counts of their bytes.
 
-    Of few bytes it looks smaller than it is, which is made up for (Miller 1955).
+    The entropy of few bytes is underestimated, which is corrected (Miller 1955).
     """
     total = counts.sum(axis=1)
     share = np.where(counts, counts, 1) / total[:, None]
@@ -136,7 +135,7 @@ def _entropy_share(counts: npt.NDArray[np.int64]) -> float:
 
 
 def _sample_planes(raw: _Buffer, plane_size: int, size: int) -> Bytes:
-    """Return the planes of about `size` bytes of `raw`, from several places, or of all of it."""
+    """Return the planes of about `size` bytes of `raw`, from several offsets, or of all of it."""
     whole = np.frombuffer(raw, np.uint8)
     sample = _sample(whole[: len(whole) - len(whole) % plane_size], plane_size, size)
     planes = np.empty((plane_size, len(sample) // plane_size), np.uint8)
@@ -147,10 +146,10 @@ def _sample_planes(raw: _Buffer, plane_size: int, size: int) -> Bytes:
 def _sample(raw: Bytes, plane_size: int, size: int) -> Bytes:
     if len(raw) <= size:
         return raw
-    spot = size // _SAMPLE_SPOTS
-    room = (len(raw) - spot) // plane_size
-    starts = (room * index // (_SAMPLE_SPOTS - 1) * plane_size for index in range(_SAMPLE_SPOTS))
-    return np.concatenate([raw[start : start + spot] for start in starts])
+    range_size = size // _SAMPLE_RANGES
+    last = (len(raw) - range_size) // plane_size
+    starts = (last * index // (_SAMPLE_RANGES - 1) * plane_size for index in range(_SAMPLE_RANGES))
+    return np.concatenate([raw[start : start + range_size] for start in starts])
 
 
 def _plan_method(plane: Bytes, compressor: Compressor) -> Method:

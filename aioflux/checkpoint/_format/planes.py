@@ -1,10 +1,10 @@
-"""Byte planes: byte k of every element, one behind the other. Pure.
+"""Byte planes: byte k of every element, one after the other. Pure.
 
-The bytes of a float differ in kind: sign and exponent take few values, the mantissa nearly all. Put
-together by kind, the former shrink to a third and the latter are seen at once to shrink not at all;
-as they stand, zstd finds little in either. The idea is that of ZipNN (arXiv 2411.05239).
+The bytes of a float differ in kind: sign and exponent take few values, the mantissa nearly all. In
+planes, the former compress to a third and the latter are found at once not to compress; mixed, zstd
+finds little in either. The idea is that of ZipNN (arXiv 2411.05239).
 
-Planes are counted from the least significant byte, whatever the order of bytes in this machine is.
+Planes are counted from the least significant byte, in any byte order of the machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["PLANE_SIZES", "Bytes", "join_planes", "plan_plane_size", "split_plan
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 PLANE_SIZES: Final = (1, 2, 4, 8)
-"""Bytes of an element that are split apart; 1 means that they are left as they stand."""
+"""Bytes of an element that are split; 1 means none."""
 
 _WORDS: Final[dict[int, np.dtype[Any]]] = {
     size: np.dtype(f"<u{size}") for size in PLANE_SIZES if size > 1
@@ -30,7 +30,7 @@ _WORDS: Final[dict[int, np.dtype[Any]]] = {
 
 
 def plan_plane_size(element_size: int) -> int:
-    """Return into how many planes elements of so many bytes are split; 1 is none.
+    """Return the number of planes of elements of `element_size` bytes; 1 is none.
 
     A complex number is two floats.
     """
@@ -59,10 +59,10 @@ def split_planes(raw: Bytes, planes: Bytes) -> None:
 
 
 def join_planes(planes: Sequence[Bytes], out: Bytes) -> None:
-    """Write the elements whose planes these are into `out`: what `split_planes` undoes.
+    """Write the elements of planes into `out`: the inverse of `split_planes`.
 
     Args:
-        planes: As many as an element has bytes, each of n bytes.
+        planes: One for each byte of an element, each of n bytes.
         out: `len(planes) * n` bytes, contiguous.
     """
     match len(planes):

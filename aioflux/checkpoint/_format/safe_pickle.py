@@ -1,13 +1,13 @@
-"""A machine for pickles that runs no code: it builds plain values, and what a table lets it. Pure.
+"""An interpreter of pickles that runs no code. Pure.
 
-A pickle is a program. Here it may make None, bools, numbers, strings, bytes, tuples, lists and
-dictionaries with plain keys, and what a `Table` knows by module and name; it calls nothing else,
-sets no attribute and looks up no name with dots. Whatever differs ends it with a `PickleError`.
+A pickle is a program. Here it may build None, bools, numbers, strings, bytes, tuples, lists and
+dictionaries with plain keys, and objects that `AllowedGlobals` knows by module and name; it calls
+nothing else, sets no attribute and resolves no dotted name. Anything else is a `PickleError`.
 
-Time and memory grow with the number of bytes and not with what they claim: no length is trusted
-before the bytes are there, no memo is sized by an index, and no key hashes nested values. The
-module `pickle` of CPython promises none of these, whatever its `find_class` does: it sizes its memo
-by a number in the pickle, and hashes tuples that hold each other for as long as they tell it.
+Time and memory grow with the bytes of the pickle and not with the numbers in it: no length is
+trusted before the bytes are read, no memo is sized by an index, and no key hashes nested values.
+torch's unpickler cannot read protocol 4, and CPython's has none of these bounds: with a
+`find_class` that refuses every global, a pickle of 9 bytes still allocated 1 GiB.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PickleError", "Table", "run_pickle"]
+__all__ = ["AllowedGlobals", "PickleError", "run_pickle"]
 
 _PLAIN_KEYS: Final = frozenset({str, int, bool, bytes, type(None)})
 _MAX_NAME: Final = 512
-"""Bytes of a module's or a global's name."""
+"""Bytes of the name of a module or a global."""
 
 _U16 = struct.Struct("<H")
 _I32 = struct.Struct("<i")
@@ -32,47 +32,47 @@ _F64 = struct.Struct(">d")
 
 
 class PickleError(ValueError):
-    """The pickle is damaged, or asks for something that it may not have."""
+    """The pickle is damaged, or uses something that is not allowed."""
 
 
-class Table(Protocol):
-    """What a pickle may name, and what becomes of it. Each method may refuse by PickleError."""
+class AllowedGlobals(Protocol):
+    """The globals that a pickle may use. Each method raises PickleError for others."""
 
     def find(self, module: str, name: str) -> Any:
-        """Return what stands for a global."""
+        """Return the object for a global."""
 
-    def call(self, what: Any, arguments: tuple[Any, ...]) -> Any:
-        """Return what the call of a global that was found makes."""
+    def call(self, found: Any, arguments: tuple[Any, ...]) -> Any:
+        """Return the result of a call of a global that was found."""
 
-    def make(self, what: Any, arguments: tuple[Any, ...]) -> Any:
-        """Return an instance, without fields, of a global that was found."""
+    def create(self, found: Any, arguments: tuple[Any, ...]) -> Any:
+        """Return an instance, without fields, of a class that was found."""
 
-    def fill(self, instance: Any, state: Any) -> None:
-        """Give an instance that was made its fields."""
+    def set_state(self, instance: Any, state: Any) -> None:
+        """Set the fields of an instance of `create`."""
 
-    def load(self, name: Any) -> Any:
-        """Return what a persistent id stands for."""
+    def persistent_load(self, persistent_id: Any) -> Any:
+        """Return the object for a persistent id."""
 
     def is_key(self, value: Any) -> bool:
-        """Tell whether a value that is not plain may be the key of a dictionary."""
+        """Return whether a value that is not plain may be the key of a dictionary."""
 
 
-class _Machine:
-    def __init__(self, data: bytes, table: Table) -> None:
+class _Interpreter:
+    def __init__(self, data: bytes, allowed: AllowedGlobals) -> None:
         self.data = data
-        self.table = table
+        self.allowed = allowed
         self.at = 0
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """Run up to the STOP and return what is made."""
+        """Run up to the STOP and return the value."""
         data, memo, operations = self.data, self.memo, _OPERATIONS
         while True:
             code = data[self.at]
             self.at += 1
-            # The five operations that most of a pickle of metadata is made of are done in place.
+            # Metadata consists mostly of these five operations.
             if code == 0x94:  # MEMOIZE
                 memo[len(memo)] = self.stack[-1]
             elif code == 0x4B:  # BININT1
@@ -94,24 +94,24 @@ class _Machine:
                     raise PickleError(f"operation {code:#04x} at byte {self.at - 1} is not allowed")
                 operation(self)
 
-    def take(self, size: int) -> bytes:
+    def read(self, size: int) -> bytes:
         end = self.at + size
         if end > len(self.data):
             raise PickleError(f"it ends within a value of {size} bytes at byte {self.at}")
-        taken = self.data[self.at : end]
+        data = self.data[self.at : end]
         self.at = end
-        return taken
+        return data
 
-    def number(self, form: struct.Struct) -> Any:
+    def read_number(self, form: struct.Struct) -> Any:
         (value,) = form.unpack_from(self.data, self.at)
         self.at += form.size
         return value
 
-    def take_name(self) -> str:
+    def read_name(self) -> str:
         end = self.data.find(b"\n", self.at, self.at + _MAX_NAME)
         if end < 0:
             raise PickleError(f"a name at byte {self.at} has no end")
-        line = self.take(end + 1 - self.at)[:-1]
+        line = self.read(end + 1 - self.at)[:-1]
         return line.decode("ascii")
 
     def pop_mark(self) -> list[Any]:
@@ -119,54 +119,54 @@ class _Machine:
         self.stack = self.marks.pop()
         return items
 
-    def global_(self, module: Any, name: Any) -> None:
+    def push_global(self, module: Any, name: Any) -> None:
         if type(module) is not str or type(name) is not str:
-            raise PickleError(f"it names a global at byte {self.at} by something that is no name")
-        self.stack.append(self.table.find(module, name))
+            raise PickleError(f"the name of a global at byte {self.at} is no string")
+        self.stack.append(self.allowed.find(module, name))
 
 
-def run_pickle(data: bytes, table: Table) -> tuple[Any, int]:
-    """Return the value of the pickle at the beginning of `data`, and where the pickle ends.
+def run_pickle(data: bytes, allowed: AllowedGlobals) -> tuple[Any, int]:
+    """Return the value of the pickle at the beginning of `data`, and the offset of its end.
 
     Raises:
-        PickleError: It is damaged, or asks for what `table` does not let it have.
+        PickleError: It is damaged, or uses a global that is not allowed.
     """
-    machine = _Machine(data, table)
+    interpreter = _Interpreter(data, allowed)
     try:
-        return machine.run(), machine.at
+        return interpreter.run(), interpreter.at
     except PickleError:
         raise
     except (IndexError, KeyError, struct.error, UnicodeError) as exc:
-        raise PickleError(f"it is damaged before byte {machine.at}") from exc
+        raise PickleError(f"it is damaged before byte {interpreter.at}") from exc
 
 
-def _mark(self: _Machine) -> None:
+def _mark(self: _Interpreter) -> None:
     self.marks.append(self.stack)
     self.stack = []
 
 
-def _tuple(self: _Machine) -> None:
+def _tuple(self: _Interpreter) -> None:
     items = self.pop_mark()
     self.stack.append(tuple(items))
 
 
-def _tuple2(self: _Machine) -> None:
+def _tuple2(self: _Interpreter) -> None:
     last = self.stack.pop()
     self.stack[-1] = (self.stack[-1], last)
 
 
-def _tuple3(self: _Machine) -> None:
+def _tuple3(self: _Interpreter) -> None:
     last = self.stack.pop()
     middle = self.stack.pop()
     self.stack[-1] = (self.stack[-1], middle, last)
 
 
-def _append(self: _Machine) -> None:
+def _append(self: _Interpreter) -> None:
     item = self.stack.pop()
     _list(self.stack[-1]).append(item)
 
 
-def _appends(self: _Machine) -> None:
+def _appends(self: _Interpreter) -> None:
     items = self.pop_mark()
     _list(self.stack[-1]).extend(items)
 
@@ -177,21 +177,21 @@ def _list(value: Any) -> list[Any]:
     return value
 
 
-def _setitem(self: _Machine) -> None:
+def _setitem(self: _Interpreter) -> None:
     value = self.stack.pop()
     key = self.stack.pop()
     _set(self, [key, value])
 
 
-def _setitems(self: _Machine) -> None:
+def _setitems(self: _Interpreter) -> None:
     _set(self, self.pop_mark())
 
 
-def _set(self: _Machine, pairs: list[Any]) -> None:
+def _set(self: _Interpreter, pairs: list[Any]) -> None:
     target = self.stack[-1]
     if not isinstance(target, dict):
         raise PickleError("it sets items of something that is no dictionary")
-    is_key = self.table.is_key
+    is_key = self.allowed.is_key
     keys = pairs[::2]
     for key in keys:
         if type(key) not in _PLAIN_KEYS and not is_key(key):
@@ -199,91 +199,91 @@ def _set(self: _Machine, pairs: list[Any]) -> None:
     target.update(zip(keys, pairs[1::2], strict=True))
 
 
-def _reduce(self: _Machine) -> None:
+def _reduce(self: _Interpreter) -> None:
     arguments = self.stack.pop()
     if type(arguments) is not tuple:
         raise PickleError("it calls with arguments that are no tuple")
-    self.stack[-1] = self.table.call(self.stack[-1], arguments)
+    self.stack[-1] = self.allowed.call(self.stack[-1], arguments)
 
 
-def _newobj(self: _Machine) -> None:
+def _newobj(self: _Interpreter) -> None:
     arguments = self.stack.pop()
     if type(arguments) is not tuple:
-        raise PickleError("it makes an instance of arguments that are no tuple")
-    self.stack[-1] = self.table.make(self.stack[-1], arguments)
+        raise PickleError("it creates an instance with arguments that are no tuple")
+    self.stack[-1] = self.allowed.create(self.stack[-1], arguments)
 
 
-def _build(self: _Machine) -> None:
+def _build(self: _Interpreter) -> None:
     state = self.stack.pop()
-    self.table.fill(self.stack[-1], state)
+    self.allowed.set_state(self.stack[-1], state)
 
 
-def _stack_global(self: _Machine) -> None:
+def _stack_global(self: _Interpreter) -> None:
     name = self.stack.pop()
-    self.global_(self.stack.pop(), name)
+    self.push_global(self.stack.pop(), name)
 
 
-def _global(self: _Machine) -> None:
-    module = self.take_name()
-    self.global_(module, self.take_name())
+def _global(self: _Interpreter) -> None:
+    module = self.read_name()
+    self.push_global(module, self.read_name())
 
 
-def _proto(self: _Machine) -> None:
-    version = self.take(1)[0]
+def _proto(self: _Interpreter) -> None:
+    version = self.read(1)[0]
     if version > 5:
         raise PickleError(f"it is of protocol {version}")
 
 
-def _frame(self: _Machine) -> None:
-    self.take(8)  # its size: a hint for readers of streams
+def _frame(self: _Interpreter) -> None:
+    self.read(8)  # its size: a hint for readers of streams
 
 
-def _binput(self: _Machine) -> None:
-    self.memo[self.take(1)[0]] = self.stack[-1]
+def _binput(self: _Interpreter) -> None:
+    self.memo[self.read(1)[0]] = self.stack[-1]
 
 
-def _long_binput(self: _Machine) -> None:
-    self.memo[self.number(_U32)] = self.stack[-1]
+def _long_binput(self: _Interpreter) -> None:
+    self.memo[self.read_number(_U32)] = self.stack[-1]
 
 
-def _long1(self: _Machine) -> None:
-    self.stack.append(int.from_bytes(self.take(self.take(1)[0]), "little", signed=True))
+def _long1(self: _Interpreter) -> None:
+    self.stack.append(int.from_bytes(self.read(self.read(1)[0]), "little", signed=True))
 
 
-def _persid(self: _Machine) -> None:
-    self.stack[-1] = self.table.load(self.stack[-1])
+def _persid(self: _Interpreter) -> None:
+    self.stack[-1] = self.allowed.persistent_load(self.stack[-1])
 
 
-def _pushes(value: Callable[[_Machine], Any]) -> Callable[[_Machine], None]:
-    def push(self: _Machine) -> None:
-        # Before the stack is looked up: it is another one behind a mark.
-        made = value(self)
-        self.stack.append(made)
+def _pushes(value: Callable[[_Interpreter], Any]) -> Callable[[_Interpreter], None]:
+    def push(self: _Interpreter) -> None:
+        # Before `self.stack` is read: `value` may replace it.
+        result = value(self)
+        self.stack.append(result)
 
     return push
 
 
-def _text(size: struct.Struct) -> Callable[[_Machine], None]:
-    return _pushes(lambda self: self.take(self.number(size)).decode("utf-8", "surrogatepass"))
+def _text(size: struct.Struct) -> Callable[[_Interpreter], None]:
+    return _pushes(lambda self: self.read(self.read_number(size)).decode("utf-8", "surrogatepass"))
 
 
-def _binary(size: struct.Struct) -> Callable[[_Machine], None]:
-    return _pushes(lambda self: self.take(self.number(size)))
+def _binary(size: struct.Struct) -> Callable[[_Interpreter], None]:
+    return _pushes(lambda self: self.read(self.read_number(size)))
 
 
 _U8 = struct.Struct("<B")
 
-_OPERATIONS: Final[dict[int, Callable[[_Machine], None]]] = {
+_OPERATIONS: Final[dict[int, Callable[[_Interpreter], None]]] = {
     0x80: _proto,
     0x95: _frame,
     ord("("): _mark,
     ord("N"): _pushes(lambda _: None),
     0x88: _pushes(lambda _: True),
     0x89: _pushes(lambda _: False),
-    ord("J"): _pushes(lambda self: self.number(_I32)),
-    ord("M"): _pushes(lambda self: self.number(_U16)),
+    ord("J"): _pushes(lambda self: self.read_number(_I32)),
+    ord("M"): _pushes(lambda self: self.read_number(_U16)),
     0x8A: _long1,
-    ord("G"): _pushes(lambda self: self.number(_F64)),
+    ord("G"): _pushes(lambda self: self.read_number(_F64)),
     0x8C: _text(_U8),
     ord("X"): _text(_U32),
     0x8D: _text(_U64),
@@ -309,4 +309,4 @@ _OPERATIONS: Final[dict[int, Callable[[_Machine], None]]] = {
     ord("b"): _build,
     ord("Q"): _persid,
 }
-"""What a pickle of protocols 2 to 5 is made of; without extensions, buffers and text forms."""
+"""The operations of protocols 2 to 5, without extensions, buffers and text forms."""

@@ -1,9 +1,9 @@
-"""Streams of compressed frames, for whoever has a file and no table: binary files over files.
+"""Streams of compressed frames without a table: binary files over files.
 
     mark | frame | frame | ... | empty frame
 
-What is written in large pieces is cut into frames from where it is; small pieces are gathered
-first. Where the bytes of a stream mean elements, nobody tells: their size is guessed from samples.
+Large writes are cut into frames without a copy; small ones are gathered first. The size of the
+elements in a stream is unknown, and guessed by samples.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 __all__ = ["StreamReader", "StreamWriter"]
 
 _DIRECT_BYTES = 256 * 1024
-"""What is written in pieces of at least so many bytes is not gathered."""
+"""Smaller writes are gathered."""
 
 
 class StreamWriter(io.RawIOBase):
     """A file that compresses what is written to it into another file.
 
-    `flush` makes a frame of what was gathered; `close` ends the stream, and closes the other file.
-    A stream that met an error, or was dropped before it was closed, has no end, and is refused by
-    whoever reads it. Memory: a few frames.
+    `flush` writes a frame of the gathered bytes; `close` ends the stream, and closes the other
+    file. After an error, or without `close`, the stream has no end, and readers reject it. Memory:
+    a few frames.
     """
 
     def __init__(self, output: IO[bytes], open_codec: Callable[[], Codec]) -> None:
@@ -48,7 +48,7 @@ class StreamWriter(io.RawIOBase):
         self._gathered = bytearray()
         self._num_written = 0
         self._failure: BaseException | None = None
-        self._is_begun = False
+        self._is_started = False
         self._is_ended = False
 
     def writable(self) -> bool:
@@ -56,50 +56,50 @@ class StreamWriter(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Return how many bytes were written, before they were compressed."""
+        """Return the number of bytes written, before compression."""
         self._require_usable()
         return self._num_written
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Take all bytes of `data`, whose memory may be used again then."""
+        """Write all bytes of `data`; its memory may change afterwards."""
         self._require_usable()
         view = memoryview(data)
         if not view.nbytes:
             return 0
         view = view.cast("B")
-        with _Noted(self):
+        with _FailsOnError(self):
             if len(view) >= _DIRECT_BYTES:
-                self._send_gathered()
-                self._send(view)
+                self._encode_gathered()
+                self._encode(view)
             else:
                 self._gathered += view
                 if len(self._gathered) >= self._codec.frame_size:
-                    self._send_gathered()
+                    self._encode_gathered()
         self._num_written += len(view)
         return len(view)
 
     def flush(self) -> None:
-        """Hand everything that was written to the other file, and flush that."""
+        """Write all gathered bytes to the other file, and flush it."""
         if self._is_ended:
             return  # a file flushes itself when it is closed
         self._require_usable()
-        with _Noted(self):
-            self._send_gathered()
+        with _FailsOnError(self):
+            self._encode_gathered()
             self._output.flush()
 
     def close(self) -> None:
         """End the stream, and close the other file. Closing twice does nothing.
 
         Raises:
-            Exception: What a write met before: the stream has no end then.
+            Exception: The error of an earlier write; the stream has no end.
         """
         if self.closed:
             return
         try:
             self._require_usable()
-            with _Noted(self):
-                self._send_gathered()
-                self._put(END_OF_STREAM)
+            with _FailsOnError(self):
+                self._encode_gathered()
+                self._write_output(END_OF_STREAM)
         finally:
             self._is_ended = True
             self._codec.close()
@@ -107,10 +107,10 @@ class StreamWriter(io.RawIOBase):
             self._output.close()
 
     def __del__(self) -> None:
-        """Leave a stream without an end that was dropped: a file closes itself here."""
+        """Do not close, as files do here: a dropped stream has no end."""
 
-    def note_failure(self, failure: BaseException) -> None:
-        """Let nothing more be written."""
+    def fail(self, failure: BaseException) -> None:
+        """Raise an error in all later calls."""
         self._failure = failure
         self._gathered.clear()
 
@@ -120,28 +120,28 @@ class StreamWriter(io.RawIOBase):
         if self._failure is not None:
             raise self._failure
 
-    def _send_gathered(self) -> None:
+    def _encode_gathered(self) -> None:
         if self._gathered:
             gathered, self._gathered = self._gathered, bytearray()
-            self._send(memoryview(gathered))
+            self._encode(memoryview(gathered))
 
-    def _send(self, view: memoryview) -> None:
+    def _encode(self, view: memoryview) -> None:
         for frame in self._codec.encode(view, element_size=0):
-            self._put(frame)
+            self._write_output(frame)
 
-    def _put(self, data: bytes | bytearray) -> None:
-        if not self._is_begun:
-            self._is_begun = True
-            self._put(START_OF_STREAM)
+    def _write_output(self, data: bytes | bytearray) -> None:
+        if not self._is_started:
+            self._is_started = True
+            self._write_output(START_OF_STREAM)
         view = memoryview(data)
         while view:
-            # A raw file may take less than all; one of somebody's own may not tell, and took all.
-            num_taken = cast("int | None", self._output.write(view))
-            view = view[len(view) if num_taken is None else num_taken :]
+            # A raw file may write fewer bytes; a file-like object may return None after all.
+            num_written = cast("int | None", self._output.write(view))
+            view = view[len(view) if num_written is None else num_written :]
 
 
-class _Noted:
-    """Notes the error of a block, so that what is torn is not gone on with."""
+class _FailsOnError:
+    """A context that fails the writer on an error, so that a torn stream is not continued."""
 
     def __init__(self, writer: StreamWriter) -> None:
         self._writer = writer
@@ -151,16 +151,14 @@ class _Noted:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None:
-            self._writer.note_failure(error)
+            self._writer.fail(error)
 
 
 class StreamReader(io.RawIOBase):
-    """A file that reads what a `StreamWriter` wrote, from beginning to end.
+    """A file that reads the stream of a `StreamWriter`, from beginning to end.
 
-    Memory: a few frames, unless all is read at once. `close` leaves the other file open, which it
-    was handed.
-
-    Every read raises CheckpointCorruptError where a frame is damaged, or the stream cut off.
+    Memory: a few frames, unless all is read at once. `close` leaves the other file open. Every read
+    raises CheckpointCorruptError if a frame is damaged, or the stream is truncated.
     """
 
     def __init__(self, source: IO[bytes], open_codec: Callable[[], Codec]) -> None:
@@ -174,10 +172,10 @@ class StreamReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fill `buffer`, and return how many bytes there were; fewer only at the end."""
+        """Fill `buffer`, and return the number of bytes; fewer only at the end."""
         self._require_open()
         view, at = memoryview(buffer).cast("B"), 0
-        while at < len(view) and self._fill():
+        while at < len(view) and self._fill_rest():
             piece = self._rest[: len(view) - at]
             view[at : at + len(piece)] = piece
             self._rest = self._rest[len(piece) :]
@@ -185,7 +183,7 @@ class StreamReader(io.RawIOBase):
         return at
 
     def readall(self) -> bytes:
-        """Return everything that is left."""
+        """Return all remaining bytes."""
         self._require_open()
         rest, self._rest = self._rest, memoryview(b"")
         data = b"".join((rest, *self._frames))
@@ -200,14 +198,14 @@ class StreamReader(io.RawIOBase):
             self._codec.close()
 
     def __del__(self) -> None:
-        """Wait for nothing here, on whatever thread it is: threads of what was dropped end soon."""
+        """Do not close, as files do here: that waits for threads, and this may be any thread."""
 
     def _require_open(self) -> None:
         if self.closed:
             raise ValueError("a compressed stream is read after it was closed")
 
-    def _fill(self) -> bool:
-        """Have bytes at hand; return whether there are any more."""
+    def _fill_rest(self) -> bool:
+        """Decode a frame if `_rest` is empty; return whether there are more bytes."""
         while not self._rest:
             frame = next(self._frames, None)
             if frame is None:
@@ -217,23 +215,23 @@ class StreamReader(io.RawIOBase):
         return True
 
     def _calls(self) -> Iterator[Callable[[], bytearray]]:
-        if self._take(len(START_OF_STREAM)) != START_OF_STREAM:
+        if self._read_source(len(START_OF_STREAM)) != START_OF_STREAM:
             raise CheckpointCorruptError(
                 "this is no compressed stream of aioflux, or one of a newer version"
             )
-        while (head := self._take(HEAD_SIZE_BYTES)) != END_OF_STREAM:
-            told = parse_head(head)
-            yield partial(_decode, head + self._take(told.body_size), told.raw_size)
+        while (data := self._read_source(HEAD_SIZE_BYTES)) != END_OF_STREAM:
+            head = parse_head(data)
+            yield partial(_decode, data + self._read_source(head.body_size), head.raw_size)
 
-    def _take(self, size: int) -> bytes:
-        """Return so many bytes of the other file."""
+    def _read_source(self, size: int) -> bytes:
+        """Return `size` bytes of the other file."""
         pieces, missing = list[bytes](), size
         while missing:
             piece = self._source.read(missing)
             if not piece:
                 raise CheckpointCorruptError(
-                    f"a compressed stream ends where {missing:,} bytes more should be; "
-                    "load an earlier checkpoint"
+                    f"a compressed stream is truncated: {missing:,} bytes are missing; load an "
+                    "earlier checkpoint"
                 )
             pieces.append(piece)
             missing -= len(piece)

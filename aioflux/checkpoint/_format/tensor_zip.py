@@ -1,11 +1,11 @@
-"""Find the memory of a tensor in the zip that torch.save made of it, from its first bytes. Pure.
+"""The memory of a tensor in the zip that torch.save wrote, found by its first bytes. Pure.
 
     local header | data.pkl | ... | local header of data/0 | the tensor's bytes | ...
-                   ^ dtype, shape and strides                ^ `RawTensor.start`
+                   ^ dtype, shape and strides                ^ `ZippedTensor.start`
 
-torch.save writes without knowing sizes beforehand, so that a local header tells none, and a
-descriptor follows the bytes (PKWARE's APPNOTE 4.4.4, bit 3). data.pkl ends where its pickle does,
-and what else stands before the tensor is short. The pickle is read by a machine that runs no code.
+torch.save writes headers before it knows the sizes, so that a local header has none, and a
+descriptor follows the bytes (PKWARE's APPNOTE 4.4.4, bit 3). data.pkl ends with its pickle, and the
+other entries before the tensor are short. The pickle is read without running code.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from aioflux.checkpoint._format.safe_pickle import PickleError, run_pickle
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["HEAD_SIZE_BYTES", "RawTensor", "find_tensor"]
+__all__ = ["HEAD_SIZE_BYTES", "ZippedTensor", "find_tensor"]
 
 HEAD_SIZE_BYTES: Final = 1024
-"""What is read to find the tensor: it begins at byte 640 or 704 of what torch 2.0 to 2.13 wrote."""
+"""Bytes needed to find the tensor, which torch 2.0 to 2.13 write at byte 640 or 704."""
 
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
 _DESCRIPTOR = struct.Struct("<4sIII")
@@ -46,8 +46,8 @@ _DTYPES: Final = {
 _UNTYPED: Final = ("torch.storage", "UntypedStorage")
 
 
-class RawTensor(NamedTuple):
-    """Where the memory of a contiguous tensor lies in its item."""
+class ZippedTensor(NamedTuple):
+    """Dtype, shape and offset of a contiguous tensor in its item."""
 
     dtype: str
     """Name of its dtype, such as "float32"."""
@@ -57,67 +57,67 @@ class RawTensor(NamedTuple):
     """First byte of its memory in the item."""
 
 
-class _Storage(NamedTuple):
+class _StorageRef(NamedTuple):
     dtype: str
     key: str
 
 
-class _Tensor(NamedTuple):
-    storage: _Storage
+class _PickledTensor(NamedTuple):
+    storage: _StorageRef
     dtype: str
     shape: tuple[int, ...]
 
 
-class _Table:
-    """What the pickle of a plain tensor names; whatever else it names is unusual."""
+class _TensorGlobals:
+    """The globals in the pickle of a plain tensor."""
 
     def find(self, module: str, name: str) -> Any:
         return module, name
 
-    def call(self, what: Any, arguments: tuple[Any, ...]) -> Any:
-        if what == ("collections", "OrderedDict") and not arguments:
-            return ()  # hooks, of which a plain tensor has none
-        if what == ("torch._utils", "_rebuild_tensor_v2") and len(arguments) == 6:
-            return _tensor(*arguments[:4], arguments[5])
-        if what == ("torch._utils", "_rebuild_tensor_v3") and len(arguments) == 7:
-            return _tensor(*arguments[:4], arguments[5], arguments[6])
+    def call(self, found: Any, arguments: tuple[Any, ...]) -> Any:
+        if found == ("collections", "OrderedDict") and not arguments:
+            return ()  # of hooks: a plain tensor has none
+        if found == ("torch._utils", "_rebuild_tensor_v2") and len(arguments) == 6:
+            return _pickled_tensor(*arguments[:4], arguments[5])
+        if found == ("torch._utils", "_rebuild_tensor_v3") and len(arguments) == 7:
+            return _pickled_tensor(*arguments[:4], arguments[5], arguments[6])
         raise PickleError("it is not a plain tensor")
 
-    def make(self, what: Any, arguments: tuple[Any, ...]) -> Any:
+    def create(self, found: Any, arguments: tuple[Any, ...]) -> Any:
         raise PickleError("it is not a plain tensor")
 
-    def fill(self, instance: Any, state: Any) -> None:
+    def set_state(self, instance: Any, state: Any) -> None:
         raise PickleError("it is not a plain tensor")
 
-    def load(self, name: Any) -> Any:
-        if type(name) is not tuple or len(name) != 5:
+    def persistent_load(self, persistent_id: Any) -> Any:
+        if type(persistent_id) is not tuple or len(persistent_id) != 5:
             raise PickleError("it refers to no storage")
-        kind, storage, key, location, _ = name
+        kind, storage, key, location, _ = persistent_id
         if kind != "storage" or type(key) is not str or location == "meta":
             raise PickleError("it refers to no storage")
         if storage == _UNTYPED:
-            return _Storage("", key)
+            return _StorageRef("", key)
         if type(storage) is tuple and storage[0] == "torch" and storage[1] in _DTYPES:
-            return _Storage(_DTYPES[storage[1]], key)
+            return _StorageRef(_DTYPES[storage[1]], key)
         raise PickleError("its storage is unusual")
 
     def is_key(self, value: Any) -> bool:
         return False
 
 
-def _tensor(
+def _pickled_tensor(
     storage: Any, offset: Any, shape: Any, stride: Any, hooks: Any, dtype: Any = None
 ) -> Any:
-    if type(storage) is not _Storage or offset != 0 or hooks != ():
+    if type(storage) is not _StorageRef or offset != 0 or hooks != ():
         raise PickleError("it is a view")
     if not _is_shape(shape) or not _is_shape(stride) or len(shape) != len(stride):
         raise PickleError("its shape is none")
     if not _is_contiguous(shape, stride):
         raise PickleError("it is not contiguous")
     if dtype is None and storage.dtype:
-        return _Tensor(storage, storage.dtype, shape)
+        return _PickledTensor(storage, storage.dtype, shape)
     if type(dtype) is tuple and dtype[0] == "torch" and not storage.dtype:
-        return _Tensor(storage, dtype[1], shape)
+        return _PickledTensor(storage, dtype[1], shape)
     raise PickleError("its dtype is unusual")
 
 
@@ -136,12 +136,12 @@ def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
-def find_tensor(head: bytes) -> RawTensor | None:
-    """Return where the tensor lies in an item that begins with `head`.
+def find_tensor(head: bytes) -> ZippedTensor | None:
+    """Return the tensor in an item that begins with `head`.
 
     Returns:
-        None where that cannot be told: `head` is too short, or the item holds something else than
-        one plain contiguous tensor that is stored as it is. `torch.load` of the whole item tells.
+        None if `head` is too short, or if the item holds something else than one plain contiguous
+        tensor that is not compressed: then `torch.load` must read the whole item.
     """
     tensor: Any = None
     if sys.byteorder != "little":
@@ -150,18 +150,18 @@ def find_tensor(head: bytes) -> RawTensor | None:
         root, _, entry = name.partition("/")
         if entry == "data.pkl":
             try:
-                tensor, _ = run_pickle(head[start:], _Table())
+                tensor, _ = run_pickle(head[start:], _TensorGlobals())
             except PickleError:
                 return None
         elif entry == "byteorder" and head[start : start + 6] != b"little":
             return None
-        elif type(tensor) is _Tensor and name == f"{root}/data/{tensor.storage.key}":
-            return RawTensor(tensor.dtype, tensor.shape, start)
+        elif type(tensor) is _PickledTensor and name == f"{root}/data/{tensor.storage.key}":
+            return ZippedTensor(tensor.dtype, tensor.shape, start)
     return None
 
 
 def _entries(head: bytes) -> Iterator[tuple[str, int]]:
-    """Yield the name of each entry and where its bytes begin, while these can be followed."""
+    """Yield name and first byte of the entries, as far as `head` and their headers allow."""
     at = 0
     while at + _LOCAL.size <= len(head):
         fields = _LOCAL.unpack_from(head, at)
@@ -178,7 +178,7 @@ def _entries(head: bytes) -> Iterator[tuple[str, int]]:
 
 
 def _descriptor_end(head: bytes, start: int) -> int | None:
-    """Return where the descriptor of the entry ends whose bytes begin at `start`."""
+    """Return the end of the descriptor of the entry whose bytes begin at `start`."""
     at = head.find(b"PK\x07\x08", start)
     while at >= 0 and at + _DESCRIPTOR.size <= len(head):
         if _DESCRIPTOR.unpack_from(head, at)[2] == at - start:

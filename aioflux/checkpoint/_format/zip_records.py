@@ -1,4 +1,4 @@
-"""The CRC-32 that a zip archive has of each of its entries, compared with their bytes.
+"""The CRC-32 of the entries of a zip archive, compared with their bytes.
 
 torch.save writes them, and neither torch.load nor torch's C++ reader compares them.
 """
@@ -20,11 +20,11 @@ __all__ = ["ZIP_MAGIC", "compare_records"]
 ZIP_MAGIC: Final = b"PK\x03\x04"
 
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
-"""Signature, and lengths of the name and of the extra field, which are before the bytes (PKWARE's
-APPNOTE 4.3.7)."""
+"""Signature, and lengths of the name and of the extra field before the bytes (PKWARE's APPNOTE
+4.3.7)."""
 
 _IS_DIRECTORY: Final = 0x10
-"""Attribute of MS-DOS, the one that torch's reader looks at."""
+"""Attribute of MS-DOS, which torch's reader uses."""
 
 _UNREADABLE: Final = (
     zipfile.BadZipFile,
@@ -34,13 +34,13 @@ _UNREADABLE: Final = (
     struct.error,
     zlib.error,
 )
-"""Errors of a directory that is damaged, or of an archive that torch cannot read either."""
+"""Errors of a damaged directory, or of an archive that torch cannot read either."""
 
 
 def compare_records(file: mmap.mmap, uri: str) -> None:
     """Compare the bytes of a zip archive with the CRC-32 of its entries; 1.3 s for each GB.
 
-    An archive whose entries have none (0), and what is no zip archive, pass.
+    An archive whose entries have none (0), and a file that is no zip archive, pass.
 
     Args:
         file: The archive.
@@ -80,9 +80,9 @@ def _find_problem(file: mmap.mmap) -> str:
 
 
 def _crc32(data: memoryview, entry: zipfile.ZipInfo) -> int | None:
-    """Return the CRC-32 of what an entry holds, or None if it holds something of another size."""
+    """Return the CRC-32 of the content of an entry, or None if its size differs."""
     if entry.external_attr & _IS_DIRECTORY and entry.file_size:
-        raise ValueError(f"{entry.filename} is called a directory")  # torch reads nothing of it
+        raise ValueError(f"{entry.filename} is marked as a directory")  # torch reads nothing of it
     if entry.compress_type == zipfile.ZIP_STORED:
         return zlib.crc32(data) if data.nbytes == entry.file_size else None
     if entry.compress_type != zipfile.ZIP_DEFLATED:

@@ -1,8 +1,8 @@
-"""Read the metadata of a distributed checkpoint without running what its pickle says.
+"""The metadata of a distributed checkpoint, decoded without running code of its pickle.
 
-What `torch.distributed.checkpoint` writes from torch 2.0 to 2.13 holds nine classes, torch.Size,
-dtypes, layouts and plain values. They are made here from fields that are checked one by one; a
-pickle that names anything else is refused, and nothing it names is ever imported or called.
+The metadata of torch 2.0 to 2.13 holds nine classes, torch.Size, dtypes, layouts and plain values.
+They are created here from fields that are checked one by one. A pickle with any other global is
+rejected, and no global is imported or called.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ T = TypeVar("T")
 
 _METADATA: Final = "torch.distributed.checkpoint.metadata"
 _OLD: Final = "torch.distributed._shard.sharded_tensor.metadata"
-"""Where torch before 2.3 had the properties of tensors."""
+"""The module of TensorProperties before torch 2.3."""
 
 _MAX_DIMENSIONS: Final = 64
 _MAX_SIZE: Final = 2**62
 
 
 class _Path:
-    """Stands for the classes of pathlib, of which one cannot be made on every system."""
+    """A stand-in for the classes of pathlib, which cannot all be created on every system."""
 
 
 _CLASSES: Final[dict[tuple[str, str], Any]] = {
@@ -78,7 +78,7 @@ _CLASSES: Final[dict[tuple[str, str], Any]] = {
 _DTYPES: Final = {name: each for name, each in vars(torch).items() if type(each) is torch.dtype}
 _LAYOUTS: Final = {str(each): each for each in vars(torch).values() if type(each) is torch.layout}
 
-_MADE: Final = frozenset(
+_CREATED: Final = frozenset(
     {
         Metadata,
         MetadataIndex,
@@ -158,41 +158,41 @@ _REQUIRED: Final = {
 }
 
 
-class _Metadata:
-    """The table of a pickle of `Metadata`."""
+class _MetadataGlobals:
+    """The globals in the pickle of `Metadata`."""
 
     def find(self, module: str, name: str) -> Any:
         found = _CLASSES.get((module, name))
         if found is None and module == "torch":
             found = _DTYPES.get(name)
         if found is None:
-            raise PickleError(f"it names {module[:80]}.{name[:80]}, which metadata does not hold")
+            raise PickleError(f"it names {module[:80]}.{name[:80]}, which metadata never holds")
         return found
 
-    def call(self, what: Any, arguments: tuple[Any, ...]) -> Any:
-        if what is torch.Size:
+    def call(self, found: Any, arguments: tuple[Any, ...]) -> Any:
+        if found is torch.Size:
             return _size(*_only(arguments))
-        if what is torch.layout:
+        if found is torch.layout:
             return _lookup(_LAYOUTS, _only(arguments), "layout")
-        if what is _MEM_FORMAT_ENCODING:
+        if found is _MEM_FORMAT_ENCODING:
             return _lookup(_ENCODINGS, _only(arguments), "memory format")
-        if what is OrderedDict and not arguments:
+        if found is OrderedDict and not arguments:
             return OrderedDict()
-        if what is _Path and all(map(_is_text, arguments)):
+        if found is _Path and all(map(_is_text, arguments)):
             return _path(arguments)
         raise PickleError("it calls what may not be called")
 
-    def make(self, what: Any, arguments: tuple[Any, ...]) -> Any:
-        if arguments or type(what) is not type or what not in _MADE:
-            raise PickleError("it makes an instance of what has none")
-        return object.__new__(what)
+    def create(self, found: Any, arguments: tuple[Any, ...]) -> Any:
+        if arguments or type(found) is not type or found not in _CREATED:
+            raise PickleError("it creates an instance of something else")
+        return object.__new__(found)
 
-    def fill(self, instance: Any, state: Any) -> None:
+    def set_state(self, instance: Any, state: Any) -> None:
         kind = type(instance)
-        if kind not in _MADE or instance.__dict__:
-            raise PickleError("it gives fields to what takes none")
+        if kind not in _CREATED or instance.__dict__:
+            raise PickleError("it sets fields of something else")
         if kind is TensorProperties:
-            _fill_properties(instance, state)
+            _set_properties(instance, state)
             return
         checks = _FIELDS[kind]
         if type(state) is not dict or not _REQUIRED.get(kind, set()) <= state.keys():
@@ -200,11 +200,11 @@ class _Metadata:
         for name, value in state.items():
             check = checks.get(name)
             if check is None or not check(value):
-                raise PickleError(f"a {kind.__name__} has a field that does not fit")
+                raise PickleError(f"a {kind.__name__} has an invalid field")
         instance.__dict__.update(state)
 
-    def load(self, name: Any) -> Any:
-        raise PickleError("it refers to something outside")
+    def persistent_load(self, persistent_id: Any) -> Any:
+        raise PickleError("it has a persistent id")
 
     def is_key(self, value: Any) -> bool:
         return type(value) is MetadataIndex and "fqn" in value.__dict__
@@ -215,7 +215,7 @@ _ENCODINGS: Final = {each.value: each for each in _MEM_FORMAT_ENCODING}
 
 def _only(arguments: tuple[Any, ...]) -> tuple[Any]:
     if len(arguments) != 1:
-        raise PickleError(f"it calls with {len(arguments)} arguments where one is taken")
+        raise PickleError(f"it calls with {len(arguments)} arguments instead of one")
     return (arguments[0],)
 
 
@@ -227,7 +227,7 @@ def _size(value: Any) -> torch.Size:
 
 def _lookup(table: dict[Any, T], argument: tuple[Any], what: str) -> T:
     if type(argument[0]) not in {str, int} or argument[0] not in table:
-        raise PickleError(f"it names a {what} that there is not")
+        raise PickleError(f"it names an unknown {what}")
     return table[argument[0]]
 
 
@@ -236,10 +236,10 @@ def _path(parts: tuple[Any, ...]) -> str:
     return str(kind(*parts))
 
 
-def _fill_properties(instance: TensorProperties, state: Any) -> None:
+def _set_properties(instance: TensorProperties, state: Any) -> None:
     kinds = (torch.dtype, torch.layout, bool, _MEM_FORMAT_ENCODING, bool)
     if type(state) is not tuple or tuple(map(type, state)) != kinds:
-        raise PickleError("the properties of a tensor do not fit")
+        raise PickleError("the properties of a tensor are invalid")
     instance.__setstate__(state)  # type: ignore[no-untyped-call]
 
 
@@ -247,37 +247,36 @@ def decode_metadata(data: bytes, *, uri: str, is_partial: bool = False) -> Metad
     """Return the metadata whose pickle `data` begins with.
 
     Args:
-        data: The pickle; what stands behind it is not looked at.
-        uri: The object that it came from, for errors.
-        is_partial: It is of one rank, and may tell of a part of each tensor only.
+        data: The pickle, and any bytes after it.
+        uri: Of its object, for errors.
+        is_partial: It is of one rank, and may hold only parts of tensors.
 
     Raises:
-        CheckpointCorruptError: It is damaged, contradicts itself, or holds what metadata does not:
-            nothing of that was executed.
+        CheckpointCorruptError: It is damaged, contradicts itself, or holds more than metadata;
+            nothing of it was run.
     """
     try:
-        metadata, _ = run_pickle(data, _Metadata())
+        metadata, _ = run_pickle(data, _MetadataGlobals())
         _check(metadata, is_partial=is_partial)
     except PickleError as exc:
         raise CheckpointCorruptError(
-            f"{uri} is no metadata that can be trusted: {exc}; nothing was executed. Load an "
-            "earlier checkpoint"
+            f"{uri} holds no valid metadata: {exc}; nothing was run; load an earlier checkpoint"
         ) from exc
     return metadata  # type: ignore[no-any-return]
 
 
 def _check(metadata: Any, *, is_partial: bool) -> None:
-    """Raise PickleError where metadata contradicts itself."""
+    """Raise PickleError if metadata contradicts itself."""
     if type(metadata) is not Metadata or "state_dict_metadata" not in metadata.__dict__:
-        raise PickleError("it holds something else")
+        raise PickleError("it is no Metadata")
     for name, each in metadata.state_dict_metadata.items():
         if type(name) is not str or type(each) not in {TensorStorageMetadata, BytesStorageMetadata}:
-            raise PickleError("what it says of a value does not fit")
+            raise PickleError("an entry of state_dict_metadata is invalid")
         if type(each) is TensorStorageMetadata:
             _check_tensor(name, each, is_partial=is_partial)
     for index, info in (metadata.storage_data or {}).items():
         if type(index) is not MetadataIndex or type(info) is not _StorageInfo or not info.__dict__:
-            raise PickleError("what it says of an object does not fit")
+            raise PickleError("an entry of storage_data is invalid")
         if not _is_below(info.relative_path):
             raise PickleError("it names an object outside of the checkpoint")
 
@@ -286,15 +285,15 @@ def _check_tensor(name: str, tensor: TensorStorageMetadata, *, is_partial: bool)
     if "chunks" not in tensor.__dict__ or not tensor.properties.__dict__:
         raise PickleError("a tensor is incomplete")
     if math.prod(tensor.size) > _MAX_SIZE:
-        raise PickleError(f"{name[:200]!r} is larger than anything")
+        raise PickleError(f"{name[:200]!r} is too large")
     for each in tensor.chunks:
         if type(each) is not ChunkStorageMetadata or not each.__dict__:
-            raise PickleError("a tensor consists of something else")
+            raise PickleError("a part of a tensor is invalid")
         if not len(each.offsets) == len(each.sizes) == len(tensor.size) or any(
             offset + size > whole
             for offset, size, whole in zip(each.offsets, each.sizes, tensor.size, strict=True)
         ):
-            raise PickleError(f"a part of {name[:200]!r} lies outside of it")
+            raise PickleError(f"a part of {name[:200]!r} is outside of it")
     parts = {(tuple(each.offsets), tuple(each.sizes)) for each in tensor.chunks}
     parts = {part for part in parts if math.prod(part[1])}
     if not _are_disjoint(sorted(parts)):
@@ -304,10 +303,10 @@ def _check_tensor(name: str, tensor: TensorStorageMetadata, *, is_partial: bool)
 
 
 def _are_disjoint(parts: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
-    """Tell whether no two parts, sorted by their offsets, share an element.
+    """Return whether no two parts, sorted by their offsets, share an element.
 
-    Compares each with those before it that reach its first row: few, where a tensor was cut by
-    rows, and those of one row of a grid otherwise.
+    Compares each with those before it that reach its first row: few if a tensor is sharded by rows,
+    and those of one row of a grid otherwise.
     """
     if parts and not parts[0][0]:
         return len(parts) == 1  # a number
@@ -330,5 +329,5 @@ _OUTSIDE = re.compile(r"(?:^|[/\\])\.\.?(?:[/\\]|$)|^[/\\]|//|^$|\0")
 
 
 def _is_below(key: str) -> bool:
-    """Tell whether a key stays below its prefix, in a directory, too."""
+    """Return whether a key stays below its prefix, also as a path."""
     return _OUTSIDE.search(key) is None

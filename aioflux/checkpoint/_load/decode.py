@@ -1,7 +1,7 @@
-"""Whole items to what they hold: values, and tensors whose memory cannot be read by ranges.
+"""Decoding of whole items: values, and tensors whose memory cannot be read by ranges.
 
-Nothing that an item says is executed: `torch.load` reads with `weights_only`, and transforms are
-those of a registry that the caller filled.
+No item runs code: `torch.load` reads with `weights_only`, and transforms are those of a registry
+that the caller filled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import torch
 
 from aioflux.checkpoint._format.tensor_zip import HEAD_SIZE_BYTES, find_tensor
-from aioflux.checkpoint._load.units import as_elements, narrow
+from aioflux.checkpoint._load.copies import as_elements, narrow
 from aioflux.errors import CheckpointCorruptError, CheckpointError
 
 if TYPE_CHECKING:
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint._extension import ExtensionRegistry
 
-    from aioflux.checkpoint._load.source import Stored
-    from aioflux.checkpoint._load.units import Wanted
+    from aioflux.checkpoint._load.copies import TensorTarget
+    from aioflux.checkpoint._load.stored_checkpoint import LocatedItem
 
 __all__ = ["as_bytes", "copy_item", "default_registry", "find_memory", "load_value", "untransform"]
 
 _MAX_RATIO: Final = 1024
 _MIN_BOUND_BYTES: Final = 64 * 1024 * 1024
-"""A value that is transformed becomes at most so many times as long, or so long."""
+"""A value becomes at most so many times, or so many bytes, long when its transforms are undone."""
 
 _ZIP_BYTES: Final = 64 * 1024
-"""What a zip adds to the tensor in it, at most."""
+"""Bytes of a zip beside the tensor in it, at most."""
 
 
 def default_registry() -> ExtensionRegistry:
-    """Return the transforms that are known without being told: torch's own, and ours."""
+    """Return the registry of torch's own transforms and of `ZStandard`."""
     from torch.distributed.checkpoint._extension import ExtensionRegistry
 
     from aioflux.checkpoint.compression import ZStandard
@@ -47,12 +47,12 @@ def default_registry() -> ExtensionRegistry:
 
 
 def as_bytes(data: torch.Tensor) -> memoryview:
-    """Return a flat tensor of bytes as what files and pickles take."""
+    """Return the memory of a flat tensor of bytes."""
     return data.numpy().data
 
 
-def find_memory(head: torch.Tensor, wanted: Wanted, uri: str) -> int | None:
-    """Return where in its item the memory of a wanted tensor begins, None where that is not told.
+def find_memory(head: torch.Tensor, target: TensorTarget, uri: str) -> int | None:
+    """Return the first byte of a tensor's memory in its item, or None if it is unknown.
 
     Raises:
         CheckpointCorruptError: The item holds another tensor than the metadata says.
@@ -60,71 +60,74 @@ def find_memory(head: torch.Tensor, wanted: Wanted, uri: str) -> int | None:
     found = find_tensor(bytes(as_bytes(head[:HEAD_SIZE_BYTES])))
     if found is None:
         return None
-    sizes, dtype = wanted.shape
+    sizes, dtype = target.shape
     if found.shape != sizes or f"torch.{found.dtype}" != str(dtype):
-        raise _corrupt(uri, wanted, f"it is {found.dtype} of {found.shape}, not {dtype} of {sizes}")
+        what = f"it is {found.dtype} of {found.shape}, not {dtype} of {sizes}"
+        raise _corrupt(uri, target, what)
     if (
-        found.start + wanted.shape.num_bytes > wanted.stored.length
-        and not wanted.stored.descriptors
+        found.start + target.shape.num_bytes > target.stored.length
+        and not target.stored.descriptors
     ):
-        raise _corrupt(uri, wanted, "it is longer than its item")
+        raise _corrupt(uri, target, "it is longer than its item")
     return found.start
 
 
-def copy_item(data: torch.Tensor, wanted: Wanted, uri: str, registry: ExtensionRegistry) -> None:
-    """Copy what is wanted out of all bytes of its item.
+def copy_item(
+    data: torch.Tensor, target: TensorTarget, uri: str, registry: ExtensionRegistry
+) -> None:
+    """Copy a part of a tensor from all bytes of its item.
 
     Raises:
-        CheckpointCorruptError: The item holds something else.
+        CheckpointCorruptError: The item holds another tensor.
     """
-    if wanted.stored.descriptors:
-        bound = wanted.shape.num_bytes + _ZIP_BYTES
-        data = untransform(data, wanted.name, wanted.stored, uri, registry, bound=bound)
-    start = find_memory(data, wanted, uri)
-    sizes, dtype = wanted.shape
+    if target.stored.descriptors:
+        bound = target.shape.num_bytes + _ZIP_BYTES
+        data = untransform(data, target.name, target.stored, uri, registry, bound=bound)
+    start = find_memory(data, target, uri)
+    sizes, dtype = target.shape
     if start is None:
-        tensor = _load_tensor(data, wanted, uri)
+        tensor = _load_tensor(data, target, uri)
     else:
-        memory = data[start : start + wanted.shape.num_bytes]
-        if memory.numel() != wanted.shape.num_bytes:
-            raise _corrupt(uri, wanted, "it ends early")
+        memory = data[start : start + target.shape.num_bytes]
+        if memory.numel() != target.shape.num_bytes:
+            raise _corrupt(uri, target, "it is truncated")
         tensor = as_elements(memory, dtype).view(sizes)
-    wanted.target.copy_(narrow(tensor, wanted.offsets, wanted.lengths))
+    target.tensor.copy_(narrow(tensor, target.offsets, target.lengths))
 
 
-def _load_tensor(data: torch.Tensor, wanted: Wanted, uri: str) -> torch.Tensor:
+def _load_tensor(data: torch.Tensor, target: TensorTarget, uri: str) -> torch.Tensor:
     try:
-        _refuse_packed(as_bytes(data))
+        _require_plain_zip(as_bytes(data))
         tensor = torch.load(io.BytesIO(as_bytes(data)), map_location="cpu", weights_only=True)
     except Exception as exc:  # of many kinds, for whatever is wrong with the bytes
-        raise _corrupt(uri, wanted, f"torch.load says {_first_line(exc)}") from exc
-    if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != wanted.shape.sizes:
-        raise _corrupt(uri, wanted, f"it holds no tensor of {wanted.shape.sizes}")
+        raise _corrupt(uri, target, f"torch.load says {_first_line(exc)}") from exc
+    if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != target.shape.sizes:
+        raise _corrupt(uri, target, f"it holds no tensor of {target.shape.sizes}")
     return tensor
 
 
 def untransform(
     data: torch.Tensor,
     name: str,
-    stored: Stored,
+    stored: LocatedItem,
     uri: str,
     registry: ExtensionRegistry,
     *,
     bound: int | None = None,
 ) -> torch.Tensor:
-    """Return what an item was before its transforms.
+    """Undo the transforms of an item, and return its bytes.
 
     Args:
         data: All bytes of the item.
-        name: What it holds, for errors.
-        stored: Where it lies, and its transforms.
+        name: Name of the value, for errors.
+        stored: The item.
         uri: Of its object, for errors.
-        registry: Knows the transforms.
-        bound: Bytes that it was, at most; a multiple of what is stored by default.
+        registry: The known transforms.
+        bound: Bytes of the result, at most; by default a multiple of the stored bytes.
 
     Raises:
         CheckpointError: A transform is unknown.
-        CheckpointCorruptError: It cannot be undone, or gives more than can be.
+        CheckpointCorruptError: One cannot be undone, or its result is too long.
     """
     if bound is None:
         bound = max(_MIN_BOUND_BYTES, _MAX_RATIO * stored.length)
@@ -132,8 +135,8 @@ def untransform(
         extensions: Sequence[Any] = registry.from_descriptor_list(stored.descriptors)
     except ValueError as exc:
         raise CheckpointError(
-            f"{name!r} in {uri} is transformed by {', '.join(stored.descriptors)}, which this load "
-            f"does not know: {exc}; register it, and pass the registry as extension_registry="
+            f"{name!r} in {uri} is transformed by {', '.join(stored.descriptors)}, which is not "
+            f"registered: {exc}; register it, and pass the registry as extension_registry="
         ) from exc
     stream: IO[bytes] = io.BytesIO(as_bytes(data))
     try:
@@ -155,7 +158,7 @@ def _read_bounded(stream: IO[bytes], bound: int) -> bytearray:
     while piece := stream.read(min(1 << 20, bound + 1 - len(whole))):
         whole += piece
         if len(whole) > bound:
-            raise ValueError(f"it gives more than {bound} bytes")
+            raise ValueError(f"it is longer than {bound} bytes")
     return whole
 
 
@@ -174,20 +177,20 @@ def load_value(
         name: Of the value, for errors.
         uri: Of its object, for errors.
         map_location: Device of tensors in it.
-        weights_only: Refuse a pickle that asks for more than tensors and plain values.
+        weights_only: Refuse a pickle of more than tensors and plain values.
 
     Raises:
-        CheckpointError: Its pickle asks for more than `weights_only` lets it have.
+        CheckpointError: `weights_only`, and it is a pickle of more.
         CheckpointCorruptError: It cannot be read.
     """
     try:
-        _refuse_packed(data)
+        _require_plain_zip(data)
         file = io.BytesIO(data)
         return torch.load(file, map_location=map_location, weights_only=weights_only)
     except pickle.UnpicklingError as exc:
         raise CheckpointError(
             f"{name!r} in {uri} is not loaded: its pickle holds what weights_only=True refuses "
-            f"({_first_line(exc)}); nothing of it was executed. Name its classes to "
+            f"({_first_line(exc)}); nothing of it was run. Pass its classes to "
             "torch.serialization.add_safe_globals, or pass weights_only=False for checkpoints that "
             "you trust as you trust code"
         ) from exc
@@ -198,12 +201,12 @@ def load_value(
         ) from exc
 
 
-def _refuse_packed(data: memoryview) -> None:
-    """Raise an error for a zip that holds more than it has bytes: torch.save packs nothing.
+def _require_plain_zip(data: memoryview) -> None:
+    """Check that the entries of a zip are not compressed: torch.save never does that.
 
     Raises:
-        ValueError: It does.
-        zipfile.BadZipFile: It is no whole zip.
+        ValueError: They are, or are longer than the zip.
+        zipfile.BadZipFile: It is no complete zip.
     """
     if bytes(data[:2]) != b"PK":
         return
@@ -211,7 +214,7 @@ def _refuse_packed(data: memoryview) -> None:
         entries = archive.infolist()
     is_packed = any(each.compress_type != zipfile.ZIP_STORED for each in entries)
     if is_packed or sum(each.file_size for each in entries) > data.nbytes:
-        raise ValueError("its zip is packed, which torch.save never does")
+        raise ValueError("its zip is compressed, as torch.save never does")
 
 
 def _first_line(error: BaseException) -> str:
@@ -219,8 +222,8 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
-def _corrupt(uri: str, wanted: Wanted, what: str) -> CheckpointCorruptError:
+def _corrupt(uri: str, target: TensorTarget, what: str) -> CheckpointCorruptError:
     return CheckpointCorruptError(
-        f"{uri} is damaged: {wanted.name!r} in it is not what the metadata says: {what}; load an "
+        f"{uri} is damaged: {target.name!r} in it differs from the metadata: {what}; load an "
         "earlier checkpoint"
     )

@@ -1,267 +1,216 @@
-"""Bring what a load wants: all of it is planned first, then read in parallel on one store.
+"""The fetch of a load: all reads are planned, run in parallel, and copied to their targets.
 
-    wanted -> where its memory lies -> units -> reads of each object -> the event loop: ranges,
-                                                                        verified, decoded
-    thread that loads <- several at a time: copied to their targets, items done
+    targets -> start of each tensor's memory -> copies -> reads of each object
+    event loop           reads ranges, verifies and decodes them (`run_reads`)
+    thread that loads    copies the pieces to their targets, several at a time
 
-What lies as it is needed goes from the socket into the target's memory; the rest through buffers,
-no more than `TransferOptions.max_in_flight_bytes` of them, that are used again.
+Contiguous bytes go from the socket into the target's memory; the others through buffers of at most
+`TransferOptions.max_in_flight_bytes` together, which are used again.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from aioflux import _bridge
-from aioflux._values.meta import ObjectMeta
 from aioflux.checkpoint._format.tensor_zip import HEAD_SIZE_BYTES
+from aioflux.checkpoint._load.copies import (
+    FramesCopy,
+    ItemCopy,
+    TensorTarget,
+    ValueTarget,
+    plan_tensor_copies,
+)
+from aioflux.checkpoint._load.data_objects import DataObjects
 from aioflux.checkpoint._load.decode import copy_item, find_memory, untransform
 from aioflux.checkpoint._load.plan import plan_reads
-from aioflux.checkpoint._load.run_reads import Job, run_jobs
-from aioflux.checkpoint._load.units import Frames, Unit, Wanted, item_unit, tensor_units
-from aioflux.checkpoint._store.commits import each_bounded, uri_below
-from aioflux.checkpoint._store.objects import read_range
-from aioflux.errors import CheckpointCorruptError, NotFoundError, PreconditionFailedError
+from aioflux.checkpoint._load.run_reads import ObjectRead, run_reads
+from aioflux.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import torch
     from torch.distributed.checkpoint._extension import ExtensionRegistry
 
-    from aioflux.checkpoint._load.source import Source, Stored
+    from aioflux.checkpoint._load.copies import RangeCopy
+    from aioflux.checkpoint._load.stored_checkpoint import LocatedItem, StoredCheckpoint
     from aioflux.store import Store
 
-__all__ = ["WantedValue", "fetch"]
+__all__ = ["fetch"]
 
 _SMALL_BYTES: Final = 64 * 1024
-"""Items of stock DCP up to here are read whole: finding the tensor first costs a request."""
-
-
-@dataclass(frozen=True, slots=True)
-class WantedValue:
-    """A value that is no tensor, and who takes the bytes of its item."""
-
-    name: str
-    stored: Stored
-    take: Callable[[torch.Tensor], None]
-
-
-@dataclass(frozen=True)
-class _Place:
-    """One data object, as it is read."""
-
-    meta: ObjectMeta
-    block_size: int = 1
+"""Items of stock DCP up to this size are read whole: to find the tensor first costs a request."""
 
 
 def fetch(
     store: Store,
-    source: Source,
-    wants: Sequence[Wanted | WantedValue],
+    checkpoint: StoredCheckpoint,
+    targets: Sequence[TensorTarget | ValueTarget],
     *,
     registry: ExtensionRegistry,
     done: Callable[[int], None],
     is_verified: bool = True,
 ) -> None:
-    """Bring all that is wanted into its targets.
+    """Load all targets.
 
     Args:
-        store: Opened at the checkpoint, by `open_checkpoint`.
-        source: The checkpoint.
-        wants: What is wanted.
-        registry: Transforms of items that stock DCP wrote.
-        done: Called in this thread with the number of each want whose target is complete.
-        is_verified: Compare blocks with the checksums of the commit, where there is one.
+        store: The checkpoint, opened by `open_checkpoint`.
+        checkpoint: Its commit and metadata.
+        targets: Tensors and values to load.
+        registry: Transforms of items of stock DCP.
+        done: Called in this thread with the index of each target that is complete.
+        is_verified: Compare blocks with the checksums of the commit, if there is one.
 
     Raises:
-        CheckpointCorruptError: What is stored is not what was saved. Targets may hold parts of it.
-        StorageError: It could not be read.
+        CheckpointCorruptError: The bytes are not those that were saved. Targets may be loaded in
+            part.
+        StorageError: They could not be read.
     """
-    _Load(store, source, registry, is_verified).run(wants, done)
+    objects = DataObjects(store, checkpoint, is_verified=is_verified)
+    _bridge.run(objects.find(sorted({each.stored.key for each in targets})))
+    for target in targets:
+        _check_bounds(objects, target.name, target.stored)
+    starts = _find_memories(objects, targets)
+    copies = [
+        (target.stored.key, index, copy)
+        for index, target in enumerate(targets)
+        for copy in _plan_copies(objects, target, starts.get(index), registry)
+    ]
+    reads = _plan_object_reads(objects, copies)
+    num_missing = Counter(index for read in reads for index, _ in read.copies)
+    for index in range(len(targets)):
+        if not num_missing[index]:  # it has no elements
+            done(index)
+    for index in _run(objects, reads):
+        num_missing[index] -= 1
+        if not num_missing[index]:
+            done(index)
 
 
-@dataclass
-class _Load:
-    store: Store
-    source: Source
-    registry: ExtensionRegistry
-    is_verified: bool
-    places: dict[str, _Place] = field(default_factory=dict)
-
-    def run(self, wants: Sequence[Wanted | WantedValue], done: Callable[[int], None]) -> None:
-        keys = sorted({each.stored.key for each in wants})
-        self.places = _bridge.run(self._find(keys))
-        for want in wants:
-            self._check_bounds(want.name, want.stored)
-        starts = self._find_memories(wants)
-        units, owners, missing = list[Unit](), dict[int, int](), [0] * len(wants)
-        keys_of: list[str] = []
-        for number, want in enumerate(wants):
-            for unit in self._units(want, starts.get(number)):
-                owners[id(unit)] = number
-                units.append(unit)
-                keys_of.append(want.stored.key)
-        jobs = self._jobs(units, keys_of)
-        for job in jobs:
-            for unit in job.units:
-                missing[owners[id(unit)]] += 1
-        for number, num_missing in enumerate(missing):
-            if not num_missing:  # nothing of it is stored: it has no elements
-                done(number)
-
-        def finished(unit: Unit) -> None:
-            number = owners[id(unit)]
-            missing[number] -= 1
-            if not missing[number]:
-                done(number)
-
-        self._execute(jobs, finished)
-
-    async def _find(self, keys: Sequence[str]) -> dict[str, _Place]:
-        """Return what is known of each object; those of stock DCP are asked for, and pinned."""
-
-        async def find(key: str) -> _Place:
-            stored = self.source.objects.get(key)
-            if stored is None:
-                return _Place(await self._head(key))
-            uri = uri_below(self.store, key)
-            generation = stored.generation if self.source.is_pinned else ""
-            meta = ObjectMeta(key=key, uri=uri, size=stored.size, generation=generation)
-            return _Place(meta, stored.block_size if self.is_verified else 1)
-
-        found = await each_bounded(find, keys)
-        return dict(zip(keys, found, strict=True))
-
-    async def _head(self, key: str) -> ObjectMeta:
-        try:
-            return await self.store.head(key)
-        except NotFoundError as exc:
-            raise self._missing(uri_below(self.store, key)) from exc
-
-    def _missing(self, uri: str) -> CheckpointCorruptError:
-        return CheckpointCorruptError(
-            f"{uri} is missing, or not the object that was there when the load began; load an "
-            "earlier checkpoint"
+def _check_bounds(objects: DataObjects, name: str, stored: LocatedItem) -> None:
+    size, end = objects.size_of(stored.key), stored.offset + stored.length
+    if end > size:
+        raise CheckpointCorruptError(
+            f"{objects.uri_of(stored.key)} is truncated: it has {size} bytes, and {name!r} in it "
+            f"ends at {end}; load an earlier checkpoint"
         )
 
-    def _check_bounds(self, name: str, stored: Stored) -> None:
-        meta = self.places[stored.key].meta
-        if stored.offset + stored.length > meta.size:
-            raise CheckpointCorruptError(
-                f"{meta.uri} was cut off: it has {meta.size} bytes, and {name!r} in it ends at "
-                f"{stored.offset + stored.length}; load an earlier checkpoint"
-            )
 
-    def _find_memories(self, wants: Sequence[Wanted | WantedValue]) -> dict[int, int]:
-        """Return where in its object the memory of each tensor begins, as far as that is told."""
-        starts: dict[int, int] = {}
-        unknown: list[tuple[int, Wanted]] = []
-        for number, want in enumerate(wants):
-            if not isinstance(want, Wanted):
-                continue
-            if want.stored.item is not None:
-                if start := self._told_memory(want):
-                    starts[number] = start
-            elif want.stored.length > _SMALL_BYTES and not want.stored.descriptors:
-                unknown.append((number, want))
-        if unknown:
-            self._look(unknown, starts)
-        return starts
+def _find_memories(
+    objects: DataObjects, targets: Sequence[TensorTarget | ValueTarget]
+) -> dict[int, int]:
+    """Return the first byte of each tensor's memory in its object, by index, if it is known."""
+    starts: dict[int, int] = {}
+    unknown: list[tuple[int, TensorTarget]] = []
+    for index, target in enumerate(targets):
+        if not isinstance(target, TensorTarget):
+            continue
+        if target.stored.item is not None:
+            if start := _known_memory(objects.checkpoint, target):
+                starts[index] = start
+        elif target.stored.length > _SMALL_BYTES and not target.stored.descriptors:
+            unknown.append((index, target))
+    if unknown:
+        _search_memories(objects, unknown, starts)
+    return starts
 
-    def _told_memory(self, want: Wanted) -> int:
-        item = want.stored.item
-        assert item is not None
-        end = item.data_start + (item.frame_ends or (item.data_size,))[-1]
-        is_within = item.offset <= item.data_start <= end <= item.offset + item.length
-        if item.data_start and not (is_within and item.data_size == want.shape.num_bytes):
-            raise self.source.corrupt(f"commit and metadata differ in what {want.name!r} is")
-        return item.data_start
 
-    def _look(self, unknown: Sequence[tuple[int, Wanted]], starts: dict[int, int]) -> None:
-        """Read the first bytes of items of stock DCP, which tell where the memory begins."""
+def _known_memory(checkpoint: StoredCheckpoint, target: TensorTarget) -> int:
+    """Return the first byte of a tensor's memory by the commit, or 0."""
+    item = target.stored.item
+    assert item is not None
+    end = item.data_start + (item.frame_ends or (item.data_size,))[-1]
+    is_within = item.offset <= item.data_start <= end <= item.offset + item.length
+    if item.data_start and not (is_within and item.data_size == target.shape.num_bytes):
+        raise checkpoint.corrupt_error(f"commit and metadata differ in the size of {target.name!r}")
+    return item.data_start
 
-        def see(number: int, want: Wanted, head: torch.Tensor) -> None:
-            start = find_memory(head, want, self.places[want.stored.key].meta.uri)
-            if start is not None:
-                starts[number] = want.stored.offset + start
 
-        units = [
-            item_unit(want.stored._replace(length=HEAD_SIZE_BYTES), partial(see, number, want))
-            for number, want in unknown
-        ]
-        self._execute(self._jobs(units, [want.stored.key for _, want in unknown]), lambda _: None)
+def _search_memories(
+    objects: DataObjects, unknown: Sequence[tuple[int, TensorTarget]], starts: dict[int, int]
+) -> None:
+    """Add the starts of tensors of stock DCP, from the first bytes of their items."""
 
-    def _units(self, want: Wanted | WantedValue, start: int | None) -> Iterator[Unit]:
-        uri = self.places[want.stored.key].meta.uri
-        if isinstance(want, WantedValue):
-            take = want.take
-            if want.stored.descriptors:
-                take = partial(self._take_transformed, want, uri)
-            yield item_unit(want.stored, take)
-        elif start is not None:
-            try:
-                yield from tensor_units(want, start)
-            except CheckpointCorruptError as exc:
-                raise self.source.corrupt(f"{want.name!r} in {uri}: {exc}") from exc
-        else:
-            yield item_unit(
-                want.stored,
-                partial(copy_item, wanted=want, uri=uri, registry=self.registry),
-            )
+    def search(index: int, target: TensorTarget, head: torch.Tensor) -> None:
+        start = find_memory(head, target, objects.uri_of(target.stored.key))
+        if start is not None:
+            starts[index] = target.stored.offset + start
 
-    def _take_transformed(self, want: WantedValue, uri: str, data: torch.Tensor) -> None:
-        want.take(untransform(data, want.name, want.stored, uri, self.registry))
+    copies = [
+        (
+            target.stored.key,
+            index,
+            ItemCopy(
+                target.stored._replace(length=HEAD_SIZE_BYTES), partial(search, index, target)
+            ),
+        )
+        for index, target in unknown
+    ]
+    for _ in _run(objects, _plan_object_reads(objects, copies)):
+        pass
 
-    def _jobs(self, units: Sequence[Unit], keys: Sequence[str]) -> list[Job]:
-        of_key: dict[str, list[Unit]] = {}
-        for unit, key in zip(units, keys, strict=True):
-            of_key.setdefault(key, []).append(unit)
-        return [
-            Job(key, read, tuple(group[part.piece] for part in read.parts))
-            for key, group in of_key.items()
-            for read in plan_reads(
-                [unit.piece for unit in group],
-                size=self.places[key].meta.size,
-                block_size=self.places[key].block_size,
-            )
-        ]
 
-    def _execute(self, jobs: Sequence[Job], finished: Callable[[Unit], None]) -> None:
-        with ExitStack() as stack:
-            codec = None
-            if any(isinstance(unit, Frames) for job in jobs for unit in job.units):
-                from aioflux.checkpoint._format.codec import Codec
-
-                codec = stack.enter_context(Codec())
-            for batch in _bridge.iterate(run_jobs(self, jobs, codec, self.store.transfer)):
-                for unit, start, data in batch:
-                    if data is not None:
-                        unit.finish(start, data)
-                    finished(unit)
-
-    def uri(self, key: str) -> str:
-        """Return the whole uri of an object."""
-        return uri_below(self.store, key)
-
-    async def read(self, key: str, start: int, into: memoryview) -> None:
-        """Read bytes of an object, verified as far as the commit lets them be."""
-        place = self.places[key]
-        stored = self.source.objects.get(key)
-        if stored is not None and self.is_verified:
-            pinned = self.source.is_pinned
-            await read_range(self.store, stored, start=start, into=into, is_pinned=pinned)
-            return
+def _plan_copies(
+    objects: DataObjects,
+    target: TensorTarget | ValueTarget,
+    start: int | None,
+    registry: ExtensionRegistry,
+) -> Iterator[RangeCopy]:
+    """Yield the copies of a target whose memory begins at `start`, if that is known."""
+    stored, uri = target.stored, objects.uri_of(target.stored.key)
+    if isinstance(target, ValueTarget):
+        load = target.load
+        if stored.descriptors:
+            load = partial(_load_transformed, target, uri, registry)
+        yield ItemCopy(stored, load)
+    elif start is None:
+        yield ItemCopy(stored, partial(copy_item, target=target, uri=uri, registry=registry))
+    else:
         try:
-            pin = place.meta if place.meta.generation else key
-            num_read = await self.store.get_into(pin, into, start=start)
-        except (NotFoundError, PreconditionFailedError) as exc:
-            raise self._missing(place.meta.uri) from exc
-        if num_read < into.nbytes:
-            raise CheckpointCorruptError(
-                f"{place.meta.uri} was cut off: it ends at byte {start + num_read}; load an "
-                "earlier checkpoint"
-            )
+            yield from plan_tensor_copies(target, start)
+        except CheckpointCorruptError as exc:
+            name = target.name
+            raise objects.checkpoint.corrupt_error(f"{name!r} in {uri}: {exc}") from exc
+
+
+def _load_transformed(
+    target: ValueTarget, uri: str, registry: ExtensionRegistry, data: torch.Tensor
+) -> None:
+    target.load(untransform(data, target.name, target.stored, uri, registry))
+
+
+def _plan_object_reads(
+    objects: DataObjects, copies: Iterable[tuple[str, int, RangeCopy]]
+) -> list[ObjectRead]:
+    """Return the reads of all copies, each with its key and the index of its target."""
+    by_key: dict[str, list[tuple[int, RangeCopy]]] = {}
+    for key, index, copy in copies:
+        by_key.setdefault(key, []).append((index, copy))
+    return [
+        ObjectRead(key, read, tuple(group[part.range_index] for part in read.parts))
+        for key, group in by_key.items()
+        for read in plan_reads(
+            [copy.needed for _, copy in group],
+            size=objects.size_of(key),
+            block_size=objects.block_size_of(key),
+        )
+    ]
+
+
+def _run(objects: DataObjects, reads: Sequence[ObjectRead]) -> Iterator[int]:
+    """Run reads and their copies; yield the index of a target with each copy that is done."""
+    with ExitStack() as stack:
+        codec = None
+        if any(isinstance(copy, FramesCopy) for read in reads for _, copy in read.copies):
+            from aioflux.checkpoint._format.codec import Codec
+
+            codec = stack.enter_context(Codec())
+        for pieces in _bridge.iterate(run_reads(objects, reads, codec)):
+            for index, copy, start, data in pieces:
+                if data is not None:
+                    copy.finish(start, data)
+                yield index

@@ -1,12 +1,12 @@
-"""Which bytes of an object a load needs, and where they go. Pure.
+"""The plan of the reads of a load: ranges of objects, and their copies into memory. Pure.
 
-    item: a box of a stored tensor     -> boxes: each one run of bytes, or runs with small gaps
-    boxes of all items in one object   -> reads: bytes straight into memory, or into a scratch
-                                          buffer, out of which each box takes its part
+    part of a stored tensor            -> boxes: each one run of bytes, or runs with small gaps
+    ranges of all boxes in one object  -> reads: straight into the target's memory, or into a
+                                          buffer, from which each box is copied
 
 A stored tensor is contiguous, so that rows of its first dimension are one run, and a box that is
-narrower in an inner dimension is many runs with gaps. A gap is read along where that costs less
-than a request would: up to `MAX_GAP_BYTES`, or up to 4 % of what is read. Reads begin and end at
+narrower in an inner dimension is many runs with gaps. A gap is read, too, if that costs less than
+another request: up to `MAX_GAP_BYTES`, or up to 4 % of the needed bytes. Reads begin and end at
 blocks, which are verified whole; a block that two boxes share is read once.
 """
 
@@ -22,9 +22,9 @@ __all__ = [
     "MAX_GAP_BYTES",
     "MAX_READ_BYTES",
     "Box",
-    "Part",
-    "Piece",
-    "Read",
+    "NeededRange",
+    "PlannedRead",
+    "ReadPart",
     "cut_box",
     "dense_strides",
     "is_dense",
@@ -33,58 +33,57 @@ __all__ = [
 ]
 
 MAX_GAP_BYTES: Final = 16 * 1024
-"""A gap that is always read along: a fifth of a millisecond at 100 MB/s, and a request takes
-longer."""
+"""Smaller gaps are always read: a fifth of a millisecond at 100 MB/s, less than a request."""
 
 MAX_READ_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of one request, about, and of one scratch buffer."""
+"""Bytes of one request, about, and of one buffer."""
 
 _MIN_DIRECT_BYTES: Final = 256 * 1024
-"""What goes straight into memory; less is read together with its neighbours and copied."""
+"""Smaller ranges are read together with their neighbours, and copied."""
 
 _GAP_SHARE: Final = 25
-"""One byte of larger gaps for so many that are needed."""
+"""Needed bytes for each byte of larger gaps, at least."""
 
 
 class Box(NamedTuple):
-    """A part of an item, and the bytes of the object that hold it."""
+    """A part of a stored tensor, and the bytes of the object that hold it."""
 
     offsets: tuple[int, ...]
-    """Its first element, counted from that of the item."""
+    """Its first element, counted from that of the needed part."""
     lengths: tuple[int, ...]
     """Its size in each dimension, at least 1."""
     start: int
     """First byte in the object."""
     end: int
-    """One past its last byte. What lies between its rows is in here, too."""
+    """One past its last byte; gaps between its rows are included."""
 
 
-class Piece(NamedTuple):
+class NeededRange(NamedTuple):
     """Bytes `[start, end)` of an object that are needed."""
 
     start: int
     end: int
     is_direct: bool
-    """They go to one place in memory as they are; otherwise they are needed in one buffer."""
+    """Copied without change to contiguous memory; otherwise needed in one buffer."""
 
 
-class Part(NamedTuple):
-    """Bytes `[start, end)` of an object, for the piece of this number."""
+class ReadPart(NamedTuple):
+    """Bytes `[start, end)` of an object that belong to a needed range."""
 
-    piece: int
+    range_index: int
+    """Index of the range in the arguments of `plan_reads`."""
     start: int
     end: int
 
 
-class Read(NamedTuple):
-    """Bytes `[start, end)` of an object to read at once."""
+class PlannedRead(NamedTuple):
+    """One request for the bytes `[start, end)` of an object."""
 
     start: int
     end: int
     is_direct: bool
-    """Straight into the memory of its only part; otherwise into a scratch buffer."""
-    parts: tuple[Part, ...]
-    """What is needed of it."""
+    """Straight into the memory of its only part; otherwise into a buffer."""
+    parts: tuple[ReadPart, ...]
 
 
 def dense_strides(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -97,7 +96,7 @@ def dense_strides(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_dense(lengths: Sequence[int], strides: Sequence[int]) -> bool:
-    """Tell whether elements lie one behind the other."""
+    """Return whether elements of these strides are contiguous."""
     expected = 1
     for length, stride in zip(reversed(lengths), reversed(strides), strict=True):
         if length != 1 and stride != expected:
@@ -115,7 +114,7 @@ def plan_boxes(
     data_start: int,
     max_gap_bytes: int = MAX_GAP_BYTES,
 ) -> Iterator[Box]:
-    """Yield the boxes of an item, in the order of their bytes: none has a larger gap.
+    """Yield the boxes of a part of a tensor, in the order of their bytes.
 
     Args:
         sizes: Sizes of the stored tensor, which is contiguous.
@@ -123,7 +122,7 @@ def plan_boxes(
         lengths: Elements needed in each dimension.
         item_size: Bytes of an element.
         data_start: First byte of the tensor in the object.
-        max_gap_bytes: The largest gap to read along.
+        max_gap_bytes: The largest gap within a box.
     """
     if 0 in lengths:
         return
@@ -149,7 +148,7 @@ def plan_boxes(
 def cut_box(
     box: Box, sizes: Sequence[int], *, item_size: int, max_span_bytes: int = MAX_READ_BYTES
 ) -> Iterator[Box]:
-    """Yield a box in slices whose bytes fit a buffer, as far as there is a dimension to cut."""
+    """Yield a box in slices of at most `max_span_bytes`, as far as there is a dimension to cut."""
     strides = dense_strides(sizes)
     axis = next((at for at, length in enumerate(box.lengths) if length > 1), None)
     if axis is None or box.end - box.start <= max_span_bytes:
@@ -168,7 +167,7 @@ def cut_box(
 
 
 def _span(lengths: Sequence[int], strides: Sequence[int]) -> int:
-    """Return how many elements lie from the first to the last of a box, both counted."""
+    """Return the number of elements from the first to the last of a box, gaps included."""
     return 1 + sum((n - 1) * step for n, step in zip(lengths, strides, strict=True))
 
 
@@ -182,46 +181,46 @@ def _indices(lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def plan_reads(
-    pieces: Sequence[Piece],
+    needed: Sequence[NeededRange],
     *,
     size: int,
     block_size: int = 1,
     max_gap_bytes: int = MAX_GAP_BYTES,
     max_read_bytes: int = MAX_READ_BYTES,
-) -> list[Read]:
-    """Return the reads that bring all pieces of one object, in the order of their bytes.
+) -> list[PlannedRead]:
+    """Return the reads of all needed ranges of one object, in the order of their bytes.
 
     Args:
-        pieces: What is needed; may overlap.
+        needed: The ranges; they may overlap.
         size: Size of the object in bytes.
         block_size: Reads begin and end at multiples of this, or at the end of the object.
-        max_gap_bytes: The largest gap that is always read along.
-        max_read_bytes: Bytes of one read, at most, where a piece does not need more.
+        max_gap_bytes: The largest gap that is always read.
+        max_read_bytes: Bytes of one read, at most, unless one range needs more.
     """
-    directs, parts = list[Read](), list[Part]()
-    for number, piece in enumerate(pieces):
-        inner = -(-piece.start // block_size) * block_size
-        outer = piece.end if piece.end == size else piece.end // block_size * block_size
-        if not piece.is_direct or outer - inner < _MIN_DIRECT_BYTES:
-            parts.append(Part(number, piece.start, piece.end))
+    directs, parts = list[PlannedRead](), list[ReadPart]()
+    for number, each in enumerate(needed):
+        inner = -(-each.start // block_size) * block_size
+        outer = each.end if each.end == size else each.end // block_size * block_size
+        if not each.is_direct or outer - inner < _MIN_DIRECT_BYTES:
+            parts.append(ReadPart(number, each.start, each.end))
             continue
         step = max(1, max_read_bytes // block_size) * block_size
         for at in range(inner, outer, step):
             end = min(at + step, outer)
-            directs.append(Read(at, end, True, (Part(number, at, end),)))
-        for start, end in ((piece.start, inner), (outer, piece.end)):
+            directs.append(PlannedRead(at, end, True, (ReadPart(number, at, end),)))
+        for start, end in ((each.start, inner), (outer, each.end)):
             if start < end:
-                parts.append(Part(number, start, end))
+                parts.append(ReadPart(number, start, end))
     parts.sort(key=lambda part: (part.start, part.end))
     groups = _group(parts, size, block_size, max_gap_bytes, max_read_bytes)
-    return sorted([*directs, *(_as_direct(read, pieces) for read in groups)])
+    return sorted([*directs, *(_as_direct(read, needed) for read in groups)])
 
 
 def _group(
-    parts: Sequence[Part], size: int, block_size: int, max_gap_bytes: int, max_read_bytes: int
-) -> Iterator[Read]:
-    """Yield scratch reads of parts that lie near each other."""
-    group, start, end, num_needed = list[Part](), 0, 0, 0
+    parts: Sequence[ReadPart], size: int, block_size: int, max_gap_bytes: int, max_read_bytes: int
+) -> Iterator[PlannedRead]:
+    """Yield reads into buffers of parts that are near each other."""
+    group, start, end, num_needed = list[ReadPart](), 0, 0, 0
     for part in parts:
         first = part.start // block_size * block_size
         last = min(size, -(-part.end // block_size) * block_size)
@@ -232,14 +231,14 @@ def _group(
             end = max(end, last)
         else:
             if group:
-                yield Read(start, end, False, tuple(group))
+                yield PlannedRead(start, end, False, tuple(group))
             group, start, end, num_needed = [], first, last, last - first
         group.append(part)
     if group:
-        yield Read(start, end, False, tuple(group))
+        yield PlannedRead(start, end, False, tuple(group))
 
 
-def _as_direct(read: Read, pieces: Sequence[Piece]) -> Read:
+def _as_direct(read: PlannedRead, needed: Sequence[NeededRange]) -> PlannedRead:
     only = read.parts[0]
     is_exact = len(read.parts) == 1 and read[:2] == only[1:]
-    return read._replace(is_direct=is_exact and pieces[only.piece].is_direct)
+    return read._replace(is_direct=is_exact and needed[only.range_index].is_direct)

@@ -1,4 +1,4 @@
-"""Readers: one object as a binary file, pinned to the generation that it has when opened.
+"""Readers: one object as a binary file, pinned to its generation when it is opened.
 
 torch.load(file) -> io.BufferedReader, 1 MiB: thousands of small reads without a crossing each
                  -> _RawReader: large reads straight into the caller's memory, one crossing each
@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal, overload
 
 from aioflux import _bridge
-from aioflux.checkpoint._store.mapping import MemoryFile, fetch
-from aioflux.checkpoint._store.target import split_uri
+from aioflux._values.uri import split_object_uri
+from aioflux.checkpoint._store.mapping import MemoryFile, read_into_memory
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointReader", "MappedReader", "open_reader"]
 
 _BUFFER_BYTES = 1024 * 1024
-"""What one crossing brings for small reads: it costs 35-125 us, as much as copying 1 MiB does."""
+"""Bytes of one crossing for small reads: it costs 35-125 us, as much as copying 1 MiB."""
 
 
 class _RawReader(io.RawIOBase):
@@ -65,16 +65,16 @@ class _RawReader(io.RawIOBase):
             self._held.leave()
 
     def __del__(self) -> None:
-        """Leave the ending to `Held`: a file closes itself here, on whatever thread that is."""
+        """Do not close: `Held` does so on the event loop, and this may be any thread."""
 
 
 class CheckpointReader(io.BufferedReader):
-    """A file that `open_reader` opened: readable and seekable.
+    """A readable and seekable file over one object.
 
-    Reads see the generation that the object had when it was opened; deleted or replaced since, it
-    is a NotFoundError. Ranges are fetched in parallel and ahead; memory is bounded by
-    `TransferOptions.max_buffered_bytes` and 1 MiB. Once all bytes were read, in whatever order,
-    their crc32c is compared with the object's.
+    Reads return the generation that the object had when it was opened; they raise NotFoundError if
+    it was deleted or replaced since. Ranges are prefetched in parallel; memory is bounded by
+    `TransferOptions.max_buffered_bytes` and 1 MiB. Once all bytes were read, in any order, their
+    crc32c is compared with the object's.
     """
 
     raw: _RawReader
@@ -93,14 +93,14 @@ class CheckpointReader(io.BufferedReader):
         return f"<CheckpointReader {self.uri}>"
 
     def __del__(self) -> None:
-        """Leave the ending to `Held`: a file closes itself here, on whatever thread that is."""
+        """Do not close: `Held` does so on the event loop, and this may be any thread."""
 
 
 class MappedReader(io.BufferedReader):
-    """A file that `open_reader(uri, mmap=True)` opened: all of the object, in memory and verified.
+    """A file over all of an object, in memory and verified: `open_reader(uri, mmap=True)`.
 
-    It has a path, for `torch.load(file, mmap=True)` and whatever else maps files: what maps it
-    shares its memory, and keeps it when the file is closed.
+    It has a path, for `torch.load(file, mmap=True)` and other callers that map files: their
+    mappings share its memory, and keep it when the file is closed.
 
     Attributes:
         meta: Metadata of the object.
@@ -126,7 +126,7 @@ class MappedReader(io.BufferedReader):
         return f"<MappedReader {self.uri}>"
 
     def close(self) -> None:
-        """Let go of the memory; what has mapped it keeps it. Closing twice does nothing."""
+        """Release the memory, except for mappings of it. Closing twice does nothing."""
         super().close()
         self._file.close()
 
@@ -148,10 +148,10 @@ def open_reader(
         uri: Whole uri of the object, such as `gs://bucket/run-7/model.pt`.
         mmap: Read all of it now, in parallel ranges, verify it, and give the file a path, for
             `torch.load(file, mmap=True)`, whose tensors refer to the same memory: 1.0 times the
-            object in all. `torch.load(file)` would copy from there, to 2.0 times; without `mmap` it
-            needs 1.0 times the object and `TransferOptions.max_buffered_bytes`, and reads what it
-            asks for. Opening costs one request there. An object that is overwritten meanwhile is
-            read anew with `mmap`; without it, bytes were handed out, and it is a NotFoundError.
+            object in all. `torch.load(file)` would copy it, to 2.0 times; without `mmap` it needs
+            1.0 times the object and `TransferOptions.max_buffered_bytes`, and opening costs one
+            request. An object that is overwritten meanwhile is read again with `mmap`; without it,
+            some bytes were returned already, and the next read raises NotFoundError.
         options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
             as `aioflux.open_store`.
 
@@ -160,9 +160,9 @@ def open_reader(
         ChecksumError: Its bytes do not match its checksum; with `mmap`.
         ValueError: The uri names no object, or a setting has no effect with it.
     """
-    root, key = split_uri(uri)
+    root, key = split_object_uri(uri)
     if mmap:
-        return MappedReader(*_bridge.run(fetch(root, key, options, MemoryFile)))
+        return MappedReader(*_bridge.run(read_into_memory(root, key, options, MemoryFile)))
     return CheckpointReader(_RawReader(_bridge.Held(_reading(root, key, options))), _BUFFER_BYTES)
 
 

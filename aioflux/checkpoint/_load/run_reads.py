@@ -1,134 +1,127 @@
-"""Reads of a load, run on the event loop: bounded in number and bytes, handed out as they end."""
+"""The reads of a load on the event loop, bounded in number and bytes, yielded as they finish."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from aioflux.checkpoint._load.copies import FramesCopy
 from aioflux.checkpoint._load.plan import MAX_READ_BYTES
-from aioflux.checkpoint._load.units import Frames
 from aioflux.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
 
     from aioflux.checkpoint._format.codec import Codec
-    from aioflux.checkpoint._load.plan import Read
-    from aioflux.checkpoint._load.units import Unit
-    from aioflux.options import TransferOptions
+    from aioflux.checkpoint._load.copies import RangeCopy
+    from aioflux.checkpoint._load.data_objects import DataObjects
+    from aioflux.checkpoint._load.plan import PlannedRead
 
-__all__ = ["Delivery", "Job", "Reads", "run_jobs"]
+__all__ = ["ObjectRead", "ReadPiece", "run_reads"]
 
 _REUSED_BYTES: Final = 1024 * 1024
-"""Buffers from here on are used again: fresh memory costs ten times a copy."""
+"""Buffers from this size on are used again: fresh memory costs ten times a copy."""
 
 _MAX_DECODED: Final = 4
-"""Reads that have ended and are decoded, beside those under way: the link does not wait for it."""
+"""Reads that are decoded, beside those under way: the network does not wait for them."""
 
 
-class Reads(Protocol):
-    """Reads bytes of objects."""
-
-    def uri(self, key: str) -> str:
-        """Return the whole uri of an object."""
-
-    async def read(self, key: str, start: int, into: memoryview) -> None:
-        """Fill memory with the bytes of an object from `start` on."""
-
-
-class Job(NamedTuple):
-    """One read, and who gets its parts."""
+class ObjectRead(NamedTuple):
+    """One read of an object, and the copies of its parts."""
 
     key: str
-    read: Read
-    units: tuple[Unit, ...]
-    """Of each part of the read."""
+    read: PlannedRead
+    copies: tuple[tuple[int, RangeCopy], ...]
+    """Of each part of the read: index of its target, and its copy."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of buffers that it needs."""
         if self.read.is_direct:
             return 0
-        decoded = sum(each.num_bytes for each in self.units if isinstance(each, Frames))
+        decoded = sum(copy.num_bytes for _, copy in self.copies if isinstance(copy, FramesCopy))
         return self.read.end - self.read.start + decoded
 
 
-class Delivery(NamedTuple):
-    """Bytes of a unit that were read."""
+class ReadPiece(NamedTuple):
+    """Bytes that were read for one copy."""
 
-    unit: Unit
+    target_index: int
+    copy: RangeCopy
     start: int
     """First of them in the object."""
     data: torch.Tensor | None
-    """The bytes, valid until the next are asked for; None where they are in their place."""
+    """The bytes, valid until the next pieces are asked for; None if they are in the target."""
 
 
-class _Ended(NamedTuple):
-    deliveries: list[Delivery]
+class _FinishedRead(NamedTuple):
+    pieces: list[ReadPiece]
     buffers: list[torch.Tensor]
 
 
-class _Buffers:
-    """Memory for what is not read to where it is wanted."""
+class _BufferPool:
+    """Memory for bytes that are not read into their target."""
 
     def __init__(self) -> None:
         self._idle: list[torch.Tensor] = []
 
-    def take(self, size: int) -> torch.Tensor:
-        """Return a buffer of that size, or of `MAX_READ_BYTES` for all that are used again."""
+    def acquire(self, size: int) -> torch.Tensor:
+        """Return a buffer of this size, or of `MAX_READ_BYTES` for all that are used again."""
         if not _REUSED_BYTES <= size <= MAX_READ_BYTES:
             return torch.empty(size, dtype=torch.uint8, device="cpu")
         if self._idle:
             return self._idle.pop()
         return torch.empty(MAX_READ_BYTES, dtype=torch.uint8, device="cpu")
 
-    def give(self, buffer: torch.Tensor) -> None:
-        """Take back what nobody looks at any more."""
+    def release(self, buffer: torch.Tensor) -> None:
+        """Keep a buffer for another read."""
         if buffer.numel() == MAX_READ_BYTES:
             self._idle.append(buffer)
 
 
-async def run_jobs(
-    reads: Reads, jobs: Iterable[Job], codec: Codec | None, transfer: TransferOptions
-) -> AsyncGenerator[list[Delivery], None]:
-    """Yield what was read, several at a time, in the order in which it arrives.
+async def run_reads(
+    objects: DataObjects, reads: Iterable[ObjectRead], codec: Codec | None
+) -> AsyncGenerator[list[ReadPiece], None]:
+    """Yield the pieces of all reads, several at a time, in the order in which they arrive.
 
-    The first failure cancels what is under way and is raised.
+    At most `max_in_flight` reads are under way, with `max_in_flight_bytes` of buffers, including
+    those of the pieces that were yielded last. The first failure cancels the reads under way.
 
     Args:
-        reads: Reads bytes.
-        jobs: What to read, in the order in which to begin.
-        codec: Decodes frames; None where there are none.
-        transfer: At most `max_in_flight` reads are under way, with `max_in_flight_bytes` of
-            buffers, those that were yielded last among them.
+        objects: The objects.
+        reads: In the order in which to start them.
+        codec: Decodes frames; None if there are none.
     """
-    buffers = _Buffers()
+    transfer = objects.transfer
+    buffers = _BufferPool()
     slots = asyncio.Semaphore(transfer.max_in_flight)
     most = transfer.max_in_flight + (_MAX_DECODED if codec else 0)
-    waiting = iter(jobs)
-    ahead = next(waiting, None)
-    running: dict[asyncio.Task[_Ended], int] = {}
+    waiting = iter(reads)
+    following = next(waiting, None)
+    running: dict[asyncio.Task[_FinishedRead], int] = {}
     num_bytes = 0
     try:
-        while ahead is not None or running:
+        while following is not None or running:
             while (
-                ahead is not None
+                following is not None
                 and len(running) < most
-                and (not num_bytes or num_bytes + ahead.num_bytes <= transfer.max_in_flight_bytes)
+                and (
+                    not num_bytes or num_bytes + following.num_bytes <= transfer.max_in_flight_bytes
+                )
             ):
-                task = asyncio.create_task(_run(reads, ahead, codec, buffers, slots))
-                running[task] = ahead.num_bytes
-                num_bytes += ahead.num_bytes
-                ahead = next(waiting, None)
-            ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            results = [task.result() for task in ended]
-            yield [delivery for result in results for delivery in result.deliveries]
-            num_bytes -= sum(running.pop(task) for task in ended)
+                task = asyncio.create_task(_run(objects, following, codec, buffers, slots))
+                running[task] = following.num_bytes
+                num_bytes += following.num_bytes
+                following = next(waiting, None)
+            finished, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            results = [task.result() for task in finished]
+            yield [piece for result in results for piece in result.pieces]
+            num_bytes -= sum(running.pop(task) for task in finished)
             for result in results:
                 for buffer in result.buffers:
-                    buffers.give(buffer)
+                    buffers.release(buffer)
     finally:
         for task in running:
             task.cancel()
@@ -136,48 +129,51 @@ async def run_jobs(
 
 
 async def _run(
-    reads: Reads, job: Job, codec: Codec | None, buffers: _Buffers, slots: asyncio.Semaphore
-) -> _Ended:
-    read = job.read
+    objects: DataObjects,
+    object_read: ObjectRead,
+    codec: Codec | None,
+    buffers: _BufferPool,
+    slots: asyncio.Semaphore,
+) -> _FinishedRead:
+    key, read, copies = object_read
     if read.is_direct:
-        (unit,) = job.units
-        memory = unit.memory(read.start, read.end)
+        ((index, copy),) = copies
+        memory = copy.memory(read.start, read.end)
         assert memory is not None
         async with slots:
-            await reads.read(job.key, read.start, memory)
-        return _Ended([Delivery(unit, read.start, None)], [])
+            await objects.read(key, read.start, memory)
+        return _FinishedRead([ReadPiece(index, copy, read.start, None)], [])
     size = read.end - read.start
-    used = [buffers.take(size)]
+    used = [buffers.acquire(size)]
     buffer = used[0][:size]
     async with slots:
-        await reads.read(job.key, read.start, buffer.numpy().data)
-    deliveries: list[Delivery] = []
-    for unit, part in zip(job.units, read.parts, strict=True):
-        data = buffer[part.start - read.start : part.end - read.start]
-        if isinstance(unit, Frames):
+        await objects.read(key, read.start, buffer.numpy().data)
+    pieces: list[ReadPiece] = []
+    for (index, copy), part in zip(copies, read.parts, strict=True):
+        data: torch.Tensor | None = buffer[part.start - read.start : part.end - read.start]
+        if isinstance(copy, FramesCopy):
             assert codec is not None
+            assert data is not None
             try:
-                decoded = await _decode(unit, data, codec, buffers, used)
+                data = await _decode(copy, data, codec, buffers, used)
             except CheckpointCorruptError as exc:
-                raise CheckpointCorruptError(f"{reads.uri(job.key)} is damaged: {exc}") from exc
-            deliveries.append(Delivery(unit, part.start, decoded))
-        else:
-            deliveries.append(Delivery(unit, part.start, data))
-    return _Ended(deliveries, used)
+                raise CheckpointCorruptError(f"{objects.uri_of(key)} is damaged: {exc}") from exc
+        pieces.append(ReadPiece(index, copy, part.start, data))
+    return _FinishedRead(pieces, used)
 
 
 async def _decode(
-    unit: Frames,
+    copy: FramesCopy,
     stored: torch.Tensor,
     codec: Codec,
-    buffers: _Buffers,
+    buffers: _BufferPool,
     used: list[torch.Tensor],
 ) -> torch.Tensor | None:
-    """Decode frames to where they go, or into a buffer, which is returned."""
-    raw, out = None, unit.raw_memory()
+    """Decode frames into the target's memory, or into a buffer, which is returned."""
+    decoded, out = None, copy.decoded_memory()
     if out is None:
-        used.append(buffers.take(unit.num_bytes))
-        raw = used[-1][: unit.num_bytes]
-        out = raw.numpy().data
-    await codec.decode(stored.numpy().data, unit.slices, out, plane_size=unit.plane_size)
-    return raw
+        used.append(buffers.acquire(copy.num_bytes))
+        decoded = used[-1][: copy.num_bytes]
+        out = decoded.numpy().data
+    await codec.decode(stored.numpy().data, copy.slices, out, plane_size=copy.plane_size)
+    return decoded

@@ -1,10 +1,10 @@
 """Copies of checkpoints, within a store and from one to another: objects first, the commit last.
 
-    source: commit, one listing -> whole? -> each object: there already | on the service | through
-    here, every block verified -> commit with the new generations -> the copy is looked at
+    source: commit, one listing -> verified -> each object: exists already | copied by the service |
+    copied through here, every block verified -> commit with the new generations -> copy verified
 
-Objects are created and never replaced: whoever copies the same checkpoint to the same place at the
-same time finds those of the other, and a copy that was interrupted goes on where it ended.
+Objects are created and never replaced: two processes that copy a checkpoint to one place at the
+same time use each other's objects, and a copy that was interrupted continues where it ended.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from aioflux.checkpoint._format.commit import (
     parse_step,
     step_prefix,
 )
-from aioflux.checkpoint._maintain.orphans import save_of
 from aioflux.checkpoint._maintain.verify import check_listed, plan_pieces, verify
+from aioflux.checkpoint._store.commit import commit as commit_object
+from aioflux.checkpoint._store.commit import delete_logged
 from aioflux.checkpoint._store.commits import (
     as_prefix,
-    decode,
     each_bounded,
     is_home,
     list_prefixes,
     read_commits,
     uri_below,
 )
-from aioflux.checkpoint._store.objects import publish, read_range
+from aioflux.checkpoint._store.objects import read_range
 from aioflux.errors import (
     AlreadyExistsError,
     CheckpointCorruptError,
@@ -52,23 +52,24 @@ if TYPE_CHECKING:
 
     from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._format.commit import Commit, StoredObject
+    from aioflux.checkpoint._maintain.verify import Verification
     from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.errors import AiofluxError
     from aioflux.store import Store
 
-__all__ = ["Copied", "Spot", "copy_checkpoint", "copy_root"]
+__all__ = ["CheckpointLocation", "Copied", "copy_checkpoint", "copy_root"]
 
 _MAX_OBJECTS = 4
-"""Objects that are copied at once through here; each holds what is read ahead."""
-_MAX_AHEAD = 3
+"""Objects that are copied at once through here; each holds the pieces that are read ahead."""
+_MAX_READS = 3
 """Pieces of 8 MiB of one object that are read ahead."""
 _MAX_ON_SERVICE = 32
 """Objects that the service copies at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
-    """Where a checkpoint lies."""
+class CheckpointLocation:
+    """The location of a checkpoint: a store and a prefix."""
 
     store: Store
     """A store that holds it."""
@@ -83,7 +84,7 @@ class Spot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Copied:
-    """What a copy did."""
+    """The result of a copy."""
 
     uri: str
     """Uri of the copy."""
@@ -92,28 +93,28 @@ class Copied:
     num_objects: int
     """Data objects of the checkpoint."""
     num_bytes: int
-    """Bytes of them all."""
+    """Bytes of all data objects, without the commit object."""
     is_new: bool
-    """False where the same checkpoint was there already, whole."""
+    """False if the same checkpoint was there already."""
 
 
 async def copy_checkpoint(
-    source: Spot,
-    target: Spot,
+    source: CheckpointLocation,
+    target: CheckpointLocation,
     *,
     overwrite: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Copied:
     """Copy a checkpoint; it appears whole or not at all.
 
-    Where both are in one store that tells checksums, the service copies. Otherwise all bytes come
-    through here, in a bounded part at a time; what is read is compared with the blocks of the
-    commit, and what was written with its checksums. What was put back with the same bytes, such as
-    from a backup, is mended by this: the commit of the copy has its generations.
+    If both are in one store that lists checksums, the service copies. Otherwise all bytes come
+    through here, a bounded part at a time; what is read is compared with the blocks of the commit,
+    and what was written with its checksums. Objects that were restored with the same bytes, such as
+    from a backup, are repaired by a copy: its commit has their new generations.
 
     Args:
         source: The checkpoint.
-        target: Where the copy goes.
+        target: The location of the copy.
         overwrite: Replace another checkpoint that is there, when the copy is whole.
         progress: Called with the number of bytes of each piece that was copied, or was there.
 
@@ -126,81 +127,79 @@ async def copy_checkpoint(
     if source.uri == target.uri:
         raise ValueError(f"cannot copy {source.uri} to itself")
     step = parse_step(target.uri.rstrip("/").rpartition("/")[2])
-    look = await verify(source.store, source.prefix)
-    # An object that was put back with the same bytes is copied: they are verified on the way.
-    damage = tuple(problem for problem in look.problems if problem.kind != "generation")
-    replace(look, problems=damage).check()
-    found = look.found
-    assert found is not None
-    assert found.commit is not None
-    commit = found.commit
+    verification, found, commit = await _verify_source(source)
     if None not in {step, commit.step} and step != commit.step:
         raise ValueError(f"{source.uri} is step {commit.step}: {target.uri} would be another")
-    done = Copied(
+    result = Copied(
         uri=target.uri,
-        step=look.step,
-        num_objects=look.num_objects,
-        num_bytes=look.num_bytes,
+        step=verification.step,
+        num_objects=verification.num_objects,
+        num_bytes=verification.num_bytes,
         is_new=True,
     )
-    old = await _occupied(target, commit, overwrite=overwrite)
+    old = await _read_existing(target, commit, overwrite=overwrite)
     if old is None:
-        _tell(progress, done.num_bytes)
-        return replace(done, is_new=False)
-    gone = {save_id for _, save_id in old.values()}
-    is_pinned = look.is_valid and is_home(source.store, as_prefix(source.prefix), commit)
+        _report(progress, result.num_bytes)
+        return replace(result, is_new=False)
+    is_pinned = verification.is_valid and is_home(source.store, as_prefix(source.prefix), commit)
     stored = await _copy_objects(source, target, commit, progress, is_pinned=is_pinned)
     changed = msgspec.structs.replace(commit, uri=target.uri.rstrip("/"), objects=tuple(stored))
-    name = found.meta.key.rpartition("/")[2]
-    replaced, _ = old.pop(name, (None, ""))
+    key = as_prefix(target.prefix) + found.meta.key.rpartition("/")[2]
     try:
-        await publish(
-            target.store,
-            as_prefix(target.prefix) + name,
-            _encode(found, changed),
-            replaces=replaced,
+        is_alone = await commit_object(
+            target.store, key, _encode(found, changed), changed, replaces=old
         )
     except CheckpointError:
         # Another copy of the same at the same time?
-        if await _occupied(target, commit, overwrite=False) is not None:
+        if await _read_existing(target, commit, overwrite=False) is not None:
             raise
-        return replace(done, is_new=False)
-    for meta, _ in old.values():
-        await target.store.delete(meta)
-    await _tidy(target, gone - {commit.save_id})
+        return replace(result, is_new=False)
+    unreadable = [each.meta for each in old if each.commit is None and each.meta.key != key]
+    if not (await delete_logged(target.store, unreadable, "another layout") and is_alone):
+        raise CheckpointError(
+            f"{target.uri} was copied, and the commit object of another layout could not be "
+            "deleted there; delete it, and copy again"
+        )
     (await verify(target.store, target.prefix)).check()
-    return done
+    return result
 
 
-async def _occupied(
-    target: Spot, commit: Commit, *, overwrite: bool
-) -> dict[str, tuple[ObjectMeta, str]] | None:
-    """Return the commit objects at the target, and their saves; None where the same is there.
+async def _verify_source(
+    source: CheckpointLocation,
+) -> tuple[Verification, CommitObject, Commit]:
+    """Verify the source, without generations: bytes are verified when they are copied."""
+    verification = await verify(source.store, source.prefix)
+    damage = tuple(problem for problem in verification.problems if problem.kind != "generation")
+    replace(verification, problems=damage).check()
+    found = verification.found
+    assert found is not None
+    assert found.commit is not None
+    return verification, found, found.commit
+
+
+async def _read_existing(
+    target: CheckpointLocation, commit: Commit, *, overwrite: bool
+) -> list[CommitObject] | None:
+    """Return the commit objects at the target; None if the same checkpoint is there.
 
     Raises:
-        CheckpointError: Another one is there, and is to stay.
+        CheckpointError: Another one is there, and must not be replaced.
     """
-    old = {}
-    for meta, data in await read_commits(target.store, target.prefix):
-        try:
-            theirs = decode(meta, data)
-        except CheckpointCorruptError:
-            theirs = None
-        old[meta.key.rpartition("/")[2]] = meta, theirs.save_id if theirs is not None else ""
-    is_same = {save_id for _, save_id in old.values()} == {commit.save_id}
+    old = await read_commits(target.store, target.prefix)
+    is_same = {each.commit.save_id if each.commit else "" for each in old} == {commit.save_id}
     if is_same and (await verify(target.store, target.prefix)).is_valid:
         return None
     if old and not is_same and not overwrite:
         raise CheckpointError(
-            f"another checkpoint is at {target.uri}, and stays; choose another place, or ask for "
-            "it to be replaced"
+            f"another checkpoint is at {target.uri}, and stays; choose another location, or ask "
+            "for it to be replaced"
         )
     return old
 
 
 async def _copy_objects(
-    source: Spot,
-    target: Spot,
+    source: CheckpointLocation,
+    target: CheckpointLocation,
     commit: Commit,
     progress: Callable[[int], None] | None,
     *,
@@ -209,27 +208,27 @@ async def _copy_objects(
     """Copy what a commit names, and return it as the target's service confirmed it."""
     within, into = as_prefix(source.prefix), as_prefix(target.prefix)
     listed = {meta.key: meta for meta in await source.store.list_all(within)}
-    there = {meta.key: meta for meta in await target.store.list_all(into)}
-    # Where the service tells no checksum, the bytes have to come through here to be verified.
+    existing = {meta.key: meta for meta in await target.store.list_all(into)}
+    # If the service lists no checksums, the bytes have to come through here to be verified.
     on_service = source.store is target.store and all(
         listed[within + stored.key].crc32c is not None for stored in commit.objects
     )
 
     async def one(stored: StoredObject) -> StoredObject:
         key = into + stored.key
-        meta = await _reusable(target.store, stored, there.get(key))
+        meta = await _find_reusable(target.store, stored, existing.get(key))
         if meta is None:
             try:
                 if on_service:
                     meta = await target.store.copy(listed[within + stored.key], key, mode="create")
-                    _tell(progress, stored.size)
+                    _report(progress, stored.size)
                 else:
                     pieces = _pieces(source.store, stored, within, progress, is_pinned=is_pinned)
                     meta = await _write(target.store, key, pieces)
             except AlreadyExistsError:
                 meta = await target.store.head(key)  # of another copy at the same time
         else:
-            _tell(progress, stored.size)
+            _report(progress, stored.size)
         wrong = check_listed(stored, meta, meta.uri, is_pinned=False)
         if wrong:
             raise CheckpointError(f"could not copy to {target.uri}: {wrong[0].message}; try again")
@@ -239,14 +238,14 @@ async def _copy_objects(
     return await each_bounded(one, commit.objects, max_in_flight=most)
 
 
-async def _reusable(
+async def _find_reusable(
     store: Store, stored: StoredObject, meta: ObjectMeta | None
 ) -> ObjectMeta | None:
-    """Return what is at the target already if it is the same, by checksum or bytes; else delete."""
+    """Return an object at the target if it is the same, by checksum or bytes; or delete it."""
     if meta is None:
         return None
     if not check_listed(stored, meta, meta.uri, is_pinned=False) and (
-        meta.crc32c is not None or await _holds(store, stored, meta)
+        meta.crc32c is not None or await _has_bytes(store, stored, meta)
     ):
         return meta
     # Another copy at the same time may have been quicker.
@@ -255,8 +254,8 @@ async def _reusable(
     return None
 
 
-async def _holds(store: Store, stored: StoredObject, meta: ObjectMeta) -> bool:
-    """Read whether an object has the bytes of another, for services whose listings say nothing."""
+async def _has_bytes(store: Store, stored: StoredObject, meta: ObjectMeta) -> bool:
+    """Return whether an object has the bytes of another; for listings without checksums."""
     pinned = msgspec.structs.replace(stored, generation=meta.generation)
     try:
         for start, end in plan_pieces(stored):
@@ -282,7 +281,7 @@ async def _pieces(
     *,
     is_pinned: bool,
 ) -> AsyncGenerator[memoryview, None]:
-    """Yield the bytes of an object, every block verified, some pieces ahead."""
+    """Yield the bytes of an object, every block verified, reading some pieces ahead."""
 
     async def read(start: int, end: int) -> memoryview:
         view = memoryview(bytearray(end - start))
@@ -291,25 +290,25 @@ async def _pieces(
         )
         return view
 
-    ahead: list[asyncio.Task[memoryview]] = []
+    reads: list[asyncio.Task[memoryview]] = []
     try:
         for piece in plan_pieces(stored):
-            ahead.append(asyncio.create_task(read(*piece)))
-            if len(ahead) > _MAX_AHEAD:
-                view = await ahead.pop(0)
+            reads.append(asyncio.create_task(read(*piece)))
+            if len(reads) > _MAX_READS:
+                view = await reads.pop(0)
                 yield view
-                _tell(progress, view.nbytes)
-        while ahead:
-            view = await ahead.pop(0)
+                _report(progress, view.nbytes)
+        while reads:
+            view = await reads.pop(0)
             yield view
-            _tell(progress, view.nbytes)
+            _report(progress, view.nbytes)
     finally:
-        for task in ahead:
+        for task in reads:
             task.cancel()
-        await asyncio.gather(*ahead, return_exceptions=True)
+        await asyncio.gather(*reads, return_exceptions=True)
 
 
-def _tell(progress: Callable[[int], None] | None, num_bytes: int) -> None:
+def _report(progress: Callable[[int], None] | None, num_bytes: int) -> None:
     if progress is not None:
         progress(num_bytes)
 
@@ -321,18 +320,9 @@ def _encode(found: CommitObject, commit: Commit) -> bytes:
     return encode_commit(decode_commit(found.data, uri=found.meta.uri)[0], commit)
 
 
-async def _tidy(target: Spot, save_ids: set[str]) -> None:
-    """Delete the objects of saves that were replaced; what cannot be deleted `clean` finds."""
-    if save_ids:
-        prefix = as_prefix(target.prefix)
-        gone = [(prefix, save_id) for save_id in save_ids]
-        listing = await target.store.list_all(prefix)
-        await target.store.delete_many([meta for meta in listing if save_of(meta.key) in gone])
-
-
 async def copy_root(
-    source: Spot,
-    target: Spot,
+    source: CheckpointLocation,
+    target: CheckpointLocation,
     *,
     steps: Sequence[int] | None = None,
     overwrite: bool = False,
@@ -348,16 +338,16 @@ async def copy_root(
         progress: As `copy_checkpoint`.
 
     Returns:
-        What was copied, and the steps (by uri) that could not be, with the reason; one does not
-        keep the others.
+        The copies, and the errors of steps that could not be copied, by uri; a failure of one step
+        does not stop the others.
     """
     copied: list[Copied] = []
     errors: dict[str, AiofluxError] = {}
     asked = steps if steps is not None else await list_prefixes(source.store, source.prefix)
     for step in sorted(set(asked)):
         each, goal = (
-            Spot(spot.store, as_prefix(spot.prefix) + step_prefix(step))
-            for spot in (source, target)
+            CheckpointLocation(location.store, as_prefix(location.prefix) + step_prefix(step))
+            for location in (source, target)
         )
         try:
             copied.append(await copy_checkpoint(each, goal, overwrite=overwrite, progress=progress))

@@ -1,24 +1,24 @@
-"""What became of each save: one record each, as JSON and CSV beside the steps.
+"""History of saves: one record of the outcome of each, as JSON and CSV beside the steps.
 
     root/.checkpoint-history/record-<time>-<token>.json    one save each, created and never changed
     root/.checkpoint-history/history.json, history.csv     all that were gathered from such records
 
-A record is an object of its own, so that writers at the same time, or killed ones, lose nothing of
-each other. Now and then the records are gathered: `history.json` is replaced under the generation
-that was read, and only then are they deleted. Whoever is interrupted in between leaves records that
-are in both, and count once.
+A record is an object of its own, so that concurrent or killed writers lose no records of others.
+Now and then the records are gathered: `history.json` is replaced in the generation that was read,
+and then they are deleted. An interrupt in between leaves records that are in both, and count once.
 """
 
 from __future__ import annotations
 
 import csv
+import importlib
 import io
+import os
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from aioflux.checkpoint._maintain.history_plot import plot
 from aioflux.errors import (
     AlreadyExistsError,
     CheckpointCorruptError,
@@ -27,7 +27,7 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from aioflux._values.meta import ObjectMeta
     from aioflux.store import Store
@@ -46,39 +46,38 @@ __all__ = [
 ]
 
 HISTORY_PREFIX: Final = ".checkpoint-history/"
-"""What lies below it belongs to the history of saves; below the root of the checkpoints."""
+"""Prefix of the history, below the root of the checkpoints."""
 
 _JSON_KEY = f"{HISTORY_PREFIX}history.json"
 _CSV_KEY = f"{HISTORY_PREFIX}history.csv"
 _RECORD = f"{HISTORY_PREFIX}record-"
 
 _GROWTH = 32
-"""Gathered as soon as the records are a 32nd of what is gathered: each byte of a record is written
-32 times at most, on the average, and a reader meets a bounded share of records."""
-_MAX_TURNS = 8
+"""Records are gathered as soon as they are a 32nd of what is gathered: each byte of a record is
+written 32 times at most, on average, and a reader finds a bounded share of single records."""
+_MAX_ATTEMPTS = 8
 
 T = TypeVar("T")
 Outcome: TypeAlias = Literal["committed", "failed", "cancelled"]
 
 
 class SaveRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one save."""
+    """The outcome of one save."""
 
     record_id: str
-    """Names the record: `<time>-<8 hexadecimal digits>`, as a save id; sorts by time. The save id
-    where there is one."""
+    """The save id, or a name of its form, `<time>-<8 hexadecimal digits>`; sorts by time."""
     time: datetime
-    """When the save ended, aware."""
+    """Time of the end of the save, with its zone."""
     step: int
     """The training step."""
     outcome: Outcome
     """`committed`, `failed` or `cancelled`."""
     num_bytes: int = 0
-    """Bytes of the state that were uploaded, over all ranks that are known of."""
+    """Bytes of the data objects of all ranks, without the commit object; 0 if not committed."""
     staged_seconds: float = 0.0
-    """Seconds that the training thread was held up."""
+    """Time for which the training thread was held up, in seconds."""
     upload_seconds: float = 0.0
-    """Seconds from then to the commit, or to the failure."""
+    """Time from then to the commit or the failure, in seconds."""
     num_retries: int = 0
     """Requests that were sent again."""
     world_size: int = 1
@@ -88,7 +87,7 @@ class SaveRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes_per_second(self) -> float:
-        """Throughput of the upload; 0 where it took no time."""
+        """Throughput of the upload; 0 if it took no time."""
         return self.num_bytes / self.upload_seconds if self.upload_seconds > 0 else 0.0
 
 
@@ -124,7 +123,7 @@ def merge(*histories: Iterable[SaveRecord]) -> list[SaveRecord]:
 
 def _row(record: SaveRecord) -> dict[str, Any]:
     row = {name: getattr(record, name) for name in COLUMNS}
-    # Names of local files that are no text can stand in it, and in no JSON.
+    # It may hold names of local files that are no text, which JSON cannot hold.
     return row | {"error": record.error.encode(errors="backslashreplace").decode()}
 
 
@@ -145,13 +144,13 @@ def to_json(records: Iterable[SaveRecord]) -> bytes:
 
 
 async def append(store: Store, record: SaveRecord) -> None:
-    """Add a record, durable when this returns; another one of the same id is left as it is.
+    """Add a record, durable when this returns; one of the same id is kept as it is.
 
-    Costs two requests, and some six more where it is time to gather.
+    Costs two requests, and about six more if it is time to gather.
 
     Args:
         store: The root of the checkpoints.
-        record: What to add.
+        record: The record.
     """
     await _create(store, record)
     listing = await store.list_all(HISTORY_PREFIX)
@@ -170,11 +169,11 @@ async def _create(store: Store, record: SaveRecord) -> None:
             content_type="application/json",
         )
     except AlreadyExistsError:
-        return  # nobody makes an id twice: this one was written before
+        return  # ids are unique: this record was written before
 
 
 async def read_history(store: Store) -> list[SaveRecord]:
-    """Return what became of all saves, oldest first.
+    """Return the records of all saves, oldest first.
 
     Args:
         store: The root of the checkpoints.
@@ -182,24 +181,24 @@ async def read_history(store: Store) -> list[SaveRecord]:
     Raises:
         CheckpointCorruptError: An object of the history is damaged.
     """
-    _, records = await _loose(store)
-    # Read last: a record that went meanwhile is in it.
-    _, gathered = await _gathered(store)
+    _, records = await _read_records(store)
+    # Read last: it has the records that were gathered meanwhile.
+    _, gathered = await _read_gathered(store)
     return merge(gathered, records)
 
 
 async def gather(store: Store) -> None:
-    """Bring the records into `history.json` and `history.csv`, and delete them then.
+    """Write the records to `history.json` and `history.csv`, and then delete them.
 
-    Several at once do no harm: who comes second leaves it to the other.
+    Several at once do no harm: the second one leaves it to the first.
 
     Raises:
         CheckpointCorruptError: An object of the history is damaged.
     """
-    metas, records = await _loose(store)
+    metas, records = await _read_records(store)
     if not metas:
         return
-    meta, gathered = await _gathered(store)
+    meta, gathered = await _read_gathered(store)
     data = to_json(merge(gathered, records))
     try:
         await _replace(store, _JSON_KEY, data, meta, "application/json")
@@ -212,22 +211,22 @@ async def gather(store: Store) -> None:
 async def _publish_csv(store: Store) -> None:
     """Write the CSV of what `history.json` holds now.
 
-    The generation to replace is read first: whoever read an older `history.json` meanwhile and
-    writes later fails, and who does not fail has read the newest.
+    The generation to replace is read first: a process that read an older `history.json` meanwhile
+    and writes later fails, and one that does not fail has read the newest.
 
     Raises:
-        PreconditionFailedError: Others keep writing it; they have read what is newer.
+        PreconditionFailedError: Others keep writing it; they have read newer records.
     """
-    for turn in range(_MAX_TURNS):
+    for attempt in range(_MAX_ATTEMPTS):
         try:
             old: ObjectMeta | None = await store.head(_CSV_KEY)
         except NotFoundError:
             old = None
-        _, records = await _gathered(store)
+        _, records = await _read_gathered(store)
         try:
             await _replace(store, _CSV_KEY, to_csv(records).encode(), old, "text/csv")
         except (AlreadyExistsError, PreconditionFailedError):
-            if turn == _MAX_TURNS - 1:
+            if attempt == _MAX_ATTEMPTS - 1:
                 raise
         else:
             return
@@ -236,15 +235,15 @@ async def _publish_csv(store: Store) -> None:
 async def _replace(
     store: Store, key: str, data: bytes, old: ObjectMeta | None, content_type: str
 ) -> None:
-    """Write an object in the place of the one that was seen, or of none."""
+    """Write an object in place of the one that was read, or create it."""
     if old is None:
         await store.put(key, data, mode="create", content_type=content_type)
     else:
         await store.put(key, data, if_generation_match=old.generation, content_type=content_type)
 
 
-async def _loose(store: Store) -> tuple[list[ObjectMeta], list[SaveRecord]]:
-    """Return the records that are objects of their own, as far as they are still there."""
+async def _read_records(store: Store) -> tuple[list[ObjectMeta], list[SaveRecord]]:
+    """Return the single records, as far as they are still there."""
     listing = await store.list_all(_RECORD)
     metas: list[ObjectMeta] = []
     records: list[SaveRecord] = []
@@ -258,8 +257,8 @@ async def _loose(store: Store) -> tuple[list[ObjectMeta], list[SaveRecord]]:
     return metas, records
 
 
-async def _gathered(store: Store) -> tuple[ObjectMeta | None, list[SaveRecord]]:
-    """Return what was gathered, and the object that holds it."""
+async def _read_gathered(store: Store) -> tuple[ObjectMeta | None, list[SaveRecord]]:
+    """Return the gathered records, and the object that holds them."""
     async for batch in store.fetch_batches([_JSON_KEY], return_exceptions=True):
         for each in batch:
             if each[0] is not None:
@@ -277,3 +276,66 @@ def _decode(decoder: msgspec.json.Decoder[T], meta: ObjectMeta, data: bytes) -> 
             f"{meta.uri} is no history of saves: {exc}; move it away, the checkpoints do not need "
             "it"
         ) from exc
+
+
+_MB = 1e6
+_COLORS = {"committed": "tab:blue", "failed": "tab:red", "cancelled": "tab:gray"}
+
+
+def plot(
+    records: Sequence[SaveRecord], target: str | os.PathLike[str] | IO[bytes], *, title: str = ""
+) -> None:
+    """Draw a history: throughput above, seconds staged and uploaded below, over the steps.
+
+    Args:
+        records: As `read_history` returns them.
+        target: Local path of a picture (.png, .svg, .pdf), or a binary file, which gets a PNG.
+        title: Heading.
+
+    Raises:
+        ImportError: There is no matplotlib.
+        ValueError: There are no records, or the path ends in no kind of picture.
+    """
+    if not records:
+        raise ValueError("there is nothing to draw: the history has no records")
+    try:
+        figures = importlib.import_module("matplotlib.figure")
+    except ImportError as exc:
+        raise ImportError("a plot needs matplotlib: pip install matplotlib") from exc
+    # Without pyplot, which would choose a window system and keep every figure.
+    figure = figures.Figure(figsize=(9, 6), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    _draw_throughput(upper, records)
+    _draw_seconds(lower, records)
+    if title:
+        figure.suptitle(title)
+    is_path = isinstance(target, str | os.PathLike)
+    figure.savefig(target, format=None if is_path else "png")
+
+
+def _draw_throughput(axes: Any, records: Sequence[SaveRecord]) -> None:
+    for outcome, color in _COLORS.items():
+        chosen = [record for record in records if record.outcome == outcome]
+        if chosen:
+            axes.scatter(
+                [record.step for record in chosen],
+                [record.bytes_per_second / _MB for record in chosen],
+                color=color,
+                label=f"{outcome} ({len(chosen)})",
+                s=18,
+            )
+    axes.set_ylabel("MB/s")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def _draw_seconds(axes: Any, records: Sequence[SaveRecord]) -> None:
+    steps = [record.step for record in records]
+    axes.plot(steps, [record.upload_seconds for record in records], ".-", label="uploaded")
+    axes.plot(steps, [record.staged_seconds for record in records], ".-", label="staged")
+    axes.set_xlabel("step")
+    axes.set_ylabel("seconds")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()

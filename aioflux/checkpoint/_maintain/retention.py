@@ -1,8 +1,8 @@
-"""Which steps are kept, and how one that is not goes: the commit object first.
+"""Retention: the steps that are kept, and the removal of the others, commit object first.
 
-    what is there -> plan_prune (pure) -> remove_step, oldest first
+    committed steps -> plan_prune (pure) -> remove_step, oldest first
 
-A step without its commit object does not exist for any reader: whatever interrupts a removal leaves
+A step without its commit object does not exist for any reader: a removal that is interrupted leaves
 objects that no commit names, which `clean` finds, and never a step that cannot be loaded.
 """
 
@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from aioflux.checkpoint._format.commit import step_prefix
 from aioflux.checkpoint._maintain.orphans import save_of
 from aioflux.checkpoint._maintain.verify import verify_steps
-from aioflux.checkpoint._store.commits import (
-    CommitObject,
-    decode,
-    read_commits,
-    summarize,
-    uri_below,
-)
+from aioflux.checkpoint._store.commits import read_commits, summarize, uri_below
 from aioflux.errors import (
     CheckpointCorruptError,
     CheckpointNotFoundError,
@@ -34,19 +28,28 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from aioflux._values.meta import DeleteResult, ObjectMeta
+    from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.errors import AiofluxError
     from aioflux.store import Store
 
-__all__ = ["Pruned", "Retention", "StepRecord", "counted_on", "plan_prune", "prune", "remove_step"]
+__all__ = [
+    "Pruned",
+    "Retention",
+    "StepRecord",
+    "plan_prune",
+    "prune",
+    "remove_step",
+    "steps_to_verify",
+]
 
 Best: TypeAlias = tuple[str, str] | tuple[str, str, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retention:
-    """Which steps are kept: each that one of the rules keeps. Without rules all are.
+    """Rules for the steps that are kept: each that one of them keeps. Without rules all are.
 
-    Whatever the rules say, the newest valid step stays, and so does what is newer.
+    The newest valid step, and all steps that are newer, stay in any case.
     """
 
     keep_last: int | None = None
@@ -99,9 +102,9 @@ class StepRecord:
     created: float
     """Time of its commit, in seconds since 1970, UTC."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What was measured with it."""
+    """Its metrics."""
     is_valid: bool = True
-    """Whether it verifies. One that does not is never counted as kept."""
+    """Whether it verifies. One that does not never counts as kept."""
 
 
 def plan_prune(
@@ -113,12 +116,12 @@ def plan_prune(
 ) -> list[int]:
     """Return the steps to remove, ascending.
 
-    The newest valid step stays, steps newer than it stay (somebody should look at why they do not
-    verify), protected steps stay, and where no step is valid all stay. A step that does not verify
-    is removed by the same rules as a valid one, but takes the place of none.
+    The newest valid step stays, steps newer than it stay (so that the reason why they do not verify
+    can be found), protected steps stay, and if no step is valid all stay. A step that does not
+    verify is removed by the same rules as a valid one, but does not count as one of those kept.
 
     Args:
-        steps: All that are committed.
+        steps: All committed steps.
         retention: The rules.
         now: The time, in seconds since 1970, UTC.
         protected: Steps that stay in any case, such as the one that was loaded from.
@@ -140,13 +143,13 @@ def plan_prune(
     return [each.step for each in known if each.step not in kept]
 
 
-def counted_on(steps: Iterable[StepRecord], retention: Retention) -> set[int]:
-    """Return the valid steps for whose sake others may be removed: they had better be valid."""
+def steps_to_verify(steps: Iterable[StepRecord], retention: Retention) -> set[int]:
+    """Return the valid steps because of which others may be removed: to be verified first."""
     valid = sorted((each for each in steps if each.is_valid), key=lambda each: each.step)
-    asked = {each.step for each in valid[-(retention.keep_last or 1) :]}
+    unverified = {each.step for each in valid[-(retention.keep_last or 1) :]}
     if retention.keep_best is not None:
-        asked.update(_best(valid, retention.keep_best))
-    return asked
+        unverified.update(_best(valid, retention.keep_best))
+    return unverified
 
 
 def _best(valid: Sequence[StepRecord], best: Best) -> list[int]:
@@ -167,9 +170,9 @@ def _best(valid: Sequence[StepRecord], best: Best) -> list[int]:
 async def remove_step(store: Store, step: int, *, generation: str = "") -> DeleteResult:
     """Remove a step: its commit object, then what this and older saves of the step wrote.
 
-    All are deleted in the generation that was seen. Keys that no save makes stay, and so does what
-    a newer save of the step wrote. Of a damaged commit object nobody can tell what it names: it
-    goes alone, and `clean` finds the rest.
+    All are deleted in the generation that was read. Keys that no save makes stay, and so do objects
+    of a newer save of the step. A damaged commit object is deleted alone: what it names is unknown,
+    and `clean` finds it.
 
     Args:
         store: The root of the checkpoints.
@@ -177,17 +180,17 @@ async def remove_step(store: Store, step: int, *, generation: str = "") -> Delet
         generation: Remove it only if its commit object is this one still; any by default.
 
     Returns:
-        What became of each object. One that could not be deleted stays as garbage.
+        The keys that were deleted, and the errors of those that stay as garbage.
 
     Raises:
         CheckpointNotFoundError: The step is not committed.
-        CheckpointCorruptError: Something else than aioflux wrote the commit object.
+        CheckpointCorruptError: Another program wrote the commit object.
         PreconditionFailedError: It was saved again or removed meanwhile.
     """
     prefix = step_prefix(step)
-    found = await _readable(store, step)
+    found = await _read_removable(store, step)
     newest = found[-1].commit
-    made = await _made(store, prefix, newest.save_id if newest else "")
+    made = await _list_saved(store, prefix, newest.save_id if newest else "")
     removed = []
     for at, each in enumerate(found):
         is_last = at == len(found) - 1
@@ -203,33 +206,27 @@ async def remove_step(store: Store, step: int, *, generation: str = "") -> Delet
     return replace(result, deleted=(*removed, *result.deleted))
 
 
-async def _readable(store: Store, step: int) -> list[CommitObject]:
+async def _read_removable(store: Store, step: int) -> list[CommitObject]:
     """Return the commit objects of a step; of two layouts the newer last.
 
     The older one may lack objects by now: it must not be seen without the newer.
     """
-    found: list[CommitObject] = []
-    for meta, data in await read_commits(store, step_prefix(step)):
-        try:
-            commit = decode(meta, data)
-        except CheckpointCorruptError:
-            found.append(CommitObject(meta, data, None))
-            continue
-        if commit is None:
+    found = await read_commits(store, step_prefix(step))
+    for each in found:
+        if each.commit is None and each.problem is None:
             raise CheckpointCorruptError(
-                f"{meta.uri} stays: something else than aioflux wrote it; remove it with "
+                f"{each.meta.uri} stays: something else than aioflux wrote it; remove it with "
                 "`aioflux rm -r` if it is of no use"
             )
-        found.append(CommitObject(meta, data, commit))
     if not found:
         raise CheckpointNotFoundError(
             f"there is no step {step} in {store.uri} to remove: it has no commit object"
         )
-    return sorted(found, key=lambda each: each.commit.save_id if each.commit else "")
+    return found
 
 
-async def _made(store: Store, prefix: str, newest: str) -> list[ObjectMeta]:
-    """Return the objects of a step that saves made, up to and with the newest that is removed."""
+async def _list_saved(store: Store, prefix: str, newest: str) -> list[ObjectMeta]:
+    """Return the objects that saves of a step wrote, up to the newest save that is removed."""
     if not newest:
         return []
     return [
@@ -241,7 +238,7 @@ async def _made(store: Store, prefix: str, newest: str) -> list[ObjectMeta]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pruned:
-    """What a `prune` did; in a dry run, what it would do."""
+    """The result of a `prune`; of a dry run, what it would do."""
 
     removed: tuple[int, ...]
     """Steps that were removed, ascending."""
@@ -260,17 +257,17 @@ async def prune(
     protected: Collection[int] = (),
     dry_run: bool = False,
 ) -> Pruned:
-    """Remove the steps that no rule keeps, oldest first, each only as it was looked at.
+    """Remove the steps that no rule keeps, oldest first, each in the generation that was read.
 
-    The steps that the rules count on are verified first, not deep: as many as `keep_last`, the best
-    and the newest. What something else than aioflux wrote is left alone.
+    The steps that the rules rely on are verified first, not deep: as many as `keep_last`, the best
+    and the newest. Steps that another program wrote stay.
 
     Args:
         store: The root of the checkpoints.
         retention: The rules.
         now: The time, in seconds since 1970, UTC.
         protected: Steps that stay in any case, such as the one that was loaded from.
-        dry_run: Tell, and remove nothing.
+        dry_run: Only return what would be removed.
     """
     known = {each.step: each for each in await summarize(store) if each.is_ours}
     records = {
@@ -281,13 +278,15 @@ async def prune(
     }
     verified: set[int] = set()
     while plan := plan_prune(records.values(), retention, now=now, protected=protected):
-        asked = counted_on(records.values(), retention) - verified
-        if not asked:
+        unverified = steps_to_verify(records.values(), retention) - verified
+        if not unverified:
             break
-        looks = {each.step: each.is_valid for each in await verify_steps(store, sorted(asked))}
-        for step in asked:
-            records[step] = replace(records[step], is_valid=looks.get(step, False))
-        verified |= asked
+        results = {
+            each.step: each.is_valid for each in await verify_steps(store, sorted(unverified))
+        }
+        for step in unverified:
+            records[step] = replace(records[step], is_valid=results.get(step, False))
+        verified |= unverified
     errors: dict[str, AiofluxError] = {}
     removed = []
     for step in plan:
@@ -298,7 +297,7 @@ async def prune(
         except (CheckpointCorruptError, StorageError) as exc:
             errors[known[step].uri] = exc
         except CheckpointNotFoundError:
-            continue  # somebody else removed it
+            continue  # it was removed meanwhile
         else:
             removed.append(step)
     kept = tuple(step for step in known if step not in removed)

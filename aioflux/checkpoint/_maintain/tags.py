@@ -1,4 +1,4 @@
-"""The tags that a store holds: found, looked at, read and removed."""
+"""Tags: listed, verified, read and removed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from aioflux.checkpoint._format.commit import Commit
     from aioflux.store import Store
 
-__all__ = ["StoredTag", "is_valid", "list_tags", "read_part", "read_tag", "remove_tag", "trim"]
+__all__ = [
+    "StoredTag",
+    "is_valid",
+    "keep_newest",
+    "list_tags",
+    "read_part",
+    "read_tag",
+    "remove_tag",
+]
 
 _MAX_PIECES = 16
 """Pieces of a part that are read at once."""
@@ -32,13 +40,13 @@ class StoredTag:
     tag: str
     """The tag."""
     commit: Commit
-    """What it consists of."""
+    """Its commit."""
     meta: ObjectMeta
     """The commit object."""
 
     @property
     def prefix(self) -> str:
-        """Where its objects are."""
+        """Prefix of its objects."""
         return f"{quote_name(self.tag)}/"
 
     @property
@@ -48,7 +56,7 @@ class StoredTag:
 
 
 async def read_tag(store: Store, tag: str) -> StoredTag | None:
-    """Return a tag as it is committed, None where it is not, or not by us."""
+    """Return a committed tag; None if there is none, or another program wrote it."""
     try:
         found = await read_commit(store, f"{quote_name(tag)}/")
     except CheckpointError:
@@ -71,7 +79,7 @@ async def list_tags(store: Store) -> list[StoredTag]:
 
 
 async def is_valid(store: Store, tag: StoredTag) -> bool:
-    """Tell whether all of a tag is there, by its commit and one listing."""
+    """Return whether a tag is complete, by its commit and one listing."""
     return (await verify(store, tag.prefix)).is_valid
 
 
@@ -80,12 +88,12 @@ async def read_part(store: Store, tag: StoredTag, name: str) -> MemoryFile:
 
     Args:
         store: The root of the checkpoints, as `open_checkpoint` opens it.
-        tag: What to read of.
-        name: The part.
+        tag: The tag.
+        name: Name of the part.
 
     Raises:
         KeyError: The tag has no such part.
-        CheckpointCorruptError: It is gone, or not what was saved.
+        CheckpointCorruptError: It is gone, or damaged.
     """
     key = part_key(tag.commit.save_id, quote_name(name))
     stored = next((each for each in tag.commit.objects if each.key == key), None)
@@ -119,8 +127,8 @@ async def read_part(store: Store, tag: StoredTag, name: str) -> MemoryFile:
     return file
 
 
-async def trim(store: Store, keep: int) -> None:
-    """Remove all tags but the newest."""
+async def keep_newest(store: Store, keep: int) -> None:
+    """Remove all tags except the newest `keep`."""
     for each in (await list_tags(store))[keep:]:
         await _remove(store, each)
 
@@ -133,7 +141,7 @@ async def remove_tag(store: Store, tag: str) -> None:
 
 
 async def _remove(store: Store, tag: StoredTag) -> None:
-    """Remove a tag, the commit object first, so that it is never seen torn."""
-    with suppress(NotFoundError):  # somebody else was faster
+    """Remove a tag, the commit object first, so that it is never visible in part."""
+    with suppress(NotFoundError):  # it was removed meanwhile
         await store.delete(f"{tag.prefix}{COMMIT_KEY}")
     await store.delete_many([tag.prefix + stored.key for stored in tag.commit.objects])

@@ -1,8 +1,8 @@
-"""Whether a checkpoint is all there: its commit object, and every object that this names.
+"""verify: checks that a checkpoint is complete: its commit object, and every object that it names.
 
-    commit object -> agrees with itself? (pure) -> agrees with one listing? (pure) -> deep: bytes
+    commit object -> consistent? (pure) -> agrees with one listing? (pure) -> deep: all bytes
 
-Not deep, nothing but the commit object is read: the service tells size, generation and crc32c.
+Only a deep check reads more than the commit object: listings have size, generation and crc32c.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _PIECE_BYTES = 8 * 1024 * 1024
 _MAX_PIECES = 8
 """Pieces that are read, and held, at once."""
 _MAX_STEPS = 16
-"""Steps that are looked at once; each holds a commit object and a listing."""
+"""Steps that are verified at once; each holds a commit object and a listing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,40 +71,40 @@ class Problem:
 
     kind: ProblemKind
     """`no_commit`: nothing was committed; `commit`: the commit object is damaged or contradicts
-    itself; `foreign`: something else than aioflux wrote it; `missing`, `size`, `generation`,
-    `crc32c`: an object is gone or another one; `bytes`: what was read is not what was saved."""
+    itself; `foreign`: another program wrote it; `missing`, `size`, `generation`, `crc32c`: an
+    object is gone or was replaced; `bytes`: its bytes are not those that were saved."""
     uri: str
-    """Uri of the object that it is about."""
+    """Uri of the object."""
     message: str
-    """What is wrong, in a sentence that names the object."""
+    """The problem in a sentence that names the object."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verification:
-    """What a look at one checkpoint told."""
+    """The result of a check of one checkpoint."""
 
     uri: str
     """Uri of the checkpoint."""
     step: int | None
-    """Its training step, where its prefix or its commit tells one."""
+    """Its training step, if its prefix or its commit has one."""
     problems: tuple[Problem, ...] = ()
-    """What is wrong, in the order of the commit."""
+    """The problems, in the order of the commit."""
     num_objects: int = 0
     """Data objects that the commit names."""
     num_bytes: int = 0
-    """Bytes of them all."""
+    """Bytes of these data objects, without the commit object."""
     created: float = 0.0
     """Time of the commit, in seconds since 1970, UTC."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What retention may choose by."""
+    """Metrics of the step."""
     generation: str = ""
     """Generation of the commit object that was read."""
     found: CommitObject | None = None
-    """The commit object, where it could be read and one checkpoint was asked for."""
+    """The commit object, if it could be read and one checkpoint was verified."""
 
     @property
     def is_valid(self) -> bool:
-        """Whether all is there."""
+        """Whether the checkpoint is complete."""
         return not self.problems
 
     @property
@@ -113,11 +113,11 @@ class Verification:
         return all(problem.kind != "no_commit" for problem in self.problems)
 
     def check(self) -> None:
-        """Raise what is wrong.
+        """Raise an error if there is a problem.
 
         Raises:
             CheckpointNotFoundError: Nothing was committed.
-            CheckpointCorruptError: Something else is wrong.
+            CheckpointCorruptError: There is another problem.
         """
         if not self.is_committed:
             raise CheckpointNotFoundError(self.problems[0].message)
@@ -129,7 +129,7 @@ class Verification:
 
 
 def check_commit(commit: Commit, uri: str) -> list[Problem]:
-    """Return in what a commit contradicts itself: what no save writes, whatever its checksum says.
+    """Return the contradictions in a commit: what no save writes, even if its checksum is right.
 
     Args:
         commit: The commit.
@@ -156,7 +156,7 @@ def check_commit(commit: Commit, uri: str) -> list[Problem]:
 
 
 def check_blocks(stored: StoredObject, uri: str) -> list[Problem]:
-    """Return whether the checksums of an object's blocks are not that of the whole."""
+    """Return a problem if the checksums of an object's blocks do not give that of the whole."""
     crcs = struct.unpack(f">{len(stored.block_crcs) // 4}I", stored.block_crcs)
     if join_crc32c(crcs, stored.block_size, stored.size) == stored.crc32c:
         return []
@@ -167,13 +167,13 @@ def check_blocks(stored: StoredObject, uri: str) -> list[Problem]:
 def check_listed(
     stored: StoredObject, meta: ObjectMeta | None, uri: str, *, is_pinned: bool
 ) -> list[Problem]:
-    """Return in what an object is not the one that was saved, as far as its metadata tell.
+    """Return a problem if an object is not the one that was saved, by its metadata.
 
     Args:
-        stored: What the commit says of it.
-        meta: What the service says of it; None where there is none.
+        stored: The object in the commit.
+        meta: The object in the listing; None if it is missing.
         uri: Its uri.
-        is_pinned: Whether generations count: not where the checkpoint was copied.
+        is_pinned: Whether generations count: not if another program copied the checkpoint.
     """
     if meta is None:
         return [Problem("missing", uri, f"{uri} is missing")]
@@ -186,7 +186,7 @@ def check_listed(
     if is_pinned and meta.generation != stored.generation:
         text = (
             f"{uri} has generation {meta.generation}, and {stored.generation} was saved: it was "
-            "replaced; if by the same bytes, as from a backup, `aioflux ckpt copy` mends it"
+            "replaced; if by the same bytes, as from a backup, `aioflux ckpt copy` repairs it"
         )
         return [Problem("generation", uri, text)]
     return []
@@ -199,7 +199,7 @@ async def verify(
     deep: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Verification:
-    """Look whether a checkpoint is all there.
+    """Check that a checkpoint is complete.
 
     Costs the commit object and one listing; deep, also every byte, with a bounded part of them in
     memory.
@@ -207,12 +207,12 @@ async def verify(
     Args:
         store: A store that holds the checkpoint.
         prefix: The checkpoint's prefix there; empty for the store's own.
-        deep: Read all bytes, and compare the crc32c of every block. What a service tells of its
-            objects is then not relied on.
-        progress: Called with the number of bytes of each piece that was read, where `deep`.
+        deep: Read all bytes, and compare the crc32c of every block: the metadata of the service
+            then does not decide.
+        progress: Called with the number of bytes of each piece that was read, if `deep`.
 
     Raises:
-        StorageError: The service could not be asked, which tells nothing about the checkpoint.
+        StorageError: A request failed; the checkpoint may be complete.
     """
     below = as_prefix(prefix)
     uri = uri_below(store, below)
@@ -220,19 +220,19 @@ async def verify(
     try:
         found = await read_commit(store, below)
     except CheckpointNotFoundError as exc:
-        return _broken(uri, step, "no_commit", str(exc))
+        return _unreadable(uri, step, "no_commit", str(exc))
     except (CheckpointCorruptError, ChecksumError) as exc:
-        return _broken(uri, step, "commit", str(exc))
+        return _unreadable(uri, step, "commit", str(exc))
     commit = found.commit
     if commit is None:
         text = f"{found.meta.uri} holds no commit of aioflux: there is nothing to verify by"
-        return _broken(uri, step, "foreign", text)
+        return _unreadable(uri, step, "foreign", text)
     problems = check_commit(commit, found.meta.uri)
     if None not in {step, commit.step} and step != commit.step:
         text = f"{found.meta.uri} was saved as step {commit.step}"
         problems.append(Problem("commit", found.meta.uri, text))
     if not problems:
-        problems = await _look(store, below, commit, deep=deep, progress=progress)
+        problems = await _check_objects(store, below, commit, deep=deep, progress=progress)
     return Verification(
         uri=uri,
         step=commit.step if step is None else step,
@@ -246,11 +246,11 @@ async def verify(
     )
 
 
-def _broken(uri: str, step: int | None, kind: ProblemKind, text: str) -> Verification:
+def _unreadable(uri: str, step: int | None, kind: ProblemKind, text: str) -> Verification:
     return Verification(uri=uri, step=step, problems=(Problem(kind, uri, text),))
 
 
-async def _look(
+async def _check_objects(
     store: Store,
     below: str,
     commit: Commit,
@@ -258,7 +258,7 @@ async def _look(
     deep: bool,
     progress: Callable[[int], None] | None,
 ) -> list[Problem]:
-    """Return what is wrong with the objects that a commit names."""
+    """Return the problems of the objects that a commit names."""
     listed: Mapping[str, ObjectMeta] = {}
     if commit.objects:
         listed = {meta.key: meta for meta in await store.list_all(below)}
@@ -287,7 +287,7 @@ async def _read(
     is_pinned: bool,
     progress: Callable[[int], None] | None,
 ) -> list[Problem]:
-    """Read all bytes of objects, and return of each the first block that is not as saved."""
+    """Read all bytes of objects, and return the first damaged block of each."""
     wrong: dict[str, Problem] = {}
 
     async def one(piece: tuple[StoredObject, int, int]) -> None:
@@ -323,7 +323,7 @@ def plan_pieces(stored: StoredObject) -> list[tuple[int, int]]:
 async def verify_steps(
     store: Store, steps: Sequence[int] | None = None, *, deep: bool = False
 ) -> list[Verification]:
-    """Look at many steps, ascending; those that nothing was committed of are left out.
+    """Verify many steps, ascending, without those that are not committed.
 
     Args:
         store: The root of the checkpoints.
@@ -335,23 +335,23 @@ async def verify_steps(
         # Commit objects can be large: they are not kept.
         return replace(await verify(store, step_prefix(step), deep=deep), found=None)
 
-    asked = sorted(set(steps)) if steps is not None else await list_prefixes(store)
-    found = await each_bounded(one, asked, max_in_flight=1 if deep else _MAX_STEPS)
+    chosen = sorted(set(steps)) if steps is not None else await list_prefixes(store)
+    found = await each_bounded(one, chosen, max_in_flight=1 if deep else _MAX_STEPS)
     return [each for each in found if each.is_committed]
 
 
 async def newest_first(
-    store: Store, *, deep: bool = False, goes_on: bool = False
+    store: Store, *, deep: bool = False, repeats: bool = False
 ) -> AsyncGenerator[Verification, None]:
-    """Yield what a look at each step tells, from the newest on; each as it is asked for.
+    """Verify the steps from the newest on, each when it is requested.
 
-    Steps that nothing was committed of are left out: a save is under way there, or was killed.
+    Steps that are not committed are left out: a save is under way there, or was killed.
 
     Args:
         store: The root of the checkpoints.
         deep: As `verify`.
-        goes_on: Then look at steps that came meanwhile, and once more at those that were not
-            committed: a run that keeps few steps may have removed all that were.
+        repeats: List again at the end, and verify new steps and those that were not committed: a
+            run that keeps few steps may have removed all that were.
     """
     known: set[int] = set()
     seen: set[int] = set()
@@ -364,20 +364,20 @@ async def newest_first(
             seen.add(step)
             if found.is_committed:
                 yield found
-        if not (goes_on and steps):
+        if not (repeats and steps):
             return
 
 
 async def latest(store: Store, *, deep: bool = False) -> int | None:
     """Return the newest step that verifies, or None.
 
-    Costs three requests where that is the newest of all.
+    Costs three requests if that is the newest of all.
 
     Args:
         store: The root of the checkpoints.
         deep: As `verify`.
     """
-    async with aclosing(newest_first(store, deep=deep, goes_on=True)) as found:
+    async with aclosing(newest_first(store, deep=deep, repeats=True)) as found:
         async for each in found:
             if each.is_valid:
                 return each.step

@@ -1,4 +1,4 @@
-"""Heartbeats of ranks: a save that takes long shows, in the bucket, which ranks are still at it.
+"""Heartbeats: objects by which the ranks of a long save show that they are alive.
 
     every rank:  <save id>/rank-00001.beat, written anew every `heartbeat_seconds`, not before the
                  first of these has passed: a short save writes none
@@ -6,13 +6,14 @@
 
 No clocks of machines are compared. A rank is gone when an observer, by its own monotonic clock, has
 seen no new generation for 2.5 heartbeats: at 10 s, an observer that polls (at most 1 s apart)
-notices 26 s after the last beat; the coordinator, while it uploads itself and looks every 5 s,
-after 30 s; another rank that uploads and looks every 10 s, after 40 s. A beat that fails is
+notices 26 s after the last beat; the coordinator, while it uploads itself and polls every 5 s,
+after 30 s; another rank that uploads and polls every 10 s, after 40 s. A beat that fails is
 repeated after 0.3 heartbeats, so that the 25 s have room for one failed beat and four repetitions.
-Only time in which the observer could look counts: a service that is away, or an observer that
-stands still, does not make a rank seem dead. The ranks agree on a save by a collective and write
-heartbeats from then on, so that slow staging or a queue of earlier saves is not taken for the death
-of a rank. The cost is one request for each heartbeat and save under way, from the tenth second on.
+Only time in which the observer could poll counts: a service that is unavailable, or an observer
+that is suspended, does not make a rank seem dead. The ranks agree on a save by a collective and
+write heartbeats from then on, so that slow staging or a queue of earlier saves is not taken for the
+death of a rank. The cost is one request for each heartbeat and save under way, from the tenth
+second on.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ if TYPE_CHECKING:
 
     from aioflux.store import Store
 
-__all__ = ["Heartbeat", "Watch", "heartbeat_key"]
+__all__ = ["Heartbeat", "HeartbeatMonitor", "heartbeat_key"]
 
 _log = logging.getLogger("aioflux")
 
 _PATIENCE: Final = 2.5
 """Heartbeats that are missed before a rank is gone."""
 _REPETITION: Final = 0.3
-"""Heartbeats to the repetition of one that failed."""
+"""Time to the repetition of a heartbeat that failed, in heartbeats."""
 _MAX_CREDIT: Final = 1.0
-"""Heartbeats that one look counts for at most: the observer looks more often, or it stood still."""
+"""Most heartbeats that one poll counts for: observers poll more often, unless suspended."""
 _END_SECONDS: Final = 5.0
 """Time for the removal of what was written."""
 
@@ -48,7 +49,7 @@ def heartbeat_key(save_id: str, rank: int, number: int = 0) -> str:
     Args:
         save_id: The save.
         rank: The rank.
-        number: Above 0 where the service lets nothing be overwritten.
+        number: Above 0 if the service does not let objects be overwritten.
     """
     return f"{save_id}/rank-{rank:05d}{f'.{number}' if number else ''}.beat"
 
@@ -56,8 +57,8 @@ def heartbeat_key(save_id: str, rank: int, number: int = 0) -> str:
 class Heartbeat:
     """Writes the heartbeats of one rank in one save, on the running event loop, until its `end`.
 
-    A service that lets nothing be overwritten (a retention policy, a role without delete) has each
-    heartbeat under another key.
+    If objects cannot be overwritten (a retention policy, a role without delete), each heartbeat has
+    another key.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Heartbeat:
         every_seconds: float,
         is_late: bool = False,
     ) -> None:
-        """Begin.
+        """Start.
 
         Args:
             store: Where.
@@ -92,11 +93,11 @@ class Heartbeat:
         self._task = asyncio.get_running_loop().create_task(self._run(is_late=is_late))
 
     def cancel(self) -> None:
-        """Stop without removing anything; `aioflux clean` finds what was written."""
+        """Stop and remove nothing; `aioflux clean` finds what was written."""
         self._task.cancel()
 
     async def end(self) -> None:
-        """Stop, and remove what was written; what stays is logged."""
+        """Stop and remove what was written; what stays is logged."""
         self._is_over.set()
         _, running = await asyncio.wait((self._task,), timeout=_END_SECONDS / 5)
         if running:
@@ -145,38 +146,38 @@ class Heartbeat:
         return True
 
 
-class Watch:
-    """Which ranks have been silent for too long, for one observer. No I/O."""
+class HeartbeatMonitor:
+    """Finds the ranks that have been silent for too long, for one observer. No I/O."""
 
     def __init__(self, every_seconds: float) -> None:
         self._patience_seconds = _PATIENCE * every_seconds
         self._max_credit_seconds = _MAX_CREDIT * every_seconds
         self._last = float("-inf")
-        self._seen: dict[int, tuple[Hashable, float]] = {}
+        self._last_signs: dict[int, tuple[Hashable, float]] = {}
 
-    def look(
+    def observe(
         self, signs: Mapping[int, Hashable], awaited: Collection[int], now: float
     ) -> dict[int, float]:
-        """Note what a look has shown.
+        """Note the result of a poll.
 
         Args:
-            signs: What each rank has in the bucket, as something that each heartbeat changes; ranks
-                without any may be missing.
-            awaited: Ranks that are waited for.
-            now: Time of the look, by a monotonic clock, in seconds.
+            signs: A value of each rank that each heartbeat changes; ranks without objects may be
+                missing.
+            awaited: The ranks to watch.
+            now: Time of the poll, by a monotonic clock, in seconds.
 
         Returns:
-            Ranks that are gone, with the seconds for which nothing was heard of them.
+            The ranks that are gone, with the seconds of their silence.
         """
-        credit = min(now - self._last, self._max_credit_seconds) if self._seen else 0.0
+        credit = min(now - self._last, self._max_credit_seconds) if self._last_signs else 0.0
         self._last = now
-        seen, self._seen = self._seen, {}
+        seen, self._last_signs = self._last_signs, {}
         for rank in awaited:
             sign = signs.get(rank)
             before, silent = seen.get(rank, (sign, -credit))
-            self._seen[rank] = (sign, silent + credit if sign == before else 0.0)
+            self._last_signs[rank] = (sign, silent + credit if sign == before else 0.0)
         return {
             rank: silent
-            for rank, (_, silent) in sorted(self._seen.items())
+            for rank, (_, silent) in sorted(self._last_signs.items())
             if silent >= self._patience_seconds
         }

@@ -1,14 +1,14 @@
 """Tensors and objects as torch.save writes them, without a copy of the tensor.
 
-A tensor becomes a zip archive of STORED entries: what stands before and after its bytes is computed
-once for all tensors of one dtype and shape, and the bytes stay where they are.
+A tensor becomes a zip archive of STORED entries: the bytes before and after its own are computed
+once for all tensors of one dtype and shape, and its own stay where they are.
 
     [local headers, data.pkl, ..., padding to 64 | bytes of the tensor | version, id, directory]
      ^ start of the item                         ^ data_start
 
 `torch.load` reads it, with `weights_only` and `mmap` too. It never looks at the crc32 of the
 tensor's bytes, which is left at 0, as `torch.serialization.set_crc32_options(False)` lets
-torch.save do; the crc32c of whatever object the item is part of stands in for it.
+torch.save do; the crc32c of the data object replaces it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch._utils import _rebuild_tensor_v2, _rebuild_tensor_v3
 
+from aioflux.checkpoint._save.packing import ALIGNMENT_BYTES, EncodedItem
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "ALIGNMENT_BYTES",
-    "EncodedItem",
     "check_storable",
     "encode_object",
     "encode_subclass",
@@ -41,11 +41,8 @@ __all__ = [
     "tensor_memory",
 ]
 
-ALIGNMENT_BYTES: Final = 64
-"""The bytes of a tensor begin at a multiple of this in its item."""
-
 _ROOT: Final = "archive/"
-"""Folder that torch.save puts everything below when it writes to a file object."""
+"""Prefix of all names in an archive that torch.save writes to a file object."""
 
 _TYPED: Final = {
     torch.float64: torch.DoubleStorage,
@@ -77,34 +74,18 @@ _VERSION64: Final = 45
 
 _SIZES64: Final = 0x0001
 _PADDING: Final = 0x4246
-"""Id of the extra field that fills the space before an aligned entry; torch.save's own."""
+"""Id of the extra field that fills the space before an aligned entry; the one of torch.save."""
 
 _MAX32: Final = 0xFFFFFFFF
 """Written where the 64-bit field holds the number."""
 
 _YEAR_1980: Final = 0x0021
-"""1 January 1980, the first day that the format knows."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedItem:
-    """One tensor as a zip archive, in pieces."""
-
-    segments: tuple[bytes | memoryview, ...]
-    """The pieces in order; those that are memoryviews are the tensor's own memory."""
-    length: int
-    """Bytes of all pieces together."""
-    data_start: int
-    """Where the bytes of the tensor begin in the item; 0 where they cannot be told apart."""
-    data_size: int
-    """How many they are; 0 where they cannot be told apart."""
-    element_size: int = 1
-    """Bytes of one element."""
+"""1 January 1980, the first day of the format."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Envelope:
-    """What surrounds the bytes of every tensor of one dtype and shape."""
+    """The bytes before and after those of every tensor of one dtype and shape."""
 
     before: bytes
     after: bytes
@@ -112,7 +93,7 @@ class _Envelope:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One entry of an archive, as its directory tells it."""
+    """One entry of an archive, as its directory lists it."""
 
     name: bytes
     offset: int
@@ -121,7 +102,7 @@ class _Entry:
 
 
 def has_plain_memory(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is nothing but its elements in memory: dense, and of no subclass."""
+    """Return whether a tensor is its elements in memory alone: dense, and of no subclass."""
     return (
         tensor.layout is torch.strided
         and not tensor.is_quantized
@@ -149,10 +130,10 @@ def check_storable(name: str, tensor: torch.Tensor) -> None:
 
 
 def encode_subclass(name: str, tensor: torch.Tensor) -> bytes:
-    """Return what torch.save writes of a tensor of a subclass, after a look whether it loads.
+    """Return what torch.save writes of a tensor of a subclass, after a check that it loads.
 
     Raises:
-        TypeError: A load would refuse its classes; the message names it.
+        TypeError: A load would reject its classes; the message names it.
     """
     data = encode_object(tensor)
     if refused := torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data)):
@@ -165,7 +146,7 @@ def encode_subclass(name: str, tensor: torch.Tensor) -> bytes:
 
 
 def find_ties(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
-    """Return the tensors that show the same memory as an earlier one: their numbers to its.
+    """Return the tensors that share the memory of an earlier one: their numbers to its.
 
     The same memory means the same elements in the same order. Views that overlap are not tied.
     """
@@ -190,18 +171,18 @@ def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def encode_tensor(tensor: torch.Tensor) -> EncodedItem:
-    """Return what torch.save would write of a tensor; its memory is referred to, not copied.
+    """Return what torch.save would write of a tensor; its memory is referenced, not copied.
 
     Args:
         tensor: On the CPU, contiguous, and without a pending conjugation or negation. A view of a
-            larger storage will do: only what it shows is part of the item.
+            larger storage will do: only its own elements are part of the item.
 
     Raises:
         ValueError: The tensor is not such a one.
     """
     if not has_plain_memory(tensor):
         data = encode_object(tensor)
-        return EncodedItem((data,), len(data), 0, 0)
+        return EncodedItem((data,), len(data))
     if not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         raise ValueError(
             "only a contiguous tensor on the CPU is encoded as it stands; call .cpu(), "
@@ -246,8 +227,8 @@ def _envelope(dtype: torch.dtype, shape: tuple[int, ...]) -> _Envelope:
 
     start = len(before) + num_bytes
     after = bytearray()
-    # torch.save hashes names and checksums of all entries for the log of torch.load. This one tells
-    # the dtype and shape alone.
+    # torch.save hashes names and checksums of all entries for the log of torch.load. This one
+    # depends on dtype and shape alone.
     identity = b"%040d" % zlib.crc32(pickled)
     for name, data in (("version", b"3\n"), (".data/serialization_id", identity)):
         _append(after, entries, name, data, start=start)
@@ -255,11 +236,11 @@ def _envelope(dtype: torch.dtype, shape: tuple[int, ...]) -> _Envelope:
     return _Envelope(bytes(before), bytes(after))
 
 
-class _Storage:
-    """Stands for the storage of the tensor while it is pickled."""
+class _StorageStandIn:
+    """Replaces the storage of the tensor while it is pickled."""
 
 
-class _Pickler(pickle.Pickler):
+class _TensorPickler(pickle.Pickler):
     """Pickles a tensor whose storage has the number 0 and lies in another entry."""
 
     def __init__(self, file: io.BytesIO, kind: type, num_elements: int) -> None:
@@ -267,7 +248,7 @@ class _Pickler(pickle.Pickler):
         self._storage = ("storage", kind, "0", "cpu", num_elements)
 
     def persistent_id(self, obj: object) -> object:
-        return self._storage if isinstance(obj, _Storage) else None
+        return self._storage if isinstance(obj, _StorageStandIn) else None
 
 
 class _Rebuilt:
@@ -284,7 +265,7 @@ def _pickle(dtype: torch.dtype, shape: tuple[int, ...], numel: int) -> bytes:
     """Return the bytes of data.pkl."""
     # Called with its types in brackets, an OrderedDict would carry them into the pickle.
     hooks: OrderedDict[str, Any] = OrderedDict()
-    geometry = (_Storage(), 0, tuple(shape), _strides(shape), False, hooks)
+    geometry = (_StorageStandIn(), 0, tuple(shape), _strides(shape), False, hooks)
     kind: Any = _TYPED.get(dtype)
     if kind is not None:
         rebuilt = _Rebuilt(_rebuild_tensor_v2, geometry)
@@ -292,7 +273,7 @@ def _pickle(dtype: torch.dtype, shape: tuple[int, ...], numel: int) -> bytes:
         kind, numel = torch.UntypedStorage, numel * dtype.itemsize
         rebuilt = _Rebuilt(_rebuild_tensor_v3, (*geometry, dtype))
     buffer = io.BytesIO()
-    _Pickler(buffer, kind, numel).dump(rebuilt)
+    _TensorPickler(buffer, kind, numel).dump(rebuilt)
     return buffer.getvalue()
 
 

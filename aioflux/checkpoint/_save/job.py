@@ -1,28 +1,29 @@
-"""What is handed to an upload, and what comes back: plain data, which crosses processes."""
+"""Job: a staged save as it is handed to an upload, and its results. Plain data for processes."""
 
 from __future__ import annotations
 
 import math
 import pickle
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from aioflux.checkpoint._format.commit import StoredItem, StoredObject
+from aioflux.checkpoint._format.commit import StoredItem, StoredObject, step_prefix
 from aioflux.checkpoint._maintain.retention import Retention
 from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = [
     "Compression",
+    "GlobalSavePlan",
     "Job",
     "Manifest",
     "SaveResult",
     "UploadSettings",
-    "Whole",
     "manifest_key",
     "portable",
 ]
@@ -30,43 +31,53 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compression:
-    """How tensors are compressed; `aioflux.checkpoint.compression.ZStandard` without torch."""
+    """Settings of `aioflux.checkpoint.compression.ZStandard`, without torch."""
 
     level: int
-    """zstd's."""
+    """Level of zstd."""
     threads: int
     """Threads of a save."""
     byte_planes: bool
     """Whether byte k of all elements is compressed together."""
     descriptor: str
-    """How the metadata calls it."""
+    """Its name in the metadata."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UploadSettings:
-    """What all saves of a Checkpointer have in common."""
+    """Settings of all saves of a Checkpointer."""
 
     commit_seconds: float = 600.0
-    """How long a rank that is done waits for the others, in seconds; 600 by default."""
+    """Time for which a rank that is done waits for the others, in seconds; 600 by default."""
     heartbeat_seconds: float = math.inf
-    """How often a rank whose save takes long says that it is alive, in seconds; infinity for never,
-    which is the default."""
+    """Time between two heartbeats of a rank, in seconds; infinity, the default, for none."""
     retention: Retention = field(default_factory=Retention)
-    """Which steps are kept."""
+    """The steps that are kept."""
     compression: Compression | None = None
-    """How tensors are compressed; None where they are not."""
+    """Compression of tensors; None for none."""
+    cleanup_seconds: float = 10.0
+    """Time for the removal of what a failed save wrote, in seconds; 10 by default."""
+    max_poll_seconds: float = 1.0
+    """Longest time between two polls of the other ranks, in seconds; 1 by default."""
+    clock: Callable[[], float] = time.monotonic
+    """Monotonic clock of those waits."""
+
+    def __post_init__(self) -> None:
+        for name in ("commit_seconds", "heartbeat_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """What the coordinator knows of a save: the plan of all ranks."""
+class GlobalSavePlan:
+    """The plan of all ranks; on the coordinator."""
 
     metadata: bytes
-    """DCP's metadata, pickled, without where things are stored."""
+    """DCP's metadata, pickled, without the locations of items."""
     orders: tuple[tuple[bytes, ...], ...]
-    """The indices of what each rank writes, pickled, in the order in which it does."""
+    """The pickled indices of the items of each rank, in the order in which they are written."""
     extra: Mapping[str, str] = field(default_factory=dict)
-    """What the metadata does not tell of the state, for the commit."""
+    """What the metadata lacks of the state, for the commit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,41 +89,46 @@ class Job:
     save_id: str
     """Names the save; the same on all ranks."""
     rank: int
-    """Who saves."""
+    """This rank."""
     world_size: int
-    """How many save together."""
+    """Ranks that save together."""
     arena: int
-    """Number of the arena that holds the tensors; 0 where there are none."""
+    """Number of the arena that holds the tensors; 0 if there are none."""
     size: int
     """Bytes in the arena."""
     tail: tuple[bytes, ...]
-    """What follows them in the data object."""
+    """The bytes that follow them in the data object."""
     items: tuple[StoredItem, ...]
-    """What lies in the data object."""
+    """The items of the data object."""
     element_sizes: tuple[int, ...]
     """Bytes of an element of each; 0 for a value that is no tensor."""
-    whole: Whole | None
+    global_plan: GlobalSavePlan | None
     """The plan of all ranks, on the coordinator."""
     metrics: Mapping[str, float]
-    """What retention may choose by."""
+    """Metrics of the step, for retention."""
     protected: tuple[int, ...] = ()
     """Steps that retention leaves alone."""
-    begun: float
+    started: float
     """Time of the call, in seconds since 1970, UTC."""
     staged_seconds: float
-    """How long the training was held up, in seconds."""
+    """Time for which the training was held up, in seconds."""
     failure: str = ""
     """Why it could not be staged: then it fails, on all ranks."""
     is_urgent: bool = False
     """It does not wait for the saves before it."""
     attempt: int = 0
-    """How many uploads of it were begun before and not heard of again."""
+    """Number of earlier uploads of it whose process died."""
     prefix: str = ""
-    """Prefix of the checkpoint; that of its step where it is empty."""
+    """Prefix of the checkpoint; empty for that of its step."""
+
+    @property
+    def checkpoint_prefix(self) -> str:
+        """Prefix of the checkpoint."""
+        return self.prefix or step_prefix(self.step)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the data object."""
+        """Bytes of the data object, before compression."""
         return self.size + sum(map(len, self.tail))
 
 
@@ -127,26 +143,26 @@ class SaveResult:
     save_id: str
     """Names the save."""
     num_bytes: int
-    """Bytes that this rank uploaded."""
+    """Bytes of the data objects that this rank uploaded, as they are stored."""
     staged_seconds: float
-    """How long the training was held up, in seconds."""
+    """Time for which the training was held up, in seconds."""
     upload_seconds: float
-    """How long this rank's upload took, in seconds."""
+    """Time of this rank's upload, in seconds."""
     seconds: float
-    """From the call to the commit, in seconds."""
+    """Time from the call to the commit, in seconds."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank tells the coordinator, or the coordinator all ranks, through the bucket."""
+    """A message of a rank to the coordinator, or of the coordinator to all ranks."""
 
     rank: int
-    """Who."""
+    """The rank that wrote it."""
     objects: tuple[StoredObject, ...] = ()
-    """What it uploaded."""
+    """The objects that it uploaded."""
     error: str = ""
-    """Why it did not."""
+    """Why the save failed."""
     is_unknown: bool = False
-    """The commit may be there all the same: nothing is removed."""
+    """The step may be committed all the same: nothing is removed."""
 
 
 def manifest_key(save_id: str, rank: int) -> str:
@@ -155,7 +171,7 @@ def manifest_key(save_id: str, rank: int) -> str:
 
 
 def portable(error: BaseException) -> BaseException:
-    """Return an error that pickles: itself, or what says the same."""
+    """Return an error that pickles: itself, or one with its class and message."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
     except Exception:

@@ -1,81 +1,138 @@
-"""The bytes of a data object, as they were staged or compressed on the way."""
+"""The bytes of a data object: items one behind the other, compressed on the way if asked.
+
+Needs no torch: the process that uploads does without it.
+"""
 
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from aioflux.checkpoint._format.codec import Codec
 from aioflux.checkpoint._format.commit import StoredItem
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from aioflux.checkpoint._save.job import Compression, Job
 
-__all__ = ["compressed_pieces", "staged_pieces"]
+__all__ = ["ALIGNMENT_BYTES", "EncodedItem", "Packer", "compressed_pieces", "staged_pieces"]
 
-_ALIGNMENT_BYTES: Final = 64
+ALIGNMENT_BYTES: Final = 64
+"""Items, and the bytes of a tensor in its item, begin at a multiple of this."""
 
 _MIN_COMPRESSED_BYTES: Final = 16 * 1024
 """Smaller tensors are stored as they are: a frame takes 0.4 ms, as 150 KiB of a large one do."""
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedItem:
+    """What torch.save writes of one tensor or value, in pieces."""
+
+    segments: tuple[bytes | memoryview, ...]
+    """The pieces in order. With bytes of a tensor: what precedes them, they, what follows them."""
+    length: int
+    """Bytes of all pieces together."""
+    data_start: int = 0
+    """Offset of the tensor's bytes in the item; 0 if they are unknown."""
+    data_size: int = 0
+    """Bytes of the tensor; 0 if they are unknown."""
+    element_size: int = 1
+    """Bytes of one element."""
+
+
+class Packer:
+    """Lays items into one data object.
+
+    Attributes:
+        stored: Where each item lies, as far as their bytes were taken.
+    """
+
+    def __init__(self, codec: Codec | None = None) -> None:
+        """Compresses tensors with the codec; without one all is stored as it is."""
+        self.stored: list[StoredItem] = []
+        self._codec = codec
+        self._size = 0
+
+    def lay(self, item: EncodedItem) -> tuple[bytes | memoryview, ...]:
+        """Return the bytes of an item that is stored as it is, after what aligns it."""
+        padding = self._pad()
+        start = self._size + item.data_start if item.data_start else 0
+        self._add(StoredItem(self._size, item.length, start, item.data_size))
+        return padding, *item.segments
+
+    async def pack(self, items: Sequence[EncodedItem]) -> AsyncGenerator[bytes | memoryview]:
+        """Yield the bytes of items; later ones are compressed ahead."""
+        codec = self._codec
+        assert codec is not None
+        frames = [
+            codec.encode_item(*item.segments, element_size=item.element_size)
+            if item.data_size >= _MIN_COMPRESSED_BYTES
+            else None
+            for item in items
+        ]
+        compressed = codec.encode_items_on_loop(each for each in frames if each is not None)
+        async with aclosing(compressed) as segments:
+            for item, each in zip(items, frames, strict=True):
+                if each is None:
+                    for piece in self.lay(item):
+                        yield piece
+                    continue
+                yield self._pad()
+                for _ in range(each.num_segments):
+                    yield memoryview((await anext(segments))[1])
+                self._add(each.stored(self._size))
+
+    def _pad(self) -> bytes:
+        padding = bytes(-self._size % ALIGNMENT_BYTES)
+        self._size += len(padding)
+        return padding
+
+    def _add(self, stored: StoredItem) -> None:
+        self.stored.append(stored)
+        self._size = stored.offset + stored.length
+
+
 def staged_pieces(job: Job, memory: memoryview) -> list[bytes | memoryview]:
-    """Return what was staged: as it is stored already."""
+    """Return the bytes that were staged: as they are stored already."""
     return [memory[: job.size], *job.tail]
 
 
 async def compressed_pieces(
     job: Job, memory: memoryview, compression: Compression, stored: list[StoredItem]
-) -> AsyncGenerator[bytes | bytearray | memoryview]:
+) -> AsyncGenerator[bytes | memoryview]:
     """Yield the bytes of the object with its tensors compressed.
 
     Args:
         job: The save.
-        memory: What is in its arena.
-        compression: How.
-        stored: Takes where each item lies, as its bytes are yielded.
+        memory: Its arena.
+        compression: Settings of the codec.
+        stored: Takes where each item of the job lies, when all bytes were taken.
     """
+    # Tied tensors are one item several times, which is written once.
+    firsts = {item.offset: number for number, item in reversed([*enumerate(job.items)])}
     with Codec(
-        level=compression.level,
-        threads=compression.threads,
-        byte_planes=compression.byte_planes,
+        level=compression.level, threads=compression.threads, byte_planes=compression.byte_planes
     ) as codec:
-        # Tied tensors are one item several times, of which the first is written.
-        firsts = {item.offset: number for number, item in reversed([*enumerate(job.items)])}
-        frames = [
-            codec.encode_item(
-                memory[item.offset : item.data_start],
-                memory[item.data_start : item.data_start + item.data_size],
-                memory[item.data_start + item.data_size : item.offset + item.length],
-                element_size=element_size,
-            )
-            if item.data_size >= _MIN_COMPRESSED_BYTES and firsts[item.offset] == number
-            else None
-            for number, (item, element_size) in enumerate(
-                zip(job.items, job.element_sizes, strict=True)
-            )
-        ]
-        tail = iter(job.tail)
-        at = 0
-        made = codec.encode_items_on_loop(each for each in frames if each is not None)
-        async with aclosing(made) as segments:
-            for number, (item, each) in enumerate(zip(job.items, frames, strict=True)):
-                if (first := firsts[item.offset]) != number:
-                    stored.append(stored[first])
-                    continue
-                padding = bytes(-at % _ALIGNMENT_BYTES)
-                yield padding
-                at += len(padding)
-                if each is None:
-                    end = item.offset + item.length
-                    yield next(tail) if item.offset >= job.size else memory[item.offset : end]
-                    moved = at - item.offset if item.data_start else 0
-                    placed = StoredItem(at, item.length, item.data_start + moved, item.data_size)
-                else:
-                    for _ in range(each.num_segments):
-                        yield (await anext(segments))[1]
-                    placed = each.stored(at)
-                stored.append(placed)
-                at += placed.length
+        packer = Packer(codec)
+        async with aclosing(packer.pack([*_staged_items(job, memory, firsts)])) as pieces:
+            async for piece in pieces:
+                yield piece
+    written = dict(zip(sorted(firsts.values()), packer.stored, strict=True))
+    stored += [written[firsts[item.offset]] for item in job.items]
+
+
+def _staged_items(job: Job, memory: memoryview, firsts: dict[int, int]) -> Iterator[EncodedItem]:
+    """Yield the items of a job, each once."""
+    tail = iter(job.tail)
+    for number, (item, element_size) in enumerate(zip(job.items, job.element_sizes, strict=True)):
+        if firsts[item.offset] != number:
+            continue
+        if item.offset >= job.size:
+            yield EncodedItem((next(tail),), item.length)
+            continue
+        first, last = item.data_start, item.data_start + item.data_size
+        around = memory[item.offset : first], memory[last : item.offset + item.length]
+        segments = (around[0], memory[first:last], around[1])
+        yield EncodedItem(segments, item.length, first - item.offset, item.data_size, element_size)

@@ -1,7 +1,7 @@
-"""ProcessUploader: hands what is staged to a process that outlives this one.
+"""ProcessUploader: uploads in a process that outlives this one.
 
 The arenas are memory that both share, so that a job is a short message. A process that dies is
-started again, and what it had not finished is handed to the next one.
+started again, and receives the jobs that the first had not finished.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux import _bridge
@@ -34,7 +35,7 @@ __all__ = ["ProcessUploader"]
 _log = logging.getLogger("aioflux")
 
 _MAX_ATTEMPTS: Final = 4
-"""Uploads of one save that may be begun: a save that kills its uploader is given up."""
+"""Attempts to upload one save: one that kills its uploader is given up."""
 
 _SEND_SECONDS: Final = 60.0
 """Time in which an uploader has to take a message."""
@@ -49,13 +50,13 @@ class _Child:
 
     process: subprocess.Popen[bytes]
     jobs: socket.socket
-    told: socket.socket
+    results: socket.socket
     arenas: set[int] = field(default_factory=set)
-    """Those that it knows."""
+    """Numbers of the arenas that it has."""
 
     def close(self) -> None:
         self.jobs.close()
-        self.told.close()
+        self.results.close()
 
 
 @dataclass(slots=True)
@@ -76,7 +77,7 @@ class ProcessUploader:
                 f'staging="process" cannot save to {store.uri}: another process has another '
                 'memory; use staging="thread"'
             )
-        # Pickled here, so that a store that does not pickle is told of at once.
+        # Pickled here, so that a store that does not pickle raises at once.
         self._opening = pickle.dumps((store, settings))
         self._lock = _bridge.OwnLock()
         self._pending: dict[int, _Pending] = {}
@@ -87,13 +88,13 @@ class ProcessUploader:
 
     def announce(self, save_id: str, prefix: str, rank: int) -> None:
         """See base class."""
-        self._say("announce", save_id, prefix, rank)
+        self._send_to_child("announce", save_id, prefix, rank)
 
     def withdraw(self, save_id: str) -> None:
         """See base class."""
-        self._say("withdraw", save_id)
+        self._send_to_child("withdraw", save_id)
 
-    def _say(self, *message: object) -> None:
+    def _send_to_child(self, *message: object) -> None:
         with self._lock.mine:
             if self._child is not None:
                 self._send(self._child, message)
@@ -104,17 +105,17 @@ class ProcessUploader:
             self._num_jobs += 1
             number = self._num_jobs
             try:
-                handle.attach(_Cancel(self, number))
+                handle.attach(partial(self._request_cancel, number))
                 self._pending[number] = _Pending(job, arena, handle)
-                child = self._child or self._start_again()
+                child = self._child or self._restart()
                 if child is not None:
-                    self._hand_over(child, number)
+                    self._send_job(child, number)
             except BaseException as exc:  # such as Ctrl-C
-                self._submit_later(number, handle, exc)
+                self._resubmit_or_end(number, handle, exc)
                 raise
 
-    def _submit_later(self, number: int, handle: SaveHandle, error: BaseException) -> None:
-        """Have a job handed over anew that may not be, or end it where nobody would do so."""
+    def _resubmit_or_end(self, number: int, handle: SaveHandle, error: BaseException) -> None:
+        """Have a job sent anew that may not have arrived, or end a save that was not recorded."""
         if number in self._pending and self._child is not None:
             self._child.process.kill()
             return
@@ -122,21 +123,20 @@ class ProcessUploader:
         if handle.is_attached:
             handle.end(error)
 
-    def forget(self, arena: Arena) -> None:
+    def release(self, arena: Arena) -> None:
         """See base class."""
         with self._lock.mine:
             child = self._child
             if child is not None and arena.number in child.arenas:
                 child.arenas.discard(arena.number)
-                self._send(child, ("forget", arena.number))
+                self._send(child, ("release", arena.number))
 
-    def cancel(self, number: int) -> None:
-        """Ask the process to stop one job."""
+    def _request_cancel(self, number: int) -> None:
         with self._lock.mine:
             if self._child is not None and number in self._pending:
                 self._send(self._child, ("cancel", number))
 
-    def leave(self, handles: Sequence[SaveHandle]) -> None:
+    def wait_at_exit(self, handles: Sequence[SaveHandle]) -> None:
         """See base class. The process finishes them, whatever becomes of this one."""
 
     def close(self) -> None:
@@ -155,40 +155,40 @@ class ProcessUploader:
         self._child = None
 
     def _start(self) -> _Child:
-        """Start a process and say what it serves."""
+        """Start a process, and send it the store and settings."""
         jobs, its_jobs = socket.socketpair()
-        told, its_told = socket.socketpair()
+        results, its_results = socket.socketpair()
         with ExitStack() as ours:
             ours.enter_context(jobs)
-            ours.enter_context(told)
-            with its_jobs, its_told:
-                process = subprocess.Popen(  # noqa: S603  ourselves
+            ours.enter_context(results)
+            with its_jobs, its_results:
+                process = subprocess.Popen(  # noqa: S603  our own module
                     [
                         sys.executable,
                         "-m",
                         "aioflux.checkpoint._save.uploader_main",
                         str(its_jobs.fileno()),
-                        str(its_told.fileno()),
+                        str(its_results.fileno()),
                     ],
                     # A function that returns tokens is found where this process finds it.
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                    pass_fds=(its_jobs.fileno(), its_told.fileno()),
+                    pass_fds=(its_jobs.fileno(), its_results.fileno()),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     start_new_session=True,
                 )
             ours.pop_all()  # they stay open with the process
         jobs.settimeout(_SEND_SECONDS)
-        told.setblocking(False)
-        child = _Child(process, jobs, told)
+        results.setblocking(False)
+        child = _Child(process, jobs, results)
         store, settings = pickle.loads(self._opening)  # noqa: S301  our own
         self._send(child, ("open", store, settings))
-        # Nobody waits for the listening: the process works on when this one ends.
-        listening = self._listen(child)
-        asyncio.run_coroutine_threadsafe(listening, _bridge.background_loop())
+        # The reading is not awaited: the process continues when this one ends.
+        reading = self._read_results(child)
+        asyncio.run_coroutine_threadsafe(reading, _bridge.background_loop())
         return child
 
-    def _hand_over(self, child: _Child, number: int) -> None:
+    def _send_job(self, child: _Child, number: int) -> None:
         pending = self._pending[number]
         arena = pending.arena
         if arena is not None and arena.number not in child.arenas:
@@ -197,7 +197,7 @@ class ProcessUploader:
         self._send(child, ("job", number, pending.job))
 
     def _send(self, child: _Child, message: object, *fds: int) -> None:
-        """Send what a process that dies meanwhile is sent again when it is found dead."""
+        """Send a message; a process that cannot take it is killed, and replaced when reaped."""
         try:
             send(child.jobs, message, fds)
         except OSError:
@@ -206,21 +206,21 @@ class ProcessUploader:
             child.process.kill()
             raise
 
-    async def _listen(self, child: _Child) -> None:
-        """Hear what a process tells, until it ends."""
+    async def _read_results(self, child: _Child) -> None:
+        """Read the messages of a process until it ends."""
         loop = asyncio.get_running_loop()
         inbox = Inbox()
         try:
-            while data := await loop.sock_recv(child.told, MAX_READ_BYTES):
+            while data := await loop.sock_recv(child.results, MAX_READ_BYTES):
                 for message in inbox.feed(data):
-                    self._take(*message)
+                    self._handle_result(*message)
         except OSError:
-            pass  # it died with something unsaid
+            pass  # it died while it was writing
         finally:
-            child.told.close()
-        await asyncio.to_thread(self._restart, child)
+            child.results.close()
+        await asyncio.to_thread(self._replace_dead, child)
 
-    def _take(self, kind: str, number: int, what: Any) -> None:
+    def _handle_result(self, kind: str, number: int, what: Any) -> None:
         pending = self._pending.get(number)
         if pending is None:
             return
@@ -230,8 +230,8 @@ class ProcessUploader:
             del self._pending[number]
             pending.handle.end(what)
 
-    def _start_again(self) -> _Child | None:
-        """Start another process; where that fails, so does every save that waits for one."""
+    def _restart(self) -> _Child | None:
+        """Start another process; if that fails, so does every save that waits for one."""
         try:
             self._child = child = self._start()
         except OSError as exc:
@@ -246,8 +246,8 @@ class ProcessUploader:
             return None
         return child
 
-    def _restart(self, child: _Child) -> None:
-        """Start another process where one died, for what it had not finished."""
+    def _replace_dead(self, child: _Child) -> None:
+        """Start another process for the jobs that one that died had not finished."""
         with self._lock.mine:
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(_END_SECONDS)
@@ -257,11 +257,11 @@ class ProcessUploader:
             if not self._pending or self._is_closed:
                 return
             _log.warning(
-                "the uploader process ended with status %s; %d saves are begun anew",
+                "the uploader process ended with status %s; %d saves are started again",
                 child.process.returncode,
                 len(self._pending),
             )
-            another = self._start_again()
+            another = self._restart()
             if another is None:
                 return
             for number, pending in list(self._pending.items()):
@@ -277,16 +277,4 @@ class ProcessUploader:
                         )
                     )
                 else:
-                    self._hand_over(another, number)
-
-
-@dataclass(frozen=True, slots=True)
-class _Cancel:
-    """Cancels one job."""
-
-    uploader: ProcessUploader
-    number: int
-
-    def cancel(self) -> None:
-        """Ask it to stop."""
-        self.uploader.cancel(self.number)
+                    self._send_job(another, number)

@@ -1,7 +1,7 @@
-"""What the ranks of a training run say to each other, over a gloo group that only we use.
+"""Ranks: small collectives of the ranks of a training run, over a gloo group of their own.
 
-A rank that met an error takes part all the same and says so: nobody waits for one that is gone for
-longer than the group's timeout, and nobody waits for one that only failed.
+A rank with an error takes part all the same and reports it: the others never wait for one that
+failed, and for one that is gone no longer than the group's timeout.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """The ranks that save together; one alone where there is no process group.
+    """The ranks that save together; this process alone without a process group.
 
     Attributes:
         rank: This process, counted from 0.
-        world_size: How many there are.
+        world_size: Number of ranks.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -50,55 +50,53 @@ class Ranks:
         """Return, of each number, the largest that any rank has; one small all-reduce."""
         if self.world_size == 1:
             return list(values)
-        told = torch.tensor(values, dtype=torch.int64)
-        self._together(lambda: dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._group))
-        return [int(value) for value in told.tolist()]
+        received = torch.tensor(values, dtype=torch.int64)
+        self._run(lambda: dist.all_reduce(received, op=dist.ReduceOp.MAX, group=self._group))
+        return [int(value) for value in received.tolist()]
 
     def gather(self, value: T) -> list[T]:
-        """Return what each rank has, on the coordinator; elsewhere nothing."""
+        """Return the values of all ranks on the coordinator, and nothing elsewhere."""
         if self.world_size == 1:
             return [value]
-        told: list[Any] | None = [None] * self.world_size if self.is_coordinator else None
-        self._together(lambda: dist.gather_object(value, told, group=self._group, group_dst=0))
-        return told or []
+        received: list[Any] | None = [None] * self.world_size if self.is_coordinator else None
+        self._run(lambda: dist.gather_object(value, received, group=self._group, group_dst=0))
+        return received or []
 
     def scatter(self, values: Sequence[T]) -> T:
-        """Return what the coordinator has for this rank.
+        """Return the coordinator's value for this rank.
 
         Args:
-            values: One for each rank, on the coordinator; elsewhere it is not looked at.
+            values: One for each rank, on the coordinator; ignored elsewhere.
         """
         if self.world_size == 1:
             return values[0]
-        told: list[Any] = [None]
+        received: list[Any] = [None]
         given = list(values) if self.is_coordinator else None
-        self._together(
-            lambda: dist.scatter_object_list(told, given, group=self._group, group_src=0)
-        )
-        value: T = told[0]
+        self._run(lambda: dist.scatter_object_list(received, given, group=self._group, group_src=0))
+        value: T = received[0]
         return value
 
     def broadcast(self, value: T) -> T:
-        """Return what the coordinator has."""
+        """Return the coordinator's value."""
         if self.world_size == 1:
             return value
-        told: list[Any] = [value]
-        self._together(lambda: dist.broadcast_object_list(told, group=self._group, group_src=0))
-        return told[0]  # type: ignore[no-any-return]
+        received: list[Any] = [value]
+        self._run(lambda: dist.broadcast_object_list(received, group=self._group, group_src=0))
+        return received[0]  # type: ignore[no-any-return]
 
-    def _together(self, collective: Callable[[], object]) -> None:
-        begun = time.monotonic()
+    def _run(self, collective: Callable[[], object]) -> None:
+        started = time.monotonic()
         try:
             collective()
         except RuntimeError as exc:
             raise CheckpointError(
                 f"rank {self.rank} of {self.world_size} did not hear of the others for "
-                f"{time.monotonic() - begun:.1f} s: one of them died or did not come to the same "
+                f"{time.monotonic() - started:.1f} s: one of them died or did not come to the same "
                 f"call of the Checkpointer ({exc})"
             ) from exc
 
     def close(self) -> None:
-        """Give the group up."""
+        """Destroy the group."""
         group, self._group = self._group, None
         if group is not None and dist.is_initialized():
             dist.destroy_process_group(group)
@@ -107,13 +105,13 @@ class Ranks:
 def open_ranks(process_group: Any, timeout_seconds: float) -> Ranks:
     """Return the ranks of a process group, by default of the one that is initialised.
 
-    Every rank of the group has to call this. The group that it makes is on the CPU and belongs to
-    the caller, so that its messages never meet those of the training.
+    Every rank of the group has to call this. It makes a new group on the CPU, so that its messages
+    are apart from those of the training.
 
     Args:
-        process_group: Whose ranks save together; None for all, or for this process alone where
+        process_group: The ranks that save together; None for all, or for this process alone if
             torch.distributed is not initialised.
-        timeout_seconds: How long one rank waits for another, in seconds.
+        timeout_seconds: Time that one rank waits for another, in seconds.
     """
     if not (dist.is_available() and dist.is_initialized()):
         if process_group is not None:

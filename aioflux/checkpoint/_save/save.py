@@ -1,10 +1,10 @@
-"""save: what torch.save writes, to an object, from the memory of the tensors themselves.
+"""save: an object with the bytes of torch.save, sent from the memory of the tensors themselves.
 
 torch.save -> _StateFile: headers are gathered, tensors borrowed -> a batch of pieces, one crossing
            -> a borrowing writer on the event loop: parts of many pieces, in parallel, no copy
 
-The zip's own crc32 is left out where torch knows that setting by thread: it takes 0.33 s for each
-GB, and the crc32c of the object stands in for it. Files keep it: copies of a file have no crc32c.
+The zip's own crc32 is left out if torch has that setting by context: it takes 0.33 s for each GB,
+and the crc32c of the object replaces it. Files keep it: copies of a file have no crc32c.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
 from aioflux import _bridge
+from aioflux._values.uri import split_object_uri
 from aioflux.checkpoint._require_torch import require_torch
 from aioflux.checkpoint._save.writer import CheckpointWriter
-from aioflux.checkpoint._store.target import split_uri
 from aioflux.options import MIB, TransferOptions
 from aioflux.store import open_store
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["leave_out_crc32", "save"]
 
 _LEAST_BORROWED_BYTES = 16 * 1024
-"""Less is copied: to send a piece by itself costs as much as a copy of some 16 KiB."""
+"""Less is copied: to send a piece by itself costs as much as a copy of about 16 KiB."""
 _GATHERED_BYTES = MIB
 """Copies that are gathered before they cross to the event loop."""
 _BATCH_BYTES = 8 * MIB
@@ -50,16 +50,16 @@ def save(
 ) -> ObjectMeta:
     """Write what `torch.save` writes of a state to an object, and return the object's metadata.
 
-    Parts leave while torch.save goes on. Tensors in main memory are sent from where they are:
-    beside them at most `TransferOptions.max_buffered_bytes` are held, and 1 MiB. The object appears
-    whole when it is stored; an error, a signal or the end of the process leaves what was there.
+    Parts are sent while torch.save runs. Tensors in main memory are sent from where they are, and
+    at most `TransferOptions.max_buffered_bytes` and 1 MiB are buffered besides. The object appears
+    whole when it is stored; an error, a signal or the end of the process leaves the old one.
 
     Args:
-        state: Anything that torch.save takes. Nobody may change its tensors before this returns.
+        state: Anything that torch.save takes. Its tensors must not change before this returns.
         uri: Whole uri of the object, such as `gs://bucket/run-7/model.pt`.
-        mode: "overwrite" replaces an object of this name, "create" fails where there is one.
+        mode: "overwrite" replaces an object of this name, "create" fails if there is one.
         if_generation_match: Replace only this generation.
-        metadata: The user's own metadata.
+        metadata: User metadata.
         options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
             as `aioflux.open_store`.
 
@@ -73,7 +73,7 @@ def save(
 
     from aioflux.checkpoint._save.tensor_memory import TensorMemory
 
-    root, key = split_uri(uri)
+    root, key = split_object_uri(uri)
     settings = {"mode": mode, "if_generation_match": if_generation_match, "metadata": metadata}
     memory = TensorMemory()
 
@@ -88,8 +88,8 @@ def save(
             leave_out_crc32()
         torch.save(state, file, pickle_module=memory.pickle_module())
 
-    with _StateFile(_Opening(open_object), uri, memory) as file:
-        # A context of its own: what is set there nobody else sees.
+    with _StateFile(_LazyWriter(open_object), uri, memory) as file:
+        # A context of its own, so that the settings of torch are changed there only.
         copy_context().run(run)
     return file.meta
 
@@ -113,8 +113,8 @@ async def _borrowing(
         yield writer
 
 
-class _Opening:
-    """Opens the object when it is first needed: torch.save has met all tensors by then."""
+class _LazyWriter:
+    """Opens the object when it is first needed: torch.save has found all tensors by then."""
 
     def __init__(self, open_object: Callable[[], _bridge.Held[ObjectWriter]]) -> None:
         self._open_object = open_object
@@ -123,15 +123,15 @@ class _Opening:
     @property
     def value(self) -> ObjectWriter:
         """The object under construction."""
-        return self._opened().value
+        return self._open().value
 
     def leave(self, error: BaseException | None = None, /) -> bool:
-        """Store it, or with an error abort it."""
+        """Store the object, or with an error abort it."""
         if error is not None and self._held is None:
             return False
-        return self._opened().leave(error)
+        return self._open().leave(error)
 
-    def _opened(self) -> _bridge.Held[ObjectWriter]:
+    def _open(self) -> _bridge.Held[ObjectWriter]:
         if self._held is None:
             self._held = self._open_object()
         return self._held
@@ -140,11 +140,11 @@ class _Opening:
 class _StateFile(CheckpointWriter):
     """The file that torch.save writes a state to: memory of its tensors is borrowed."""
 
-    def __init__(self, held: _Opening, uri: str, memory: TensorMemory) -> None:
+    def __init__(self, held: _LazyWriter, uri: str, memory: TensorMemory) -> None:
         super().__init__(held, uri)
         self._memory = memory
         self._batch: list[tuple[memoryview, bool]] = []
-        """What crosses next, and whether it is borrowed."""
+        """The pieces that cross next, and whether each is borrowed."""
         self._num_batched = 0
 
     def _take(self, view: memoryview) -> None:
@@ -155,7 +155,7 @@ class _StateFile(CheckpointWriter):
             self._gather(borrowed, is_borrowed=True)
         elif view.nbytes >= _GATHERED_BYTES:
             self._gather(view, is_borrowed=False)
-            self._send_pending()  # its memory may be used again
+            self._send_pending()  # torch may reuse its memory
         else:
             self._pending += view
         if self._num_batched >= _BATCH_BYTES or len(self._pending) >= _GATHERED_BYTES:
@@ -182,9 +182,9 @@ async def _write_all(writer: ObjectWriter, batch: list[tuple[memoryview, bool]])
 
 
 def leave_out_crc32() -> None:
-    """Have torch.save leave the crc32 of zip entries out, in this context and no other.
+    """Have torch.save leave the crc32 of zip entries out, in this context only.
 
-    Before torch kept its settings by context, this one was that of all threads, and stays as it is.
+    Versions of torch whose settings are those of all threads are left as they are.
     """
     from torch.utils.serialization import config
 

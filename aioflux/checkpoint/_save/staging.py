@@ -1,10 +1,10 @@
-"""Copies of states, in memory that is kept and used again.
+"""Stager: copies states into arenas, memory that is used again.
 
     tensors -> one copy each -> arena: the bytes of the data object as it will be stored
-    values  -> pickled at once -> bytes behind that
+    values  -> pickled at once -> bytes that follow those of the arena
 
-An arena is one piece of memory. What stands between the tensors in the object is written once for a
-plan, so that a later save only copies. Warm memory takes 17 GB/s here and fresh memory 2.4.
+The bytes between the tensors in the object are written once for a plan, so that a later save only
+copies. Warm memory takes 17 GB/s on two cores of a cloud machine, and fresh memory 2.4.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ import torch
 
 from aioflux.checkpoint._format.commit import StoredItem
 from aioflux.checkpoint._save.items import (
-    ALIGNMENT_BYTES,
     encode_object,
     encode_subclass,
     encode_tensor,
     find_ties,
     has_plain_memory,
 )
-from aioflux.checkpoint._save.staging_copy import Copy, address_of, copy_all
+from aioflux.checkpoint._save.memory_copy import MemoryCopy, address_of, copy_all
+from aioflux.checkpoint._save.packing import ALIGNMENT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from aioflux.checkpoint._save.state_spec import Resolved
+    from aioflux.checkpoint._save.state_spec import RankSavePlan
 
-__all__ = ["Arena", "Layout", "Staged", "Stager"]
+__all__ = ["Arena", "ArenaLayout", "Staged", "Stager"]
 
 _PAGE_BYTES: Final = 2 * 1024 * 1024
 """Arenas are whole huge pages long."""
 
-_SIMPLE: Final = (int, float, str, bytes, bool, complex, type(None))
+_PLAIN_TYPES: Final = (int, float, str, bytes, bool, complex, type(None))
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where the memory of one tensor goes."""
+class _TensorSlot:
+    """The place of one tensor's bytes in an arena."""
 
     start: int
     size: int
@@ -56,53 +56,55 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Where everything of one plan lies in a data object."""
+class ArenaLayout:
+    """The layout of a plan's data object."""
 
     number: int
     """Number of the plan."""
     size: int
-    """Bytes that lie in the arena."""
-    places: tuple[_Place | None, ...]
-    """Of each tensor, in the order of the plan; None where it is pickled like a value, or tied."""
+    """Bytes in the arena."""
+    slots: tuple[_TensorSlot | None, ...]
+    """Of each tensor, in the order of the plan; None if it is pickled like a value, or tied."""
     stored: tuple[StoredItem | None, ...]
-    """The same, as the commit tells it."""
+    """The same, as the commit lists it."""
     around: tuple[tuple[int, bytes], ...]
-    """What stands before and after tensors, each with its offset."""
+    """The bytes before and after tensors, each with its offset."""
     ties: Mapping[int, int]
-    """Tensors that are stored where an earlier one is, by `find_ties`."""
+    """Tensors that are stored as an earlier one, by `find_ties`."""
 
 
-def _plan_layout(number: int, tensors: Sequence[torch.Tensor], ties: Mapping[int, int]) -> Layout:
+def _plan_layout(
+    number: int, tensors: Sequence[torch.Tensor], ties: Mapping[int, int]
+) -> ArenaLayout:
     at = 0
-    places: list[_Place | None] = []
+    slots: list[_TensorSlot | None] = []
     stored: list[StoredItem | None] = []
     around: list[tuple[int, bytes]] = []
     for at_plan, tensor in enumerate(tensors):
         if at_plan in ties or not has_plain_memory(tensor):
-            places.append(None)
+            slots.append(None)
             stored.append(stored[ties[at_plan]] if at_plan in ties else None)
             continue
-        # Only its dtype and shape are looked at: memory that nobody touches is none.
+        # Only its dtype and shape matter: memory that is never written takes no pages.
         item = encode_tensor(torch.empty(tensor.shape, dtype=tensor.dtype))
         start = at + item.data_start
-        places.append(_Place(start, item.data_size, tensor.dtype, tensor.shape))
+        slots.append(_TensorSlot(start, item.data_size, tensor.dtype, tensor.shape))
         stored.append(StoredItem(at, item.length, start, item.data_size))
         # The next item begins so that its tensor is aligned, too.
         padding = bytes(-item.length % ALIGNMENT_BYTES)
         around.append((at, bytes(item.segments[0])))
         around.append((start + item.data_size, bytes(item.segments[-1]) + padding))
         at += item.length + len(padding)
-    return Layout(number, at, tuple(places), tuple(stored), tuple(around), ties)
+    return ArenaLayout(number, at, tuple(slots), tuple(stored), tuple(around), ties)
 
 
 class Arena:
-    """One piece of memory that states are copied into.
+    """One block of memory that states are copied into.
 
     Attributes:
-        number: Names it in this process.
+        number: Its number in this process.
         size: Its length in bytes.
-        fd: Of the shared memory; -1 where it is private.
+        fd: Descriptor of shared memory; -1 if it is private.
     """
 
     def __init__(self, number: int, size: int, *, is_shared: bool) -> None:
@@ -110,18 +112,18 @@ class Arena:
         self.size = size
         self.fd = _shared_memory(size) if is_shared else -1
         self._map = mmap.mmap(self.fd, size) if is_shared else mmap.mmap(-1, size, _PRIVATE)
-        # Huge pages where the system has them; a forked worker neither needs nor copies this.
+        # Huge pages if the system has them; a forked worker neither needs nor copies this.
         for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
             with suppress(OSError):  # a kernel without one of them
                 self._map.madvise(getattr(mmap, advice))
         self.view = memoryview(self._map)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._layout: Layout | None = None
+        self._layout: ArenaLayout | None = None
         self._views: list[torch.Tensor | None] = []
         self._is_pinned = False
 
-    def lay_out(self, layout: Layout) -> None:
-        """Prepare for states of one plan; nothing to do where the last one was of it, too."""
+    def lay_out(self, layout: ArenaLayout) -> None:
+        """Prepare for states of one plan; nothing to do if the last state had the same."""
         if self._layout is layout:
             return
         self._layout = None
@@ -129,18 +131,16 @@ class Arena:
             self.view[offset : offset + len(data)] = data
         self._views = [
             None
-            if place is None
-            else self._bytes[place.start : place.start + place.size]
-            .view(place.dtype)
-            .view(place.shape)
-            for place in layout.places
+            if slot is None
+            else self._bytes[slot.start : slot.start + slot.size].view(slot.dtype).view(slot.shape)
+            for slot in layout.slots
         ]
         self._layout = layout
 
     def fill(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy tensors to where the layout has them; done when this returns."""
+        """Copy tensors to their slots; done when this returns."""
         devices = set()
-        copies: list[Copy] = []
+        copies: list[MemoryCopy] = []
         with torch.no_grad():
             for view, tensor in zip(self._views, tensors, strict=True):
                 if view is None:
@@ -150,7 +150,7 @@ class Arena:
                     self._pin()
                     view.copy_(tensor, non_blocking=True)
                 elif source := address_of(tensor):
-                    copies.append(Copy(view.data_ptr(), source, view.nbytes))
+                    copies.append(MemoryCopy(view.data_ptr(), source, view.nbytes))
                 else:
                     view.copy_(tensor)
         copy_all(copies)
@@ -158,29 +158,29 @@ class Arena:
             torch.cuda.current_stream(device).synchronize()
 
     def _pin(self) -> None:
-        """Let the device copy without the processor."""
+        """Pin the memory, so that the device copies without the processor."""
         if not self._is_pinned:
             self._is_pinned = True
-            # Where the system allows no more of it, copies go through the driver's own.
+            # If the system allows no more pinned memory, copies go through the driver's buffers.
             with suppress(RuntimeError):
                 torch.cuda.check_error(
                     _cuda().cudaHostRegister(self._bytes.data_ptr(), self.size, 0)
                 )
 
-    def let_descriptor_go(self) -> None:
-        """Close what names shared memory, which another process was given: it stays mapped."""
+    def close_descriptor(self) -> None:
+        """Close the descriptor, once another process has it: the memory stays mapped."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
     def close(self) -> None:
-        """Give the memory back, once nobody looks at it any more."""
+        """Release the memory, once no view of it is left."""
         if self._is_pinned:
             _cuda().cudaHostUnregister(self._bytes.data_ptr())
         self._views, self._layout = [], None
-        self.let_descriptor_go()
+        self.close_descriptor()
         self.view.release()
-        del self._bytes  # the map goes with the last tensor that shows it
+        del self._bytes  # the map is closed with the last tensor that uses it
 
 
 def _cuda() -> Any:
@@ -191,7 +191,7 @@ _PRIVATE: Final = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS
 
 
 def _shared_memory(size: int) -> int:
-    """Return a descriptor of memory that another process can be given."""
+    """Return a descriptor of memory that another process can map."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("aioflux-staging", os.MFD_CLOEXEC)
     else:
@@ -205,35 +205,37 @@ def _shared_memory(size: int) -> int:
 class Staged:
     """One state, copied."""
 
-    arena: Arena | None
-    """Where its tensors are; None where there are none."""
-    size: int
+    arena: Arena | None = None
+    """Holds its tensors; None if there are none."""
+    size: int = 0
     """Bytes in the arena."""
-    tail: tuple[bytes, ...]
-    """What stands behind them."""
-    items: tuple[StoredItem, ...]
-    """What it all is, in the order of the plan."""
+    tail: tuple[bytes, ...] = ()
+    """The bytes that follow those of the arena."""
+    items: tuple[StoredItem, ...] = ()
+    """The items, in the order of the plan."""
+    element_sizes: tuple[int, ...] = ()
+    """Bytes of an element of each item; 0 for a value that is no tensor."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all of it."""
+        """Bytes of the arena and the tail, before compression."""
         return self.size + sum(map(len, self.tail))
 
 
 @dataclass(slots=True)
 class Stager:
-    """The arenas of one process, and how much of them is in use."""
+    """Copies states into the arenas of one process, within a limit on their bytes."""
 
     max_staged_bytes: int
     """Most bytes that are staged at once; one state alone may be larger."""
     is_shared: bool = False
     """Whether another process reads the arenas."""
     on_drop: Callable[[Arena], None] = lambda _: None
-    """Called with an arena before it is given up."""
+    """Called with an arena before it is closed."""
     _free: list[Arena] = field(default_factory=list)
     _used: dict[int, Arena] = field(default_factory=dict)
     _num_arenas: int = 0
-    _layout: Layout | None = None
+    _layout: ArenaLayout | None = None
     _pickled: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
     _is_new_plan: bool = True
 
@@ -242,8 +244,8 @@ class Stager:
         """Bytes of all arenas that hold a state."""
         return sum(arena.size for arena in self._used.values())
 
-    def lay_out(self, plan: Resolved) -> Layout:
-        """Return where everything of a plan lies; that of the last plan is remembered."""
+    def lay_out(self, plan: RankSavePlan) -> ArenaLayout:
+        """Return the layout of a plan; that of the last plan is kept."""
         known, ties = self._layout, find_ties(plan.tensors)
         if known is None or (known.number, known.ties) != (plan.number, ties):
             known = self._layout = _plan_layout(plan.number, plan.tensors, ties)
@@ -251,22 +253,22 @@ class Stager:
             self._is_new_plan = True
         return known
 
-    def has_room(self, layout: Layout, pickled_bytes: int = 0) -> bool:
-        """Tell whether a state fits now: else one that is staged must be uploaded first.
+    def has_room(self, layout: ArenaLayout, pickled_bytes: int = 0) -> bool:
+        """Return whether a state fits now; otherwise one that is staged must be uploaded first.
 
         Args:
-            layout: What `lay_out` says of its plan.
-            pickled_bytes: Bytes of staged states that lie in no arena.
+            layout: The layout of its plan.
+            pickled_bytes: Bytes of staged states that are in no arena.
         """
         held = self.used_bytes + pickled_bytes
         return not held or held + layout.size <= self.max_staged_bytes
 
-    def stage(self, plan: Resolved, layout: Layout) -> Staged:
+    def stage(self, plan: RankSavePlan, layout: ArenaLayout) -> Staged:
         """Copy a state.
 
         Args:
-            plan: The state, and in what order it is stored.
-            layout: What `lay_out` says of the plan.
+            plan: The plan of the state.
+            layout: The layout of the plan.
 
         Raises:
             ValueError: A tensor has no data, as those on the meta device.
@@ -276,18 +278,18 @@ class Stager:
                 raise ValueError(
                     f"{planned.index.fqn!r} is on the meta device: there is nothing to save yet"
                 )
-        arena = self._take(layout) if layout.size else None
+        arena = self._acquire(layout) if layout.size else None
         try:
             if arena is not None:
                 arena.fill(plan.tensors)
             return self._with_tail(plan, layout, arena)
         except BaseException:
             if arena is not None:
-                self.give_back(arena)
+                self.free(arena)
             raise
 
-    def give_back(self, arena: Arena) -> None:
-        """Take back the arena of a state that is uploaded, or is not wanted any more."""
+    def free(self, arena: Arena) -> None:
+        """Mark an arena as free: its state is uploaded, or is not needed any more."""
         if self._used.pop(arena.number, None) is None:
             return
         self._free.append(arena)
@@ -298,17 +300,17 @@ class Stager:
                 self._drop(each)
 
     def reclaim(self, held: Iterable[Arena | None]) -> None:
-        """Take back every arena but those that are held."""
+        """Free every arena but those that are held."""
         numbers = {arena.number for arena in held if arena is not None}
         for arena in [each for number, each in self._used.items() if number not in numbers]:
-            self.give_back(arena)
+            self.free(arena)
 
     def close(self) -> None:
-        """Give all memory back that holds no state."""
+        """Close all free arenas."""
         for arena in list(self._free):
             self._drop(arena)
 
-    def _take(self, layout: Layout) -> Arena:
+    def _acquire(self, layout: ArenaLayout) -> Arena:
         fitting = [arena for arena in self._free if arena.size >= layout.size]
         if fitting:
             arena = min(fitting, key=lambda each: each.size)
@@ -328,8 +330,8 @@ class Stager:
         self.on_drop(arena)
         arena.close()
 
-    def _with_tail(self, plan: Resolved, layout: Layout, arena: Arena | None) -> Staged:
-        """Add what is pickled to a state whose tensors are copied."""
+    def _with_tail(self, plan: RankSavePlan, layout: ArenaLayout, arena: Arena | None) -> Staged:
+        """Add the pickled values to a state whose tensors are copied."""
         at = layout.size
         tail: list[bytes] = []
         items: list[StoredItem] = []
@@ -346,24 +348,25 @@ class Stager:
                 at += len(data)
             items.append(stored)
         self._is_new_plan = False
-        return Staged(arena, layout.size, tuple(tail), tuple(items))
+        sizes = [tensor.itemsize for tensor in plan.tensors] + [0] * len(plan.values)
+        return Staged(arena, layout.size, tuple(tail), tuple(items), tuple(sizes))
 
     def _encode(self, number: int, name: str, value: Any) -> bytes:
-        """Return what torch.save writes of a value: of one that is as it was, what it wrote."""
-        if not _is_simple(value):
+        """Return what torch.save writes of a value; the same bytes for one that is unchanged."""
+        if not _is_plain(value):
             data = encode_object(value)
             if self._is_new_plan:
                 _warn_of_refusal(name, data)
             return data
-        told = pickle.dumps(value)
+        pickled = pickle.dumps(value)
         known = self._pickled.get(number)
-        if known is None or known[0] != told:
-            known = self._pickled[number] = told, encode_object(value)
+        if known is None or known[0] != pickled:
+            known = self._pickled[number] = pickled, encode_object(value)
         return known[1]
 
 
 def _warn_of_refusal(name: str, data: bytes) -> None:
-    """Say it now if a load will refuse a value: when it is needed, it is too late for another."""
+    """Warn at the save if a load will reject a value: at the load it is too late."""
     try:
         refused = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data))
     except pickle.UnpicklingError:  # such as a whole number of over 2,000 bits
@@ -378,12 +381,12 @@ def _warn_of_refusal(name: str, data: bytes) -> None:
         )
 
 
-def _is_simple(value: Any) -> bool:
-    """Tell whether a value is made of numbers and texts only: its pickle then tells all of it."""
-    if type(value) in _SIMPLE:
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is made of numbers and strings only, which its pickle identifies."""
+    if type(value) in _PLAIN_TYPES:
         return True
     if type(value) in {list, tuple}:
-        return all(map(_is_simple, value))
+        return all(map(_is_plain, value))
     return (
-        type(value) is dict and all(map(_is_simple, value)) and all(map(_is_simple, value.values()))
+        type(value) is dict and all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
     )

@@ -1,10 +1,10 @@
-"""Who writes what: plans of torch.distributed.checkpoint, made once for a state of one structure.
+"""StateSpec and its plan: torch.distributed.checkpoint plans a state of one structure once.
 
     state -> leaves and their shapes -> the same as last time on all ranks? -> the plan of last time
                                      -> local plans -> gathered, replicas dropped -> one for each
 
-DCP's own planner decides, so that whatever it can shard and deduplicate is saved alike here. Asking
-it costs 40 us for each tensor, and looking whether anything changed less than one.
+DCP's own planner decides, so that whatever it can shard and deduplicate is saved alike here. It
+costs 40 us for each tensor, and the comparison with the last state less than one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemT
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
-from aioflux.checkpoint._format.storage_data import pickle_index, pickle_metadata
+from aioflux.checkpoint._format.dcp_metadata import pickle_index, pickle_metadata
 from aioflux.checkpoint._save.items import check_storable, find_ties
-from aioflux.checkpoint._save.job import Whole
+from aioflux.checkpoint._save.job import GlobalSavePlan
 from aioflux.checkpoint._save.nesting import (
     CONTAINERS,
     KINDS,
+    describe_containers,
     merge_containers,
-    tell_containers,
 )
 from aioflux.errors import CheckpointError
 
@@ -37,28 +37,28 @@ if TYPE_CHECKING:
 
     from aioflux.checkpoint._save.ranks import Ranks
 
-__all__ = ["Planned", "Planner", "Resolved", "Survey", "survey"]
+__all__ = ["CachingPlanner", "PlannedItem", "RankSavePlan", "StateSpec", "describe_state"]
 
 _LEAF: Final = None
-"""Stands among keys for what is no container: which of several is one must not be mistaken."""
+"""Marks a value that is no container among the keys of one that is."""
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """A state seen from above: what it holds, and what decides on its plan."""
+class StateSpec:
+    """The leaves of a state, and its structure, which decides on its plan."""
 
     state: dict[str, Any]
     """The state, with the state_dict of each stateful object in its place."""
     leaves: list[Any]
-    """What is saved, in the order in which DCP flattens a state."""
+    """The values that are saved, in the order in which DCP flattens a state."""
     structure: tuple[list[Any], list[Any]]
-    """Keys and lengths of the containers, and what tells of each leaf how it is cut."""
+    """Keys and lengths of the containers, and of each leaf what decides how it is sharded."""
 
 
-def survey(state: Mapping[str, Any]) -> Survey:
-    """Look at a state; costs about a microsecond for each tensor."""
+def describe_state(state: Mapping[str, Any]) -> StateSpec:
+    """Return the spec of a state; costs about a microsecond for each tensor."""
     if not isinstance(state, Mapping):
         raise TypeError(
             f"a state is a dictionary such as a state_dict, or has a state_dict(); this is a "
@@ -76,7 +76,7 @@ def survey(state: Mapping[str, Any]) -> Survey:
     keys: list[Any] = []
     leaves: list[Any] = []
     _walk_mapping(plain, keys, leaves)
-    return Survey(plain, leaves, (keys, [_tell(leaf) for leaf in leaves]))
+    return StateSpec(plain, leaves, (keys, [_describe_leaf(leaf) for leaf in leaves]))
 
 
 def _walk_mapping(node: Mapping[Any, Any], keys: list[Any], leaves: list[Any]) -> None:
@@ -108,7 +108,7 @@ def _walk(value: Any, keys: list[Any], leaves: list[Any]) -> None:
 
 
 def _is_whole(values: list[Any]) -> bool:
-    """Tell whether DCP saves a list as one value: no tensor, mapping or such list is in it."""
+    """Return whether DCP saves a list as one value: no tensor, mapping or such list is in it."""
     for each in values:
         if isinstance(each, torch.Tensor | Mapping):
             return False
@@ -117,8 +117,8 @@ def _is_whole(values: list[Any]) -> bool:
     return True
 
 
-def _tell(leaf: Any) -> Any:
-    """Return what decides how a leaf is cut; the same for all values that are no tensors."""
+def _describe_leaf(leaf: Any) -> Any:
+    """Return what decides how a leaf is sharded; the same for all values that are no tensors."""
     kind = type(leaf)
     if kind in _PLAIN:
         return kind, leaf.dtype, leaf.shape, leaf.layout, leaf.requires_grad
@@ -131,120 +131,120 @@ def _tell(leaf: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """One thing that this rank writes."""
+class PlannedItem:
+    """One item that this rank writes."""
 
     index: MetadataIndex
-    """Its name, and where it lies in a tensor that is cut."""
+    """Its name, and its place in a sharded tensor."""
     is_tensor: bool
     """Whether it is a tensor, or a value that is pickled."""
     leaf: int
-    """Which of the leaves of a survey it is; -1 where only DCP's planner finds it."""
+    """Its index among the leaves of the spec; -1 if only DCP's planner finds it."""
 
 
 @dataclass(slots=True)
-class Resolved:
-    """The plan of one save."""
+class RankSavePlan:
+    """The plan of one save on this rank."""
 
     number: int
     """The same for two saves with the same plan."""
-    items: tuple[Planned, ...]
-    """What this rank writes, tensors first."""
+    items: tuple[PlannedItem, ...]
+    """The items that this rank writes, tensors first."""
     tensors: list[torch.Tensor]
-    """Those tensors: this rank's part of each."""
+    """The tensors of these items: this rank's part of each."""
     values: list[Any]
-    """And what else it writes."""
-    whole: Whole | None
+    """The values of the other items."""
+    global_plan: GlobalSavePlan | None
     """The plan of all ranks, on the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Cached:
+class _CachedPlan:
     structure: tuple[list[Any], list[Any]]
     number: int
-    items: tuple[Planned, ...]
-    whole: Whole | None
+    items: tuple[PlannedItem, ...]
+    global_plan: GlobalSavePlan | None
 
 
-class Planner:
-    """Plans saves, and remembers the last plan."""
+class CachingPlanner:
+    """Plans saves, and keeps the last plan."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._cached: _Cached | None = None
+        self._cached: _CachedPlan | None = None
         self._number = 0
 
-    def is_known(self, seen: Survey) -> bool:
-        """Tell whether the last plan of this rank fits."""
-        return self._cached is not None and self._cached.structure == seen.structure
+    def is_known(self, spec: StateSpec) -> bool:
+        """Return whether the last plan of this rank fits."""
+        return self._cached is not None and self._cached.structure == spec.structure
 
-    def resolve(self, seen: Survey, *, is_known: bool) -> Resolved:
+    def plan(self, spec: StateSpec, *, is_known: bool) -> RankSavePlan:
         """Return the plan of a state.
 
         Args:
-            seen: The state.
-            is_known: On every rank the last plan fits, and so it is used and nobody is asked.
+            spec: The spec of the state.
+            is_known: The last plan fits on every rank: it is used without communication.
 
         Raises:
             CheckpointError: A rank has a state that DCP cannot plan.
         """
         if is_known and self._cached is not None:
-            return _pick(self._cached, seen, None)
+            return _pick(self._cached, spec, None)
         planner = DefaultSavePlanner()
-        mine = _Told(SavePlan([]))
+        report = _RankReport(SavePlan([]))
         try:
-            mine.containers = tell_containers(seen.state)
-            planner.set_up_planner(seen.state, None, self._ranks.is_coordinator)
+            report.containers = describe_containers(spec.state)
+            planner.set_up_planner(spec.state, None, self._ranks.is_coordinator)
             for name, value in planner.state_dict.items():
                 if isinstance(value, torch.Tensor):
                     check_storable(name, value)
-            mine.plan = planner.create_local_plan()
+            report.plan = planner.create_local_plan()
             if self._ranks.world_size > 1:
-                mine.ties = _tied_names(planner.state_dict)
+                report.ties = _tied_names(planner.state_dict)
         except Exception as exc:
-            mine.failure = f"rank {self._ranks.rank}: {type(exc).__name__}: {exc}"
-        final, whole, failure = self._exchange(planner, mine)
+            report.failure = f"rank {self._ranks.rank}: {type(exc).__name__}: {exc}"
+        final, global_plan, failure = self._exchange(planner, report)
         if failure:
             raise CheckpointError(f"the state cannot be planned: {failure}")
         items = _ordered(planner.finish_plan(final).items)
         self._number += 1
-        found = _find(items, planner, seen)
-        planned = _Cached(seen.structure, self._number, found, whole)
+        found = _find_leaves(items, planner, spec)
+        cached = _CachedPlan(spec.structure, self._number, found, global_plan)
         is_ours = all(each.leaf >= 0 for each in found)
-        self._cached = planned if is_ours else None
-        return _pick(planned, seen, planner)
+        self._cached = cached if is_ours else None
+        return _pick(cached, spec, planner)
 
     def _exchange(
-        self, planner: DefaultSavePlanner, mine: _Told
-    ) -> tuple[SavePlan, Whole | None, str]:
-        told = self._ranks.gather(mine)
+        self, planner: DefaultSavePlanner, report: _RankReport
+    ) -> tuple[SavePlan, GlobalSavePlan | None, str]:
+        reports = self._ranks.gather(report)
         answers: list[tuple[SavePlan, str]] = []
-        whole: Whole | None = None
+        global_plan: GlobalSavePlan | None = None
         if self._ranks.is_coordinator:
-            failure = "; ".join(each.failure for each in told if each.failure)
-            plans = [each.plan for each in told]
+            failure = "; ".join(each.failure for each in reports if each.failure)
+            plans = [each.plan for each in reports]
             if not failure:
                 try:
                     plans, metadata = planner.create_global_plan(plans)
-                    plans = _join_tied(plans, [each.ties for each in told])
-                    containers = merge_containers(each.containers for each in told)
-                    whole = _whole(metadata, plans, containers)
+                    plans = _join_tied(plans, [each.ties for each in reports])
+                    containers = merge_containers(each.containers for each in reports)
+                    global_plan = _global_plan(metadata, plans, containers)
                 except Exception as exc:
                     failure = f"{type(exc).__name__}: {exc}"
             answers = [(plan, failure) for plan in plans]
         final, failure = self._ranks.scatter(answers)
-        return final, whole, failure
+        return final, global_plan, failure
 
 
 @dataclass(slots=True)
-class _Told:
-    """What a rank tells the coordinator of its state."""
+class _RankReport:
+    """The local plan of a rank, for the coordinator."""
 
     plan: SavePlan
     containers: str = ""
-    """What the plan does not tell of dictionaries, by `tell_containers`."""
+    """What the plan lacks of dictionaries, by `describe_containers`."""
     ties: dict[str, str] = field(default_factory=dict)
-    """Names of tensors that are tied to an earlier one, and its name."""
+    """Names of tensors that are tied to an earlier one, with the name of that."""
     failure: str = ""
 
 
@@ -257,11 +257,11 @@ def _tied_names(values: Mapping[str, Any]) -> dict[str, str]:
 def _join_tied(plans: list[SavePlan], ties: list[dict[str, str]]) -> list[SavePlan]:
     """Return plans in which the rank that writes a tensor writes those that are tied to it, too.
 
-    DCP gives each tensor that several ranks have to any one of them.
+    DCP assigns each tensor that several ranks have to any one of them.
 
     Args:
-        plans: What each rank writes.
-        ties: What each rank told of its own tensors.
+        plans: The plan of each rank.
+        ties: The tied tensors of each rank.
     """
     owners = {
         item.index.fqn: rank
@@ -287,24 +287,26 @@ def _join_tied(plans: list[SavePlan], ties: list[dict[str, str]]) -> list[SavePl
     ]
 
 
-def _whole(metadata: Metadata, plans: list[SavePlan], containers: str) -> Whole:
+def _global_plan(metadata: Metadata, plans: list[SavePlan], containers: str) -> GlobalSavePlan:
     metadata.storage_meta = StorageMeta()
     metadata.version = "1.0.0"
     orders = (tuple(pickle_index(i.index) for i in _ordered(plan.items)) for plan in plans)
-    return Whole(pickle_metadata(metadata), tuple(orders), {CONTAINERS: containers})
+    return GlobalSavePlan(pickle_metadata(metadata), tuple(orders), {CONTAINERS: containers})
 
 
 def _ordered(items: list[WriteItem]) -> list[WriteItem]:
-    """Return what a rank writes in the order of its object: tensors, then what varies in size."""
+    """Return items in the order of the data object: tensors, then values, which vary in size."""
     return sorted(items, key=lambda item: item.type is WriteItemType.BYTE_IO)
 
 
-def _find(items: list[WriteItem], planner: DefaultSavePlanner, seen: Survey) -> tuple[Planned, ...]:
-    """Find the leaves that planned items are."""
+def _find_leaves(
+    items: list[WriteItem], planner: DefaultSavePlanner, spec: StateSpec
+) -> tuple[PlannedItem, ...]:
+    """Return items with the leaves of the spec that they are."""
     flat = planner.state_dict
-    leaves = seen.leaves
+    leaves = spec.leaves
     is_alike = len(flat) == len(leaves) and all(
-        mine is theirs for mine, theirs in zip(leaves, flat.values(), strict=True)
+        ours is theirs for ours, theirs in zip(leaves, flat.values(), strict=True)
     )
     places = {name: at for at, name in enumerate(flat)} if is_alike else {}
     found = []
@@ -314,7 +316,7 @@ def _find(items: list[WriteItem], planner: DefaultSavePlanner, seen: Survey) -> 
         is_direct = at >= 0 and (
             not is_tensor or type(leaves[at]) is DTensor or _is_one_piece(leaves[at])
         )
-        found.append(Planned(item.index, is_tensor, at if is_direct else -1))
+        found.append(PlannedItem(item.index, is_tensor, at if is_direct else -1))
     return tuple(found)
 
 
@@ -322,13 +324,13 @@ def _is_one_piece(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and not hasattr(leaf, "__create_write_items__")
 
 
-def _pick(planned: _Cached, seen: Survey, planner: DefaultSavePlanner | None) -> Resolved:
-    """Return a plan with what it is about taken out of the state."""
-    leaves = seen.leaves
+def _pick(cached: _CachedPlan, spec: StateSpec, planner: DefaultSavePlanner | None) -> RankSavePlan:
+    """Return a plan with its tensors and values, taken out of the state."""
+    leaves = spec.leaves
     tensors: list[torch.Tensor] = []
     values: list[Any] = []
     with torch.no_grad():  # so that the local part of a DTensor comes without a graph
-        for each in planned.items:
+        for each in cached.items:
             if each.leaf < 0:
                 assert planner is not None
                 value = planner.lookup_object(each.index)
@@ -337,4 +339,4 @@ def _pick(planned: _Cached, seen: Survey, planner: DefaultSavePlanner | None) ->
                 if type(value) is DTensor:
                     value = value.to_local()
             (tensors if each.is_tensor else values).append(value)
-    return Resolved(planned.number, planned.items, tensors, values, planned.whole)
+    return RankSavePlan(cached.number, cached.items, tensors, values, cached.global_plan)

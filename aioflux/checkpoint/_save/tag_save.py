@@ -1,9 +1,9 @@
-"""Checkpoints of named parts: what is saved under a tag becomes one checkpoint, or stays unseen.
+"""TagSave: a checkpoint of named parts under a tag, which appears whole or not at all.
 
     root/<tag>/.metadata                        the commit object makes the tag exist
     root/<tag>/<save_id>/part-<name>            each part as torch.save wrote it
 
-What the ranks tell each other, and what is taken back when a save fails, is that of all saves.
+The commit protocol is that of all saves.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from aioflux.checkpoint._format.commit import StoredItem, StoredObject, part_key
-from aioflux.checkpoint._format.tag_metadata import describe
-from aioflux.checkpoint._save.commit_protocol import Save
-from aioflux.checkpoint._save.job import Job, UploadSettings, Whole
+from aioflux.checkpoint._format.dcp_metadata import pickle_metadata_of_parts
+from aioflux.checkpoint._save.commit_protocol import RankSave
+from aioflux.checkpoint._save.job import GlobalSavePlan, Job, UploadSettings
 from aioflux.checkpoint._store.commits import each_bounded
 from aioflux.checkpoint._store.objects import write_object
 from aioflux.checkpoint._store.tag_names import part_name, quote_name, step_of
@@ -44,22 +44,22 @@ class PartData:
 
     @property
     def num_bytes(self) -> int:
-        """How many they are."""
+        """Bytes of all pieces."""
         return sum(piece.nbytes for piece in self.pieces)
 
 
 def tag_job(
-    tag: str, save_id: str, *, rank: int, world_size: int, begun: float, staged_seconds: float
+    tag: str, save_id: str, *, rank: int, world_size: int, started: float, staged_seconds: float
 ) -> Job:
     """Return a save under a tag.
 
     Args:
         tag: The tag.
         save_id: Names the save; the same on all ranks.
-        rank: Who saves.
-        world_size: How many save together.
-        begun: When, in seconds since 1970.
-        staged_seconds: How long the training was held up.
+        rank: This rank.
+        world_size: Ranks that save together.
+        started: Time of the call, in seconds since 1970.
+        staged_seconds: Time for which the training was held up.
     """
     return Job(
         step=step_of(tag),
@@ -71,16 +71,16 @@ def tag_job(
         tail=(),
         items=(),
         element_sizes=(),
-        whole=Whole(b"", (), {"tag": tag}) if rank == 0 else None,
+        global_plan=GlobalSavePlan(b"", (), {"tag": tag}) if rank == 0 else None,
         metrics={},
-        begun=begun,
+        started=started,
         staged_seconds=staged_seconds,
         prefix=f"{quote_name(tag)}/",
     )
 
 
 async def write_part(store: Store, job: Job, part: PartData) -> StoredObject:
-    """Write one part, which nobody sees before the commit.
+    """Write one part, which is not visible before the commit.
 
     Raises:
         StorageError: It could not be written.
@@ -92,8 +92,8 @@ async def write_part(store: Store, job: Job, part: PartData) -> StoredObject:
     return replace(stored, key=key, items=(StoredItem(0, stored.size),))
 
 
-class TagSave(Save):
-    """One save of one rank under a tag: its parts are written, or were already."""
+class TagSave(RankSave):
+    """One save of one rank under a tag, of parts in memory and of parts that are stored already."""
 
     def __init__(
         self,
@@ -110,10 +110,10 @@ class TagSave(Save):
         """CRC32C of each part of this rank, once it is written."""
 
     async def _upload(self) -> tuple[StoredObject, ...]:
-        begun = time.monotonic()
+        started = time.monotonic()
         stored = await each_bounded(self._write_part, self._parts, max_in_flight=_MAX_PARTS)
         self._num_bytes = sum(each.size for each in stored)
-        self._upload_seconds = time.monotonic() - begun
+        self._upload_seconds = time.monotonic() - started
         self.checksums = {part_name(each.key): each.crc32c for each in stored}
         return tuple(stored)
 
@@ -131,7 +131,9 @@ class TagSave(Save):
         ]
         return [self._prefix + key for key in keys]
 
-    def _describe(self, told: Sequence[tuple[StoredObject, ...]]) -> bytes:
-        parts = [stored for objects in told for stored in objects]
+    def _encode_metadata(self, uploaded: Sequence[tuple[StoredObject, ...]]) -> bytes:
+        parts = [stored for objects in uploaded for stored in objects]
         self.num_files = len(parts)
-        return describe((part_name(each.key), each.key, each.size) for each in parts)
+        return pickle_metadata_of_parts(
+            (part_name(each.key), each.key, each.size) for each in parts
+        )

@@ -1,9 +1,9 @@
-"""The memory of the tensors of a state, as the pickler of torch.save meets them.
+"""TensorMemory: the storages of a state, as the pickler of torch.save finds them.
 
-torch.save pickles first and writes then, and hands the memory of each storage to the file. What the
-pickler has met and lies in main memory is held here, so that it outlives the upload: it need not
-be copied. Anything else that is written may be gone when the write returns: a copy that torch made
-of memory of a GPU, a pickle.
+torch.save pickles first and then writes the memory of each storage to the file. Storages that the
+pickler has found in main memory are kept alive here until the upload has ended, and need no copy.
+Other bytes that are written may be gone when the write returns: a copy that torch made of memory of
+a GPU, a pickle.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["TensorMemory"]
 
 
 class TensorMemory:
-    """What is known to stay as it is while a state is saved."""
+    """The memory of storages in main memory, which a state keeps while it is saved."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -29,15 +29,15 @@ class TensorMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the storages that were met."""
+        """Bytes of the storages that were found."""
         return sum(view.nbytes for view in self._views.values())
 
     def pickle_module(self) -> Any:
-        """Return what torch.save takes for its `pickle_module`: it notes each storage."""
+        """Return a `pickle_module` for torch.save that notes each storage."""
         note = self._note
 
-        class Pickler(pickle.Pickler):
-            """Notes what the `persistent_id` of torch.save's own subclass is asked about."""
+        class NotingPickler(pickle.Pickler):
+            """Notes the objects that the `persistent_id` of torch.save's subclass names."""
 
             def __init_subclass__(cls) -> None:
                 identify = cls.persistent_id
@@ -50,10 +50,10 @@ class TensorMemory:
 
                 cls.persistent_id = persistent_id  # type: ignore[method-assign]
 
-        return SimpleNamespace(__name__="pickle", Pickler=Pickler)
+        return SimpleNamespace(__name__="pickle", Pickler=NotingPickler)
 
     def find(self, view: memoryview) -> memoryview | None:
-        """Return the same memory as a view that keeps it alive, None where it is not known."""
+        """Return the same memory as a view that keeps it alive; None if it is unknown."""
         with address_of(view) as begin:
             at = bisect_right(self._starts, begin) - 1
             if at < 0:

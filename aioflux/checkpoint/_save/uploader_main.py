@@ -1,9 +1,9 @@
-"""The uploader process, started by a Checkpointer as `python -m <this module>`.
+"""The uploader process, which a Checkpointer starts as `python -m <this module>`.
 
     trainer --(jobs, arenas)--> uploader --(bytes sent, outcomes)--> trainer
 
-It maps the trainer's arenas. When the trainer is gone, killed or not, it finishes what was handed
-to it and ends: a save that was staged is not lost with the process that staged it.
+It maps the trainer's arenas. When the trainer has ended, killed or not, it finishes its jobs and
+ends: a save that was staged is not lost with the process that staged it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux.checkpoint._save.commit_protocol import Uploads
 from aioflux.checkpoint._save.job import Job, portable
+from aioflux.checkpoint._save.save_queue import SaveQueue
 from aioflux.checkpoint._save.uploader_messages import MAX_FDS, MAX_READ_BYTES, Inbox, encode
 from aioflux.errors import CheckpointError
 
@@ -32,66 +32,66 @@ __all__ = ["main"]
 _log = logging.getLogger("aioflux")
 
 _NICENESS: Final = 5
-"""The training goes first where there are too few processors for both."""
+"""Training has priority if there are too few processors for both."""
 
-_LOOK_SECONDS: Final = 1.0
-"""Time between two looks at whether the trainer is still there: a worker that it forked may hold
-its end of the socket open."""
+_CHECK_SECONDS: Final = 1.0
+"""Time between two checks that the trainer is alive: a worker that it forked may hold its end of
+the socket open."""
 
 
-class _Server:
-    """What one trainer has handed over."""
+class _UploaderProcess:
+    """The jobs and arenas of one trainer."""
 
-    def __init__(self, jobs: socket.socket, told: socket.socket) -> None:
+    def __init__(self, jobs: socket.socket, results: socket.socket) -> None:
         self._jobs = jobs
-        self._told = told
+        self._results = results
         self._trainer = os.getppid()
         self._inbox = Inbox()
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
         self._is_over = asyncio.Event()
         self._store: Store | None = None
-        self._uploads: Uploads | None = None
+        self._queue: SaveQueue | None = None
         self._arenas: dict[int, mmap.mmap] = {}
         self._tasks: dict[int, asyncio.Task[SaveResult]] = {}
 
     async def run(self) -> None:
-        """Serve until the trainer is gone and all is done."""
+        """Serve until the trainer has ended and all jobs are done."""
         loop = asyncio.get_running_loop()
         self._jobs.setblocking(False)
-        self._told.setblocking(False)
+        self._results.setblocking(False)
         loop.add_reader(self._jobs.fileno(), self._read)
         sending = loop.create_task(self._send())
         while not self._is_over.is_set() and os.getppid() == self._trainer:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_over.wait(), _LOOK_SECONDS)
+                await asyncio.wait_for(self._is_over.wait(), _CHECK_SECONDS)
         if not self._is_over.is_set():
             self._read()  # what it sent before it died
         loop.remove_reader(self._jobs.fileno())
-        if self._uploads is not None:
-            self._uploads.withdraw()  # what was not staged to its end
+        if self._queue is not None:
+            self._queue.withdraw()  # announced, and not staged to the end
         while self._tasks:
             await asyncio.wait(self._tasks.values())
         if self._store is not None:
             await self._store.aclose()
-        if self._uploads is not None:
-            await self._uploads.heartbeat_store.aclose()
+        if self._queue is not None:
+            await self._queue.heartbeat_store.aclose()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._outbox.join(), _LOOK_SECONDS)
+            await asyncio.wait_for(self._outbox.join(), _CHECK_SECONDS)
         sending.cancel()
 
     async def _send(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             data = await self._outbox.get()
-            with suppress(OSError):  # nobody is there any more
-                await loop.sock_sendall(self._told, data)
+            with suppress(OSError):  # the trainer has ended
+                await loop.sock_sendall(self._results, data)
             self._outbox.task_done()
 
-    def _tell(self, *message: object) -> None:
+    def _post(self, *message: object) -> None:
         self._outbox.put_nowait(encode(message))
 
     def _read(self) -> None:
-        """Take what has arrived."""
+        """Handle the messages that have arrived."""
         while not self._is_over.is_set():
             try:
                 data, fds, _, _ = socket.recv_fds(self._jobs, MAX_READ_BYTES, MAX_FDS)
@@ -103,66 +103,66 @@ class _Server:
                 self._is_over.set()
                 return
             for message in self._inbox.feed(data, fds):
-                self._take(message)
+                self._handle(message)
 
-    def _take(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
         match message:
             case ("open", store, settings):
                 self._store = store
-                self._uploads = Uploads(store, settings)
+                self._queue = SaveQueue(store, settings)
             case ("announce", str(save_id), str(prefix), int(rank)):
-                if self._uploads is not None:
-                    self._uploads.announce(save_id, prefix, rank)
+                if self._queue is not None:
+                    self._queue.announce(save_id, prefix, rank)
             case ("withdraw", str(save_id)):
-                if self._uploads is not None:
-                    self._uploads.withdraw(save_id)
+                if self._queue is not None:
+                    self._queue.withdraw(save_id)
             case ("arena", int(number), int(size)):
                 fd = self._inbox.fds.pop(0)
                 self._arenas[number] = mmap.mmap(fd, size, prot=mmap.PROT_READ)
                 os.close(fd)
-            case ("forget", int(number)):
+            case ("release", int(number)):
                 self._arenas.pop(number, None)
             case ("cancel", int(number)):
                 if (task := self._tasks.get(number)) is not None:
-                    # Not before its first step: it has to tell the other ranks.
+                    # Not before its first step: it has to report to the other ranks.
                     asyncio.get_running_loop().call_soon(task.cancel)
             case ("job", int(number), Job() as job):
-                task = asyncio.get_running_loop().create_task(self._carry_out(number, job))
+                task = asyncio.get_running_loop().create_task(self._run_job(number, job))
                 self._tasks[number] = task
-                task.add_done_callback(lambda task: self._end(number, job, task))
+                task.add_done_callback(lambda task: self._finish_job(number, job, task))
 
-    async def _carry_out(self, number: int, job: Job) -> SaveResult:
-        if self._uploads is None:
+    async def _run_job(self, number: int, job: Job) -> SaveResult:
+        if self._queue is None:
             raise CheckpointError(
                 "the uploader process could not take over the store; its log says why, such as "
                 "credentials that are a function which it cannot import"
             )
         arena = self._arenas.get(job.arena)
         memory = memoryview(arena) if arena is not None else memoryview(b"")
-        return await self._uploads.run(job, memory, lambda count: self._tell("sent", number, count))
+        return await self._queue.run(job, memory, lambda count: self._post("sent", number, count))
 
-    def _end(self, number: int, job: Job, task: asyncio.Task[SaveResult]) -> None:
-        """Tell how a job ended."""
+    def _finish_job(self, number: int, job: Job, task: asyncio.Task[SaveResult]) -> None:
+        """Post the outcome of a job."""
         del self._tasks[number]
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
-            self._tell("done", number, task.result())
+            self._post("done", number, task.result())
             return
         if os.getppid() != self._trainer:
-            _log.error("step %d was staged by a trainer that is gone: %s", job.step, error)
-        self._tell("failed", number, portable(error))
+            _log.error("step %d was staged by a trainer that has ended: %s", job.step, error)
+        self._post("failed", number, portable(error))
 
 
 def main() -> None:
     """Serve the trainer whose sockets are named on the command line."""
-    # Ctrl-C and a scheduler's SIGTERM mean the trainer; its end is ours.
+    # Ctrl-C and a scheduler's SIGTERM are for the trainer; this process ends after it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with suppress(OSError):
         os.nice(_NICENESS)
-    jobs, told = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
-    with jobs, told:
-        asyncio.run(_Server(jobs, told).run())
+    jobs, results = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    with jobs, results:
+        asyncio.run(_UploaderProcess(jobs, results).run())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Messages between a trainer and its uploader: pickles with their length before, over a socket.
 
-Descriptors of arenas travel with the message that speaks of them. Whoever writes here is the
-process that started the other: the pickles are its own.
+Descriptors of arenas travel with the message that names them. One process started the other: the
+pickles are their own.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ def encode(message: Any) -> bytes:
 
 
 def send(target: socket.socket, message: Any, fds: Sequence[int] = ()) -> None:
-    """Send a message, and descriptors with it; blocks until it is all on its way."""
+    """Send a message, and descriptors with it; blocks until all is in the socket's buffer."""
     data = encode(message)
     sent = socket.send_fds(target, [data], list(fds)) if fds else 0
     target.sendall(memoryview(data)[sent:])
 
 
 class Inbox:
-    """What has arrived, message by message."""
+    """The bytes that have arrived, cut into messages."""
 
     def __init__(self) -> None:
         self._data = bytearray()
         self.fds: list[int] = []
-        """Descriptors that arrived, and no message has taken yet."""
+        """Descriptors that have arrived and were not taken yet."""
 
     def feed(self, data: bytes, fds: Sequence[int] = ()) -> Iterator[Any]:
-        """Take bytes, and yield the messages that are whole with them."""
+        """Add bytes, and yield the messages that are complete with them."""
         self._data += data
         self.fds += fds
         while len(self._data) >= _HEAD.size:

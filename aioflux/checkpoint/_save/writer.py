@@ -1,14 +1,14 @@
-"""CheckpointWriter: a binary file whose bytes become one object when it is closed, not before."""
+"""CheckpointWriter: a binary file whose bytes become one object when it is closed."""
 
 from __future__ import annotations
 
 import warnings
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from aioflux import _bridge
 from aioflux._files import Holder, WritableFile
-from aioflux.checkpoint._store.target import split_uri
+from aioflux._values.uri import split_object_uri
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
@@ -20,20 +20,15 @@ if TYPE_CHECKING:
     from aioflux.options import StoreOptions
     from aioflux.store import ObjectWriter, WriteMode
 
-    class _BinaryFile(WritableFile, BinaryIO):
-        """What `torch.save` asks for by its annotations: a file of io is one to no type checker."""
-
-else:
-    _BinaryFile = WritableFile
 
 __all__ = ["CheckpointWriter", "open_writer"]
 
 
-class CheckpointWriter(_BinaryFile):
+class CheckpointWriter(WritableFile):
     """A file that `open_writer` opened: writable, not seekable.
 
-    Parts leave while more is written; memory is bounded by `TransferOptions.max_buffered_bytes` and
-    1 MiB. The object becomes visible, whole, when `close` returns, as it is at the end of a `with`
+    Parts are sent while more is written; memory is bounded by `TransferOptions.max_buffered_bytes`
+    and 1 MiB. The object becomes visible, whole, when `close` returns, as at the end of a `with`
     block. An exception in the block, an error of a write, `abort`, or a file that is dropped or
     left open at the end of the process publish nothing and abort the upload.
     """
@@ -48,7 +43,7 @@ class CheckpointWriter(_BinaryFile):
         """Metadata of the object that was stored.
 
         Raises:
-            AttributeError: Nothing was, or not yet.
+            AttributeError: It is not stored.
         """
         return self._held.value.meta
 
@@ -56,7 +51,7 @@ class CheckpointWriter(_BinaryFile):
         return f"<CheckpointWriter {self.uri}>"
 
     def flush(self) -> None:
-        """Do nothing: what was written becomes visible on `close`, and not in pieces before."""
+        """Do nothing: what was written becomes visible on `close`, all at once."""
         self._require_open()
 
     def close(self) -> None:
@@ -80,7 +75,7 @@ class CheckpointWriter(_BinaryFile):
         """Close the file and drop what was written: nothing becomes visible.
 
         Args:
-            reason: Takes a note where the upload cannot be aborted.
+            reason: Receives a note if the upload cannot be aborted.
         """
         if self.closed:
             return
@@ -98,8 +93,8 @@ class CheckpointWriter(_BinaryFile):
             self.close()
             return
         self.abort(error)
-        # torch.save turns the error of a write, and Ctrl-C too, into a RuntimeError about positions
-        # in a zip file.
+        # torch.save turns the error of a write, also Ctrl-C, into a RuntimeError about positions in
+        # a zip file.
         if self._failure is not None and error is not self._failure:
             raise self._failure from error
 
@@ -129,17 +124,17 @@ def open_writer(
 
     Args:
         uri: Whole uri of the object, such as `gs://bucket/run-7/model.pt`.
-        mode: "overwrite" replaces an object of this name, "create" fails where there is one.
+        mode: "overwrite" replaces an object of this name, "create" fails if there is one.
         if_generation_match: Replace only this generation.
         content_type: Media type; `application/octet-stream` by default.
-        metadata: The user's own metadata.
+        metadata: User metadata.
         options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
             as `aioflux.open_store`.
 
     Raises:
         ValueError: The uri names no object, or a setting has no effect with it.
     """
-    root, key = split_uri(uri)
+    root, key = split_object_uri(uri)
     settings = {
         "mode": mode,
         "if_generation_match": if_generation_match,

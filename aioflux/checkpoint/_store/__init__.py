@@ -1,1 +1,1 @@
-"""The objects of a checkpoint in a store: data, commits, tags."""
+"""The objects of a checkpoint in a store: data, commits, tags. Without torch."""

@@ -1,9 +1,9 @@
-"""Which steps a root holds, and what the commit object of each says.
+"""The steps below a root, and their commit objects.
 
     root/step-00000100/.metadata                       a commit object makes the step exist
-    root/step-00000100/<save_id>/__0_0.distcp          what it names
+    root/step-00000100/<save_id>/__0_0.distcp          a data object of the commit
 
-Nothing is unpickled here: our commit is JSON behind the pickle.
+Nothing is unpickled here: the commit is JSON after the pickle.
 """
 
 from __future__ import annotations
@@ -36,14 +36,12 @@ __all__ = [
     "CommitObject",
     "StepSummary",
     "as_prefix",
-    "decode",
     "each_bounded",
     "is_home",
     "list_prefixes",
     "list_steps",
     "read_commit",
     "read_commits",
-    "read_step",
     "summarize",
     "uri_below",
 ]
@@ -63,14 +61,16 @@ class CommitObject(NamedTuple):
     meta: ObjectMeta
     """Its metadata; the generation pins a removal."""
     data: bytes
-    """All of its bytes."""
+    """Its bytes."""
     commit: Commit | None
-    """What it says; None where something else than aioflux wrote it."""
+    """The decoded commit; None if another program wrote it, or if it is damaged."""
+    problem: CheckpointCorruptError | None = None
+    """Why it cannot be read, if it is damaged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSummary:
-    """What a step's commit object says, without the list of its objects."""
+    """The commit of a step, without the list of its objects."""
 
     step: int
     """The training step."""
@@ -79,7 +79,7 @@ class StepSummary:
     created: float = 0.0
     """Time of the commit, in seconds since 1970, UTC."""
     num_bytes: int = 0
-    """Bytes of all data objects."""
+    """Bytes of all data objects, without the commit object."""
     num_objects: int = 0
     """Data objects."""
     world_size: int = 0
@@ -87,19 +87,19 @@ class StepSummary:
     layout: str = ""
     """`dcp` or `safetensors`."""
     save_id: str = ""
-    """Names the save."""
+    """Name of the save."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What retention may choose by."""
+    """Metrics for retention."""
     generation: str = ""
     """Generation of the commit object."""
     problem: str = ""
     """Why the commit object cannot be read; then all but step and uri is unknown."""
     is_ours: bool = True
-    """False where something else than aioflux wrote it, which is a problem, too."""
+    """False if another program wrote it, which is a problem, too."""
 
 
 def as_prefix(prefix: str) -> str:
-    """Return a prefix with the slash that ends it; none for the root of the store."""
+    """Return a prefix with a slash at its end; empty for the root of the store."""
     return prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
 
 
@@ -110,13 +110,13 @@ def uri_below(store: Store, key: str) -> str:
 
 
 def is_home(store: Store, prefix: str, commit: Commit) -> bool:
-    """Tell whether a checkpoint lies where it was saved: generations are those of the commit."""
+    """Return whether a checkpoint is where it was saved, and not a copy with other generations."""
     try:
         home, here = parse_uri(commit.uri), parse_uri(uri_below(store, prefix))
     except ValueError:
         return False
     if home.scheme == "file" == here.scheme:
-        # Links on the way and `..` have several names for one place.
+        # With links and `..` one directory has several names.
         return os.path.realpath(home.key) == os.path.realpath(here.key)
     return str(home).rstrip("/") == str(here).rstrip("/")
 
@@ -124,7 +124,7 @@ def is_home(store: Store, prefix: str, commit: Commit) -> bool:
 async def each_bounded(
     act: Callable[[T], Awaitable[R]], items: Sequence[T], *, max_in_flight: int = _MAX_IN_FLIGHT
 ) -> list[R]:
-    """Return what `act` gives for each item, in order; so many are under way at once.
+    """Return the result of `act` for each item, in order; at most `max_in_flight` run at once.
 
     The first failure cancels the others and is raised.
     """
@@ -145,11 +145,11 @@ async def each_bounded(
 
 
 async def list_prefixes(store: Store, root: str = "") -> list[int]:
-    """Return the steps that something lies below, committed or not, ascending; one listing.
+    """Return the steps with objects below them, committed or not, ascending; one listing.
 
     Args:
-        store: Where.
-        root: Prefix of the root of the checkpoints there; empty for the store's own.
+        store: The store.
+        root: Prefix of the checkpoints in the store.
     """
     within = as_prefix(root)
     listing = await store.list_all(within, delimiter="/")
@@ -160,8 +160,7 @@ async def list_prefixes(store: Store, root: str = "") -> list[int]:
 async def list_steps(store: Store) -> list[int]:
     """Return the committed steps, ascending; they are not verified.
 
-    Costs a listing of one level and a request for each step, 64 at once: what lies below the steps
-    is not listed.
+    Costs a listing of one level and a request for each step, 64 at once.
 
     Args:
         store: The root of the checkpoints.
@@ -181,97 +180,81 @@ async def list_steps(store: Store) -> list[int]:
     return [step for step, is_there in zip(steps, found, strict=True) if is_there]
 
 
-def decode(meta: ObjectMeta, data: bytes) -> Commit | None:
-    """Return what the bytes of a commit object say, by the layout that its key stands for.
-
-    Raises:
-        CheckpointCorruptError: It is damaged.
-    """
-    if meta.key.endswith(INDEX_KEY):
-        return decode_index(data, uri=meta.uri)[1]
-    return decode_commit(data, uri=meta.uri)[1]
+def _decode(meta: ObjectMeta, data: bytes) -> CommitObject:
+    """Decode a commit object, in the layout of its key."""
+    decode = decode_index if meta.key.endswith(INDEX_KEY) else decode_commit
+    try:
+        return CommitObject(meta, data, decode(data, uri=meta.uri)[1])
+    except CheckpointCorruptError as exc:
+        return CommitObject(meta, data, None, exc)
 
 
-async def read_commits(store: Store, prefix: str) -> list[tuple[ObjectMeta, bytes]]:
-    """Return the commit objects of a checkpoint: none, one, or one for each layout."""
-    keys = [as_prefix(prefix) + key for key in COMMIT_KEYS]
-    found: list[tuple[ObjectMeta, bytes]] = []
-    async for batch in store.fetch_batches(keys, return_exceptions=True):
-        for each in batch:
-            if each[0] is not None:
-                found.append((each[0], each[1]))
-            elif not isinstance(each[1], NotFoundError):
-                raise each[1]
-    return found
-
-
-async def read_commit(store: Store, prefix: str) -> CommitObject:
-    """Read the commit object of a checkpoint; the newest where two layouts were saved.
+async def read_commits(
+    store: Store, prefix: str, names: Sequence[str] = COMMIT_KEYS
+) -> list[CommitObject]:
+    """Return the commit objects of a checkpoint, oldest save first; damaged ones come first.
 
     Args:
         store: A store that holds the checkpoint.
-        prefix: The checkpoint's prefix there; empty for the store's own.
+        prefix: The checkpoint's prefix in the store.
+        names: Their keys below the prefix; by default one for each layout.
+    """
+    keys = [as_prefix(prefix) + name for name in names]
+    found: list[CommitObject] = []
+    async for batch in store.fetch_batches(keys, return_exceptions=True):
+        for each in batch:
+            if each[0] is not None:
+                found.append(_decode(*each))
+            elif not isinstance(each[1], NotFoundError):
+                raise each[1]
+    return sorted(found, key=lambda each: each.commit.save_id if each.commit else "")
+
+
+async def read_commit(store: Store, prefix: str) -> CommitObject:
+    """Read the commit object of a checkpoint; the newest if two layouts were saved.
+
+    Args:
+        store: A store that holds the checkpoint.
+        prefix: The checkpoint's prefix in the store.
 
     Raises:
-        CheckpointNotFoundError: There is none: nothing was saved, or the save did not end.
+        CheckpointNotFoundError: There is none: no save was committed.
         CheckpointCorruptError: It is damaged.
     """
-    found = [
-        CommitObject(meta, data, decode(meta, data))
-        for meta, data in await read_commits(store, prefix)
-    ]
+    found = await read_commits(store, prefix)
+    for each in found:
+        if each.problem is not None:
+            raise each.problem
     if not found:
         uri = uri_below(store, as_prefix(prefix))
         raise CheckpointNotFoundError(
-            f"there is no checkpoint {uri}: it has no commit object; look at what there is with "
+            f"there is no checkpoint {uri}: it has no commit object; list the checkpoints with "
             "`aioflux ckpt list`"
         )
-    return max(found, key=lambda each: each.commit.save_id if each.commit else "")
-
-
-async def read_step(store: Store, step: int) -> tuple[ObjectMeta, bytes, Commit]:
-    """Return metadata and bytes of a step's commit object, and what it says.
-
-    Args:
-        store: The root of the checkpoints.
-        step: The step.
-
-    Raises:
-        CheckpointNotFoundError: The step is not committed.
-        CheckpointCorruptError: Its commit object is damaged, or aioflux did not write it.
-    """
-    meta, data, commit = await read_commit(store, step_prefix(step))
-    if commit is None:
-        raise _foreign(meta.uri)
-    return meta, data, commit
-
-
-def _foreign(uri: str) -> CheckpointCorruptError:
-    return CheckpointCorruptError(
-        f"{uri} holds no commit of aioflux: something else wrote this checkpoint"
-    )
+    return found[-1]
 
 
 async def summarize(store: Store, steps: Sequence[int] | None = None) -> list[StepSummary]:
-    """Return what the commit objects of many steps say, ascending; they are not verified.
+    """Return summaries of the commits of many steps, ascending; they are not verified.
 
     Costs a request or two for each step, 64 at once.
 
     Args:
         store: The root of the checkpoints.
-        steps: Only these; all by default. One that is not committed is left out.
+        steps: Only these; all by default. Steps without a commit are left out.
     """
 
-    async def one(step: int) -> StepSummary | None:
+    async def summarize_step(step: int) -> StepSummary | None:
         uri = uri_below(store, step_prefix(step))
         try:
-            meta, _, commit = await read_commit(store, step_prefix(step))
+            found = await read_commit(store, step_prefix(step))
         except CheckpointNotFoundError:
             return None
         except CheckpointCorruptError as exc:
             return StepSummary(step=step, uri=uri, problem=str(exc))
+        commit = found.commit
         if commit is None:
-            problem = _foreign(meta.uri).message
+            problem = f"{found.meta.uri} holds no commit of aioflux: another program wrote it"
             return StepSummary(step=step, uri=uri, problem=problem, is_ours=False)
         return StepSummary(
             step=step,
@@ -283,9 +266,9 @@ async def summarize(store: Store, steps: Sequence[int] | None = None) -> list[St
             layout=commit.layout,
             save_id=commit.save_id,
             metrics=commit.metrics,
-            generation=meta.generation,
+            generation=found.meta.generation,
         )
 
-    asked = sorted(set(steps)) if steps is not None else await list_prefixes(store)
-    found = await each_bounded(one, asked)
-    return [each for each in found if each is not None]
+    selected = sorted(set(steps)) if steps is not None else await list_prefixes(store)
+    summaries = await each_bounded(summarize_step, selected)
+    return [each for each in summaries if each is not None]

@@ -1,10 +1,10 @@
-"""A whole object in memory, once: private, or under a path for what maps files.
+"""A whole object in memory, in one copy: private, or under a path for callers that map files.
 
 object -> ranges in parallel, straight into the mapping -> crc32c of the whole
        -> PrivateMemory: tensors refer to it
-       -> MemoryFile: unmapped; whoever asked maps it again, by its path: the same memory, no copy
+       -> MemoryFile: unmapped; the caller maps it again by its path: the same memory, no copy
 
-Mapped twice at a time the bytes of a `MemoryFile` would be counted twice as resident.
+Mapped twice at a time, the bytes of a `MemoryFile` would be counted twice as resident.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from aioflux._transfer.retry import Backoff
 from aioflux._values.checksums import address_of, combine_crc32c, crc32c
 from aioflux.errors import NotFoundError, PreconditionFailedError
 from aioflux.options import MIB, TransferOptions
@@ -31,16 +32,14 @@ if TYPE_CHECKING:
     from aioflux.options import StoreOptions
     from aioflux.store import Store
 
-__all__ = ["MemoryFile", "PrivateMemory", "fetch"]
+__all__ = ["MemoryFile", "PrivateMemory", "read_into_memory"]
 
 _DIRECTORIES = ("/proc/self/fd", "/dev/fd")
-"""Where open files have paths."""
+"""Directories with a path for each open file."""
 _RANGE_BYTES: Final = 8 * MIB
-"""Ranges are of no more: the first is asked for when its memory is there, the last after all."""
-_MAX_READS: Final = 3
-"""Reads of an object that is replaced each time; as `Store.get`."""
+"""Bytes of a range, at most: the first is requested as soon as its memory is allocated."""
 _MADV_POPULATE_WRITE: Final = 23
-"""Since Linux 5.14 (madvise(2)); a kernel without it refuses, and pages come one by one."""
+"""Since Linux 5.14 (madvise(2)); a kernel without it returns an error, and allocates by page."""
 
 _madvise = ctypes.CDLL(None)["madvise"] if sys.platform == "linux" else None
 if _madvise is not None:
@@ -50,9 +49,9 @@ if _madvise is not None:
 class PrivateMemory:
     """Memory of a fixed size, of this process alone.
 
-    298 MB of it take the kernel 140 ms of CPU time, where memory under a path takes 250, and 50
-    more to be mapped again. Large pages took from 25 to 930, as the host of a virtual machine had
-    them at hand or not.
+    The kernel allocates 298 MB of it in 140 ms of CPU time; memory under a path takes 250, and 50
+    more to be mapped again. Large pages took from 25 to 930, depending on the host of the virtual
+    machine.
 
     Attributes:
         mapping: The memory, writable; it can be read as a file as well.
@@ -68,16 +67,16 @@ class PrivateMemory:
 
     @contextmanager
     def mapped(self) -> Iterator[memoryview]:
-        """Give its memory, writable, for the length of a `with` block."""
+        """Return a context with a writable view of the memory."""
         with memoryview(self.mapping) as view, view[: self._num_bytes] as used:
             yield used
 
     def populate(self, view: memoryview, start: int, end: int) -> None:
-        """Have the kernel give memory for a piece of `view`, which `mapped` gave, all at once."""
+        """Allocate the memory of a range of `view`, which is of `mapped`, at once."""
         _populate(view, start, end)
 
     def close(self) -> None:
-        """Let go of the memory; what refers to it keeps it. Closing twice does nothing."""
+        """Release the memory, unless tensors refer to it. Closing twice does nothing."""
         with suppress(BufferError):
             self.mapping.close()
 
@@ -85,12 +84,12 @@ class PrivateMemory:
 class MemoryFile:
     """Memory of a fixed size with a path, of this process alone.
 
-    On Linux it is a memfd, which lies on no disk and is not bound by the size of /dev/shm;
-    elsewhere a temporary file, which has no name any more where open files have paths.
+    On Linux it is a memfd, which is on no disk and is not limited by the size of /dev/shm;
+    elsewhere a temporary file, which is unlinked if open files have paths.
 
     Attributes:
-        path: Where it is opened and mapped; of no use to other processes.
-        fd: Its descriptor, which ends with the object, or with `close`.
+        path: Path to open and map it by, in this process.
+        fd: Its descriptor, until `close`.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -108,7 +107,7 @@ class MemoryFile:
             self.path = self.path or self._name
             os.ftruncate(self.fd, num_bytes)
             if is_on_disk:
-                # A disk without room would end the process where the mapping is written.
+                # On a full disk a write to the mapping would end the process.
                 self._allocate(0, num_bytes)
         except BaseException:
             self.close()
@@ -116,7 +115,7 @@ class MemoryFile:
 
     @contextmanager
     def mapped(self) -> Iterator[memoryview]:
-        """Give its memory, writable, for the length of a `with` block."""
+        """Return a context with a writable view of the memory."""
         if not self._num_bytes:
             yield memoryview(bytearray())
             return
@@ -126,20 +125,20 @@ class MemoryFile:
             yield view
         finally:
             view.release()
-            # What still refers to it, such as the traceback of an error, lets go of it later.
+            # The traceback of an error may still refer to it.
             with suppress(BufferError):
                 mapping.close()
 
     def populate(self, view: memoryview, start: int, end: int) -> None:
-        """Have the kernel give memory for a piece of `view`, which `mapped` gave, all at once.
+        """Allocate the memory of a range of `view`, which is of `mapped`, at once.
 
-        To allocate before it is mapped costs a third less than to map what is not allocated.
+        Allocating the file before its mapping costs a third less than the mapping alone.
         """
         self._allocate(start, end)
         _populate(view, start, end)
 
     def close(self) -> None:
-        """Let go of the memory; what has mapped it keeps it. Closing twice does nothing."""
+        """Release the memory, except for other mappings of it. Closing twice does nothing."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -167,64 +166,66 @@ def _populate(view: memoryview, start: int, end: int) -> None:
 
 
 def _open_memfd() -> int:
-    """Return a descriptor, below 0 where there is none of this kind."""
+    """Return the descriptor of a memfd, or -1 if there are none."""
     if not hasattr(os, "memfd_create"):
         return -1
     try:
         return os.memfd_create("aioflux-checkpoint")
-    except OSError:  # a sandbox that knows no such call
+    except OSError:  # a sandbox without this system call
         return -1
 
 
 def _path_of(fd: int) -> str:
-    """Return the path of an open file, empty where the system has none."""
+    """Return the path of an open file, or nothing if the system has none."""
     paths = (f"{directory}/{fd}" for directory in _DIRECTORIES)
     return next((path for path in paths if os.path.exists(path)), "")
 
 
-async def fetch(
+async def read_into_memory(
     root: str, key: str, options: StoreOptions, kind: type[Memory]
 ) -> tuple[ObjectMeta, Memory]:
     """Read one generation of an object into memory of a kind, and verify all of it.
 
-    An object that is replaced meanwhile is read anew, like `Store.get` does.
+    An object that is replaced meanwhile is read again after a pause, as by `Store.get`.
 
     Raises:
         NotFoundError: There is no such object.
         ChecksumError: Its bytes do not match its checksum, three times.
-        PreconditionFailedError: It was replaced while it was read, three times in a row.
+        PreconditionFailedError: It was replaced in each read until the retry policy ended.
     """
-    # What the service says of the whole stands for its ranges: each is read once, and hashed here.
+    # The checksum of the whole object is compared here, so that ranges need no verification.
     transfer = options.get("transfer") or TransferOptions()
     plain: StoreOptions = {**options, "transfer": replace(transfer, verify=False)}
     async with open_store(root, **plain) as store:
-        meta = await store.head(key)
-        for _ in range(_MAX_READS):
+        backoff = Backoff(store.retry)
+        while True:
+            meta = await store.head(key)
             try:
-                return meta, await _fetch_generation(store, root, meta, options, kind)
+                return meta, await _read_generation(store, root, meta, options, kind)
             except (NotFoundError, PreconditionFailedError):
                 newer = await store.head(key)
                 if (newer.generation, newer.etag) == (meta.generation, meta.etag):
                     raise
-                meta = newer
-    raise PreconditionFailedError(
-        f"could not read {meta.uri}: it was replaced while it was read, {_MAX_READS} times in a "
-        "row; load an object that is not written so often",
-        uri=meta.uri,
-    )
+            if not await backoff.pause():
+                raise PreconditionFailedError(
+                    f"could not read {meta.uri}: it was replaced while it was read, "
+                    f"{backoff.num_tries} times in a row; load an object that is replaced less "
+                    "often",
+                    uri=meta.uri,
+                )
 
 
-async def _fetch_generation(
+async def _read_generation(
     store: Store, root: str, meta: ObjectMeta, options: StoreOptions, kind: type[Memory]
 ) -> Memory:
     """Read one generation of an object into memory of a kind, and verify all of it.
 
     Args:
-        store: Verifies nothing by itself.
-        root: What it was opened at.
+        store: Opened without verification.
+        root: Its uri.
         meta: The generation.
-        options: What the object is read with where the service tells no checksum of it.
-        kind: The memory.
+        options: Of the store that reads an object whose checksum the service does not know.
+        kind: The class of the memory.
     """
     is_hashed = (options.get("transfer") or TransferOptions()).verify
     memory = kind(meta.size)
@@ -251,10 +252,10 @@ async def _fill(
     *,
     is_hashed: bool,
 ) -> int:
-    """Read an object into memory range by range, and return its crc32c; 0 where it is not hashed.
+    """Read an object into memory range by range, and return its crc32c, or 0 if not `is_hashed`.
 
-    A range is asked for when its memory is there, which a thread makes: the event loop would take
-    as long for it as for the bytes.
+    A range is requested as soon as a thread has allocated its memory: the event loop would take as
+    long for that as for the bytes.
     """
     step = min(store.transfer.range_size_bytes, _RANGE_BYTES)
     plan = [(start, min(start + step, meta.size)) for start in range(0, meta.size, step)]
@@ -280,30 +281,30 @@ async def _fill(
 async def _populated(
     memory: PrivateMemory | MemoryFile, view: memoryview, plan: Sequence[tuple[int, int]]
 ) -> AsyncGenerator[tuple[int, int], None]:
-    """Yield each range of `plan` when its memory is there; a thread goes ahead of who reads."""
+    """Yield each range of `plan` once a thread has allocated its memory."""
     loop = asyncio.get_running_loop()
-    made: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
+    populated: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
     is_over = False
 
-    def make() -> None:
+    def populate() -> None:
         try:
             for start, end in plan:
                 if is_over:
                     return
                 memory.populate(view, start, end)
-                loop.call_soon_threadsafe(made.put_nowait, (start, end))
+                loop.call_soon_threadsafe(populated.put_nowait, (start, end))
         finally:
-            loop.call_soon_threadsafe(made.put_nowait, None)
+            loop.call_soon_threadsafe(populated.put_nowait, None)
 
-    making = asyncio.ensure_future(asyncio.to_thread(make))
+    thread = asyncio.ensure_future(asyncio.to_thread(populate))
     try:
-        while (piece := await made.get()) is not None:
+        while (piece := await populated.get()) is not None:
             yield piece
-        await asyncio.shield(making)
+        await asyncio.shield(thread)
     finally:
         is_over = True
-        # The memory must not go away under the thread, also where the caller is cancelled.
-        while not making.done():
+        # The memory must outlive the thread, also if the caller is cancelled.
+        while not thread.done():
             with suppress(asyncio.CancelledError):
-                await asyncio.wait((making,))
-        making.exception()  # raised above, unless something else was first
+                await asyncio.wait((thread,))
+        thread.exception()  # raised above, unless something else was first

@@ -1,10 +1,10 @@
-"""The data objects of a checkpoint: written from where memory lies, read in verified ranges.
+"""The data objects of a checkpoint: written without copies, read in verified ranges.
 
-    segments -> borrowing writer -> service -> its crc32c against that of our blocks, combined
+    segments -> borrowing writer -> service -> its crc32c is compared with that of all blocks
     commit   -> ranges, widened to blocks -> crc32c of each -> caller's memory
 
-A service tells a checksum of whole objects only, so that a range can be verified by nobody but by
-who wrote it: the commit holds the crc32c of each block of 64 KiB or more.
+Services have checksums of whole objects only. To verify ranges, the commit holds the crc32c of each
+block of 64 KiB or more.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from aioflux._values.meta import ObjectMeta
 from aioflux.checkpoint._format.commit import StoredObject, plan_block_size
 from aioflux.checkpoint._store.commits import uri_below
 from aioflux.errors import (
-    AlreadyExistsError,
     CheckpointCorruptError,
-    CheckpointError,
     ChecksumError,
     NotFoundError,
     PreconditionFailedError,
@@ -37,30 +35,29 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BlockDigest",
+    "meta_of",
     "open_checkpoint",
-    "publish",
     "read_range",
     "verify_blocks",
     "write_object",
 ]
 
 _SLICE_BYTES: Final = 16 * 1024 * 1024
-"""Bytes between two looks of a writer at the event loop: 1-2 ms of checksums."""
+"""Bytes of checksums between two awaits: 1-2 ms."""
 
 _MAX_READS: Final = 3
-"""Times that a block is read whose checksum does not match: what is damaged on the way is not
-damaged there."""
+"""Reads of a block whose checksum does not match: it may be damaged in transit only."""
 
 
 def open_checkpoint(uri: str, **options: Unpack[StoreOptions]) -> Store:
-    """Open the objects below a uri for reads that are verified by blocks, and by nothing else."""
+    """Open a checkpoint for reads that are verified by blocks only."""
     transfer = options.get("transfer") or TransferOptions()
     options["transfer"] = replace(transfer, verify_ranges="never")
     return open_store(uri, **options)
 
 
 class BlockDigest:
-    """CRC32C of each block of a stream of bytes, and of all of it."""
+    """CRC32C of each block of a stream of bytes, and of the whole."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -69,7 +66,7 @@ class BlockDigest:
         self._current = 0
 
     def update(self, view: memoryview) -> None:
-        """Go on with the bytes of `view`."""
+        """Add the bytes of `view`."""
         if begun := self.size % self.block_size:
             head = view[: self.block_size - begun]
             self._current = crc32c(head, self._current)
@@ -86,7 +83,7 @@ class BlockDigest:
             self._current = self._crcs.pop()
 
     def finish(self) -> tuple[int, bytes]:
-        """Return the crc32c of all bytes, and those of the blocks as `StoredObject` holds them."""
+        """Return the crc32c of all bytes, and `StoredObject.block_crcs`."""
         crcs = list(self._crcs)
         if self.size % self.block_size:
             crcs.append(self._current)
@@ -103,19 +100,19 @@ async def write_object(
     size_hint: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> StoredObject:
-    """Write one data object, and return it as the service confirmed it, without its items.
+    """Write one data object, and return it as the service reports it, without its items.
 
     Args:
-        store: Where.
-        key: Name of the object in the store, which nothing else has.
-        segments: Its bytes, in order. They stay as they are until this returns: nothing is copied.
+        store: The store.
+        key: Name of the object in the store, used by no other.
+        segments: Its bytes, in order. They must not change until this returns: they are not copied.
         rank: Rank that writes it.
-        size_hint: Its size in bytes, about; the size of its blocks follows from it.
-        progress: Called with the number of bytes of each piece that went to the upload.
+        size_hint: Its approximate size in bytes, which decides the size of its blocks.
+        progress: Called with the number of bytes of each piece that was written.
 
     Raises:
-        StorageError: It could not be written; nothing of it is visible.
-        ChecksumError: The service holds other bytes than were sent.
+        StorageError: It could not be written; no object is visible.
+        ChecksumError: The service stored other bytes than were sent.
     """
     digest = BlockDigest(plan_block_size(size_hint))
     async with store.open_writer(key, borrow=True) as writer:
@@ -162,7 +159,7 @@ def _cut(segment: bytes | memoryview) -> Iterable[memoryview]:
 
 
 def verify_blocks(stored: StoredObject, start: int, view: memoryview) -> int | None:
-    """Return the number of the first block whose bytes are not those that were saved, or None.
+    """Return the index of the first block whose checksum does not match, or None.
 
     Args:
         stored: The object.
@@ -171,11 +168,20 @@ def verify_blocks(stored: StoredObject, start: int, view: memoryview) -> int | N
     """
     first = start // stored.block_size
     found = crc32c_blocks(view, stored.block_size)
-    told = struct.unpack_from(f">{len(found)}I", stored.block_crcs, 4 * first)
-    for number, (one, other) in enumerate(zip(found, told, strict=True), first):
+    expected = struct.unpack_from(f">{len(found)}I", stored.block_crcs, 4 * first)
+    for index, (one, other) in enumerate(zip(found, expected, strict=True), first):
         if one != other:
-            return number
+            return index
     return None
+
+
+def meta_of(
+    store: Store, stored: StoredObject, *, key: str = "", is_pinned: bool = True
+) -> ObjectMeta:
+    """Return the metadata of a data object, in the generation of the commit if `is_pinned`."""
+    key = key or stored.key
+    generation = stored.generation if is_pinned else ""
+    return ObjectMeta(key=key, uri=uri_below(store, key), size=stored.size, generation=generation)
 
 
 async def read_range(
@@ -189,16 +195,15 @@ async def read_range(
 ) -> int:
     """Read bytes of a data object straight into memory, verified.
 
-    What does not begin or end at a block is read with the rest of that block: up to two blocks
-    more.
+    A range that does not begin and end at blocks is widened: up to two blocks more are read.
 
     Args:
-        store: As `open_checkpoint` opens it: its own verification of ranges would read them twice.
-        stored: What the commit says of the object.
+        store: Opened by `open_checkpoint`; other stores would verify, and read, ranges twice.
+        stored: The object in the commit.
         start: First byte.
-        into: Memory to fill; not beyond the end of the object.
+        into: Memory to fill; it must not reach beyond the end of the object.
         key: Name of the object in the store; `stored.key` by default.
-        is_pinned: Read the generation of the commit only.
+        is_pinned: Read only the generation in the commit.
 
     Returns:
         Bytes that were read from the service.
@@ -211,18 +216,13 @@ async def read_range(
     name = key or stored.key
     if not 0 <= start <= end <= stored.size:
         raise CheckpointCorruptError(
-            f"{uri_below(store, name)} has {stored.size} bytes, and [{start}, {end}) of it is "
-            "asked for: the commit contradicts itself; load an earlier checkpoint"
+            f"{uri_below(store, name)} has {stored.size} bytes in the commit, and an item at "
+            f"[{start}, {end}): the commit contradicts itself; load an earlier checkpoint"
         )
     if start == end:
         return 0
     block = stored.block_size
-    meta = ObjectMeta(
-        key=name,
-        uri=uri_below(store, name),
-        size=stored.size,
-        generation=stored.generation if is_pinned else "",
-    )
+    meta = meta_of(store, stored, key=name, is_pinned=is_pinned)
     first, last = start - start % block, min(stored.size, -(-end // block) * block)
     inner, outer = -(-start // block) * block, end if end == stored.size else end - end % block
     if (first, last) == (start, end):
@@ -259,13 +259,13 @@ async def _read_blocks(
             ) from exc
         except (NotFoundError, PreconditionFailedError) as exc:
             raise CheckpointCorruptError(
-                f"{meta.uri} is not there any more as it was saved (generation "
+                f"{meta.uri} was deleted or replaced since it was saved (generation "
                 f"{meta.generation or 'unknown'}); load an earlier checkpoint"
             ) from exc
         if num_read < into.nbytes:
             raise CheckpointCorruptError(
-                f"{meta.uri} ends at byte {start + num_read}, and {stored.size} bytes of it were "
-                "saved; load an earlier checkpoint"
+                f"{meta.uri} is truncated: it ends at byte {start + num_read} of {stored.size}; "
+                "load an earlier checkpoint"
             )
         found = verify_blocks(stored, start, into)
         if found is None:
@@ -276,31 +276,3 @@ async def _read_blocks(
         f"{meta.uri} is damaged: bytes [{at}, {min(at + stored.block_size, stored.size)}) are not "
         f"those that were saved, {_MAX_READS} reads agree; load an earlier checkpoint"
     )
-
-
-async def publish(
-    store: Store, key: str, data: bytes, *, replaces: ObjectMeta | None, content_type: str = ""
-) -> ObjectMeta:
-    """Write a commit object: the checkpoint becomes visible, or stays as it was.
-
-    Args:
-        store: Where.
-        key: Name of the commit object in the store.
-        data: Its bytes.
-        replaces: The commit object that was there when the save began; None where there was none.
-        content_type: Media type.
-
-    Raises:
-        CheckpointError: Somebody else saved the same checkpoint meanwhile, and theirs stays.
-    """
-    try:
-        if replaces is None:
-            return await store.put(key, data, mode="create", content_type=content_type)
-        return await store.put(
-            key, data, if_generation_match=replaces.generation, content_type=content_type
-        )
-    except (AlreadyExistsError, PreconditionFailedError) as exc:
-        raise CheckpointError(
-            f"could not commit {uri_below(store, key)}: another save of this checkpoint was "
-            "committed meanwhile, and stays; save under another name, or again to replace it"
-        ) from exc

@@ -1,4 +1,4 @@
-"""Tags and names of parts, as they become keys: pure."""
+"""Tags and names of parts in keys. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from urllib.parse import quote, unquote
 __all__ = ["is_tag", "part_name", "quote_name", "step_of", "tag_of"]
 
 _SAFE: Final = " !#$&'()+,;=@[]^{}~"
-"""Beside letters, digits and `-._`: what every service and every disk has in names."""
+"""Characters that every service and every disk allows in names, beside letters, digits, `-._`."""
 
 _MAX_BYTES: Final = 200
-"""A disk takes names of 255 bytes, and ours come with a word before them."""
+"""Disks allow names of 255 bytes, and keys add a prefix to the name."""
 
 _NUMBER_AT_END = re.compile(r"(\d{1,15})$")
 _PART = "part-"
@@ -28,18 +28,18 @@ def quote_name(name: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"a tag and the name of a part are strings, not {type(name).__name__}")
     quoted = quote(name, safe=_SAFE)
-    if quoted.startswith("."):  # what begins with a dot is not listed everywhere, or means a place
+    if quoted.startswith("."):  # `.` and `..` are directories, and dot files are not always listed
         quoted = f"%2E{quoted[1:]}"
     if not 1 <= len(quoted) <= _MAX_BYTES:
         raise ValueError(
-            f"{name!r} is no tag and no name of a part: written into a key it has {len(quoted)} "
-            f"bytes, not 1 to {_MAX_BYTES}"
+            f"{name!r} is no tag and no name of a part: in a key it has {len(quoted)} bytes, not 1 "
+            f"to {_MAX_BYTES}"
         )
     return quoted
 
 
 def is_tag(segment: str) -> bool:
-    """Tell whether a segment of a key is one that `quote_name` returned, and nobody else's."""
+    """Return whether a segment of a key is a result of `quote_name`."""
     try:
         return quote_name(tag_of(segment)) == segment
     except ValueError:
@@ -47,16 +47,16 @@ def is_tag(segment: str) -> bool:
 
 
 def tag_of(segment: str) -> str:
-    """Return what `quote_name` was given."""
+    """Return the tag of a segment of a key."""
     return unquote(segment)
 
 
 def part_name(key: str) -> str:
-    """Return the name of the part that a data object holds, by its key."""
+    """Return the name of the part in the key of a data object."""
     return unquote(key.rpartition("/")[2].removeprefix(_PART))
 
 
 def step_of(tag: str) -> int:
-    """Return the number that a tag ends with, such as 500 of `global_step500`; 0 without one."""
+    """Return the number at the end of a tag, such as 500 of `global_step500`, or 0."""
     found = _NUMBER_AT_END.search(tag)
     return int(found[1]) if found else 0

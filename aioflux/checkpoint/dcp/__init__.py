@@ -3,8 +3,8 @@
     dcp.save(state, storage_writer=StorageWriter("gs://bucket/run-7/step-00000100"))
     dcp.load(state, storage_reader=StorageReader("gs://bucket/run-7/step-00000100"))
 
-Both ways compatible with what comes with PyTorch: copied to a directory, `FileSystemReader` loads
-what was saved here, and what `FileSystemWriter` or `FsspecWriter` saved loads here.
+Compatible with PyTorch in both directions: `FileSystemReader` loads a copy of the objects in a
+directory, and checkpoints of `FileSystemWriter` and `FsspecWriter` load here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StorageReader", "StorageWriter", "load_state"]
 
-_WHERE = {
+_MODULES = {
     "StorageReader": "dcp._reader",
     "StorageWriter": "dcp._writer",
     "load_state": "_load.state",
@@ -29,7 +29,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require_torch(__name__)
-    return getattr(import_module(f"aioflux.checkpoint.{_WHERE[name]}"), name)
+    return getattr(import_module(f"aioflux.checkpoint.{_MODULES[name]}"), name)

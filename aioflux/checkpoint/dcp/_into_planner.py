@@ -1,11 +1,11 @@
-"""IntoPlanner: which stored values a load puts where in a state that is there already.
+"""IntoPlanner: a load into an existing nested state.
 
-    metadata + containers -> the stored state, nested, with a `_Slot` for each value
-    the state to fill     -> matched with it, key by key -> targets by stored name -> DCP's planner
-    what was read         -> put into the containers of the state
+    metadata + containers -> the stored state, nested, with a `_StoredValue` for each value
+    existing state        -> matched with it, key by key -> targets by stored name -> DCP's planner
+    loaded values         -> set in the containers of the state
 
-DCP's own planner names the values of both states with text for keys, and puts what is no tensor
-back under that text, beside a key that was a number.
+DCP's own planner turns the keys of both states into text, and sets values that are no tensors under
+that text, beside a key that was a number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from aioflux.checkpoint._load.state import as_parameter, stored_place
+from aioflux.checkpoint._load.state import as_parameter, storage_identity
 from aioflux.checkpoint._save.items import has_plain_memory
 from aioflux.checkpoint._save.nesting import nest, parameter_names
 from aioflux.errors import CheckpointCorruptError, CheckpointError
@@ -34,7 +34,7 @@ __all__ = ["IntoPlanner"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
+class _StoredValue:
     """A stored value."""
 
     name: str
@@ -42,34 +42,33 @@ class _Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class _Dict:
-    """A dictionary of the filled state."""
+class _DictMatch:
+    """A dictionary of the state, matched with a stored one."""
 
-    there: MutableMapping[Any, Any]
-    """The dictionary that is filled."""
-    values: dict[Any, _Node]
+    existing: MutableMapping[Any, Any]
+    values: dict[Any, _Match]
     is_whole: bool
-    """What is not among `values` is removed."""
+    """Keys that are not among `values` are removed."""
 
 
 @dataclass(frozen=True, slots=True)
-class _List:
-    """A list of the filled state, which gets the stored length."""
+class _ListMatch:
+    """A list of the state, which gets the stored length."""
 
-    there: list[Any]
-    values: list[_Node]
+    existing: list[Any]
+    values: list[_Match]
 
 
-_Node: TypeAlias = "_Slot | _Dict | _List"
+_Match: TypeAlias = "_StoredValue | _DictMatch | _ListMatch"
 
 
 class IntoPlanner(DefaultLoadPlanner):
-    """Plans a load into a nested state; `fill` puts what was read where it belongs.
+    """Plans a load into a nested state; `fill` sets the loaded values.
 
-    Dictionaries with text for keys say what is loaded: their keys must be stored, and what is
-    stored beside is left out. Everything else becomes what was saved, with all that is below: lists
-    get the saved length, dictionaries with numbers for keys the saved keys, and what is empty or no
-    container is replaced. Tensors are filled where they are.
+    Dictionaries with text for keys select what is loaded: their keys must be stored, and other
+    stored keys are ignored. Everything else becomes what was saved, with all values below: lists
+    get the saved length, dictionaries with numbers for keys the saved keys, and empty containers
+    and values are replaced. Tensors are loaded in place.
     """
 
     def __init__(self, into: dict[Any, Any], reader: StorageReader, world_size: int) -> None:
@@ -79,8 +78,8 @@ class IntoPlanner(DefaultLoadPlanner):
         self._world_size = world_size
         self._targets: dict[str, Any] = {}
         self._parameters: set[str] = set()
-        self._places: dict[int, Any] = {}
-        self._root: _Node | None = None
+        self._identities: dict[int, Any] = {}
+        self._root: _Match | None = None
 
     def set_up_planner(
         self,
@@ -88,15 +87,15 @@ class IntoPlanner(DefaultLoadPlanner):
         metadata: Metadata | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Take the metadata, which the reader has not looked at yet. See base class."""
+        """Keep the metadata, which `create_local_plan` needs. See base class."""
         self.metadata = metadata
         self.is_coordinator = is_coordinator
 
     def create_local_plan(self) -> LoadPlan:
-        """Match the state with what is stored. See base class.
+        """Match the state with the stored one. See base class.
 
         Raises:
-            CheckpointError: Something is not stored, or in another size.
+            CheckpointError: A value is not stored, or is of another size.
             CheckpointCorruptError: The checkpoint contradicts itself.
         """
         self._root = self._match(self._into, self._stored(), (), is_whole=False)
@@ -104,9 +103,9 @@ class IntoPlanner(DefaultLoadPlanner):
         return super().create_local_plan()
 
     def fill(self) -> None:
-        """Put what was read into the state."""
+        """Set the loaded values in the state."""
         assert self._root is not None
-        _put(self._root, self.state_dict)
+        _set_values(self._root, self.state_dict)
 
     @property
     def _metadata(self) -> Metadata:
@@ -114,16 +113,16 @@ class IntoPlanner(DefaultLoadPlanner):
         return self.metadata
 
     def _stored(self) -> dict[Any, Any]:
-        """Return the stored state, with slots for its values."""
+        """Return the stored state, nested."""
         metadata = self._metadata
-        slots = {name: _Slot(name, each) for name, each in metadata.state_dict_metadata.items()}
-        ways = metadata.planner_data
-        if not isinstance(ways, Mapping):
-            # Saved without ways: those of the state that is filled are as good.
-            ways = flatten_state_dict(self._into)[1]
+        values = {name: _StoredValue(name, e) for name, e in metadata.state_dict_metadata.items()}
+        paths = metadata.planner_data
+        if not isinstance(paths, Mapping):
+            # The stored state was not flattened by DCP: use the nesting of the existing state.
+            paths = flatten_state_dict(self._into)[1]
         try:
             self._parameters = parameter_names(self._reader.containers)
-            return nest(slots, ways, self._reader.containers)
+            return nest(values, paths, self._reader.containers)
         except ValueError as exc:
             raise CheckpointCorruptError(
                 f"{self._uri} is damaged: its values do not nest: {exc}; load an earlier checkpoint"
@@ -133,103 +132,112 @@ class IntoPlanner(DefaultLoadPlanner):
     def _uri(self) -> str:
         return self._reader.checkpoint_id
 
-    def _match(self, there: Any, stored: Any, way: tuple[Any, ...], *, is_whole: bool) -> _Node:
-        """Return what becomes of a value of the state, and note the targets in it.
+    def _match(
+        self, existing: Any, stored: Any, path: tuple[Any, ...], *, is_whole: bool
+    ) -> _Match:
+        """Match a value of the state with a stored one, and add its targets.
 
         Args:
-            there: The value, `None` for one that is made.
-            stored: What is stored for it.
-            way: The keys that lead to it, for errors.
-            is_whole: All that is stored is loaded, and what is not stored goes.
+            existing: The value; None for a new one.
+            stored: The stored value or container.
+            path: Its keys from the root, for errors.
+            is_whole: Load all stored values below it, and remove all others.
         """
-        if isinstance(stored, _Slot):
-            self._targets[stored.name] = self._target(there, stored, way, is_whole=is_whole)
+        if isinstance(stored, _StoredValue):
+            self._targets[stored.name] = self._target(existing, stored, path, is_whole=is_whole)
             return stored
-        is_named = isinstance(there, torch.Tensor) or (isinstance(there, Mapping | list) and there)
+        is_container = isinstance(existing, Mapping | list) and bool(existing)
         kind: type = list if isinstance(stored, list) else MutableMapping
-        if not isinstance(there, kind):
-            if is_named and not is_whole:
-                raise self._mismatch(
-                    way, f"is a {type(stored).__name__} there, and a {type(there).__name__} here"
-                )
-            there = None
+        if not isinstance(existing, kind):
+            if (is_container or isinstance(existing, torch.Tensor)) and not is_whole:
+                raise self._mismatch(path, _differ(type(stored).__name__, existing))
+            existing = None
         if isinstance(stored, list):
-            mine: list[Any] = [] if there is None else there
+            mine: list[Any] = [] if existing is None else existing
             padded = [*mine, *[None] * len(stored)]
-            return _List(
+            return _ListMatch(
                 mine,
                 [
-                    self._match(one, each, (*way, at), is_whole=True)
+                    self._match(one, each, (*path, at), is_whole=True)
                     for at, (one, each) in enumerate(zip(padded, stored, strict=False))
                 ],
             )
-        node: MutableMapping[Any, Any] = type(stored)() if there is None else there
+        node: MutableMapping[Any, Any] = type(stored)() if existing is None else existing
         is_whole = is_whole or not node or not all(type(key) is str for key in (*node, *stored))
-        return self._match_keys(node, stored, way, is_whole=is_whole)
+        return self._match_keys(node, stored, path, is_whole=is_whole)
 
     def _match_keys(
         self,
-        there: MutableMapping[Any, Any],
+        existing: MutableMapping[Any, Any],
         stored: dict[Any, Any],
-        way: tuple[Any, ...],
+        path: tuple[Any, ...],
         *,
         is_whole: bool,
-    ) -> _Dict:
-        values = dict(there.items())
-        # Without what we tell of containers, as in checkpoints of stock DCP, numbers were stored as
-        # text: then the state that is filled says what they were.
+    ) -> _DictMatch:
+        values = dict(existing.items())
+        # Without containers in the commit, as in checkpoints of stock DCP, numbers were stored as
+        # text: then the keys of the existing state show which.
         texts = {str(key): key for key in values}
         keys = {key: key if key in values else texts.get(str(key), key) for key in stored}
         if not is_whole and (missing := values.keys() - set(keys.values())):
-            raise self._mismatch((*way, min(missing)), "is not there")
+            raise self._mismatch((*path, min(missing)), "is not stored")
         matched = {
-            mine: self._match(values.get(mine), stored[key], (*way, mine), is_whole=is_whole)
+            mine: self._match(values.get(mine), stored[key], (*path, mine), is_whole=is_whole)
             for key, mine in keys.items()
             if is_whole or mine in values
         }
-        return _Dict(there, matched, is_whole)
+        return _DictMatch(existing, matched, is_whole)
 
-    def _target(self, there: Any, slot: _Slot, way: tuple[Any, ...], *, is_whole: bool) -> Any:
-        """Return what a stored value is read into: `None` for what is no tensor."""
-        stored = slot.stored
+    def _target(
+        self, existing: Any, value: _StoredValue, path: tuple[Any, ...], *, is_whole: bool
+    ) -> Any:
+        """Return the tensor that a stored value is loaded into; None for another value."""
+        stored = value.stored
         if not isinstance(stored, TensorStorageMetadata):
             return None
-        if not isinstance(there, torch.Tensor):
-            if isinstance(there, Mapping | list) and there and not is_whole:
-                raise self._mismatch(way, f"is a tensor there, and a {type(there).__name__} here")
+        if not isinstance(existing, torch.Tensor):
+            if isinstance(existing, Mapping | list) and existing and not is_whole:
+                raise self._mismatch(path, _differ("tensor", existing))
             if self._world_size > 1 and len(stored.chunks) > 1:
-                raise self._mismatch(way, "is cut across ranks there, and no tensor here to fill")
+                raise self._mismatch(
+                    path, "is sharded across ranks, and is no tensor in this state"
+                )
             made = torch.empty(stored.size, dtype=stored.properties.dtype)
-            return as_parameter(made, stored) if slot.name in self._parameters else made
-        if there.shape != stored.size:
+            return as_parameter(made, stored) if value.name in self._parameters else made
+        if existing.shape != stored.size:
             raise self._mismatch(
-                way, f"has the size {tuple(stored.size)} there, and {tuple(there.shape)} here"
+                path,
+                f"is stored in size {tuple(stored.size)}, and has {tuple(existing.shape)} here",
             )
         # Tensors that are stored apart must not share memory: the last would overwrite the others.
-        if is_whole and has_plain_memory(there) and there.numel():
-            place = stored_place(self._metadata, slot.name)
-            if self._places.setdefault(there.data_ptr(), place) != place:
-                return torch.empty_like(there)
-        return there
+        if is_whole and has_plain_memory(existing) and existing.numel():
+            identity = storage_identity(self._metadata, value.name)
+            if self._identities.setdefault(existing.data_ptr(), identity) != identity:
+                return torch.empty_like(existing)
+        return existing
 
-    def _mismatch(self, way: tuple[Any, ...], what: str) -> CheckpointError:
-        name = ".".join(map(str, way))
+    def _mismatch(self, path: tuple[Any, ...], what: str) -> CheckpointError:
+        name = ".".join(map(str, path))
         return CheckpointError(
             f"{self._uri} cannot be loaded into this state: {name!r} {what}; load into a state of "
             "the saved structure, or without into="
         )
 
 
-def _put(node: _Node, read: Mapping[str, Any]) -> Any:
-    """Return what a value of the state becomes."""
-    if isinstance(node, _Slot):
+def _differ(stored_kind: str, existing: Any) -> str:
+    return f"is stored as a {stored_kind}, and is a {type(existing).__name__} in this state"
+
+
+def _set_values(node: _Match, read: Mapping[str, Any]) -> Any:
+    """Return a matched value or container with the loaded values."""
+    if isinstance(node, _StoredValue):
         return read[node.name]
-    if isinstance(node, _List):
-        node.there[:] = [_put(each, read) for each in node.values]
-        return node.there
-    values = {key: _put(each, read) for key, each in node.values.items()}
+    if isinstance(node, _ListMatch):
+        node.existing[:] = [_set_values(each, read) for each in node.values]
+        return node.existing
+    values = {key: _set_values(each, read) for key, each in node.values.items()}
     if node.is_whole:
-        node.there.clear()
+        node.existing.clear()
     for key, value in values.items():
-        node.there[key] = value
-    return node.there
+        node.existing[key] = value
+    return node.existing

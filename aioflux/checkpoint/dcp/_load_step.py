@@ -1,4 +1,4 @@
-"""Loads of one step, into a state or without one."""
+"""Loads of one step, into a state or as a new one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from aioflux.checkpoint.dcp import StorageReader, load_state
 from aioflux.checkpoint.dcp._into_planner import IntoPlanner
-from aioflux.errors import AiofluxError, CheckpointCorruptError, CheckpointError
+from aioflux.errors import CheckpointCorruptError, CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,29 +18,28 @@ if TYPE_CHECKING:
     from aioflux.checkpoint._save.ranks import Ranks
     from aioflux.options import StoreOptions
 
-__all__ = ["Adapting", "load_into", "load_whole"]
+__all__ = ["AdaptiveState", "load_into", "load_whole"]
 
 
 @runtime_checkable
-class Adapting(Protocol):
-    """What asks for other things when the checkpoint holds other things."""
+class AdaptiveState(Protocol):
+    """A state that adapts what it loads to the contents of the checkpoint."""
 
     def template_for(self, contents: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state to load into.
 
         Args:
-            contents: What the checkpoint holds as DCP's metadata tells it, by names flattened with
-                dots.
+            contents: DCP's metadata of the checkpoint's values, by names flattened with dots.
         """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what was loaded."""
+        """Set the loaded state."""
 
 
 def load_whole(
     uri: str, *, map_location: Any, weights_only: bool, options: StoreOptions
 ) -> dict[str, Any]:
-    """Return the state of a checkpoint, nested as it was saved."""
+    """Load the state of a checkpoint, nested as it was saved."""
     return load_state(uri, map_location=map_location, weights_only=weights_only, **options)
 
 
@@ -50,12 +49,13 @@ def load_into(
     """Load a checkpoint into a state, each rank its part.
 
     Raises:
-        CheckpointCorruptError: On some rank what is stored is not what was saved.
-        CheckpointError: Something else went wrong on some rank.
+        CheckpointCorruptError: The bytes that a rank read are not those that were saved.
+        CheckpointError: A rank could not load.
     """
-    reader = StorageReader(uri, weights_only=weights_only, **options)
-    if isinstance(into, Adapting):
-        template = into.template_for(_contents(reader, ranks))
+    group = ranks.group
+    reader = StorageReader(uri, weights_only=weights_only, process_group=group, **options)
+    if isinstance(into, AdaptiveState):
+        template = into.template_for(reader.read_metadata().state_dict_metadata)
         _load(template, reader, ranks)
         into.load_state_dict(template)
     elif isinstance(into, Stateful):
@@ -77,37 +77,22 @@ def load_into(
                 into[key] = value
 
 
-def _contents(reader: StorageReader, ranks: Ranks) -> Mapping[str, Any]:
-    """Return what a checkpoint holds; one rank looks."""
-    contents: Mapping[str, Any] = {}
-    failure: AiofluxError | None = None
-    if ranks.is_coordinator:
-        try:
-            contents = reader.read_metadata().state_dict_metadata
-        except AiofluxError as exc:
-            failure = exc
-    contents, failure = ranks.broadcast((contents, failure))
-    if failure is not None:
-        raise failure
-    return contents
-
-
 def _load(template: dict[str, Any], reader: StorageReader, ranks: Ranks) -> None:
     planner = IntoPlanner(template, reader, ranks.world_size)
     if ranks.world_size == 1:
         _load_alone(planner, reader)
     else:
         try:
-            # The planner has the state; of this copy only the names at its top are looked at.
+            # The planner has the state; DCP uses only the top-level names of this copy.
             names = dict.fromkeys(map(str, template))
             load(names, storage_reader=reader, planner=planner, process_group=ranks.group)
         except CheckpointException as exc:
-            raise _as_ours(exc) from exc
+            raise _join_failures(exc) from exc
     planner.fill()
 
 
 def _load_alone(planner: IntoPlanner, reader: StorageReader) -> None:
-    """Do what `dcp.load` does in one process, which warns there, and wraps errors."""
+    """Do what `dcp.load` does, which warns in one process, and wraps errors."""
     metadata = reader.read_metadata()
     planner.set_up_planner({}, metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, True)
@@ -116,8 +101,8 @@ def _load_alone(planner: IntoPlanner, reader: StorageReader) -> None:
     reader.read_data(planner.finish_plan(plan), planner).wait()
 
 
-def _as_ours(error: CheckpointException) -> CheckpointError:
-    """Return the errors of all ranks as one, corrupt where one of them is."""
+def _join_failures(error: CheckpointException) -> CheckpointError:
+    """Return the errors of all ranks as one, corrupt if one of them is."""
     failures = {rank: failure for rank, (failure, _) in error.failures.items()}
     text = "; ".join(
         f"rank {rank}: {type(each).__name__}: {each}" for rank, each in sorted(failures.items())

@@ -1,8 +1,8 @@
-"""Turn: what a writer knows of one save, kept by the thread that saves.
+"""The context of one save of a writer, kept by the thread that saves.
 
-`async_save` runs each save on a thread of its own, and nothing keeps two of one writer from running
-at once. DCP calls a writer several times for each save and does not say for which; but a thread has
-one at a time, and its context goes with it.
+`async_save` runs each save on a thread of its own, and two saves of one writer may run at once. DCP
+calls a writer several times for each save without naming the save; but a thread runs one at a time,
+so that the save is found by the thread's context variables.
 """
 
 from __future__ import annotations
@@ -17,56 +17,56 @@ from aioflux import _bridge
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from aioflux.checkpoint.dcp._publish import Seen
+    from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.store import Store
 
-__all__ = ["Turn", "begin_turn", "run", "turn_of"]
+__all__ = ["SaveContext", "context_of", "run_without_context", "start_save"]
 
 T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Turn:
+class SaveContext:
     """One save."""
 
     store: Store
-    """Where it goes."""
+    """The store of the checkpoint."""
     rank: int | None = None
-    """The rank that DCP told, or None where it told none."""
+    """The rank that DCP passed, or None."""
     is_collective: bool = True
-    """All ranks make one checkpoint."""
-    commits: bool = False
+    """All ranks write one checkpoint."""
+    is_committer: bool = False
     """This rank writes the commit object."""
     save_id: str = ""
     """Name of the save, once it is known."""
-    seen: tuple[Seen, ...] = ()
-    """Commit objects that there were when it began."""
-    is_begun: bool = False
-    """It was set up."""
+    replaces: tuple[CommitObject, ...] = ()
+    """Commit objects of the checkpoint when the save began."""
+    is_set_up: bool = False
+    """DCP has set the writer up for it."""
     is_over: bool = False
-    """It succeeded, or its thread went on to another."""
+    """It succeeded, or its thread went on to another save."""
 
 
-_turns: ContextVar[WeakKeyDictionary[object, Turn] | None] = ContextVar(
-    "aioflux_turns", default=None
+_contexts: ContextVar[WeakKeyDictionary[object, SaveContext] | None] = ContextVar(
+    "aioflux_saves", default=None
 )
 
 
-def turn_of(writer: object) -> Turn | None:
-    """Return the save that this thread is at with a writer, or was at last."""
-    turns = _turns.get()
-    return None if turns is None else turns.get(writer)
+def context_of(writer: object) -> SaveContext | None:
+    """Return the context of the writer's last save in this thread."""
+    contexts = _contexts.get()
+    return None if contexts is None else contexts.get(writer)
 
 
-def begin_turn(writer: object, turn: Turn) -> None:
-    """Begin another save in this thread; the one before it is over."""
-    turns = WeakKeyDictionary(_turns.get() or {})
-    if (last := turns.get(writer)) is not None:
+def start_save(writer: object, context: SaveContext) -> None:
+    """Set the context of the writer in this thread; the save before is over."""
+    contexts = WeakKeyDictionary(_contexts.get() or {})
+    if (last := contexts.get(writer)) is not None:
         last.is_over = True
-    turns[writer] = turn
-    _turns.set(turns)
+    contexts[writer] = context
+    _contexts.set(contexts)
 
 
-def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the background loop, which keeps nothing of this thread's context."""
+def run_without_context(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the background loop, which would keep a reference to this context."""
     return Context().run(_bridge.run, coroutine)

@@ -1,8 +1,8 @@
-"""Items of a plan, to data objects: resolved in a thread, sent from where their memory lies.
+"""Uploads of the items of a rank's plan, from the memory of their tensors.
 
     planner.resolve_data -> CPU, contiguous -> zip in pieces -> write_object, several at once
 
-What is resolved ahead is bounded: a piece of it is asked for when the upload has room for it.
+Items are resolved in threads, a bounded batch ahead of the upload.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from aioflux.checkpoint._format.commit import StoredItem, StoredObject
 from aioflux.checkpoint._save.items import (
-    ALIGNMENT_BYTES,
-    EncodedItem,
     check_storable,
     encode_subclass,
     encode_tensor,
     find_ties,
     has_plain_memory,
 )
-from aioflux.checkpoint._save.object_plan import item_bytes
+from aioflux.checkpoint._save.packing import EncodedItem, Packer
 from aioflux.checkpoint._store.objects import write_object
+from aioflux.checkpoint.dcp._object_plan import item_bytes
 from aioflux.errors import AiofluxError, CheckpointError
 
 if TYPE_CHECKING:
@@ -48,16 +46,17 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
-    from aioflux.checkpoint._format.codec import Codec, EncodedFrames
+    from aioflux.checkpoint._format.codec import Codec
+    from aioflux.checkpoint._format.commit import StoredObject
     from aioflux.store import Store
 
 __all__ = [
-    "Upload",
-    "Written",
+    "RankUpload",
+    "UploadedItem",
     "batches",
+    "delete_objects",
     "describe",
     "find_tied_items",
-    "remove",
     "resolve",
     "tied_result",
     "upload_items",
@@ -68,44 +67,38 @@ T = TypeVar("T")
 
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 _BATCH_ITEMS: Final = 256
-"""What is resolved in one turn of a thread, which costs about 100 us: this many bytes or items."""
-
-_MIN_COMPRESSED_BYTES: Final = 16 * 1024
-"""Smaller tensors are stored as they are: a frame takes 0.4 ms, as 150 KiB of a large one do."""
+"""Bytes or items that one call of a thread resolves, which costs about 100 us itself."""
 
 _SMALL_BYTES: Final = 64 * 1024
-"""Copying so much costs less than writing it by itself."""
+"""Smaller pieces are copied together: that costs less than a write of each."""
 
 _ITEM_BYTES: Final = 2048
-"""About what a zip adds to a tensor."""
+"""About the bytes of a zip beside the tensor in it."""
 
 _CLEANUP_SECONDS: Final = 30.0
-"""Time that a failed save has to delete what it uploaded."""
+"""Time for a failed save to delete its objects."""
 
 
 @dataclass(frozen=True)
-class Written:
-    """What one rank tells the coordinator of an item: the storage data of a `WriteResult`."""
+class UploadedItem:
+    """An item that a rank uploaded: the storage data of a `WriteResult`."""
 
     info: _StorageInfo
-    """Where stock readers find it."""
+    """Its location for stock readers."""
     save_id: str
-    """The save that it is part of."""
+    """Name of the save."""
     stored: StoredObject | None = None
     """Its object, with the first item of each."""
 
 
 def describe(error: BaseException) -> str:
-    """Return an error's class and message: what is left of one that may not pickle."""
+    """Return the class and message of an error, which may itself not pickle."""
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as its elements lie in a file: on the CPU, contiguous, nothing pending.
-
-    It is copied only where it is not so already.
-    """
+def _to_plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor on the CPU, contiguous, without lazy conjugation; copied only if needed."""
     tensor = tensor.detach()
     if not has_plain_memory(tensor):
         return tensor.cpu()
@@ -113,17 +106,17 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def resolve(planner: SavePlanner, item: WriteItem) -> memoryview | torch.Tensor:
-    """Return what an item stands for; bytes for a value that is no tensor.
+    """Return the tensor of an item, or the bytes of another value.
 
     Raises:
-        CheckpointError: The planner cannot tell.
+        CheckpointError: The planner cannot resolve it.
     """
     name = item.index.fqn
     try:
         data = planner.resolve_data(item)
         if isinstance(data, torch.Tensor) and item.type != WriteItemType.BYTE_IO:
             check_storable(name, data)
-            return _plain(data)
+            return _to_plain(data)
     except Exception as exc:
         raise CheckpointError(f"{name!r} of the state could not be read: {describe(exc)}") from exc
     if not isinstance(data, io.BytesIO) or item.type != WriteItemType.BYTE_IO:
@@ -135,8 +128,8 @@ def resolve(planner: SavePlanner, item: WriteItem) -> memoryview | torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Upload:
-    """What one rank does to its objects in one save."""
+class RankUpload:
+    """The upload of one rank in one save."""
 
     store: Store
     planner: SavePlanner
@@ -145,103 +138,57 @@ class Upload:
     codec: Codec | None = None
     """Compresses the tensors."""
     descriptor: str = ""
-    """How the metadata calls what it compressed."""
+    """Name of the compression in the metadata."""
 
 
-class _Packing:
-    """The bytes of one object: items one behind the other, and where they lie."""
+async def _pieces(
+    upload: RankUpload, packer: Packer, items: Sequence[WriteItem]
+) -> AsyncGenerator[bytes | memoryview]:
+    """Yield the bytes of one object; a few items are resolved ahead."""
+    for batch in batches(items):
+        if upload.codec is None:
+            for piece in await asyncio.to_thread(_pack, upload.planner, packer, batch):
+                yield piece
+            continue
+        encoded = await asyncio.to_thread(_encode, upload.planner, batch)
+        async with aclosing(packer.pack(encoded)) as pieces:
+            async for piece in pieces:
+                yield piece
 
-    def __init__(self, upload: Upload, items: Sequence[WriteItem]) -> None:
-        self._upload = upload
-        self._items = items
-        self._size = 0
-        self.stored: list[StoredItem] = []
-        """Where the items lie, as far as they were taken."""
 
-    async def pieces(self) -> AsyncGenerator[bytes | memoryview]:
-        """Yield the bytes; a few items are resolved ahead."""
-        for batch in batches(self._items):
-            if self._upload.codec is None:
-                for piece in await asyncio.to_thread(self._pack, batch):
-                    yield piece
+def _pack(
+    planner: SavePlanner, packer: Packer, items: Iterable[WriteItem]
+) -> list[bytes | memoryview]:
+    """Return the bytes of items, with small pieces joined to larger ones."""
+    pieces: list[bytes | memoryview] = []
+    small: list[bytes | memoryview] = []
+    for encoded in _encode(planner, items):
+        for piece in packer.lay(encoded):
+            if len(piece) <= _SMALL_BYTES:
+                small.append(piece)
                 continue
-            items = await asyncio.to_thread(self._encode, batch)
-            compressed = [self._compressed(item) for item in items]
-            async with aclosing(self._segments(compressed)) as segments:
-                for item, frames in zip(items, compressed, strict=True):
-                    if frames is None:
-                        for piece in self._lay(item):
-                            yield piece
-                        continue
-                    yield self._padding()
-                    for _ in range(frames.num_segments):
-                        yield memoryview(await anext(segments))
-                    self._note(frames.stored(self._size))
+            pieces += (b"".join(small), piece)
+            small = []
+    return [*pieces, b"".join(small)]
 
-    def _pack(self, items: Iterable[WriteItem]) -> list[bytes | memoryview]:
-        """Return the bytes of some items, with what is small gathered into larger pieces."""
-        pieces: list[bytes | memoryview] = []
-        small: list[bytes | memoryview] = []
-        for encoded in self._encode(items):
-            for piece in self._lay(encoded):
-                if len(piece) <= _SMALL_BYTES:
-                    small.append(piece)
-                    continue
-                pieces += (b"".join(small), piece)
-                small = []
-        return [*pieces, b"".join(small)]
 
-    def _lay(self, encoded: EncodedItem) -> tuple[bytes | memoryview, ...]:
-        """Return the bytes of an item that is stored as it is, with what aligns it."""
-        padding = self._padding()
-        start = self._size + encoded.data_start if encoded.data_start else 0
-        self._note(StoredItem(self._size, encoded.length, start, encoded.data_size))
-        return padding, *encoded.segments
-
-    def _padding(self) -> bytes:
-        padding = bytes(-self._size % ALIGNMENT_BYTES)
-        self._size += len(padding)
-        return padding
-
-    def _compressed(self, item: EncodedItem) -> EncodedFrames | None:
-        """Return what compresses an item, or None where it is stored as it is."""
-        codec = self._upload.codec
-        if codec is None or item.data_size < _MIN_COMPRESSED_BYTES:
-            return None
-        before, memory, after = item.segments
-        return codec.encode_item(before, memory, after, element_size=item.element_size)
-
-    async def _segments(
-        self, compressed: Sequence[EncodedFrames | None]
-    ) -> AsyncGenerator[bytes | bytearray]:
-        """Yield the segments of those that are compressed; later ones are begun ahead."""
-        if (codec := self._upload.codec) is not None:
-            frames = (item for item in compressed if item is not None)
-            async with aclosing(codec.encode_items_on_loop(frames)) as segments:
-                async for _, segment in segments:
-                    yield segment
-
-    def _note(self, stored: StoredItem) -> None:
-        self.stored.append(stored)
-        self._size = stored.offset + stored.length
-
-    def _encode(self, items: Iterable[WriteItem]) -> list[EncodedItem]:
-        encoded = list[EncodedItem]()
-        for item in items:
-            data: Any = resolve(self._upload.planner, item)
-            if isinstance(data, torch.Tensor) and has_plain_memory(data):
-                encoded.append(encode_tensor(data))
-                continue
-            if isinstance(data, torch.Tensor):
-                data = memoryview(encode_subclass(item.index.fqn, data))
-            encoded.append(EncodedItem((data,), data.nbytes, 0, 0))
-        return encoded
+def _encode(planner: SavePlanner, items: Iterable[WriteItem]) -> list[EncodedItem]:
+    encoded = list[EncodedItem]()
+    for item in items:
+        data: Any = resolve(planner, item)
+        if isinstance(data, torch.Tensor) and has_plain_memory(data):
+            encoded.append(encode_tensor(data))
+            continue
+        if isinstance(data, torch.Tensor):
+            data = memoryview(encode_subclass(item.index.fqn, data))
+        encoded.append(EncodedItem((data,), data.nbytes))
+    return encoded
 
 
 def find_tied_items(planner: SavePlanner, items: Sequence[WriteItem]) -> dict[int, int]:
-    """Return the items whose tensors show the same memory as those of an earlier item, by number.
+    """Return the items whose tensors share the memory of an earlier item: index -> index of that.
 
-    Asks no planner that may make tensors as it is asked: their memory is that of others later.
+    Only of stock planners: another one may create tensors in each call, at reused addresses.
     """
     kind, stock = type(planner), DefaultSavePlanner
     if not isinstance(planner, stock) or any(
@@ -256,13 +203,13 @@ def find_tied_items(planner: SavePlanner, items: Sequence[WriteItem]) -> dict[in
 
 
 def tied_result(item: WriteItem, first: WriteResult) -> WriteResult:
-    """Return the result of an item that is stored where another one is."""
-    told = dataclasses.replace(first.storage_data, stored=None)
-    return WriteResult(index=item.index, size_in_bytes=first.size_in_bytes, storage_data=told)
+    """Return the result of an item that shares the stored bytes of another one."""
+    uploaded = dataclasses.replace(first.storage_data, stored=None)
+    return WriteResult(item.index, first.size_in_bytes, uploaded)
 
 
 def batches(items: Iterable[WriteItem]) -> Iterator[list[WriteItem]]:
-    """Yield items in runs that one turn of a thread resolves."""
+    """Yield batches of items, each for one call of a thread."""
     batch: list[WriteItem] = []
     num_bytes = 0
     for item in items:
@@ -275,36 +222,38 @@ def batches(items: Iterable[WriteItem]) -> Iterator[list[WriteItem]]:
         yield batch
 
 
-async def upload_items(upload: Upload, key: str, items: Sequence[WriteItem]) -> list[WriteResult]:
-    """Write one object of DCP's layout, and return what became of each of its items."""
-    packing = _Packing(upload, items)
+async def upload_items(
+    upload: RankUpload, key: str, items: Sequence[WriteItem]
+) -> list[WriteResult]:
+    """Write one object in the layout of DCP, and return the result of each item."""
+    packer = Packer(upload.codec)
     hint = sum(item_bytes(item) + _ITEM_BYTES for item in items)
-    async with aclosing(packing.pieces()) as pieces:
+    async with aclosing(_pieces(upload, packer, items)) as pieces:
         stored = await write_object(upload.store, key, pieces, rank=upload.rank, size_hint=hint)
-    stored = msgspec.structs.replace(stored, items=tuple(packing.stored))
+    stored = msgspec.structs.replace(stored, items=tuple(packer.stored))
     descriptors = [upload.descriptor]
     return [
         WriteResult(
             index=item.index,
             size_in_bytes=at.length,
-            storage_data=Written(
+            storage_data=UploadedItem(
                 _StorageInfo(key, at.offset, at.length, descriptors if at.frame_size else None),
                 upload.save_id,
                 stored if number == 0 else None,
             ),
         )
-        for number, (item, at) in enumerate(zip(items, packing.stored, strict=True))
+        for number, (item, at) in enumerate(zip(items, packer.stored, strict=True))
     ]
 
 
 async def upload_objects(
-    upload: Upload, objects: Mapping[str, Callable[[], Awaitable[list[WriteResult]]]]
+    upload: RankUpload, objects: Mapping[str, Callable[[], Awaitable[list[WriteResult]]]]
 ) -> list[WriteResult]:
-    """Write the objects of one rank, all at once: all of them, or none stays.
+    """Write the objects of one rank at once; if one fails, all are deleted.
 
     Args:
-        upload: What they are part of.
-        objects: What writes each, by key.
+        upload: The upload.
+        objects: The write of each, by key.
 
     Raises:
         CheckpointError: The first that could not be written, with rank and key.
@@ -312,11 +261,12 @@ async def upload_objects(
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(_named(upload, key, write)) for key, write in objects.items()
+                group.create_task(_upload_object(upload, key, write))
+                for key, write in objects.items()
             ]
     except BaseException as exc:
         error = exc.exceptions[0] if isinstance(exc, BaseExceptionGroup) else exc
-        if note := await asyncio.shield(remove(upload.store, objects)):
+        if note := await asyncio.shield(delete_objects(upload.store, objects)):
             error.add_note(note)
         if error is exc:
             raise
@@ -324,7 +274,7 @@ async def upload_objects(
     return [result for task in tasks for result in task.result()]
 
 
-async def _named(upload: Upload, key: str, write: Callable[[], Awaitable[T]]) -> T:
+async def _upload_object(upload: RankUpload, key: str, write: Callable[[], Awaitable[T]]) -> T:
     try:
         return await write()
     except Exception as exc:
@@ -333,13 +283,13 @@ async def _named(upload: Upload, key: str, write: Callable[[], Awaitable[T]]) ->
         ) from exc
 
 
-async def remove(store: Store, keys: Iterable[str]) -> str:
-    """Delete what a failed save uploaded, and return what is to be said of what stays."""
+async def delete_objects(store: Store, keys: Iterable[str]) -> str:
+    """Delete the objects of a failed save, and return a note on those that are left."""
     try:
         async with asyncio.timeout(_CLEANUP_SECONDS):
             errors = (await store.delete_many(keys)).errors
     except (AiofluxError, TimeoutError) as exc:
-        return f"what was uploaded may still be there, `aioflux clean` finds it: {describe(exc)}"
+        return f"uploaded objects may be left, `aioflux clean` finds them: {describe(exc)}"
     if errors:
-        return f"{', '.join(errors)} could not be deleted; `aioflux clean` finds what stays"
+        return f"{', '.join(errors)} could not be deleted; `aioflux clean` finds them"
     return ""

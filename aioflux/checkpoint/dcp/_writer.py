@@ -1,10 +1,10 @@
-"""StorageWriter: saves of torch.distributed.checkpoint to a bucket.
+"""StorageWriter: saves of torch.distributed.checkpoint to object storage.
 
     every rank    items -> <save_id>/__<rank>_<n>.distcp, keys that no save had before
-    coordinator   .metadata, written last, if it still is what it was when the save began
+    coordinator   .metadata, written last, if it was not replaced since the save began
 
-A save is visible when `.metadata` is, and that names every other object with its size, checksum and
-generation: whatever happens before leaves the checkpoint that was there.
+A save is visible when `.metadata` is, which names every other object with its size, checksum and
+generation: a failure before leaves the older checkpoint as it was.
 """
 
 from __future__ import annotations
@@ -33,16 +33,27 @@ from aioflux.checkpoint._format.commit import (
     encode_index,
     new_save_id,
 )
-from aioflux.checkpoint._save.object_plan import Placement, plan_objects
-from aioflux.checkpoint._save.safetensors import dump_metadata, plan_ranks
+from aioflux.checkpoint._format.safetensors import pack_metadata
 from aioflux.checkpoint._store.objects import open_checkpoint
-from aioflux.checkpoint.dcp._ids import is_checkpoint_uri
-from aioflux.checkpoint.dcp._publish import Unfinished, begin, finish, sweep
-from aioflux.checkpoint.dcp._safetensors_parts import Part, finish_objects
-from aioflux.checkpoint.dcp._safetensors_upload import contents_of, index_of, plan_uploads
-from aioflux.checkpoint.dcp._save_context import Turn, begin_turn, run, turn_of
+from aioflux.checkpoint.dcp._checkpoint_id import is_checkpoint_uri, require_checkpoint_uri
+from aioflux.checkpoint.dcp._object_plan import RankPlacement, plan_objects
+from aioflux.checkpoint.dcp._publish import (
+    UnfinishedSave,
+    begin_save,
+    delete_failed,
+    finish_save,
+)
+from aioflux.checkpoint.dcp._safetensors_parts import UploadedPart, finish_objects
+from aioflux.checkpoint.dcp._safetensors_plan import plan_ranks
+from aioflux.checkpoint.dcp._safetensors_upload import collect_contents, index_of, plan_uploads
+from aioflux.checkpoint.dcp._save_context import (
+    SaveContext,
+    context_of,
+    run_without_context,
+    start_save,
+)
 from aioflux.checkpoint.dcp._upload import (
-    Upload,
+    RankUpload,
     describe,
     find_tied_items,
     tied_result,
@@ -61,8 +72,8 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
     from torch.distributed.checkpoint.storage import WriteResult
 
-    from aioflux.checkpoint._save.safetensors import RankLayout
     from aioflux.checkpoint.compression import ZStandard
+    from aioflux.checkpoint.dcp._safetensors_plan import RankLayout
     from aioflux.options import StoreOptions
     from aioflux.store import Store, WriteMode
 
@@ -72,7 +83,7 @@ _VERSION = "1.0.0"
 """Version of DCP's metadata."""
 
 _PICKLE_PROTOCOL = 4
-"""What every Python reads that torch runs on."""
+"""The newest that every Python of torch reads."""
 
 
 class StorageWriter(dcp_storage.StorageWriter):
@@ -80,14 +91,13 @@ class StorageWriter(dcp_storage.StorageWriter):
 
         dcp.save(state, storage_writer=StorageWriter("gs://bucket/run-7/step-100"))
 
-    Every rank makes one. Stock `FileSystemReader` loads a copy of the objects. What `dcp.save`
-    raises is a `CheckpointException`, which is no `Exception`; its `failures` hold the errors of
-    the ranks, each a `CheckpointError` that names the rank and the object. Ranks meet in the
-    collectives of the process group alone: one that is gone is missed by the group, after the
-    timeout that `init_process_group` was given. `Checkpointer` has heartbeats instead.
+    Every rank makes one. Stock `FileSystemReader` loads a copy of the objects. `dcp.save` raises a
+    `CheckpointException`, which is no `Exception`; its `failures` hold the errors of the ranks,
+    each a `CheckpointError` that names the rank and the object. A rank that died is noticed by the
+    process group only, after the timeout of `init_process_group`; `Checkpointer` has heartbeats.
 
-    Tied tensors of one rank, which show the same memory, are stored once, but in the layout of
-    safetensors. Tensors that no load could read, such as sparse and quantized ones, are refused.
+    Tied tensors of one rank, which share their memory, are stored once, except in the layout of
+    safetensors. Tensors that no load could read, such as sparse and quantized ones, are rejected.
     """
 
     def __init__(
@@ -102,19 +112,19 @@ class StorageWriter(dcp_storage.StorageWriter):
         metrics: Mapping[str, float] | None = None,
         **options: Unpack[StoreOptions],
     ) -> None:
-        """Sends nothing yet.
+        """Open no connection yet.
 
         Args:
             uri: Prefix of the checkpoint, such as `gs://bucket/run-7/step-100`.
             objects_per_rank: Data objects that each rank spreads its tensors over at most. Each is
-                uploaded in parallel parts anyway; more are for readers that read objects whole.
+                uploaded in parallel parts anyway; more help readers that read whole objects.
             compression: Compress tensors, in frames that are still read by ranges. Stock readers
-                need the class in their registry of extensions.
-            layout: "dcp" is what `FileSystemReader` loads. "safetensors" is what the safetensors
-                library and Hugging Face's load, each tensor whole in one object, with an index;
-                what that format cannot hold lies beside, as DCP stores it.
+                need this class in their registry of extensions.
+            layout: "dcp" for `FileSystemReader`. "safetensors" for the safetensors library and
+                Hugging Face's: each tensor whole in one object, with an index; values that this
+                format cannot hold are stored beside it as in "dcp".
             mode: "overwrite" replaces the checkpoint of this uri once the new one is whole,
-                "create" fails where there is one.
+                "create" fails if there is one.
             step: Training step, for the commit object.
             metrics: Numbers that retention may choose by, for the commit object.
             options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
@@ -139,20 +149,20 @@ class StorageWriter(dcp_storage.StorageWriter):
         self.metrics = {name: float(value) for name, value in (metrics or {}).items()}
         self._options = options
         self._store = self._open(uri)
-        self._last = Turn(self._store)
-        self._unfinished: list[Unfinished] = []
+        self._last = SaveContext(self._store)
+        self._unfinished: list[UnfinishedSave] = []
 
     def __repr__(self) -> str:
         return f"<StorageWriter {self.checkpoint_id}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        pickle.dumps(self._store)  # refuses where that would carry a token along
+        pickle.dumps(self._store)  # raises rather than pickle a token
         options = {name: value for name, value in self._options.items() if name != "progress"}
         return {**self.__dict__, "_options": options, "_last": None, "_unfinished": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._last = Turn(self._store)
+        self._last = SaveContext(self._store)
         _bridge.close_when_dropped(self._store)
 
     def _open(self, uri: str) -> Store:
@@ -162,74 +172,72 @@ class StorageWriter(dcp_storage.StorageWriter):
 
     @property
     def checkpoint_id(self) -> str:
-        """Uri of the checkpoint that this thread writes, or that is written next."""
-        turn = turn_of(self)
-        is_at_work = turn is not None and turn.is_begun and not turn.is_over
-        return (turn.store if turn is not None and is_at_work else self._store).uri.rstrip("/")
+        """Uri of the checkpoint that this thread writes, or will write next."""
+        context = context_of(self)
+        is_saving = context is not None and context.is_set_up and not context.is_over
+        return (context.store if context and is_saving else self._store).uri.rstrip("/")
 
     @property
-    def _turn(self) -> Turn:
-        return turn_of(self) or self._last
+    def _context(self) -> SaveContext:
+        return context_of(self) or self._last
 
-    def _begin_turn(self) -> Turn:
-        self._last = turn = Turn(self._store)
-        begin_turn(self, turn)
-        return turn
+    def _start_save(self) -> SaveContext:
+        self._last = context = SaveContext(self._store)
+        start_save(self, context)
+        return context
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Tell whether this is a uri that a checkpoint can be written to; a path never is."""
+        """Return whether this is a uri that a checkpoint can be written to; a path never is."""
         return is_checkpoint_uri(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin another save, to another uri where one is given; all settings stay.
+        """Prepare another save, to another uri if one is given; all settings stay.
 
         Raises:
             ValueError: It is not a whole uri, or was taken apart by `pathlib.Path`.
         """
         if checkpoint_id is None or checkpoint_id == "":
-            self._begin_turn()
+            self._start_save()
             return
-        if not self.validate_checkpoint_id(checkpoint_id):
-            raise ValueError(
-                f"checkpoint_id must be a whole uri in a string, such as {self.checkpoint_id!r}, "
-                f"not {checkpoint_id!r}; a Path drops a slash of gs://"
-            )
+        require_checkpoint_uri(checkpoint_id, example=self.checkpoint_id)
         if str(checkpoint_id).rstrip("/") != self._store.uri.rstrip("/"):
             self._store = self._open(str(checkpoint_id))
-        self._begin_turn()
+        self._start_save()
 
     def storage_meta(self) -> StorageMeta:
-        """Return what planners are told of the storage."""
+        """Return the storage metadata for planners."""
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Look, on the coordinator, at what the save replaces. See base class.
+        """Read, on the coordinator, the commit that the save replaces. See base class.
 
         Raises:
             AlreadyExistsError: `mode="create"`, and there is a checkpoint.
             CheckpointError: It cannot be read.
         """
-        turn = turn_of(self)
-        if turn is None or turn.is_begun:
-            turn = self._begin_turn()
-        turn.is_begun = True
-        turn.rank = kwargs.get("rank")
-        turn.is_collective = kwargs.get("use_collectives", True)
-        turn.commits = is_coordinator or not turn.is_collective
-        if self.layout == "safetensors" and not turn.is_collective:
+        context = context_of(self)
+        if context is None or context.is_set_up:
+            context = self._start_save()
+        context.is_set_up = True
+        context.rank = kwargs.get("rank")
+        context.is_collective = kwargs.get("use_collectives", True)
+        context.is_committer = is_coordinator or not context.is_collective
+        if self.layout == "safetensors" and not context.is_collective:
             raise CheckpointError(
                 f"could not save {self.checkpoint_id}: safetensors hold whole tensors, which ranks "
                 "cannot agree on with use_collectives=False"
             )
-        if not turn.commits:
+        if not context.is_committer:
             return
         over = [each for each in self._unfinished if each.is_over]
         self._unfinished = [each for each in self._unfinished if each not in over]
-        with self._telling("begin to save"):
-            turn.seen = run(begin(turn.store, self._commit_keys(turn), over))
-        if turn.seen and self.mode == "create":
-            uri = turn.seen[0].meta.uri
+        with self._named_errors("start to save"):
+            context.replaces = run_without_context(
+                begin_save(context.store, self._commit_keys(context), over)
+            )
+        if context.replaces and self.mode == "create":
+            uri = context.replaces[0].meta.uri
             raise AlreadyExistsError(
                 f'could not create {self.checkpoint_id}: {uri} exists; mode="overwrite" replaces '
                 "it once the new checkpoint is whole",
@@ -245,16 +253,16 @@ class StorageWriter(dcp_storage.StorageWriter):
 
         Plans come in the order of ranks; without collectives there is one, of this rank.
         """
-        turn, save_id = self._turn, _fresh_save_id()
-        ranks = range(len(plans)) if turn.is_collective else [turn.rank or 0]
+        context, save_id = self._context, _fresh_save_id()
+        ranks = range(len(plans)) if context.is_collective else [context.rank or 0]
         return [
-            dataclasses.replace(plan, storage_data=Placement(save_id, rank, layout))
+            dataclasses.replace(plan, storage_data=RankPlacement(save_id, rank, layout))
             for rank, plan, layout in zip(ranks, plans, self._layouts(plans), strict=True)
         ]
 
     def _layouts(self, plans: list[SavePlan]) -> Sequence[RankLayout | None]:
         if self.layout == "dcp" or not any(plan.usable for plan in plans):
-            return [None] * len(plans)  # ranks have cached plans, and what came with those
+            return [None] * len(plans)  # ranks use cached plans with their placements
         if not all(plan.usable for plan in plans):
             raise CheckpointError(
                 f"could not save {self.checkpoint_id}: the state changed on some ranks alone, and "
@@ -267,17 +275,17 @@ class StorageWriter(dcp_storage.StorageWriter):
 
         Raises:
             CheckpointError: An object could not be written; it names rank and object. Nothing that
-                this rank uploaded stays.
+                this rank uploaded is left.
         """
-        turn, placement = self._turn, plan.storage_data
-        if not isinstance(placement, Placement):  # planned for another writer, and cached
-            placement = Placement(_fresh_save_id(), turn.rank or 0)
-        rank = placement.rank if turn.rank is None else turn.rank
-        turn.save_id = placement.use()
-        if turn.commits:
-            self._unfinished = [*self._unfinished, self._unfinished_of(turn)]
-        upload = Upload(turn.store, planner, rank, turn.save_id)
-        with self._telling("save"), ExitStack() as stack:
+        context, placement = self._context, plan.storage_data
+        if not isinstance(placement, RankPlacement):  # planned for another writer, and cached
+            placement = RankPlacement(_fresh_save_id(), context.rank or 0)
+        rank = placement.rank if context.rank is None else context.rank
+        context.save_id = placement.use()
+        if context.is_committer:
+            self._unfinished = [*self._unfinished, self._unfinished_of(context)]
+        upload = RankUpload(context.store, planner, rank, context.save_id)
+        with self._named_errors("save"), ExitStack() as stack:
             if self.compression is not None:
                 codec = stack.enter_context(self.compression.open_codec())
                 upload = dataclasses.replace(
@@ -287,7 +295,7 @@ class StorageWriter(dcp_storage.StorageWriter):
             ties = find_tied_items(planner, plan.items) if self.layout == "dcp" else {}
             items = [item for at, item in enumerate(plan.items) if at not in ties]
             uploads = self._uploads(upload, items, placement.layout)
-            written = run(upload_objects(upload, uploads))
+            written = run_without_context(upload_objects(upload, uploads))
             results = {result.index: result for result in written}
             written += [
                 tied_result(plan.items[at], results[plan.items[first].index])
@@ -298,9 +306,9 @@ class StorageWriter(dcp_storage.StorageWriter):
         return future
 
     def _uploads(
-        self, upload: Upload, items: Sequence[WriteItem], layout: RankLayout | None
+        self, upload: RankUpload, items: Sequence[WriteItem], layout: RankLayout | None
     ) -> Mapping[str, Callable[[], Awaitable[list[WriteResult]]]]:
-        """Return what writes each object of this rank, by key."""
+        """Return the write of each object of this rank, by key."""
         if self.layout == "safetensors":
             if layout is None:
                 raise CheckpointError(
@@ -316,14 +324,14 @@ class StorageWriter(dcp_storage.StorageWriter):
         }
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Make the checkpoint visible, and delete the one that it replaces. See base class.
+        """Commit the checkpoint, and delete the one that it replaces. See base class.
 
         Raises:
-            CheckpointError: It could not be made visible: another save was faster, for one.
+            CheckpointError: It could not be committed; another save may have been faster.
         """
         written = [result for each in results for result in each]
-        turn = self._turn
-        save_id = written[0].storage_data.save_id if written else turn.save_id
+        context = self._context
+        save_id = written[0].storage_data.save_id if written else context.save_id
         metadata.version = _VERSION
         metadata.storage_meta = StorageMeta(checkpoint_id=self.checkpoint_id, save_id=save_id)
         commit = Commit(
@@ -335,77 +343,94 @@ class StorageWriter(dcp_storage.StorageWriter):
             layout=self.layout,
             metrics=self.metrics,
         )
-        with self._telling("commit"):
-            run(self._finish(turn, metadata, written, commit))
+        with self._named_errors("commit"):
+            run_without_context(self._finish(context, metadata, written, commit))
         self._unfinished = [each for each in self._unfinished if each.save_id != save_id]
-        turn.is_over, turn.seen = True, ()
+        context.is_over, context.replaces = True, ()
 
     async def _finish(
-        self, turn: Turn, metadata: Metadata, results: Sequence[WriteResult], commit: Commit
+        self,
+        context: SaveContext,
+        metadata: Metadata,
+        results: Sequence[WriteResult],
+        commit: Commit,
     ) -> None:
         write = self._finish_dcp if self.layout == "dcp" else self._finish_safetensors
         try:
-            await write(turn, metadata, results, commit)
+            await write(context, metadata, results, commit)
         except AiofluxError as exc:
-            # Where no answer was heard it may be visible all the same, now or in a moment.
+            # After a TransientError it may be committed all the same, now or in a moment.
             if not isinstance(exc, TransientError):
-                await sweep(self._unfinished_of(turn))
+                await delete_failed(self._unfinished_of(context))
             raise
 
     async def _finish_dcp(
-        self, turn: Turn, metadata: Metadata, results: Sequence[WriteResult], commit: Commit
+        self,
+        context: SaveContext,
+        metadata: Metadata,
+        results: Sequence[WriteResult],
+        commit: Commit,
     ) -> None:
-        told = [result.storage_data for result in results]
+        uploaded = [result.storage_data for result in results]
         metadata.storage_data = {
-            result.index: each.info for result, each in zip(results, told, strict=True)
+            result.index: each.info for result, each in zip(results, uploaded, strict=True)
         }
-        stored = tuple(each.stored for each in told if each.stored is not None)
+        stored = tuple(each.stored for each in uploaded if each.stored is not None)
         commit = msgspec.structs.replace(commit, objects=stored)
         data = encode_commit(pickle.dumps(metadata, protocol=_PICKLE_PROTOCOL), commit)
-        await finish(turn.store, self._commit_keys(turn)[0], data, commit, turn.seen)
+        await finish_save(
+            context.store, self._commit_keys(context)[0], data, commit, context.replaces
+        )
 
     async def _finish_safetensors(
-        self, turn: Turn, metadata: Metadata, results: Sequence[WriteResult], commit: Commit
+        self,
+        context: SaveContext,
+        metadata: Metadata,
+        results: Sequence[WriteResult],
+        commit: Commit,
     ) -> None:
-        parts = [each.storage_data for each in results if isinstance(each.storage_data, Part)]
-        async with open_checkpoint(turn.store.uri, **self._options) as reader:
-            shared = await finish_objects(turn.store, reader, parts, rank=turn.rank or 0)
-        contents = contents_of(metadata, results, shared)
+        parts = [
+            each.storage_data for each in results if isinstance(each.storage_data, UploadedPart)
+        ]
+        async with open_checkpoint(context.store.uri, **self._options) as reader:
+            shared = await finish_objects(context.store, reader, parts, rank=context.rank or 0)
+        contents = collect_contents(metadata, results, shared)
         metadata.storage_data = contents.metadata.storage_data
         pickled = pickle.dumps(contents.metadata, protocol=_PICKLE_PROTOCOL)
         commit = msgspec.structs.replace(
-            commit, objects=contents.objects, extra=dump_metadata(pickled)
+            commit, objects=contents.objects, extra=pack_metadata(pickled)
         )
-        await finish(
-            turn.store,
-            self._commit_keys(turn)[0],
+        await finish_save(
+            context.store,
+            self._commit_keys(context)[0],
             encode_index(index_of(contents), commit),
             commit,
-            turn.seen,
-            content_type="application/json",
+            context.replaces,
             has_leftovers=bool(parts),
         )
 
-    def _unfinished_of(self, turn: Turn) -> Unfinished:
-        return Unfinished(turn.store, self._commit_keys(turn), turn.save_id, weakref.ref(turn))
+    def _unfinished_of(self, context: SaveContext) -> UnfinishedSave:
+        return UnfinishedSave(
+            context.store, self._commit_keys(context), context.save_id, weakref.ref(context)
+        )
 
-    def _commit_keys(self, turn: Turn) -> list[str]:
-        """Return the key of the commit object, and those that a checkpoint here may have beside."""
+    def _commit_keys(self, context: SaveContext) -> list[str]:
+        """Return the key of the commit object, then those of other layouts."""
         if self.layout == "safetensors":
             return [INDEX_KEY, COMMIT_KEY]
-        if turn.is_collective:
+        if context.is_collective:
             return [COMMIT_KEY, INDEX_KEY]
-        return [f"__{turn.rank or 0}{COMMIT_KEY}"]
+        return [f"__{context.rank or 0}{COMMIT_KEY}"]
 
     @contextmanager
-    def _telling(self, doing: str) -> Iterator[None]:
-        """Turn every error into one that names the rank and pickles."""
+    def _named_errors(self, doing: str) -> Iterator[None]:
+        """Raise every error as one that names the rank and can be pickled."""
         try:
             yield
         except CheckpointError:
             raise
         except Exception as exc:
-            rank = self._turn.rank or 0
+            rank = self._context.rank or 0
             raise CheckpointError(
                 f"rank {rank} could not {doing} {self.checkpoint_id}: {describe(exc)}"
             ) from exc

@@ -2,9 +2,9 @@
 
     from aioflux.compat.dataflux import dataflux_mapstyle_dataset
 
-is the only line that changes. What the old library got wrong is right here, and the docstring of
-each class says what that is. google-cloud-storage is needed by those alone who pass a client, and
-`lightning` by those who import `aioflux.compat.dataflux.lightning`.
+is the only line that changes. The docstring of each class lists the faults of the old library that
+are mended here. google-cloud-storage is needed only to pass a client, and `lightning` only for
+`aioflux.compat.dataflux.lightning`.
 """
 
 from __future__ import annotations

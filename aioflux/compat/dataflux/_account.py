@@ -1,4 +1,4 @@
-"""Account: which endpoint is asked, and with which credentials."""
+"""Account: endpoint and credentials of a client of Google's library."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["Account"]
 class Account:
     """Endpoint and credentials of a `google.cloud.storage.Client`, or the default ones.
 
-    Goes along to processes that are being started, credentials included, as the locks of
-    multiprocessing do. Into other pickles, which may end up anywhere, no secret goes: there it is a
-    TypeError, unless the credentials are anonymous or the default ones.
+    Pickles into processes that are being started, credentials included. Other pickles, which may
+    end up anywhere, carry no secret: they are a TypeError, unless the credentials are anonymous or
+    the default ones.
     """
 
     def __init__(self, storage_client: Any = None) -> None:
-        """Take over what a client was built with.
+        """Copy the endpoint and the credentials of a client.
 
         Args:
             storage_client: A `google.cloud.storage.Client`; None for the endpoint of GCS, or that
@@ -46,7 +46,7 @@ class Account:
 
     @property
     def options(self) -> StoreOptions:
-        """What `open_store` takes of it."""
+        """Options of `open_store`."""
         return {"endpoint_url": self._endpoint_url, "credentials": self._credentials}
 
     def __repr__(self) -> str:
@@ -57,8 +57,8 @@ class Account:
         is_secret = self._credentials is not None and kind.__name__ != "AnonymousCredentials"
         if is_secret and get_spawning_popen() is None:
             raise TypeError(
-                f"the {kind.__name__} of storage_client go along to workers that are being "
-                "started, and into no other pickle; leave storage_client out where the default "
-                "credentials will do"
+                f"the {kind.__name__} of storage_client are pickled for workers that are being "
+                "started, and for nothing else; leave storage_client out if the default "
+                "credentials are enough"
             )
         return self.__dict__

@@ -1,4 +1,4 @@
-"""Retry objects of google.api_core as policies of ours."""
+"""Retry objects of google.api_core as `RetryPolicy`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from aioflux.options import RetryPolicy
 
 __all__ = ["DEFAULT_POLICY", "modified_retry", "policy_of"]
 
-_LEAST_SECONDS = 0.001
-"""Stands for a delay of 0, which RetryPolicy refuses."""
+_MIN_SECONDS = 0.001
+"""Replaces a delay of 0, which RetryPolicy rejects."""
 
-_FOREVER_SECONDS = 365 * 86_400.0
-"""Stands for no deadline, which RetryPolicy refuses: a year."""
+_NO_DEADLINE_SECONDS = 365 * 86_400.0
+"""Replaces no deadline, which RetryPolicy rejects: a year."""
 
 DEFAULT_POLICY = RetryPolicy(
     max_attempts=sys.maxsize,
@@ -22,11 +22,11 @@ DEFAULT_POLICY = RetryPolicy(
     max_seconds=30.0,
     deadline_seconds=100_000.0,
 )
-"""What `modified_retry` says, for those who have no google-cloud-storage."""
+"""The policy of `modified_retry`, without google-cloud-storage."""
 
 
 def modified_retry() -> Any:
-    """Return the default of the old library as the google.api_core object that it was there."""
+    """Return the default of the old library, a google.api_core object."""
     from google.cloud.storage.retry import (  # type: ignore[import-untyped]
         DEFAULT_RETRY,
     )
@@ -39,12 +39,12 @@ def modified_retry() -> Any:
 
 
 def policy_of(retry: Any) -> RetryPolicy:
-    """Return the policy that a retry setting of the old library means.
+    """Return the policy of a retry setting of the old library.
 
     Args:
-        retry: A `google.api_core.retry.Retry`, whose delays and deadline are taken over: as there,
-            the deadline alone ends the attempts. What is sent again is what `RetryPolicy` says, and
-            not what its predicate says. None for a single attempt; a RetryPolicy as it is.
+        retry: A `google.api_core.retry.Retry`, whose delays and deadline are kept: as there, only
+            the deadline ends the attempts. Its predicate is ignored: `RetryPolicy` decides which
+            errors are retried. None for a single attempt; a RetryPolicy as it is.
 
     Raises:
         TypeError: It is none of these.
@@ -66,8 +66,8 @@ def policy_of(retry: Any) -> RetryPolicy:
         ) from exc
     return RetryPolicy(
         max_attempts=sys.maxsize,
-        initial_seconds=max(initial, _LEAST_SECONDS),
+        initial_seconds=max(initial, _MIN_SECONDS),
         multiplier=max(multiplier, 1.0),
-        max_seconds=max(maximum, _LEAST_SECONDS),
-        deadline_seconds=_FOREVER_SECONDS if deadline is None else max(deadline, _LEAST_SECONDS),
+        max_seconds=max(maximum, _MIN_SECONDS),
+        deadline_seconds=_NO_DEADLINE_SECONDS if deadline is None else max(deadline, _MIN_SECONDS),
     )

@@ -1,37 +1,43 @@
-"""Source: the objects of a bucket as they were listed, and the one way to read them."""
+"""Objects of a bucket, as they were listed, and what both datasets do with them."""
 
 from __future__ import annotations
 
+import gzip
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflux import sync
 from aioflux.compat.dataflux._account import Account
 from aioflux.compat.dataflux._retry import policy_of
-from aioflux.data._composites import prepare, read_batches
+from aioflux.data._store_reader import FetchConfig, StoreReader
 from aioflux.errors import StorageError, TransientError
 from aioflux.options import TransferOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from aioflux._values.listing import Listing
     from aioflux._values.meta import ObjectMeta
-    from aioflux.data._composites import Compose
+    from aioflux.data import Sample
     from aioflux.options import StoreOptions
-    from aioflux.store import TriedBatch
 
-__all__ = ["Entry", "SharedConfig", "Source"]
+__all__ = ["BucketDataset", "Entry", "SharedConfig", "Source", "data_format_default"]
 
 Entry = tuple[str, int]
 """Name and size of an object."""
 
 _OLD_COMPOSITES = "dataflux-composed-objects/"
-"""Where the old library put composites, and left some."""
+"""Prefix of the old library's composites, of which it left some."""
+
+
+def data_format_default(data: bytes) -> bytes:
+    """Return the bytes as they are."""
+    return data
 
 
 class SharedConfig(Protocol):
-    """What the `Config` of both datasets says."""
+    """Fields of the `Config` of both datasets."""
 
     max_composite_object_size: int
     prefix: str | None
@@ -58,11 +64,13 @@ class Source:
         threads = getattr(config, "threads_per_process", 1)
         in_flight = max(TransferOptions().max_in_flight, threads)
         self._transfer = TransferOptions(max_in_flight=in_flight)
-        self._max_composite_bytes = config.max_composite_object_size
-        self._compose: Compose = "auto" if self._max_composite_bytes > 0 else "off"
+        max_bytes = config.max_composite_object_size
+        self._fetch_config = FetchConfig(
+            compose="auto" if max_bytes > 0 else "off", max_composite_bytes=max_bytes
+        )
         self._listing = self._list(config)
         self._objects: list[Entry] | None = None
-        self._places: dict[str, int] | None = None
+        self._listing_indices: dict[str, int] | None = None
         self._store: sync.Store | None = None
 
     def _list(self, config: SharedConfig) -> Listing:
@@ -71,7 +79,7 @@ class Source:
             **self._account.options,
             "retry": policy_of(config.list_retry_config),
         }
-        num_left = config.max_listing_retries
+        num_attempts = config.max_listing_retries
         # Closed before workers are forked, so that they inherit no connection of it.
         with sync.open_store(self._uri, **options) as store:
             while True:
@@ -79,15 +87,15 @@ class Source:
                     listed = store.list_all(prefix)
                     break
                 except TransientError:
-                    num_left -= 1
-                    if num_left <= 0:
+                    num_attempts -= 1
+                    if num_attempts <= 0:
                         raise
-            self._compose = prepare(store, self._compose)
-        kept = [at for at, key in enumerate(listed.keys) if _is_sample(key, prefix)]
+            self._fetch_config = self._fetch_config.prepared_for(store)
+        kept = [index for index, key in enumerate(listed.keys) if _is_sample(key, prefix)]
         return listed if len(kept) == len(listed) else listed.pick(kept)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_places": None, "_store": None}
+        return {**self.__dict__, "_listing_indices": None, "_store": None}
 
     def __repr__(self) -> str:
         return f"{len(self)} objects of {self._uri}"
@@ -97,7 +105,7 @@ class Source:
 
     @property
     def objects(self) -> list[Entry]:
-        """Name and size of each; what is changed here is what is read."""
+        """Name and size of each; a changed list is what is read."""
         if self._objects is None:
             self._objects = list(zip(self._listing.keys, self._listing.sizes, strict=True))
         return self._objects
@@ -106,33 +114,29 @@ class Source:
     def objects(self, entries: Iterable[Entry]) -> None:
         self._objects = list(entries)
 
-    def read(self, positions: Sequence[int]) -> Generator[tuple[ObjectMeta, bytes], None, None]:
-        """Yield `(meta, data)` of the objects at these positions, in this order, fetched ahead.
+    def read(
+        self, indices: Sequence[int], data_format_fn: Callable[[bytes], Any]
+    ) -> Generator[Any, None, None]:
+        """Yield the items of objects, in this order, prefetched.
 
-        Close it unless it is read to its end: an error that somebody keeps would keep it open.
+        Close it unless it is read to its end: a stored error would keep it open.
         """
         if self._objects is None:
-            wanted: Iterator[ObjectMeta | str] = map(self._listing.__getitem__, positions)
+            wanted: Iterator[ObjectMeta | str] = map(self._listing.__getitem__, indices)
             is_listed = True
         else:
-            names = [self._objects[position][0] for position in positions]
-            places = self._listed_places()
-            is_listed = all(name in places for name in names)
-            wanted = (self._listing[places[name]] if name in places else name for name in names)
-        batches = read_batches(
-            self._opened(),
-            wanted,
-            # What is read by its name is not composed.
-            compose=self._compose if is_listed else "off",
-            max_composite_bytes=self._max_composite_bytes,
-        )
-        with closing(cast("Generator[TriedBatch, None, None]", batches)):
-            for batch in batches:
-                for meta, data in batch:
-                    if isinstance(data, StorageError):
-                        raise data
-                    assert meta is not None
-                    yield meta, data
+            names = [self._objects[index][0] for index in indices]
+            listed = self._index_by_name()
+            is_listed = all(name in listed for name in names)
+            wanted = (self._listing[listed[name]] if name in listed else name for name in names)
+        config = self._fetch_config
+        if not is_listed:
+            config = replace(config, compose="off")  # names have no generations
+        with closing(StoreReader(self._opened(), config).read(enumerate(wanted))) as samples:
+            for _, sample in samples:
+                if isinstance(sample, StorageError):
+                    raise sample
+                yield _format(sample, data_format_fn)
 
     def _opened(self) -> sync.Store:
         if self._store is None:
@@ -144,14 +148,87 @@ class Source:
             self._store = sync.open_store(self._uri, **options)
         return self._store
 
-    def _listed_places(self) -> dict[str, int]:
-        """Return where in the listing each name is."""
-        if self._places is None:
-            self._places = {key: place for place, key in enumerate(self._listing.keys)}
-        return self._places
+    def _index_by_name(self) -> dict[str, int]:
+        """Return the listing_index of each name."""
+        if self._listing_indices is None:
+            self._listing_indices = {key: index for index, key in enumerate(self._listing.keys)}
+        return self._listing_indices
+
+
+class BucketDataset:
+    """What both datasets have in common."""
+
+    _default_config: Callable[[], SharedConfig]
+
+    def __init__(
+        self,
+        project_name: str,
+        bucket_name: str,
+        config: SharedConfig | None = None,
+        data_format_fn: Callable[[bytes], Any] = data_format_default,
+        storage_client: Any = None,
+    ) -> None:
+        """List the objects.
+
+        Args:
+            project_name: Kept, without effect: names of buckets are unique.
+            bucket_name: Name of the bucket.
+            config: Options; `Config()` by default.
+            data_format_fn: Makes an item of the bytes of an object, in the process that reads it.
+                With spawn and forkserver workers it must pickle.
+            storage_client: A `google.cloud.storage.Client` whose endpoint and credentials are used.
+                Both are pickled for workers; any other pickle carries anonymous credentials only,
+                and others are a TypeError. By default Application Default Credentials, or none if
+                the environment variable STORAGE_EMULATOR_HOST names an emulator.
+
+        Raises:
+            StorageError: The objects cannot be listed.
+        """
+        super().__init__()
+        self.storage_client = storage_client
+        self.project_name = project_name
+        self.bucket_name = bucket_name
+        self.data_format_fn = data_format_fn
+        self.config = config or self._default_config()
+        self._source = Source(bucket_name, self.config, storage_client)
+
+    @property
+    def objects(self) -> list[Entry]:
+        """Name and size in bytes of each object, sorted by name.
+
+        The list may be changed or replaced, for example by a share of it: its objects are read.
+        Those that were listed are read as they were then, others as they are.
+        """
+        return self._source.objects
+
+    @objects.setter
+    def objects(self, entries: Iterable[Entry]) -> None:
+        self._source.objects = entries
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._source!r}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Google's clients do not pickle. The source has copied endpoint and credentials.
+        return {**self.__dict__, "storage_client": None}
 
 
 def _is_sample(key: str, prefix: str) -> bool:
-    """Tell whether it is neither a directory's stand-in nor a composite left behind."""
+    """Return whether it is neither an empty directory's object nor a composite."""
     is_composite = key.startswith(_OLD_COMPOSITES) and not prefix.startswith(_OLD_COMPOSITES)
     return not (is_composite or key.endswith("/"))
+
+
+def _format(sample: Sample, data_format_fn: Callable[[bytes], Any]) -> Any:
+    """Return the item of an object; an exception gets a note that names the object.
+
+    As Google's client, decompresses objects stored with `Content-Encoding: gzip`.
+    """
+    data = sample.data
+    try:
+        if sample.meta.content_encoding == "gzip":
+            data = gzip.decompress(data)
+        return data_format_fn(data)
+    except Exception as exc:
+        exc.add_note(f"while formatting {sample.uri}")
+        raise

@@ -16,23 +16,22 @@ __all__ = ["DatafluxCheckpoint"]
 class DatafluxCheckpoint:
     """Files in a bucket for `torch.save` and `torch.load`.
 
-    Where it differs from the old class, which needs no change in code that uses it as a context
-    manager:
+    Differences from the old class, which need no change in code that uses it as a context manager:
 
     * An exception in the `with` block, or a writer that is never closed, stores nothing. The old
-      class replaced the checkpoint that was there by what had been written so far.
+      class replaced the existing checkpoint by the bytes written until then.
     * Closing twice stores once.
-    * Parts leave while more is written, and ranges are read in parallel: memory is bounded, where
-      the old class held all of a checkpoint, twice to load one. The writer has therefore no `seek`
-      and no `getvalue`.
-    * What is read is verified by its crc32c.
+    * Parts are sent while more is written, and ranges are read in parallel: memory is bounded; the
+      old class held all of a checkpoint, twice to load one. The writer therefore has no `seek` and
+      no `getvalue`.
+    * Reads are verified by their crc32c.
     """
 
     def __init__(self, project_name: str, bucket_name: str, storage_client: Any = None) -> None:
         """Name the bucket; sends nothing yet.
 
         Args:
-            project_name: Kept, and of no effect: names of buckets are unique.
+            project_name: Kept, without effect: names of buckets are unique.
             bucket_name: Name of the bucket.
             storage_client: As for `DataFluxMapStyleDataset`.
         """
@@ -54,7 +53,7 @@ class DatafluxCheckpoint:
         return open_writer(self._uri(object_name), **self._account.options)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Google's clients refuse to pickle. The account has what is needed of it.
+        # Google's clients do not pickle. The account has copied endpoint and credentials.
         return {**self.__dict__, "storage_client": None}
 
     def _uri(self, object_name: str) -> str:

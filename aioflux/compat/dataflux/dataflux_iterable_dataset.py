@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from aioflux.compat.dataflux._formats import data_format_default, formatted
 from aioflux.compat.dataflux._retry import DEFAULT_POLICY, modified_retry
-from aioflux.compat.dataflux._source import Source
+from aioflux.compat.dataflux._source import BucketDataset, data_format_default
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
 
-    from aioflux.compat.dataflux._source import Entry, SharedConfig
 
 __all__ = ["Config", "DataFluxIterableDataset", "data_format_default"]
 
 
 def __getattr__(name: str) -> Any:
-    """Build `MODIFIED_RETRY` where it is asked for: it needs google-cloud-storage."""
+    """Build `MODIFIED_RETRY` on access: it needs google-cloud-storage."""
     if name == "MODIFIED_RETRY":
         return modified_retry()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -32,7 +30,7 @@ def __getattr__(name: str) -> Any:
 class Config:
     """Options of a `DataFluxIterableDataset`, by their old names and with their old defaults.
 
-    What each does is said in `dataflux_mapstyle_dataset.Config`, which is taken in its place, too.
+    See `dataflux_mapstyle_dataset.Config`, which is accepted, too.
     """
 
     sort_listing_results: bool = False
@@ -44,7 +42,7 @@ class Config:
     prefix: str | None = None
     """Beginning of the names of the objects; all objects of the bucket by default."""
     max_listing_retries: int = 3
-    """Listings begun, at most, where the service or the network fails for long."""
+    """Attempts to list, at most, if the service or the network fails for long."""
     disable_compose: bool = False
     """Sets `max_composite_object_size` to 0."""
     list_retry_config: Any = DEFAULT_POLICY
@@ -57,62 +55,23 @@ class Config:
             self.max_composite_object_size = 0
 
 
-class DataFluxIterableDataset(IterableDataset[Any]):
-    """The objects of a bucket as a stream of what `data_format_fn` makes of their bytes.
+class DataFluxIterableDataset(BucketDataset, IterableDataset[Any]):
+    """The objects of a bucket as a stream of items that `data_format_fn` makes of their bytes.
 
     It differs from the old class as `DataFluxMapStyleDataset` does, and in this: objects are
-    fetched ahead of the consumer, in order, across the borders of batches; workers take shares
-    that differ by one object at most; an iteration that is abandoned leaves nothing behind; Ctrl-C
-    is left to the program, whose handler the old class replaced by one that ended it with success.
+    prefetched, in order, across the borders of batches; the shares of workers differ by one object
+    at most; an iteration that ends early leaves no composites; Ctrl-C is handled by the program,
+    whose handler the old class replaced by one that ended it with success.
 
     As in the old class, each DataLoader worker reads one run of the objects, and **every rank reads
     all of them**: give each its share by `dataset.objects = dataset.objects[rank::world_size]`, or
     use `aioflux.data.IterableDataset`, which shares them among ranks by itself.
     """
 
-    def __init__(
-        self,
-        project_name: str,
-        bucket_name: str,
-        config: SharedConfig | None = None,
-        data_format_fn: Callable[[bytes], Any] = data_format_default,
-        storage_client: Any = None,
-    ) -> None:
-        """List the objects.
-
-        Args:
-            project_name: As for `DataFluxMapStyleDataset`, as are all others.
-            bucket_name: Name of the bucket.
-            config: Options; `Config()` by default.
-            data_format_fn: Makes an item of the bytes of an object.
-            storage_client: A `google.cloud.storage.Client` whose endpoint and credentials are taken
-                over.
-
-        Raises:
-            StorageError: The objects cannot be listed.
-        """
-        super().__init__()
-        self.storage_client = storage_client
-        self.project_name = project_name
-        self.bucket_name = bucket_name
-        self.data_format_fn = data_format_fn
-        self.config = config or Config()
-        self._source = Source(bucket_name, self.config, storage_client)
-
-    @property
-    def objects(self) -> list[Entry]:
-        """Name and size in bytes of each object; as in `DataFluxMapStyleDataset`."""
-        return self._source.objects
-
-    @objects.setter
-    def objects(self, entries: Iterable[Entry]) -> None:
-        self._source.objects = entries
-
-    def __repr__(self) -> str:
-        return f"<DataFluxIterableDataset of {self._source!r}>"
+    _default_config = Config
 
     def __iter__(self) -> Iterator[Any]:
-        """Read the share of this worker, or all objects where there are no workers.
+        """Read the share of this worker, or all objects if there are no workers.
 
         Raises:
             StorageError: The first object that cannot be read, named.
@@ -121,16 +80,11 @@ class DataFluxIterableDataset(IterableDataset[Any]):
         share = range(len(self._source))
         if worker is not None:
             share = run_of(len(share), worker_id=worker.id, num_workers=worker.num_workers)
-        with closing(self._source.read(share)) as read:
-            for meta, data in read:
-                yield formatted(meta, data, self.data_format_fn)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Google's clients refuse to pickle. The source has what is needed of it.
-        return {**self.__dict__, "storage_client": None}
+        with closing(self._source.read(share, self.data_format_fn)) as items:
+            yield from items
 
 
 def run_of(num_objects: int, *, worker_id: int, num_workers: int) -> range:
-    """Return the positions that one of several workers reads: one run, as long as any other."""
+    """Return the indices that one of several workers reads: one run, as long as the others."""
     start, end = (num_objects * number // num_workers for number in (worker_id, worker_id + 1))
     return range(start, end)

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux.checkpoint._format.commit import new_save_id
-from aioflux.checkpoint._maintain.tags import remove_tag, trim
+from aioflux.checkpoint._maintain.tags import keep_newest, remove_tag
 from aioflux.checkpoint._save.job import UploadSettings, portable
 from aioflux.checkpoint._save.tag_save import PartData, tag_job
 from aioflux.compat.nebula._memory_tier import COMMITTED, Shelf, Version
@@ -434,7 +434,7 @@ class Keeper:
             version.save_id,
             rank=version.rank if is_shared else 0,
             world_size=version.num_nodes if is_shared else 1,
-            begun=time.time(),
+            started=time.time(),
             staged_seconds=version.blocked_seconds,
         )
         settings = UploadSettings(commit_seconds=self._commit_seconds)
@@ -443,7 +443,7 @@ class Keeper:
         for name, checksum in save.checksums.items():
             version.parts[name].crc32c = checksum
         if place.keep:
-            await trim(store, place.keep)
+            await keep_newest(store, place.keep)
         if place.removed and version is self.shelf.newest:
             removed, place.removed = place.removed, set()
             for tag in removed - {version.tag}:

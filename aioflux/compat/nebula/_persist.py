@@ -39,7 +39,7 @@ class NebulaSave(TagSave):
         self._tag = tag
         self._started = time.monotonic()
 
-    async def _note(self, outcome: Outcome, *, num_bytes: int = 0, error: str = "") -> None:
+    async def _record(self, outcome: Outcome, *, num_bytes: int = 0, error: str = "") -> None:
         line = Line(
             tag=self._tag,
             outcome=outcome,

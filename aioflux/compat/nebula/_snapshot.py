@@ -13,13 +13,14 @@ import os
 import tempfile
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from aioflux._files import RawBinaryFile
 from aioflux._values.checksums import crc32c
-from aioflux.checkpoint._save.pickled import pickled
 from aioflux.checkpoint._save.staging import Arena
+from aioflux.checkpoint._save.state_pickle import pickle_state
 from aioflux.errors import CheckpointCorruptError, CheckpointError
 
 if TYPE_CHECKING:
@@ -27,11 +28,6 @@ if TYPE_CHECKING:
 
     from aioflux.compat.nebula._client import Client
 
-    class _BinaryFile(io.RawIOBase, BinaryIO):
-        """What `torch.load` asks for by its annotations: a file of io is one to no type checker."""
-
-else:
-    _BinaryFile = io.RawIOBase
 
 __all__ = ["Snapshots", "load_piece"]
 
@@ -75,7 +71,7 @@ class Snapshots:
             CheckpointError: It could not be handed over.
         """
         begun = time.perf_counter()
-        pieces = pickled(value)
+        pieces = pickle_state(value)
         size = -(-pieces.num_bytes // _PAGE_BYTES) * _PAGE_BYTES
         kind, number, its_size, gone = self._client.call("room", size)
         self._forget(gone)
@@ -93,7 +89,7 @@ class Snapshots:
             return bool(self._client.call("saved", number, part, num_files, seconds, fds=fds))
         finally:
             if isinstance(arena, Arena):
-                arena.let_descriptor_go()  # the keeper has it, and the map is enough here
+                arena.close_descriptor()  # the keeper has it, and the map is enough here
             else:
                 arena.close()
 
@@ -127,7 +123,7 @@ class Snapshots:
                 arena.close()
 
 
-class _Lent(_BinaryFile):
+class _Lent(RawBinaryFile):
     """The bytes of a part, read where the keeper has them."""
 
     def __init__(self, view: memoryview) -> None:

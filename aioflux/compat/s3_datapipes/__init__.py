@@ -7,9 +7,9 @@
     shards = urls.shuffle().sharding_filter().load_files_by_s3()
     for batch in DataLoader(shards.readlines(return_path=False), batch_size=512, num_workers=4): ...
 
-Only the import changes. `gs://`, `az://`, `file://` and `memory://` urls work alike. What is read
-is fetched ahead of its consumer, in every worker, bounded in bytes; it is what was listed, whole
-and verified; a failed object is an error that names it, and never missing from a batch in silence.
+Only the import changes. `gs://`, `az://`, `file://` and `memory://` urls work alike. Objects are
+prefetched in every worker, bounded in bytes; they are those that were listed, whole and verified; a
+failed object is an error that names it, and never missing from a batch without one.
 
 `IterableWrapper` and `StreamWrapper` are torch's own. `readlines`, which torch does not ship, is
 torchdata's by name and parameters. `save_files_by_s3` writes, which torchdata's pipes did not.

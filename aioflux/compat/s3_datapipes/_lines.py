@@ -1,4 +1,4 @@
-"""LineReader: the lines of files, `.readlines()`, which torch left behind with torchdata."""
+"""LineReader: the lines of files, `.readlines()`, which torchdata has and torch does not."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["LineReader", "split_lines"]
 
 _BLOCK_BYTES = 1024 * 1024
-"""What is split into lines at once: of lines of 1.6 kB it takes half the time of reading each."""
+"""Bytes split into lines at once: with lines of 1.6 kB twice as fast as reading each."""
 
 
 class _Lines:
     """The iteration of `LineReader`.
 
-    It stands in a class that is no DataPipe, because torch wraps the `__iter__` of those to keep
-    count of one iterator at a time: that takes 3 us for each line, and more than all that is done
-    here. Iterators of this one know nothing of each other.
+    Not in the DataPipe itself: torch wraps the `__iter__` of those to allow one iterator at a time,
+    which costs 3 us for each line, more than all the rest. Iterators here are independent.
     """
 
     source_datapipe: Iterable[tuple[str, Any]]
@@ -37,7 +36,7 @@ class _Lines:
     def __iter__(self) -> Iterator[Any]:
         """Read one file after the other; each is closed at its end."""
         for path, file in self.source_datapipe:
-            lines = self._prepared(file)
+            lines = self._lines_of(file)
             if self._has_path:
                 for line in lines:
                     yield path, line
@@ -45,8 +44,8 @@ class _Lines:
                 yield from lines
             file.close()
 
-    def _prepared(self, file: Any) -> Iterator[Any]:
-        # A wrapper's own loop costs as much as the reading of a short line.
+    def _lines_of(self, file: Any) -> Iterator[Any]:
+        # The loop of a wrapper costs as much as reading a short line.
         source = getattr(file, "file_obj", file)
         is_split = self._strips and isinstance(source, (io.BytesIO, io.BufferedReader))
         lines: Iterator[Any] = split_lines(source) if is_split else iter(source)
@@ -68,12 +67,12 @@ class LineReader(_Lines, IterDataPipe[Any]):
 
     Args:
         source_datapipe: Pairs of a name and an open file.
-        skip_lines: Lines at the begin of each file that are left out.
-        strip_newline: Whether lines come without their ends.
+        skip_lines: Lines to leave out at the start of each file.
+        strip_newline: Whether the ends of lines are removed.
         decode: Whether lines of bytes become strings.
-        encoding: Of these.
-        errors: What becomes of bytes that it does not know; as `bytes.decode`.
-        return_path: Whether the path goes with each line.
+        encoding: Encoding of these.
+        errors: How to treat undecodable bytes, as in `bytes.decode`.
+        return_path: Whether the path is yielded with each line.
     """
 
     def __init__(
@@ -97,20 +96,20 @@ class LineReader(_Lines, IterDataPipe[Any]):
 
 
 def split_lines(file: BinaryIO, *, block_bytes: int = _BLOCK_BYTES) -> Iterator[bytes]:
-    """Yield the lines of a binary file as `line.strip` leaves them without their ends."""
-    begun: list[bytes] = []
+    """Yield the lines of a binary file without their ends."""
+    unfinished: list[bytes] = []
     while block := file.read(block_bytes):
         lines = block.split(b"\n")
         last = lines.pop()
         if not lines:
-            begun.append(last)
+            unfinished.append(last)
             continue
-        if begun:
-            begun.append(lines[0])
-            lines[0] = b"".join(begun)
-            begun.clear()
+        if unfinished:
+            unfinished.append(lines[0])
+            lines[0] = b"".join(unfinished)
+            unfinished.clear()
         if last:
-            begun.append(last)
+            unfinished.append(last)
         yield from [line.strip(b"\r") for line in lines]
-    if begun:
-        yield b"".join(begun).strip(b"\r")
+    if unfinished:
+        yield b"".join(unfinished).strip(b"\r")

@@ -30,20 +30,20 @@ _log = logging.getLogger("aioflux")
 class S3FileLister(IterDataPipe[str]):
     """Yields the url of every object whose url begins with one of the prefixes, sorted by prefix.
 
-    A prefix is a beginning and no directory: `s3://bucket/tr` finds `s3://bucket/train/1`, too. Of
-    consoles' empty objects that end with "/", and stand for directories, there are no urls. A
-    prefix without any object is told by a warning of the logger "aioflux".
+    A prefix is a beginning and no directory: `s3://bucket/tr` finds `s3://bucket/train/1`, too. The
+    empty objects that consoles put in place of directories, whose keys end with "/", are left out.
+    A prefix without any object is a warning of the logger "aioflux".
 
-    The urls are strings that carry what the listing told (see `ListedUrl`): who loads them reads
-    the generation that was listed.
+    The urls are strings with the listed metadata (see `ListedUrl`): a loader reads the generation
+    that was listed.
 
     Args:
         source_datapipe: Urls of prefixes or buckets.
-        length: What `len` says; unknown by default.
-        request_timeout_ms: Time in which an answer must go on, in milliseconds; -1 for that of
-            `Timeouts()`.
-        region: Region of the buckets; by default it is found from each. `s3://` only.
-        options: As `aioflux.open_store`.
+        length: Result of `len`; unknown by default.
+        request_timeout_ms: Time in which a response must make progress, in milliseconds; -1 for
+            that of `Timeouts()`.
+        region: Region of the buckets; by default it is looked up for each. `s3://` only.
+        options: As in `aioflux.open_store`.
 
     Raises:
         ValueError: Settings do not go together.

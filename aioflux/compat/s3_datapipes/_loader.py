@@ -1,4 +1,4 @@
-"""S3FileLoader: objects as files, fetched ahead, `.load_files_by_s3()`."""
+"""S3FileLoader: objects as files, prefetched, `.load_files_by_s3()`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from aioflux.compat.s3_datapipes._options import (
     one_request_at_a_time,
     with_timeout,
 )
-from aioflux.compat.s3_datapipes._prefetch import Ahead
-from aioflux.data._cache.cache import Cache
+from aioflux.compat.s3_datapipes._prefetch import UrlPrefetcher
+from aioflux.data._store_reader import DEFAULT_CACHE_BYTES, FetchConfig
 from aioflux.errors import StorageError
-from aioflux.options import MIB
 
 if TYPE_CHECKING:
     import os
@@ -35,30 +34,30 @@ __all__ = ["S3FileLoader"]
 class S3FileLoader(IterDataPipe[tuple[str, Any]]):
     """Yields `(url, StreamWrapper)` for each url, in their order: a binary file, seekable.
 
-    While one object is read, those behind it are on their way, also across batches, and in every
+    While one object is read, the next ones are prefetched, also across batches, and in every
     DataLoader worker by itself: whole objects up to `TransferOptions.max_in_flight_bytes`
     (256 MiB), and of a large one as much as `buffer_size`, with as much of the next large one. So
     a worker holds at most that, twice `buffer_size`, and what the consumer keeps.
 
     Urls of `list_files_by_s3` are read in the generation that was listed, and fail with
-    NotFoundError where the object was replaced since. Objects that these urls tell to be larger
-    than `buffer_size` are streams, read by one thread; others are in memory, whole and verified,
-    when they are handed out. Share the urls among workers by `sharding_filter` before this pipe: it
-    loads all that it is given.
+    NotFoundError if the object was replaced since. Those of objects larger than `buffer_size` are
+    streams, read by one thread; other objects are in memory, whole and verified, when they are
+    yielded. Share the urls among workers by `sharding_filter` before this pipe: it loads all urls
+    that it gets.
 
     Args:
         source_datapipe: Urls of objects.
-        request_timeout_ms: Time in which an answer must go on, in milliseconds; -1 for that of
-            `Timeouts()`.
-        region: Region of the buckets; by default it is found from each. `s3://` only.
-        buffer_size: Bytes of one large object that are held ahead; 128 MiB by default.
+        request_timeout_ms: Time in which a response must make progress, in milliseconds; -1 for
+            that of `Timeouts()`.
+        region: Region of the buckets; by default it is looked up for each. `s3://` only.
+        buffer_size: Bytes of one large object that are prefetched; 128 MiB by default.
         multi_part_download: Whether an object is read in ranges side by side, of
             `TransferOptions.range_size_bytes` each; it is by default. False sends one request for
             as much as `buffer_size` holds.
-        cache: A local directory that keeps objects between epochs and runs: what is in it is not
+        cache: A local directory that keeps objects between epochs and runs: cached objects are not
             requested again. Takes urls of `list_files_by_s3` only, and large objects whole.
-        cache_bytes: The most that it takes, in bytes; 64 GiB by default.
-        options: As `aioflux.open_store`. `transfer` says how much is under way at once.
+        cache_bytes: Size of the cache, at most; 64 GiB by default.
+        options: As in `aioflux.open_store`. `transfer` limits the requests in flight.
 
     Raises:
         ValueError: Settings do not go together.
@@ -73,7 +72,7 @@ class S3FileLoader(IterDataPipe[tuple[str, Any]]):
         multi_part_download: bool | None = None,
         *,
         cache: str | os.PathLike[str] | None = None,
-        cache_bytes: int = 64 * 1024 * MIB,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
         **options: Unpack[StoreOptions],
     ) -> None:
         self.source_datapipe = source_datapipe
@@ -81,14 +80,14 @@ class S3FileLoader(IterDataPipe[tuple[str, Any]]):
         if multi_part_download is False:
             options = one_request_at_a_time(options, self._buffer_bytes)
         self._stores = Stores(with_timeout(options, request_timeout_ms), region=region)
-        self._cache = None if cache is None else Cache(cache, max_bytes=cache_bytes)
+        self._fetch_config = FetchConfig.with_cache(cache, cache_bytes=cache_bytes)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         """Load one url after the other."""
         urls = iter(self.source_datapipe)
-        ahead = Ahead(urls, self._stores, self._cache, self._buffer_bytes)
+        prefetcher = UrlPrefetcher(urls, self._stores, self._fetch_config, self._buffer_bytes)
         try:
-            with closing(ahead.files()) as files:
+            with closing(prefetcher.files()) as files:
                 for url, file in files:
                     yield url, StreamWrapper(file, name=url)
         except StorageError as exc:

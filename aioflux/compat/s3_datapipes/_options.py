@@ -1,4 +1,4 @@
-"""The settings of torchdata's pipes as what `open_store` takes, and the stores that they open."""
+"""Options of torchdata's pipes as those of `open_store`, and the stores that they open."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from aioflux import sync
 from aioflux._values.uri import parse_uri
-from aioflux.compat.s3_datapipes._urls import place_of
+from aioflux.compat.s3_datapipes._urls import split_url
 from aioflux.options import MIB, S3Access, Timeouts, TransferOptions, carries_secret
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ class Stores:
     Pickles and forks as its settings: each process opens its own.
 
     Args:
-        options: What each is opened with.
-        region: Of the buckets; empty where it is to be found.
+        options: Options of `open_store`.
+        region: Region of the buckets; empty to look it up.
     """
 
     def __init__(self, options: StoreOptions, region: str = "") -> None:
@@ -45,7 +45,7 @@ class Stores:
     def __reduce__(self) -> tuple[type[Stores], tuple[StoreOptions, str]]:
         if carries_secret(self._options.get("credentials")):
             raise TypeError(
-                "a pipe with credentials= does not pickle: they are never carried along; pass a "
+                "a pipe with credentials= does not pickle: these stay in this process; pass a "
                 "module-level function that returns them, or rely on the default credentials"
             )
         return Stores, (self._options, self._region)
@@ -57,19 +57,19 @@ class Stores:
             TypeError: The url is no string.
             ValueError: It is none that aioflux can open, or a setting has no effect with it.
         """
-        place = place_of(url)
-        store = self._stores.get(place.root)
+        root, key = split_url(url)
+        store = self._stores.get(root)
         if store is None:
             options = in_region(self._options, self._region, url)
-            store = self._stores[place.root] = sync.open_store(place.root, **options)
-        return store, place.key
+            store = self._stores[root] = sync.open_store(root, **options)
+        return store, key
 
 
 def in_region(options: StoreOptions, region: str, url: str) -> StoreOptions:
-    """Return options with the region of the bucket of a url; empty is to be found.
+    """Return options with the region of the bucket of a url; an empty one is looked up.
 
     Raises:
-        ValueError: The url's service has no regions, or the options say another.
+        ValueError: The url's service has no regions, or the options have another.
     """
     if not region:
         return options
@@ -83,28 +83,28 @@ def in_region(options: StoreOptions, region: str, url: str) -> StoreOptions:
 
 
 def with_timeout(options: StoreOptions, request_timeout_ms: int) -> StoreOptions:
-    """Return options with the time that a request may stand still.
+    """Return options with the time that a request may make no progress.
 
     Args:
-        options: As `open_store` takes them.
+        options: Options of `open_store`.
         request_timeout_ms: In milliseconds; -1 for `Timeouts()`.
 
     Raises:
-        ValueError: It is no time, or `timeouts` say another.
+        ValueError: It is no time, or there are `timeouts` already.
     """
     if request_timeout_ms == _UNSET:
         return options
     if request_timeout_ms <= 0:
         raise ValueError(f"request_timeout_ms must be above 0, or -1, not {request_timeout_ms!r}")
     if options.get("timeouts") is not None:
-        raise ValueError("request_timeout_ms and timeouts say the same; give one of them")
+        raise ValueError("request_timeout_ms and timeouts mean the same; give one of them")
     seconds = request_timeout_ms / 1000
     timeouts = Timeouts(connect_seconds=seconds, progress_seconds=seconds)
     return cast("StoreOptions", {**options, "timeouts": timeouts})
 
 
 def buffer_bytes(buffer_size: int | None) -> int:
-    """Return how much of an object may be held ahead.
+    """Return how many bytes of an object may be prefetched.
 
     Raises:
         ValueError: It is not above 0.

@@ -27,18 +27,18 @@ _MODES = {"wb": "overwrite", "xb": "create"}
 class S3FileSaver(IterDataPipe[str]):
     """Writes each `(name, data)` as an object, and yields its url when it is stored.
 
-    Many are under way at once, within `transfer`, so urls come in the order in which objects are
+    Many are in flight at once, within `transfer`, so urls come in the order in which objects are
     stored. An object appears whole or not at all; the first that cannot be written ends the
-    iteration, named. For what training saves use `aioflux.checkpoint`.
+    iteration, named. For checkpoints use `aioflux.checkpoint`.
 
     Args:
         source_datapipe: Pairs of a name and bytes, or an open binary file.
         mode: "wb" overwrites; with "xb" an object must be new.
-        filepath_fn: Makes the url of a name; by default the name is one.
-        request_timeout_ms: Time in which a request must go on, in milliseconds; -1 for
-            `Timeouts()`.
-        region: Region of the buckets; by default it is found from each. `s3://` only.
-        options: As `aioflux.open_store`.
+        filepath_fn: Makes the url of a name; by default the name is the url.
+        request_timeout_ms: Time in which a request must make progress, in milliseconds; -1 for
+            that of `Timeouts()`.
+        region: Region of the buckets; by default it is looked up for each. `s3://` only.
+        options: As in `aioflux.open_store`.
 
     Raises:
         ValueError: Settings do not go together.
@@ -61,11 +61,11 @@ class S3FileSaver(IterDataPipe[str]):
         self._stores = Stores(with_timeout(options, request_timeout_ms), region=region)
 
     def __iter__(self) -> Iterator[str]:
-        """Write what comes."""
+        """Write the pairs."""
         try:
-            # What follows each other in one bucket is written side by side.
-            for store, run in groupby(self._placed(), key=lambda placed: placed[0]):
-                pairs = ((key, data) for _, key, data in run)
+            # Consecutive objects of one bucket are written in parallel.
+            for store, group in groupby(self._located(), key=lambda located: located[0]):
+                pairs = ((key, data) for _, key, data in group)
                 for meta in store.put_many(pairs, mode=self._mode):
                     yield meta.uri
         except StorageError as exc:
@@ -73,7 +73,7 @@ class S3FileSaver(IterDataPipe[str]):
                 exc.carry_fields()
             raise
 
-    def _placed(self) -> Iterator[tuple[Any, str, Any]]:
+    def _located(self) -> Iterator[tuple[Any, str, Any]]:
         for name, data in self.source_datapipe:
             store, key = self._stores.at(name if self._url_of is None else self._url_of(name))
             yield store, key, data.read() if hasattr(data, "read") else data

@@ -1,28 +1,28 @@
-"""Urls of objects as the pipes hand them on, and the store and key that each means. Pure."""
+"""Urls of objects between the pipes, and the store and key of each. Pure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 from aioflux._values.uri import Location, parse_uri
 
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
 
-__all__ = ["ListedUrl", "Place", "place_of"]
+__all__ = ["ListedUrl", "split_url"]
 
 
 class ListedUrl(str):
-    """The url of an object that was listed: a string, which knows what the listing told.
+    """The url of an object that was listed: a string with the metadata of the object.
 
-    Who loads it needs no request for the object's size, and reads the generation that was listed.
-    It stays what it is through shuffles, filters, batches and processes.
+    A loader needs no request for the object's size, and reads the generation that was listed. The
+    metadata survives shuffles, filters, batches and processes.
     """
 
     __slots__ = ("meta",)
 
     meta: ObjectMeta
-    """What the listing told; its key is relative to the bucket."""
+    """Metadata, as listed; its key is relative to the bucket."""
 
     def __new__(cls, meta: ObjectMeta) -> Self:
         """Make the url of an object."""
@@ -34,17 +34,8 @@ class ListedUrl(str):
         return ListedUrl, (self.meta,)
 
 
-class Place(NamedTuple):
-    """A bucket, as a store is opened on it, and a key or a prefix in it."""
-
-    root: str
-    """Uri of the store."""
-    key: str
-    """Key or prefix below it."""
-
-
-def place_of(url: str) -> Place:
-    """Return the place of an object, or of a prefix.
+def split_url(url: str) -> tuple[str, str]:
+    """Return the uri of the bucket of a url, and the key or prefix in it.
 
     A bucket is one store, so that its objects share connections and limits.
 
@@ -54,4 +45,4 @@ def place_of(url: str) -> Place:
     """
     location = parse_uri(url)
     root = Location(location.scheme, location.bucket, "/" if location.scheme == "file" else "")
-    return Place(str(root), location.key.removeprefix(root.key))
+    return str(root), location.key.removeprefix(root.key)

@@ -1,8 +1,8 @@
-"""Entries of a cache: files that are there whole or not at all, and are read only where they hold.
+"""Entries of a cache: files that are whole or missing, and are verified when they are read.
 
-An entry is the object's bytes and behind them a footer, so that one call reads the bytes into
-memory of just their size: bytes that are cut out of others are copied once more, and memory for
-both is taken from the kernel and given back each time, which costs more than to read them.
+An entry is the object's bytes with a footer behind them, so that one call reads the bytes into
+memory of exactly their size: a slice would be one more copy, and allocating and freeing memory for
+both costs more than the read itself.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ Entry = tuple[int, int, str]
 _FOOTER = struct.Struct("<8sQI")
 _MAGIC = b"aioflux2"
 FOOTER_BYTES = _FOOTER.size
-"""What an entry takes beside the object's bytes."""
+"""Size of an entry beyond the object's bytes."""
 
 _UNFINISHED = "~"
-"""Begins the name of an entry that is being written."""
+"""First character of the name of an entry that is being written."""
 _READ_BYTES = 1 << 30
-"""The most that is asked of one read: Linux returns 2 GiB less 4 KiB at most."""
-_TOUCHED_NS = 10 * 10**9
-"""Age of the last use that was noted from which on another is noted: in which order entries were
-used within seconds tells little, and to note it costs each hit a system call."""
-# A pipe that stands in the place of an entry must not be waited for.
+"""Bytes of one read, at most: Linux returns 2 GiB less 4 KiB at most."""
+_MTIME_PRECISION_NS = 10 * 10**9
+"""Time between two updates of an entry's time of use: the order within seconds matters little, and
+an update costs each hit a system call."""
+# Without O_NONBLOCK, a pipe in the place of an entry would block.
 _FOR_READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _FOR_WRITING = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class DamagedError(Exception):
-    """An entry is not what was stored."""
+    """An entry differs from what was stored."""
 
 
 def read_entry(path: str, meta: ObjectMeta) -> bytes | None:
-    """Return the object's bytes, verified, and note that they were used.
+    """Return the object's bytes, verified, and update their time of use.
 
     Returns:
-        None where something stands there that is no file.
+        None if the path is no file.
 
     Raises:
-        DamagedError: It is another one's, or not whole.
-        OSError: It cannot be read; FileNotFoundError where there is none.
+        DamagedError: It is of another object, or not whole.
+        OSError: It cannot be read; FileNotFoundError if there is none.
     """
     file = os.open(path, _FOR_READING)
     try:
@@ -74,15 +74,15 @@ def read_entry(path: str, meta: ObjectMeta) -> bytes | None:
         if not stat.S_ISREG(status.st_mode):
             return None
         if status.st_size != meta.size + FOOTER_BYTES:
-            raise DamagedError(f"it has not the {meta.size} bytes that it should have")
+            raise DamagedError(f"it does not have the expected {meta.size} bytes")
         data = _read(file, meta.size)
-        # What the service told of the object is as good as what stands in the entry.
+        # The checksum of the listing is as good as that of the entry.
         expected = _stored_checksum(file, meta) if meta.crc32c is None else meta.crc32c
         if len(data) != meta.size or google_crc32c.value(data) != expected:
             raise DamagedError("its bytes do not match their checksum")
         now = time.time_ns()
-        if now - status.st_mtime_ns > _TOUCHED_NS:
-            with suppress(OSError):  # a cache that may only be read still serves
+        if now - status.st_mtime_ns > _MTIME_PRECISION_NS:
+            with suppress(OSError):  # a read-only cache still works
                 os.utime(file, ns=(now, now))
         return data
     finally:
@@ -102,24 +102,24 @@ def _read(file: int, size: int) -> bytes:
 def _stored_checksum(file: int, meta: ObjectMeta) -> int:
     footer = os.read(file, FOOTER_BYTES)
     if len(footer) < FOOTER_BYTES:
-        raise DamagedError("it is shorter than it was")
+        raise DamagedError("it is truncated")
     magic, size, checksum = _FOOTER.unpack(footer)
     if magic != _MAGIC or size != meta.size:
-        raise DamagedError("it does not end as entries do")
+        raise DamagedError("its footer is no footer of an entry")
     return int(checksum)
 
 
 def write_entry(path: str, content: bytes, checksum: int) -> None:
-    """Write an entry beside its place, and rename it into it.
+    """Write an entry beside its path, and rename it.
 
-    In a directory of their own, ext4 took four times as long to begin them.
+    In a directory of their own, ext4 took four times as long to create them.
     """
     footer = _FOOTER.pack(_MAGIC, len(content), checksum)
     parent = os.path.dirname(path)
     incoming = f"{parent}/{new_name()}"
     try:
         file = os.open(incoming, _FOR_WRITING, 0o600)
-    except FileNotFoundError:  # the first with these two letters
+    except FileNotFoundError:  # the first entry of this directory
         os.makedirs(parent, mode=0o700, exist_ok=True)
         file = os.open(incoming, _FOR_WRITING, 0o600)
     try:
@@ -147,7 +147,7 @@ def _write(file: int, content: bytes, footer: bytes) -> None:
 
 
 class _Names:
-    """Names that no other process has, also not one of another machine or container."""
+    """Names that are unique over processes, machines and containers."""
 
     def __init__(self) -> None:
         self._start(os.getpid())
@@ -155,7 +155,7 @@ class _Names:
     def _start(self, pid: int) -> None:
         self._prefix = f"{_UNFINISHED}{pid}-{os.urandom(8).hex()}-"
         self._numbers = count()
-        self._pid = pid  # last: another thread goes by it
+        self._pid = pid  # last: another thread checks it
 
     def next(self) -> str:
         pid = os.getpid()
@@ -168,17 +168,17 @@ _names = _Names()
 
 
 def new_name() -> str:
-    """Return the name of something that is being written."""
+    """Return a unique name for an unfinished file."""
     return _names.next()
 
 
 def is_unfinished(entry: Entry) -> bool:
-    """Tell whether an entry is being written, or was when its process died."""
+    """Return whether an entry is being written, or was when its process died."""
     return os.path.basename(entry[2]).startswith(_UNFINISHED)
 
 
 def _files(directory: str) -> Iterator[Entry]:
-    """Yield what lies in a directory, as far as it stays there meanwhile."""
+    """Yield the files of a directory, except those removed meanwhile."""
     try:
         found = os.scandir(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -187,7 +187,7 @@ def _files(directory: str) -> Iterator[Entry]:
         for each in found:
             with suppress(FileNotFoundError):
                 status = each.stat(follow_symlinks=False)
-                # Anything else is none of ours, and could not be unlinked.
+                # Anything else is not ours, and could not be unlinked.
                 if stat.S_ISREG(status.st_mode):
                     yield status.st_mtime_ns, status.st_size, each.path
 
@@ -200,7 +200,7 @@ def entries_below(directory: str) -> Iterator[Entry]:
 
 
 def oldest(entries: Iterable[Entry], num_bytes: int) -> Iterator[tuple[str, int]]:
-    """Yield the paths and sizes of the entries that to remove frees so many bytes, oldest first."""
+    """Yield paths and sizes of the oldest entries, until they add up to `num_bytes`."""
     for _, size, path in sorted(entries):
         if num_bytes <= 0:
             return

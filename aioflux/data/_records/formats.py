@@ -1,13 +1,13 @@
-"""Records: many samples of one object, from its bytes or as it streams in.
+"""Records: many samples of one object, from its bytes or while it streams in.
 
     IterableDataset(uri, records=jsonl())
     IterableDataset(uri, records=tar())
     IterableDataset(uri, records=parquet(columns=["text"]))
 
-A `records` callable is one of two kinds: a function that is given the whole `Sample`, or an object
-with `takes_stream = True` that is given a binary file and the object's metadata; those here are of
-the second kind. A record that is torn, or an object that ends in the middle of one, is a
-RecordError that names the object and the record.
+A `records` callable is one of two kinds: a function of the whole `Sample`, or an object with
+`takes_stream = True` that is called with a binary file and the object's metadata; those here are of
+the second kind. A damaged record, or an object that ends in the middle of one, is a RecordError
+that names the object and the record.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol, TypeAlias, 
 import msgspec
 
 from aioflux.data._object_stream import open_stream
+from aioflux.data._records.decompress import GZIP_ERRORS, decompress, gzip_error, record_error
 from aioflux.data._records.parquet import parquet
-from aioflux.data._records.source import TORN, decompressed, record_error, torn_error
 from aioflux.data._records.tar import tar
 from aioflux.data._sample import Sample
 
@@ -34,10 +34,9 @@ __all__ = [
     "Records",
     "StreamRecords",
     "jsonl",
-    "open_stream",
     "parquet",
     "records_of_sample",
-    "records_of_stream",
+    "stream_records",
     "takes_stream",
     "tar",
 ]
@@ -49,7 +48,7 @@ _MAX_RECORD_BYTES = 256 * 1024 * 1024
 
 
 class StreamRecords(Protocol[T_co]):
-    """What makes records of an object as it streams in, without all of it in memory."""
+    """Makes records of an object while it streams in, without all of it in memory."""
 
     @property
     def takes_stream(self) -> bool:
@@ -65,34 +64,27 @@ Records: TypeAlias = Callable[[Sample], Iterator[T]] | StreamRecords[T]
 
 
 def takes_stream(records: Records[T]) -> TypeGuard[StreamRecords[T]]:
-    """Tell of which kind a `records` callable is."""
+    """Return whether a `records` callable takes a stream, rather than a `Sample`."""
     return bool(getattr(records, "takes_stream", False))
 
 
 def records_of_sample(records: Records[T], sample: Sample) -> Iterator[T]:
-    """Yield the records of an object that is in memory, with either kind of `records`."""
+    """Yield the records of an object in memory, with either kind of `records`."""
     if takes_stream(records):
         return records(io.BytesIO(sample.data), sample.meta)
     return records(sample)  # type: ignore[call-arg, arg-type]
 
 
-def records_of_stream(
-    store: sync.Store, meta: ObjectMeta, records: Records[T], *, read_ahead_bytes: int
+def stream_records(
+    store: sync.Store, meta: ObjectMeta, records: StreamRecords[T], *, prefetch_bytes: int
 ) -> Iterator[T]:
-    """Yield the records of an object of the store, which are read while it streams in.
-
-    At most `read_ahead_bytes` and what `records` itself keeps are held; a function that takes a
-    `Sample` is given the whole object. Left in the middle, it reads no more.
-    """
-    if not takes_stream(records):
-        yield from records_of_sample(records, Sample(meta.key, store.get(meta), meta))
-        return
-    stream = open_stream(store, meta, read_ahead_bytes=read_ahead_bytes)
+    """Yield the records of an object while it streams in, `prefetch_bytes` ahead at most."""
+    stream = open_stream(store, meta, prefetch_bytes=prefetch_bytes)
     try:
         yield from records(stream, meta)
         stream.close()
     finally:
-        stream.abandon()
+        stream.abort()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +94,23 @@ class _Jsonl:
     takes_stream: ClassVar[bool] = True
 
     def __call__(self, stream: BinaryIO, meta: ObjectMeta, /) -> Iterator[Any]:
-        decode, max_bytes, number = self.decode, self.max_record_bytes, 0
-        with decompressed(stream) as plain:
+        decode, max_bytes, record_index = self.decode, self.max_record_bytes, 0
+        with decompress(stream) as plain:
             try:
                 for line in iter(partial(plain.readline, max_bytes + 1), b""):
                     if len(line) > max_bytes:
-                        what = f"it is longer than max_record_bytes={max_bytes}"
-                        raise record_error(meta, number, what)
+                        reason = f"it is longer than max_record_bytes={max_bytes}"
+                        raise record_error(meta, record_index, reason)
                     if not line.isspace():
                         try:
                             record = decode(line)
                         except Exception as exc:
-                            what = f"{type(exc).__name__}: {exc}"
-                            raise record_error(meta, number, what) from exc
+                            reason = f"{type(exc).__name__}: {exc}"
+                            raise record_error(meta, record_index, reason) from exc
                         yield record
-                    number += 1
-            except TORN as exc:
-                raise torn_error(meta, number, exc) from exc
+                    record_index += 1
+            except GZIP_ERRORS as exc:
+                raise gzip_error(meta, record_index, exc) from exc
 
 
 def jsonl(
@@ -128,12 +120,12 @@ def jsonl(
 ) -> StreamRecords[Any]:
     """Make a record of each line of JSON Lines; of objects compressed by gzip as well.
 
-    Empty lines are left out, and count as records in the message of an error. A cut-off object
-    shows in its last line, which is no JSON any more.
+    Empty lines are left out, and count as records in the message of an error. The last line of a
+    truncated object is an error, because it is no JSON.
 
     Args:
         decode: Makes a value of a line, in bytes. msgspec's by default, which keeps to the standard
-            and refuses NaN; `json.loads` takes it.
+            and rejects NaN; `json.loads` accepts it.
         max_record_bytes: The longest line, in bytes; 256 MiB by default. A longer one is an error
             before it is in memory.
 

@@ -1,6 +1,6 @@
-"""Rows of a Parquet file, of which only the ranges of the wanted columns are read.
+"""Rows of a Parquet file, by the ranges of the wanted columns alone.
 
-pyarrow loads on first use: it is an extra.
+pyarrow is imported on first use: it is an extra.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, cast, overload
 
-from aioflux.data._records.source import record_error
+from aioflux.data._records.decompress import record_error
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["parquet"]
 
-_ROWS_AT_ONCE = 1024
-"""Rows that are Python objects at once: they take many times the memory of their columns."""
+_MAX_PYTHON_ROWS = 1024
+"""Rows converted to Python objects at once: these take many times the memory of the columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class _Parquet:
 
     @property
     def reads_parts(self) -> bool:
-        """Tell whether it asks for parts of an object, so that reading it whole is a waste."""
+        """Whether it reads parts of an object, so that reading it whole is a waste."""
         return self.columns is not None
 
     def __call__(self, stream: BinaryIO, meta: ObjectMeta, /) -> Iterator[Any]:
@@ -42,38 +42,42 @@ class _Parquet:
             if self.items == "tables":
                 yield table
                 continue
-            for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
+            for batch in table.to_batches(max_chunksize=_MAX_PYTHON_ROWS):
                 yield from batch.to_pylist()
 
     def _tables(self, stream: BinaryIO, meta: ObjectMeta) -> Iterator[Any]:
-        pyarrow, pq = _imported()
-        # Reads without a buffer bring exactly what they ask for.
+        pyarrow, pq = _import_pyarrow()
+        # Unbuffered reads request exactly what they return.
         source = getattr(stream, "raw", stream)
-        with _named(pyarrow, meta, 0):
+        with _errors_named(pyarrow, meta, 0):
             file = pq.ParquetFile(source, pre_buffer=True)
-        columns = self._checked(file, meta)
-        first_row = 0
-        with ThreadPoolExecutor(1, thread_name_prefix="aioflux-parquet") as ahead:
-            # One row group is used while the next one arrives.
-            groups = iter(range(file.num_row_groups))
-            coming = [ahead.submit(file.read_row_group, g, columns) for g in _first(groups)]
-            while coming:
-                with _named(pyarrow, meta, first_row):
-                    table = coming.pop().result()
-                coming = [ahead.submit(file.read_row_group, g, columns) for g in _first(groups)]
+        columns = self._check_columns(file, meta)
+        first_row, num_groups = 0, file.num_row_groups
+        if not num_groups:
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="aioflux-parquet") as executor:
+            prefetched = executor.submit(file.read_row_group, 0, columns)
+            for next_group in range(1, num_groups + 1):
+                with _errors_named(pyarrow, meta, first_row):
+                    table = prefetched.result()
+                if next_group < num_groups:  # arrives while this one is used
+                    prefetched = executor.submit(file.read_row_group, next_group, columns)
                 yield table
                 first_row += table.num_rows
 
-    def _checked(self, file: Any, meta: ObjectMeta) -> list[str] | None:
-        """Return the columns; pyarrow would leave out in silence those that are not there."""
+    def _check_columns(self, file: Any, meta: ObjectMeta) -> list[str] | None:
+        """Return the columns; pyarrow would leave out missing ones without an error."""
         if self.columns is None:
             return None
-        there = file.schema_arrow.names
-        if missing := [
-            name for name in self.columns if name not in there and name.split(".")[0] not in there
-        ]:
+        present = file.schema_arrow.names
+        missing = [
+            name
+            for name in self.columns
+            if name not in present and name.split(".")[0] not in present
+        ]
+        if missing:
             raise ValueError(
-                f"{meta.uri} has no column {', '.join(missing)}, but {', '.join(there)}"
+                f"{meta.uri} has no column {', '.join(missing)}, but {', '.join(present)}"
             )
         return list(self.columns)
 
@@ -92,16 +96,16 @@ def parquet(
     """Make a record of each row of a Parquet file, or of each row group.
 
     Reads the footer and the ranges of the wanted columns; one row group is used while the next one
-    arrives, so that two are held. Needs pyarrow: `pip install 'aioflux[parquet]'`.
+    arrives, so that two are in memory. Needs pyarrow: `pip install 'aioflux[parquet]'`.
 
     Args:
         columns: Names of the columns to read, those of nested fields with dots; all by default.
         items: "rows" for a dict of each row; "tables" for a pyarrow.Table of each row group, which
-            is much faster where the columns are used as such.
+            is much faster if the columns are used as such.
 
     Raises:
         TypeError: `columns` is one string.
-        ValueError: There are no such items.
+        ValueError: `items` is neither.
     """
     if isinstance(columns, str):
         raise TypeError(f"columns must be several names, not the string {columns!r}")
@@ -110,7 +114,7 @@ def parquet(
     return _Parquet(None if columns is None else tuple(columns), items)
 
 
-def _imported() -> tuple[Any, Any]:
+def _import_pyarrow() -> tuple[Any, Any]:
     try:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ModuleNotFoundError as exc:
@@ -119,17 +123,13 @@ def _imported() -> tuple[Any, Any]:
         ) from exc
 
 
-def _first(groups: Iterator[int]) -> list[int]:
-    return [] if (group := next(groups, None)) is None else [group]
-
-
 @contextmanager
-def _named(pyarrow: Any, meta: ObjectMeta, number: int) -> Iterator[None]:
-    """Name the object and the first row of what pyarrow cannot read."""
-    broken = cast("tuple[type[Exception], ...]", (pyarrow.ArrowException, OSError))
+def _errors_named(pyarrow: Any, meta: ObjectMeta, record_index: int) -> Iterator[None]:
+    """Name the object and the first row in errors of pyarrow."""
+    damaged = cast("tuple[type[Exception], ...]", (pyarrow.ArrowException, OSError))
     try:
         yield
-    except StorageError:  # of the reads themselves
+    except StorageError:  # of a read
         raise
-    except broken as exc:
-        raise record_error(meta, number, f"it is no whole Parquet file: {exc}") from exc
+    except damaged as exc:
+        raise record_error(meta, record_index, f"it is no whole Parquet file: {exc}") from exc

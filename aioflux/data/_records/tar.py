@@ -1,7 +1,7 @@
-"""Samples of a tar archive, as it streams in.
+"""Samples of a tar archive, while it streams in.
 
-Not by `tarfile`: where a header is damaged or cut off, it takes that for the end of the archive,
-and the rest would be lost in silence.
+Not by `tarfile`: it takes a damaged or truncated header for the end of the archive, and the rest
+would be lost without an error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tarfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
-from aioflux.data._records.source import TORN, decompressed, record_error, torn_error
+from aioflux.data._records.decompress import GZIP_ERRORS, decompress, gzip_error, record_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["tar"]
 
 _BLOCK = 512
-_NO_BLOCK = bytes(_BLOCK)
-_PIECE_BYTES = 16 * 1024 * 1024
+_ZERO_BLOCK = bytes(_BLOCK)
+_READ_BYTES = 16 * 1024 * 1024
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL = b"L", b"K", b"x", b"g"
-_ABOUT = {_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL}
+_EXTENDED_HEADERS = {_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL}
 _FILES = {tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE}
-_MAX_ABOUT_BYTES = 1024 * 1024
+_MAX_EXTENDED_BYTES = 1024 * 1024
 _NOT_DATA = re.compile(r"__[^/]*__(/|$)")
-"""Names that webdataset keeps for what belongs to the archive and not to a sample."""
+"""Names that webdataset reserves for files which belong to no sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class _Tar:
     takes_stream: ClassVar[bool] = True
 
     def __call__(self, stream: BinaryIO, meta: ObjectMeta, /) -> Iterator[dict[str, Any]]:
-        with decompressed(stream) as plain:
+        with decompress(stream) as plain:
             archive = _Archive(plain, meta)
             sample: dict[str, Any] = {}
             for name, data in archive.files():
@@ -62,9 +62,9 @@ def tar() -> StreamRecords[dict[str, Any]]:
 
     A sample is a dict of extension -> bytes, with the common name at `__key__`, as webdataset has
     it: `{"__key__": "train/0001", "jpg": b"...", "cls": b"7"}`. The extension is what follows the
-    first dot of the last part of the name, in lower case; the files of a sample lie one behind the
-    other. Hidden files and those named `__like_this__` belong to no sample; directories are passed
-    over. A file without an extension stands at `""`.
+    first dot of the last part of the name, in lower case; the files of a sample follow each other.
+    Hidden files and those named `__like_this__` belong to no sample; directories are ignored. A
+    file without an extension has the key `""`.
 
     Archives may be compressed by gzip, and several may follow each other in one object. A damaged
     header, two files with one extension, a link, or an archive without its end is an error.
@@ -73,71 +73,71 @@ def tar() -> StreamRecords[dict[str, Any]]:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return the name up to the first dot of its last part, and what follows that, lowered."""
+    """Return the name up to the first dot of its last part, and the rest in lower case."""
     directory, slash, base = name.rpartition("/")
     stem, _, extension = base.partition(".")
     return f"{directory}{slash}{stem}", extension.lower()
 
 
 class _Archive:
-    """A tar archive (POSIX ustar and pax, GNU) that is read from its beginning to its end."""
+    """A tar archive (POSIX ustar and pax, GNU), read from its beginning to its end."""
 
     def __init__(self, stream: BinaryIO, meta: ObjectMeta) -> None:
         self._stream = stream
         self._meta = meta
         self.num_samples = 0
 
-    def error(self, what: str) -> RecordError:
-        return record_error(self._meta, self.num_samples, what)
+    def error(self, reason: str) -> RecordError:
+        return record_error(self._meta, self.num_samples, reason)
 
     def files(self) -> Iterator[tuple[str, bytes]]:
         """Yield name and bytes of each file."""
-        about: dict[str, str] = {}
+        extended: dict[str, str] = {}
         has_ended = False
         while header := self._read(_BLOCK, "a header", may_end=True):
-            if header == _NO_BLOCK:
-                if about:
-                    raise self.error("the archive ends where a file was announced")
+            if header == _ZERO_BLOCK:
+                if extended:
+                    raise self.error("the archive ends after an extended header")
                 has_ended = True
                 continue
             has_ended = False
-            info = self._parsed(header)
-            if info.type in _ABOUT:
-                about |= self._announced(info)
+            info = self._parse(header)
+            if info.type in _EXTENDED_HEADERS:
+                extended |= self._extended_fields(info)
                 continue
-            name, size = about.get("path", info.name), self._size(info, about)
-            about = {}
-            data = self._padded(size, name)
+            name, size = extended.get("path", info.name), self._size(info, extended)
+            extended = {}
+            data = self._read_blocks(size, name)
             if info.type in _FILES:
                 yield name, data
             elif info.type != tarfile.DIRTYPE:
-                raise self.error(f"{name!r} is neither a file nor a directory; pack what it is of")
+                raise self.error(f"{name!r} is neither a file nor a directory; pack its target")
         if not has_ended:
             raise self.error("the archive is cut off: it does not end with blocks of zeros")
 
-    def _parsed(self, header: bytes) -> tarfile.TarInfo:
+    def _parse(self, header: bytes) -> tarfile.TarInfo:
         try:
             return tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
         except tarfile.HeaderError as exc:
             raise self.error(f"a header of the archive is damaged ({exc})") from exc
 
-    def _size(self, info: tarfile.TarInfo, about: dict[str, str]) -> int:
-        if info.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sp") for key in about):
+    def _size(self, info: tarfile.TarInfo, extended: dict[str, str]) -> int:
+        if info.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sp") for key in extended):
             raise self.error(f"{info.name!r} is packed as a sparse file; pack it without --sparse")
         try:
-            size = int(about.get("size", info.size))
+            size = int(extended.get("size", info.size))
         except ValueError as exc:
             raise self.error(f"the size of {info.name!r} is no number") from exc
         if size < 0:
             raise self.error(f"the size of {info.name!r} is negative")
-        # What is no file has no bytes, whatever its header says of a size.
+        # Only files have bytes, whatever the size in a header.
         return size if info.type in _FILES else 0
 
-    def _announced(self, info: tarfile.TarInfo) -> dict[str, str]:
-        """Return what a header says of the file that follows it."""
-        if not 0 <= info.size <= _MAX_ABOUT_BYTES:
+    def _extended_fields(self, info: tarfile.TarInfo) -> dict[str, str]:
+        """Return what an extended header says of the file that follows it."""
+        if not 0 <= info.size <= _MAX_EXTENDED_BYTES:
             raise self.error(f"a header of the archive has {info.size} bytes")
-        data = self._padded(info.size, "a header")
+        data = self._read_blocks(info.size, "a header")
         if info.type == _LONG_NAME:
             return {"path": data.rstrip(b"\0").decode("utf-8", "surrogateescape")}
         if info.type == _PAX:
@@ -147,24 +147,24 @@ class _Archive:
                 raise self.error(f"a pax header of the archive is damaged ({exc})") from exc
         return {}
 
-    def _padded(self, size: int, what: str) -> bytes:
-        """Read what fills whole blocks."""
+    def _read_blocks(self, size: int, what: str) -> bytes:
+        """Read data, and the padding of its last block."""
         data = self._read(size, what)
         self._read(-size % _BLOCK, what)
         return data
 
     def _read(self, size: int, what: str, *, may_end: bool = False) -> bytes:
         try:
-            data = self._stream.read(min(size, _PIECE_BYTES))
+            data = self._stream.read(min(size, _READ_BYTES))
             if len(data) < size:
-                # A size that is a lie takes no more memory than there are bytes.
-                pieces, left = [data], size - len(data)
-                while left and (piece := self._stream.read(min(left, _PIECE_BYTES))):
+                # A wrong size takes no more memory than there are bytes.
+                pieces, remaining = [data], size - len(data)
+                while remaining and (piece := self._stream.read(min(remaining, _READ_BYTES))):
                     pieces.append(piece)
-                    left -= len(piece)
+                    remaining -= len(piece)
                 data = b"".join(pieces)
-        except TORN as exc:
-            raise torn_error(self._meta, self.num_samples, exc) from exc
+        except GZIP_ERRORS as exc:
+            raise gzip_error(self._meta, self.num_samples, exc) from exc
         if len(data) < size and (data or not may_end):
             raise self.error(f"the archive is cut off in {what!r}, {size - len(data)} bytes early")
         return data
@@ -174,17 +174,17 @@ def parse_pax(data: bytes) -> dict[str, str]:
     """Return the fields of a pax header: `length key=value` and a newline each.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is malformed.
     """
-    fields, at = {}, 0
-    while at < len(data) and data[at]:
-        space = data.index(b" ", at)
-        end = at + int(data[at:space])
+    fields, offset = {}, 0
+    while offset < len(data) and data[offset]:
+        space = data.index(b" ", offset)
+        end = offset + int(data[offset:space])
         if not space < end <= len(data) or data[end - 1 : end] != b"\n":
-            raise ValueError(f"a field at byte {at} is cut off")
+            raise ValueError(f"a field at byte {offset} is truncated")
         key, equals, value = data[space + 1 : end - 1].partition(b"=")
         if not equals:
-            raise ValueError(f"a field at byte {at} has no value")
+            raise ValueError(f"a field at byte {offset} has no value")
         fields[key.decode("utf-8", "surrogateescape")] = value.decode("utf-8", "surrogateescape")
-        at = end
+        offset = end
     return fields

@@ -31,7 +31,7 @@ from aioflux.checkpoint._tag_checkpoints import (
     new_save_id,
     open_checkpoint,
     open_ranks,
-    pickled,
+    pickle_state,
     read_part,
     read_tag,
     tag_job,
@@ -154,7 +154,7 @@ class AiofluxCheckpointEngine:
             save_id,
             rank=ranks.rank,
             world_size=ranks.world_size,
-            begun=time.time(),
+            started=time.time(),
             staged_seconds=0.0,
         )
         self._current = _PendingCheckpoint(info, uri, job)
@@ -314,7 +314,7 @@ class AiofluxCheckpointEngine:
 
     def _serialize(self, state_dict: Any, current: _PendingCheckpoint) -> list[memoryview]:
         """Return the bytes of a part; a copy if training continues during its upload."""
-        found = pickled(state_dict)
+        found = pickle_state(state_dict)
         if not self._is_decoupled:
             return found.views()
         arena = self._acquire_arena(found.num_bytes)

@@ -115,7 +115,7 @@ class WriteFile(WritableFile):
         super().__init__(held, uri)
         self.fs = system
         self.path = path
-        self.mode = mode
+        self.mode = mode  # type: ignore[misc]  # read-only in typing.IO
         self.autocommit = autocommit
         self._is_done = False
 

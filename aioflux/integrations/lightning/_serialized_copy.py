@@ -8,12 +8,12 @@ an error when the checkpoint is saved, not later.
 
 from __future__ import annotations
 
-import io
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from aioflux._files import RawBinaryFile
 from aioflux.checkpoint._save.save import leave_out_crc32
 
 if TYPE_CHECKING:
@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer
 
-    class _BinaryFile(io.RawIOBase, BinaryIO):
-        """The type of file in the annotations of `torch.save`, which files of io are not."""
-
-else:
-    _BinaryFile = io.RawIOBase
 
 __all__ = ["MemoryPool", "SerializedCopy"]
 
@@ -55,7 +50,7 @@ class MemoryPool:
         self._free.clear()
 
 
-class SerializedCopy(_BinaryFile):
+class SerializedCopy(RawBinaryFile):
     """The bytes of one checkpoint: a file for `torch.save`, and views of them for an upload."""
 
     def __init__(self, memory: MemoryPool) -> None:

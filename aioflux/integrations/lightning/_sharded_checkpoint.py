@@ -135,7 +135,12 @@ def load_sharded(
         CheckpointError: A rank could not load, on every rank; the state may be loaded in part.
     """
     # None is the default of torch.load, which is True.
-    reader = StorageReader(uri, weights_only=weights_only is not False, **options)
+    reader = StorageReader(
+        uri,
+        weights_only=weights_only is not False,
+        process_group=torch.distributed.group.WORLD,
+        **options,
+    )
     planner = DefaultLoadPlanner(allow_partial_load=not is_strict)
     with _checkpoint_errors(f"{uri} could not be loaded"):
         load_distributed(state, storage_reader=reader, planner=planner)

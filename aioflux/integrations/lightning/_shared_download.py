@@ -26,7 +26,7 @@ import torch
 
 from aioflux import _bridge
 from aioflux._values.uri import split_object_uri
-from aioflux.checkpoint._store.mapping import MemoryFile, fetch
+from aioflux.checkpoint._store.mapping import MemoryFile, read_into_memory
 
 if sys.platform != "win32":
     import fcntl
@@ -108,7 +108,7 @@ def shared_download(uri: str, options: StoreOptions) -> Iterator[str]:
 @contextmanager
 def _downloaded(uri: str, options: StoreOptions) -> Iterator[MemoryFile]:
     store_uri, key = split_object_uri(uri)
-    _, file = _bridge.run(fetch(store_uri, key, options, MemoryFile))
+    _, file = _bridge.run(read_into_memory(store_uri, key, options, MemoryFile))
     try:
         yield file
     finally:

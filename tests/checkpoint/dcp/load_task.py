@@ -79,8 +79,9 @@ def load(command: dict[str, Any]) -> dict[str, Any]:
     state: dict[str, Any] = sharded(blank, command["sharding"])
     state["step"] = None
     quick = RetryPolicy(max_attempts=2, initial_seconds=0.01, max_seconds=0.02)
-    reader = StorageReader(command["uri"], retry=quick, timeouts=PATIENT)
     no_dist = command.get("alone") is not None
+    group = dist.group.WORLD if command.get("shares", not no_dist) else None
+    reader = StorageReader(command["uri"], process_group=group, retry=quick, timeouts=PATIENT)
     if no_dist and dist.get_rank() != command["alone"]:
         return {}
     try:

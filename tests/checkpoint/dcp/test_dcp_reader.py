@@ -20,6 +20,7 @@ from torch.distributed.checkpoint._extension import ExtensionRegistry
 from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import LoadPlan
 
 from aioflux import (
     CheckpointCorruptError,
@@ -31,7 +32,7 @@ from aioflux import (
     sync,
 )
 from aioflux.checkpoint._format.commit import Commit, decode_commit, encode_commit
-from aioflux.checkpoint._save.nesting import CONTAINERS, nest, tell_containers
+from aioflux.checkpoint._save.nesting import CONTAINERS, describe_containers, nest
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.checkpoint.dcp import StorageReader, StorageWriter, load_state
 from aioflux.testing import GCSServer
@@ -106,7 +107,7 @@ def test_all_kinds_of_tensors_and_values_come_back(
     assert_equal(state, load_state(URI))
 
 
-def test_what_stock_wrote_comes_back(server: GCSServer, tmp_path: Path) -> None:
+def test_checkpoints_of_stock_dcp_load(server: GCSServer, tmp_path: Path) -> None:
     state = state_of_all_kinds(4)
     state["large"] = torch.arange(300_000).reshape(300, 1000)
     state["large turned"] = torch.arange(300_000).reshape(300, 1000).t()
@@ -117,7 +118,19 @@ def test_what_stock_wrote_comes_back(server: GCSServer, tmp_path: Path) -> None:
     assert_equal(state, load_state(f"file://{tmp_path}"))
 
 
-def test_what_ours_wrote_is_read_by_stock(server: GCSServer, tmp_path: Path) -> None:
+def test_ranks_that_read_different_commits_load_nothing(server: GCSServer) -> None:
+    plans = []
+    for seed in (1, 2):
+        save(small_state(seed), StorageWriter(URI))
+        reader = StorageReader(URI)
+        reader.read_metadata()
+        plans.append(reader.prepare_local_plan(LoadPlan([])))
+    assert reader.prepare_global_plan([plans[1], plans[1]]) == [plans[1], plans[1]]
+    with pytest.raises(CheckpointError, match="was replaced while the ranks read its metadata"):
+        reader.prepare_global_plan(plans)
+
+
+def test_stock_dcp_loads_checkpoints_of_ours(server: GCSServer, tmp_path: Path) -> None:
     state = state_of_all_kinds(5)
     save(state, StorageWriter(URI))
     folder = copy_down(server, "run/step-1", tmp_path)
@@ -153,7 +166,7 @@ def test_the_layout_of_safetensors_comes_back(server: GCSServer) -> None:
     assert_equal(state, load_state(URI))
 
 
-def test_tensors_go_where_they_are_even_if_these_lie_otherwise(server: GCSServer) -> None:
+def test_tensors_are_loaded_in_place_with_any_strides(server: GCSServer) -> None:
     state = {name: torch.randn(40, 30) for name in ("dtype", "turned", "strided", "leaf")}
     save(state, StorageWriter(URI))
     turned, wide = torch.zeros(30, 40), torch.zeros(80, 60)
@@ -173,7 +186,7 @@ def test_tensors_go_where_they_are_even_if_these_lie_otherwise(server: GCSServer
     assert torch.equal(leaf, state["leaf"])
 
 
-def test_tensors_are_filled_where_they_are(server: GCSServer) -> None:
+def test_tensors_are_loaded_in_place(server: GCSServer) -> None:
     state = {"w": torch.randn(300, 1000)}
     save(state, StorageWriter(URI))
     into = {"w": torch.zeros(300, 1000)}
@@ -199,7 +212,7 @@ class Collecting(DefaultLoadPlanner):
         self.committed[read_item.dest_index.fqn] = tensor.clone()
 
 
-def test_a_planner_is_told_of_each_tensor_once_and_when_it_is_whole(server: GCSServer) -> None:
+def test_each_tensor_is_committed_to_the_planner_once_and_complete(server: GCSServer) -> None:
     state = {"a": torch.randn(300, 1000), "b": torch.randn(3), "c": torch.randn(5, 2).t()}
     save(state, StorageWriter(URI))
     planner = Collecting()
@@ -254,15 +267,15 @@ def rows_of(uri: str, name: str, start: int, end: int) -> torch.Tensor:
 # --- what load_state adds ----------------------------------------------------------------
 
 
-def test_numbers_as_keys_and_empty_dictionaries_come_back_where_the_commit_tells() -> None:
+def test_numbers_as_keys_and_empty_dictionaries_load_by_the_containers_of_the_commit() -> None:
     state = {
         "optimizer": {"state": {0: {"m": torch.ones(1)}, 1: {}}, "groups": [{"lr": 1}, {}]},
         "lists": [[torch.ones(1)], [1, 2], [{"a": []}]],
         "none": {},
     }
     flat, ways = flatten_state_dict(state)
-    assert nest(flat, ways, tell_containers(state)) == state
-    assert nest({}, {}, tell_containers({})) == {}
+    assert nest(flat, ways, describe_containers(state)) == state
+    assert nest({}, {}, describe_containers({})) == {}
 
 
 def test_keys_that_are_no_text_come_back_as_they_were() -> None:
@@ -272,7 +285,7 @@ def test_keys_that_are_no_text_come_back_as_they_were() -> None:
         7: {"c": 8},
     }
     flat, ways = flatten_state_dict(state)
-    again = nest(flat, ways, tell_containers(state))
+    again = nest(flat, ways, describe_containers(state))
     assert again == state
     assert repr(again) == repr(state)  # 1 and True are equal
 
@@ -284,15 +297,15 @@ def test_keys_that_are_no_text_come_back_as_they_were() -> None:
 )
 def test_keys_that_no_load_could_bring_back_are_refused(key: Any) -> None:
     with pytest.raises(TypeError, match=r"\['x'\]\[0\] has a key of type "):
-        tell_containers({"x": [{key: torch.ones(1)}]})
+        describe_containers({"x": [{key: torch.ones(1)}]})
 
 
-def test_load_state_nests_as_the_commit_tells(server: GCSServer) -> None:
+def test_load_state_nests_by_the_containers_of_the_commit(server: GCSServer) -> None:
     state = {"state": {0: {"m": torch.ones(2)}, 7: {"m": torch.zeros(2)}}, "none": {}}
     save(state, StorageWriter(URI))
     pickled, commit = decode_commit(server.get("bucket", "run/step-1/.metadata"), uri="")
     assert commit is not None
-    told = msgspec.structs.replace(commit, extra={CONTAINERS: tell_containers(state)})
+    told = msgspec.structs.replace(commit, extra={CONTAINERS: describe_containers(state)})
     server.put("bucket", "run/step-1/.metadata", encode_commit(pickled, told))
     assert_equal(state, load_state(URI))
 
@@ -315,7 +328,7 @@ def test_ways_that_contradict_each_other_are_refused(ways: Any) -> None:
         nest(dict.fromkeys(ways, 1), ways)
 
 
-def test_ways_that_lead_nowhere_are_damage(server: GCSServer) -> None:
+def test_invalid_paths_of_values_are_damage(server: GCSServer) -> None:
     save({"a": torch.ones(2)}, StorageWriter(URI))
     pickled, commit = decode_commit(server.get("bucket", "run/step-1/.metadata"), uri="")
     assert commit is not None
@@ -330,7 +343,7 @@ def test_ways_that_lead_nowhere_are_damage(server: GCSServer) -> None:
 @pytest.mark.parametrize(
     "told", ['{"integers": [["a"]]}', "{", "[1]", '{"integers": [["no"]]}', '{"empty": [[1.5]]}']
 )
-def test_containers_that_are_none_are_refused_or_left_out(told: str) -> None:
+def test_invalid_containers_are_rejected_or_ignored(told: str) -> None:
     try:
         assert nest({"a": 1}, None, told) == {"a": 1}
     except ValueError:
@@ -340,7 +353,7 @@ def test_containers_that_are_none_are_refused_or_left_out(told: str) -> None:
 @pytest.mark.parametrize(
     "told", ["5", "[5]", '[[[], {"a": 1}]]', '[[[], {"a": "f()"}]]', '[[[], {"a": "[1]"}]]']
 )
-def test_keys_that_are_no_constants_are_refused(told: str) -> None:
+def test_keys_that_are_no_constants_are_rejected(told: str) -> None:
     with pytest.raises(ValueError, match="what is told of"):
         nest({"a": 1}, None, f'{{"literals": {told}}}')
 
@@ -369,14 +382,14 @@ def test_reset_goes_to_another_uri_and_keeps_settings(server: GCSServer) -> None
 
 @pytest.mark.clouds("gs")
 @pytest.mark.parametrize("wrong", [Path("gs://bucket/c"), "/tmp/c", "http://bucket/c", "step-2"])
-def test_reset_refuses_what_is_no_whole_uri(server: GCSServer, wrong: Any) -> None:
+def test_reset_rejects_anything_but_a_whole_uri(server: GCSServer, wrong: Any) -> None:
     reader = StorageReader(URI)
     assert not reader.validate_checkpoint_id(wrong)
     with pytest.raises(ValueError, match="whole uri"):
         reader.reset(wrong)
 
 
-def test_a_reader_pickles_without_what_it_read(server: GCSServer) -> None:
+def test_a_reader_pickles_without_its_metadata(server: GCSServer) -> None:
     save(small_state(1), StorageWriter(URI))
     reader = StorageReader(URI, retry=QUICK)
     load(small_state(1), reader)
@@ -385,7 +398,7 @@ def test_a_reader_pickles_without_what_it_read(server: GCSServer) -> None:
     assert_equal(small_state(1), load(small_state(1), again))
 
 
-def test_metadata_of_one_rank_is_found_where_there_is_no_other(server: GCSServer) -> None:
+def test_metadata_of_one_rank_is_read_if_there_is_no_other(server: GCSServer) -> None:
     save(small_state(3), StorageWriter(URI), use_collectives=False)
     assert [key for key in server.keys("bucket", "run/step-1") if key.endswith("metadata")] == [
         "run/step-1/__0.metadata"
@@ -404,7 +417,7 @@ def test_no_checkpoint_is_not_found(server: GCSServer) -> None:
 
 
 @pytest.mark.clouds("gs")
-def test_an_error_of_the_service_is_not_taken_for_a_missing_checkpoint(server: GCSServer) -> None:
+def test_an_error_of_the_service_is_no_missing_checkpoint(server: GCSServer) -> None:
     save(small_state(), StorageWriter(URI))
     with server.faults.inject("objects.get", status=403):
         error = error_of(StorageReader(URI, retry=QUICK))
@@ -413,7 +426,7 @@ def test_an_error_of_the_service_is_not_taken_for_a_missing_checkpoint(server: G
     assert type(error) is PermissionDeniedError
 
 
-def test_a_load_reads_what_it_began_with_while_another_save_replaces_it(server: GCSServer) -> None:
+def test_a_load_fails_if_its_checkpoint_is_replaced_meanwhile(server: GCSServer) -> None:
     save(small_state(1), StorageWriter(URI))
     reader = StorageReader(URI)
     reader.read_metadata()
@@ -422,7 +435,7 @@ def test_a_load_reads_what_it_began_with_while_another_save_replaces_it(server: 
     reader.set_up_storage_reader(metadata, is_coordinator=True)
     planner = DefaultLoadPlanner()
     planner.set_up_planner(blank(small_state()), metadata, is_coordinator=True)
-    with pytest.raises(CheckpointCorruptError, match="not there any more"):
+    with pytest.raises(CheckpointCorruptError, match="was deleted or replaced"):
         reader.read_data(planner.create_local_plan(), planner)
 
 
@@ -547,10 +560,10 @@ def test_an_object_that_was_cut_off_is_an_error(
     copied.put_right()
 
 
-def test_metadata_cut_off_behind_its_pickle_is_not_taken_for_stock(copied: Copied) -> None:
+def test_metadata_truncated_after_its_pickle_is_damage(copied: Copied) -> None:
     pickled, _ = copied.commit
     copied.put(f"{copied.prefix}/.metadata", pickled)
-    assert "cut off" in copied.refuse()
+    assert "truncated" in copied.refuse()
 
 
 def test_a_missing_object_is_an_error(copied: Copied) -> None:
@@ -566,7 +579,7 @@ def test_an_object_of_another_save_is_an_error(copied: Copied, place: GCSServer)
 
 
 @pytest.mark.clouds("gs", "az")
-def test_an_object_that_was_replaced_where_it_was_saved_is_an_error(server: GCSServer) -> None:
+def test_an_object_that_was_replaced_since_the_save_is_an_error(server: GCSServer) -> None:
     save(small_state(), StorageWriter(URI))
     (key,) = keys(server)
     server.put("bucket", key, server.get("bucket", key))
@@ -624,7 +637,7 @@ def test_metadata_that_tries_to_run_code_is_refused(
     hostile = pickle.loads(pickled)
     setattr(hostile, where, Runs(tmp_path / "ran"))
     copied.forge(pickle.dumps(hostile), commit)
-    assert "nothing was executed" in copied.refuse()
+    assert "nothing was run" in copied.refuse()
     copied.put(f"{copied.prefix}/.metadata", pickle.dumps(hostile))  # as stock would have written
     copied.refuse()
     assert not (tmp_path / "ran").exists()
@@ -648,13 +661,13 @@ def test_tensors_of_which_parts_are_missing_are_refused(
         copied.load()
 
 
-def test_a_tensor_larger_than_what_is_stored_takes_no_memory(copied: Copied) -> None:
+def test_a_tensor_larger_than_its_stored_bytes_allocates_no_memory(copied: Copied) -> None:
     pickled, commit = copied.commit
     hostile = pickle.loads(pickled)
     tensor = hostile.state_dict_metadata["model.weight"]
     tensor.size = tensor.chunks[0].sizes = torch.Size((2**20, 2**20))
     copied.forge(pickle.dumps(hostile), commit)
-    with pytest.raises(CheckpointCorruptError, match="larger than what is stored"):
+    with pytest.raises(CheckpointCorruptError, match="larger than its stored bytes"):
         copied.load()
 
 
@@ -688,7 +701,7 @@ class Own:
     __hash__ = None  # type: ignore[assignment]
 
 
-def test_values_of_own_classes_load_where_they_are_trusted(server: GCSServer) -> None:
+def test_values_of_own_classes_load_without_weights_only(server: GCSServer) -> None:
     state = {"own": Own()}
     save(state, StorageWriter(URI))
     assert type(error_of(StorageReader(URI), state)) is CheckpointError
@@ -742,7 +755,7 @@ def test_a_stock_object_that_is_missing_or_cut_off_is_an_error(
     else:
         with sync.open_store(server.root) as store:
             store.delete(key)
-    with pytest.raises(CheckpointCorruptError, match=r"missing|cut off") as caught:
+    with pytest.raises(CheckpointCorruptError, match=r"missing|truncated") as caught:
         load_state(URI)
     assert key in str(caught.value)
 
@@ -752,11 +765,11 @@ def test_a_stock_item_that_is_another_tensor_is_an_error(tmp_path: Path) -> None
         stock_save({"w": torch.ones(300, 1000, dtype=kind)}, tmp_path / str(kind))
     data = (tmp_path / "torch.int32" / "__0_0.distcp").read_bytes()
     (tmp_path / "torch.float32" / "__0_0.distcp").write_bytes(data)
-    with pytest.raises(CheckpointCorruptError, match="not what the metadata says"):
+    with pytest.raises(CheckpointCorruptError, match="differs from the metadata"):
         load_state(f"file://{tmp_path}/torch.float32")
 
 
-def test_a_transform_that_gives_more_than_there_can_be_is_an_error(tmp_path: Path) -> None:
+def test_the_result_of_a_transform_is_bounded(tmp_path: Path) -> None:
     import zstandard
 
     stock_save({"w": torch.ones(100)}, tmp_path, _extensions=[StockZStandard()])
@@ -766,7 +779,7 @@ def test_a_transform_that_gives_more_than_there_can_be_is_an_error(tmp_path: Pat
     (tmp_path / "__0_0.distcp").write_bytes(bomb)
     info.offset, info.length = 0, len(bomb)
     (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(CheckpointCorruptError, match="gives more than"):
+    with pytest.raises(CheckpointCorruptError, match="is longer than"):
         load_state(f"file://{tmp_path}")
 
 
@@ -780,7 +793,7 @@ def test_without_verification_ranges_are_exact_and_generations_pinned(server: GC
     assert server.stats.total.bytes_out - metadata - state["w"].nbytes < 1024
     (key,) = keys(server)
     server.put("bucket", key, server.get("bucket", key))
-    with pytest.raises(CheckpointCorruptError, match="missing, or not the object"):
+    with pytest.raises(CheckpointCorruptError, match="missing, or was replaced"):
         load_state(URI, verify=False)
 
 

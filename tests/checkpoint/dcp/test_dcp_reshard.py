@@ -110,6 +110,25 @@ def test_one_rank_reads_the_metadata_for_all(ranks: Ranks, place: GCSServer) -> 
         loaded(ranks.load("gs://bucket/c", "rows of 4"))
 
 
+def test_without_a_group_each_rank_reads_the_metadata(ranks: Ranks, place: GCSServer) -> None:
+    ranks.save("gs://bucket/c", "rows of 4")
+    loaded(ranks.load("gs://bucket/c", "rows of 4", shares=False))
+    with place.faults.inject("objects.get", key="c/.metadata", status=403, skip=WORLD_SIZE - 1):
+        told = failures(ranks.load("gs://bucket/c", "rows of 4", shares=False))
+    assert [kind for kind, _ in told.values()] == ["PermissionDeniedError"]
+
+
+@pytest.mark.parametrize("shares", [True, False], ids=["shared", "each rank"])
+def test_errors_of_the_metadata_reach_all_ranks(
+    ranks: Ranks, place: GCSServer, shares: bool
+) -> None:
+    ranks.save("gs://bucket/c", "rows of 4")
+    with place.faults.inject("objects.get", key="c/.metadata", status=403):
+        told = failures(ranks.load("gs://bucket/c", "rows of 4", shares=shares))
+    assert {kind for kind, _ in told.values()} == {"PermissionDeniedError"}
+    assert sorted(told) == ["0", "1", "2", "3"]
+
+
 def test_a_rank_that_loads_alone_waits_for_nobody(ranks: Ranks) -> None:
     ranks.save("gs://bucket/c", "rows of 4")
     answers = ranks.load("gs://bucket/c", "rows of 4", alone=2)
@@ -120,16 +139,6 @@ def failures(answers: list[dict[str, Any]]) -> dict[str, list[str]]:
     assert all(answer == answers[0] for answer in answers)
     found: dict[str, list[str]] = answers[0]["failures"]
     return found
-
-
-def test_metadata_that_cannot_be_read_fails_all_ranks_with_the_cause(
-    ranks: Ranks, place: GCSServer
-) -> None:
-    ranks.save("gs://bucket/c", "rows of 4")
-    with place.faults.inject("objects.get", key="c/.metadata", status=403):
-        told = failures(ranks.load("gs://bucket/c", "rows of 4"))
-    assert {kind for kind, _ in told.values()} == {"PermissionDeniedError"}
-    assert sorted(told) == ["0", "1", "2", "3"]
 
 
 def test_no_checkpoint_fails_all_ranks_as_that(ranks: Ranks) -> None:

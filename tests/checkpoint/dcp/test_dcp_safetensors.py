@@ -32,20 +32,24 @@ from torch.distributed.checkpoint.planner import (
 from aioflux import CheckpointCorruptError, CheckpointError, open_store
 from aioflux._values.checksums import crc32c
 from aioflux.checkpoint._format.commit import Commit, decode_commit, decode_index
-from aioflux.checkpoint._save.safetensors import (
+from aioflux.checkpoint._format.safetensors import (
     DTYPES,
-    Kind,
-    Tensor,
-    lay_out,
-    load_metadata,
-    plan_ranks,
+    TensorSpec,
+    plan_layout,
+    unpack_metadata,
 )
 from aioflux.checkpoint._store.objects import verify_blocks
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.checkpoint.dcp import StorageWriter
-from aioflux.checkpoint.dcp._safetensors_parts import Part, blocks_of, finish_objects, runs_of
+from aioflux.checkpoint.dcp._safetensors_parts import (
+    UploadedPart,
+    checksum_ranges,
+    finish_objects,
+    join_checksums,
+)
+from aioflux.checkpoint.dcp._safetensors_plan import WriteKind, plan_ranks
 from aioflux.checkpoint.dcp._safetensors_upload import plan_uploads
-from aioflux.checkpoint.dcp._upload import Upload
+from aioflux.checkpoint.dcp._upload import RankUpload
 from tests.checkpoint.dcp.states import (
     assert_equal,
     copy_down,
@@ -83,6 +87,10 @@ def model_keys(server: GCSServer) -> list[str]:
     return [key for key in server.keys("bucket", "c/") if key.endswith(".safetensors")]
 
 
+def dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def flat(state: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in state.items():
@@ -98,7 +106,7 @@ def assert_holds(server: GCSServer, folder: Path, state: dict[str, Any]) -> None
     tensors = {
         name: value
         for name, value in flat(state).items()
-        if isinstance(value, torch.Tensor) and value.dtype in DTYPES
+        if isinstance(value, torch.Tensor) and dtype_name(value) in DTYPES
     }
     assert index["weight_map"].keys() == tensors.keys()
     for name, key in index["weight_map"].items():
@@ -140,7 +148,7 @@ def test_what_safetensors_cannot_hold_lies_beside_it(server: GCSServer, tmp_path
     save(state, writer())
     index, commit = index_of(server)
     assert list(index["weight_map"]) == ["a"]
-    metadata = pickle.loads(load_metadata(commit, uri=INDEX))
+    metadata = pickle.loads(unpack_metadata(commit, uri=INDEX))
     where = {each.fqn: info for each, info in metadata.storage_data.items()}
     assert where["a"].relative_path == index["weight_map"]["a"]
     data = server.get("bucket", f"c/{where['step'].relative_path}")
@@ -250,14 +258,14 @@ def test_settings_without_effect_are_refused(server: GCSServer) -> None:
 def test_a_commit_without_metadata_is_corrupt() -> None:
     commit = Commit(save_id="x", uri="", created=0)
     with pytest.raises(CheckpointCorruptError, match="holds no metadata of its tensors"):
-        load_metadata(commit, uri=INDEX)
+        unpack_metadata(commit, uri=INDEX)
 
 
 @given(
     st.lists(
         st.tuples(
             st.text(min_size=1, max_size=5),
-            st.sampled_from(sorted(DTYPES, key=str)),
+            st.sampled_from(sorted(DTYPES)),
             st.lists(st.integers(0, 4), max_size=3).map(tuple),
         ),
         unique_by=lambda each: each[0],
@@ -265,17 +273,19 @@ def test_a_commit_without_metadata_is_corrupt() -> None:
     ).filter(lambda each: all(name != "__metadata__" for name, _, _ in each))
 )
 def test_any_header_is_one_that_the_library_takes(
-    specs: list[tuple[str, torch.dtype, tuple[int, ...]]],
+    specs: list[tuple[str, str, tuple[int, ...]]],
 ) -> None:
-    tensors = [Tensor(*each) for each in specs]
-    layout = lay_out(tensors)
+    tensors = [TensorSpec(*each) for each in specs]
+    layout = plan_layout(tensors)
     data = layout.header + bytes(layout.size - len(layout.header))
     loaded = load_bytes(data)
-    assert {(name, each.dtype, tuple(each.shape)) for name, each in loaded.items()} == set(specs)
+    assert {(name, dtype_name(each), tuple(each.shape)) for name, each in loaded.items()} == set(
+        specs
+    )
     told = json.loads(layout.header[8:])
     for each in tensors:
         assert told[each.name]["data_offsets"][0] + len(layout.header) == layout.offsets[each.name]
-        assert not each.num_bytes or layout.offsets[each.name] % each.dtype.itemsize == 0
+        assert not each.num_bytes or layout.offsets[each.name] % each.item_size == 0
 
 
 @given(
@@ -286,9 +296,9 @@ def test_blocks_follow_from_the_runs_of_pieces(pieces: list[bytes], block_size: 
     whole, runs = b"".join(pieces), []
     for number, piece in enumerate(pieces):
         offset = len(b"".join(pieces[:number]))
-        runs += runs_of(memoryview(piece), offset=offset, block_size=block_size)
+        runs += checksum_ranges(memoryview(piece), offset=offset, block_size=block_size)
     expected = [whole[at : at + block_size] for at in range(0, len(whole), block_size)]
-    found = blocks_of(runs, block_size)
+    found = join_checksums(runs, block_size)
     assert [tuple(each) for each in found] == [(crc32c(each), len(each)) for each in expected]
 
 
@@ -324,12 +334,15 @@ async def test_rows_of_many_ranks_are_composed_in_turns() -> None:
         for edge in itertools.pairwise(edges)
     ]
     layouts = plan_ranks(plans, 1)
-    assert {each.kind for each in layouts[3].roles.values()} == {Kind.COMPOSED, Kind.ASSEMBLED}
-    parts: list[Part] = []
+    assert {each.kind for each in layouts[3].placements.values()} == {
+        WriteKind.COMPOSED,
+        WriteKind.ASSEMBLED,
+    }
+    parts: list[UploadedPart] = []
     planner: Any = _Whole(tensors)
     async with open_store("memory://composed/c") as store:
         for rank, (items, layout) in enumerate(zip(plans, layouts, strict=True)):
-            upload = Upload(store, planner, rank, SAVE_ID)
+            upload = RankUpload(store, planner, rank, SAVE_ID)
             for write in plan_uploads(upload, items, layout, 1).values():
                 parts += [result.storage_data for result in await write()]
         found = await finish_objects(store, store, parts, rank=0)
@@ -346,10 +359,10 @@ async def test_a_tensor_with_a_missing_part_is_refused() -> None:
     tensors = {"small": torch.randn(10, 3)}
     plans = [[rows_of("small", tensors["small"], 0, 4)], [rows_of("small", tensors["small"], 4, 9)]]
     planner: Any = _Whole(tensors)
-    parts: list[Part] = []
+    parts: list[UploadedPart] = []
     async with open_store("memory://missing/c") as store:
         for rank, layout in enumerate(plan_ranks(plans, 1)):
-            upload = Upload(store, planner, rank, SAVE_ID)
+            upload = RankUpload(store, planner, rank, SAVE_ID)
             for write in plan_uploads(upload, plans[rank], layout, 1).values():
                 parts += [result.storage_data for result in await write()]
         with pytest.raises(CheckpointError, match="27 of the 30 elements of 'small'"):
@@ -358,14 +371,18 @@ async def test_a_tensor_with_a_missing_part_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("edges", "kind"),
-    [([0, 5, 10], Kind.COMPOSED), ([0, 5, 9], Kind.ASSEMBLED), ([1, 5, 10], Kind.ASSEMBLED)],
+    [
+        ([0, 5, 10], WriteKind.COMPOSED),
+        ([0, 5, 9], WriteKind.ASSEMBLED),
+        ([1, 5, 10], WriteKind.ASSEMBLED),
+    ],
     ids=["rows", "end-missing", "begin-missing"],
 )
-def test_only_all_rows_are_composed(edges: list[int], kind: Kind) -> None:
+def test_only_all_rows_are_composed(edges: list[int], kind: WriteKind) -> None:
     tensor = torch.empty(1, dtype=torch.uint8).expand(10, 4 * 2**20)
     plans = [[rows_of("large", tensor, *edge)] for edge in itertools.pairwise(edges)]
     for layout in plan_ranks(plans, 1):
-        assert [each.kind for each in layout.roles.values()] == [kind]
+        assert [each.kind for each in layout.placements.values()] == [kind]
         assert layout.num_objects == 1
 
 
@@ -383,7 +400,7 @@ def test_columns_are_not_composed() -> None:
         for at in ([0, 0], [0, 2**22])
     ]
     for layout in plan_ranks([[half] for half in halves], 1):
-        assert [each.kind for each in layout.roles.values()] == [Kind.ASSEMBLED]
+        assert [each.kind for each in layout.placements.values()] == [WriteKind.ASSEMBLED]
 
 
 def test_a_planner_that_changes_a_dtype_in_secret_is_refused(server: GCSServer) -> None:
@@ -401,16 +418,16 @@ async def test_composed_objects_are_verified() -> None:
     tensors = {"large": torch.zeros(40, 2**20, dtype=torch.uint8)}
     plans = [[rows_of("large", tensors["large"], *edge)] for edge in ((0, 20), (20, 40))]
     planner: Any = _Whole(tensors)
-    parts: list[Part] = []
+    parts: list[UploadedPart] = []
     async with open_store("memory://verified/c") as store:
         for rank, layout in enumerate(plan_ranks(plans, 1)):
-            upload = Upload(store, planner, rank, SAVE_ID)
+            upload = RankUpload(store, planner, rank, SAVE_ID)
             for write in plan_uploads(upload, plans[rank], layout, 1).values():
                 parts += [result.storage_data for result in await write()]
-        first, *others = parts[1].runs
-        wrong = dataclasses.replace(parts[1], runs=(first._replace(crc32c=1), *others))
+        first, *others = parts[1].checksums
+        wrong = dataclasses.replace(parts[1], checksums=(first._replace(crc32c=1), *others))
         with pytest.raises(CheckpointError, match="was composed of"):
             await finish_objects(store, store, [parts[0], wrong], rank=0)
-        moved = dataclasses.replace(parts[1], role=parts[1].role._replace(offset=7))
+        moved = dataclasses.replace(parts[1], placement=parts[1].placement._replace(offset=7))
         with pytest.raises(CheckpointError, match="has a part at byte 7"):
             await finish_objects(store, store, [parts[0], moved], rank=0)

@@ -31,7 +31,7 @@ from aioflux import (
 from aioflux.checkpoint._format.commit import Commit, decode_commit, find_save_id
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.checkpoint.dcp import StorageWriter
-from aioflux.checkpoint.dcp._upload import Upload, upload_items, upload_objects
+from aioflux.checkpoint.dcp._upload import RankUpload, upload_items, upload_objects
 from tests.checkpoint.dcp.states import (
     UnpicklableError,
     assert_equal,
@@ -128,7 +128,7 @@ def test_the_commit_holds_all_objects_as_the_service_does(server: GCSServer) -> 
     assert len(commit.objects[0].items) + len(commit.objects[1].items) == 5
 
 
-def test_the_commit_tells_where_the_bytes_of_tensors_lie(server: GCSServer) -> None:
+def test_the_commit_holds_the_offsets_of_tensors(server: GCSServer) -> None:
     state = small_state()
     metadata = save(state, StorageWriter(URI))
     stored = commit_of(server).objects[0]
@@ -218,7 +218,7 @@ def test_a_commit_without_any_answer_leaves_the_objects_it_may_name(server: GCSS
     assert len(server.keys("bucket")) == 2
 
 
-def test_an_overwrite_deletes_what_the_old_commit_names_and_nothing_else(
+def test_an_overwrite_deletes_the_objects_of_the_old_commit_only(
     server: GCSServer, tmp_path: Path
 ) -> None:
     writer = StorageWriter(URI, objects_per_rank=2)
@@ -274,7 +274,7 @@ def test_a_stock_checkpoint_can_be_overwritten(server: GCSServer, tmp_path: Path
 
 
 @pytest.mark.clouds("gs")
-def test_what_was_deleted_late_is_no_failure(server: GCSServer) -> None:
+def test_a_late_delete_is_no_failure(server: GCSServer) -> None:
     writer = StorageWriter(URI, retry=QUICK)
     save(small_state(1), writer)
     with server.faults.inject("*objects.delete", status=403):
@@ -325,9 +325,7 @@ def test_a_lost_answer_to_the_commit_is_no_failure(server: GCSServer) -> None:
 
 
 @pytest.mark.clouds("gs")
-def test_a_commit_that_was_told_to_fail_and_did_not_keeps_its_objects(
-    server: GCSServer, tmp_path: Path
-) -> None:
+def test_a_commit_without_an_answer_keeps_its_objects(server: GCSServer, tmp_path: Path) -> None:
     """Every answer after the write is lost, and so is every look at it."""
     writer = StorageWriter(URI, retry=QUICK, timeouts=PATIENT)
     with server.faults.inject("*", lost=True, key="*.metadata", skip=1):
@@ -343,7 +341,7 @@ def test_a_commit_that_was_told_to_fail_and_did_not_keeps_its_objects(
 
 
 @pytest.mark.clouds("gs")
-def test_what_cannot_be_looked_for_is_left(server: GCSServer) -> None:
+def test_objects_that_cannot_be_listed_are_left(server: GCSServer) -> None:
     """Clean-up that fails fails no save."""
     writer = StorageWriter(URI, retry=QUICK)
     with server.faults.inject("*insert*", reset=True, key="*.metadata"):
@@ -358,7 +356,7 @@ async def test_a_cancelled_upload_leaves_nothing() -> None:
     planner.set_up_planner(small_state(), None, True)
     plans, _ = planner.create_global_plan([planner.create_local_plan()])
     async with open_store("memory://cancelled/c") as store:
-        upload = Upload(store, planner, 0, "20261122T031500.123Z-3f9a12cd")
+        upload = RankUpload(store, planner, 0, "20261122T031500.123Z-3f9a12cd")
         done, all_others = [], asyncio.Event()
 
         async def write(item: WriteItem) -> Any:
@@ -394,7 +392,7 @@ def test_a_failed_upload_names_rank_and_object_and_leaves_nothing(server: GCSSer
 
 
 @pytest.mark.clouds("gs")
-def test_what_could_not_be_deleted_after_a_failure_goes_before_the_next_save(
+def test_objects_left_by_a_failure_are_deleted_before_the_next_save(
     server: GCSServer,
 ) -> None:
     writer = StorageWriter(URI, objects_per_rank=2, retry=QUICK)
@@ -477,12 +475,14 @@ def test_any_error_of_a_planner_becomes_one_that_pickles(
 
 @pytest.mark.clouds("gs")
 @pytest.mark.parametrize("result", [io.BytesIO(b"x"), None, b"x"], ids=["bytesio", "none", "bytes"])
-def test_a_planner_that_gives_the_wrong_thing_is_told_so(server: GCSServer, result: object) -> None:
+def test_a_planner_that_resolves_to_another_type_is_an_error(
+    server: GCSServer, result: object
+) -> None:
     error = failure_of(StorageWriter(URI), small_state(), planner=_Failing(None, result))
     assert "'model.bias' of the state is planned as TENSOR" in str(error)
 
 
-def test_what_dcp_raises_is_no_exception() -> None:
+def test_the_error_of_dcp_is_no_exception() -> None:
     """So the documentation says to catch it by name."""
     assert not issubclass(CheckpointException, Exception)
     assert "no `Exception`" in (StorageWriter.__doc__ or "")
@@ -632,7 +632,7 @@ def test_async_saves_in_a_thread_upload_a_copy(server: GCSServer, tmp_path: Path
 
 
 @pytest.mark.clouds("gs")
-def test_an_async_save_that_fails_tells_its_future(server: GCSServer) -> None:
+def test_an_async_save_that_fails_sets_the_error_of_its_future(server: GCSServer) -> None:
     with server.faults.inject("*", status=403, key="*distcp"), no_warnings():
         future = dcp.async_save(small_state(), storage_writer=StorageWriter(URI, retry=QUICK))
         assert isinstance(future.exception(PATIENCE_SECONDS), CheckpointException)

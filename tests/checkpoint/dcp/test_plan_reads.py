@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from aioflux.checkpoint._load.plan import (
     Box,
-    Piece,
-    Read,
+    NeededRange,
+    PlannedRead,
     cut_box,
     dense_strides,
     is_dense,
@@ -37,25 +37,25 @@ def narrow(tensor: torch.Tensor, offsets: list[int], lengths: list[int]) -> torc
     return tensor
 
 
-def execute(data: bytes, reads: list[Read], pieces: list[Piece]) -> list[bytes]:
-    """Return the bytes of each piece, as an executor of the plan would bring them."""
-    found = [bytearray(b"?" * (piece.end - piece.start)) for piece in pieces]
-    missing = [[1] * (piece.end - piece.start) for piece in pieces]
+def execute(data: bytes, reads: list[PlannedRead], ranges: list[NeededRange]) -> list[bytes]:
+    """Return the bytes of each range, as an executor of the plan would read them."""
+    found = [bytearray(b"?" * (each.end - each.start)) for each in ranges]
+    missing = [[1] * (each.end - each.start) for each in ranges]
     for read in reads:
         buffer = data[read.start : read.end]
         assert len(buffer) == read.end - read.start
         if read.is_direct:
             (part,) = read.parts
             assert (part.start, part.end) == (read.start, read.end)
-            assert pieces[part.piece].is_direct
+            assert ranges[part.range_index].is_direct
         for part in read.parts:
-            at = pieces[part.piece].start
+            at = ranges[part.range_index].start
             span = slice(part.start - at, part.end - at)
-            found[part.piece][span] = buffer[part.start - read.start : part.end - read.start]
-            missing[part.piece][span] = [each - 1 for each in missing[part.piece][span]]
-            if not pieces[part.piece].is_direct:
-                assert (part.start, part.end) == pieces[part.piece][:2]
-    assert all(each == 0 for piece in missing for each in piece)  # each byte once
+            found[part.range_index][span] = buffer[part.start - read.start : part.end - read.start]
+            missing[part.range_index][span] = [each - 1 for each in missing[part.range_index][span]]
+            if not ranges[part.range_index].is_direct:
+                assert (part.start, part.end) == ranges[part.range_index][:2]
+    assert all(count == 0 for counts in missing for count in counts)  # each byte once
     return [bytes(each) for each in found]
 
 
@@ -68,7 +68,7 @@ def execute(data: bytes, reads: list[Read], pieces: list[Piece]) -> list[bytes]:
     max_span=st.integers(1, 60),
     block_size=st.sampled_from([1, 4, 16, 64]),
 )
-def test_boxes_and_reads_give_what_narrow_gives(
+def test_boxes_and_reads_return_the_bytes_of_narrow(
     selection: tuple[list[int], list[int], list[int]],
     item_size: int,
     data_start: int,
@@ -91,15 +91,15 @@ def test_boxes_and_reads_give_what_narrow_gives(
         )
         for box in cut_box(whole, sizes, item_size=item_size, max_span_bytes=max_span)
     ]
-    pieces = [Piece(box.start, box.end, is_run(box, item_size)) for box in boxes]
-    reads = plan_reads(pieces, size=len(data), block_size=block_size, max_gap_bytes=max_gap)
+    ranges = [NeededRange(box.start, box.end, is_run(box, item_size)) for box in boxes]
+    reads = plan_reads(ranges, size=len(data), block_size=block_size, max_gap_bytes=max_gap)
     for read in reads:
         assert read.start % block_size == 0
         assert read.end % block_size == 0 or read.end == len(data)
     wanted = narrow(stored.reshape(*sizes, item_size), [*offsets, 0], [*lengths, item_size])
     made = torch.full(wanted.shape, 77, dtype=torch.uint8)
     steps = (*(item_size * step for step in dense_strides(sizes)), 1)
-    for box, part in zip(boxes, execute(data, reads, pieces), strict=True):
+    for box, part in zip(boxes, execute(data, reads, ranges), strict=True):
         view = torch.frombuffer(bytearray(part), dtype=torch.uint8)
         view = view.as_strided((*box.lengths, item_size), steps)
         narrow(made, [*box.offsets, 0], [*box.lengths, item_size]).copy_(view)
@@ -117,20 +117,20 @@ def is_run(box: Box, item_size: int) -> bool:
     max_gap=st.integers(0, 100),
     max_read=st.integers(1, 400),
 )
-def test_reads_bring_all_pieces_wherever_they_lie(
+def test_reads_cover_all_needed_ranges(
     spans: list[tuple[int, int, bool]], block_size: int, max_gap: int, max_read: int
 ) -> None:
     data = bytes(at % 251 for at in range(1200))
-    pieces = [Piece(at, at + size, direct) for at, size, direct in spans]
+    ranges = [NeededRange(at, at + size, direct) for at, size, direct in spans]
     reads = plan_reads(
-        pieces,
+        ranges,
         size=len(data),
         block_size=block_size,
         max_gap_bytes=max_gap,
         max_read_bytes=max_read,
     )
-    for piece, found in zip(pieces, execute(data, reads, pieces), strict=True):
-        assert found == data[piece.start : piece.end]
+    for each, found in zip(ranges, execute(data, reads, ranges), strict=True):
+        assert found == data[each.start : each.end]
 
 
 def test_rows_are_one_run_and_columns_far_apart_one_each() -> None:
@@ -141,49 +141,49 @@ def test_rows_are_one_run_and_columns_far_apart_one_each() -> None:
     assert [each.start for each in box((1, 5), (3, 10))] == [400_724, 800_724, 1_200_724]
 
 
-def test_columns_near_each_other_are_read_with_what_is_between() -> None:
+def test_columns_near_each_other_are_read_with_their_gaps() -> None:
     boxes = list(plan_boxes((512, 1024), (0, 0), (512, 341), item_size=4, data_start=0))
     assert boxes == [Box((0, 0), (512, 341), 0, 511 * 4096 + 4 * 341)]
 
 
 def test_large_pieces_go_straight_to_memory_and_share_blocks_at_their_ends() -> None:
     cut = 3 * MIB + 700
-    pieces = [Piece(1000, cut, True), Piece(cut, 8 * MIB, True)]
-    reads = plan_reads(pieces, size=9 * MIB, block_size=65_536)
+    ranges = [NeededRange(1000, cut, True), NeededRange(cut, 8 * MIB, True)]
+    reads = plan_reads(ranges, size=9 * MIB, block_size=65_536)
     assert [(read.start, read.end, read.is_direct) for read in reads] == [
         (0, 65_536, False),
         (65_536, 3 * MIB, True),
         (3 * MIB, 3 * MIB + 65_536, False),
         (3 * MIB + 65_536, 8 * MIB, True),
     ]
-    assert [part.piece for part in reads[2].parts] == [0, 1]
+    assert [part.range_index for part in reads[2].parts] == [0, 1]
 
 
-def test_a_large_piece_is_read_in_parallel() -> None:
-    reads = plan_reads([Piece(10, 50 * MIB, True)], size=50 * MIB, max_read_bytes=16 * MIB)
+def test_a_large_range_is_read_in_parallel() -> None:
+    reads = plan_reads([NeededRange(10, 50 * MIB, True)], size=50 * MIB, max_read_bytes=16 * MIB)
     assert [read.end - read.start for read in reads] == [16 * MIB] * 3 + [2 * MIB - 10]
     assert all(read.is_direct for read in reads)
 
 
 def test_many_small_neighbours_are_one_read() -> None:
-    pieces = [Piece(at * 17_000 + 704, at * 17_000 + 704 + 16_000, True) for at in range(200)]
-    (read,) = plan_reads(pieces, size=200 * 17_000)
+    ranges = [NeededRange(at * 17_000 + 704, at * 17_000 + 704 + 16_000, True) for at in range(200)]
+    (read,) = plan_reads(ranges, size=200 * 17_000)
     assert len(read.parts) == 200
 
 
 @pytest.mark.parametrize("block_size", [1, 65_536])
 def test_a_third_of_large_rows_costs_at_most_a_twentieth_more(block_size: int) -> None:
-    size, pieces = 64 * MIB, []
+    size, ranges = 64 * MIB, []
     for item in range(8):
         start = item * 8 * MIB + 704
-        pieces.append(Piece(start, start + 8 * MIB // 3, True))
-    reads = plan_reads(pieces, size=size, block_size=block_size)
-    needed = sum(piece.end - piece.start for piece in pieces)
+        ranges.append(NeededRange(start, start + 8 * MIB // 3, True))
+    reads = plan_reads(ranges, size=size, block_size=block_size)
+    needed = sum(each.end - each.start for each in ranges)
     assert sum(read.end - read.start for read in reads) <= 1.05 * needed
 
 
 @given(selections())
-def test_dense_is_what_torch_calls_contiguous(
+def test_dense_is_contiguous_in_torch(
     selection: tuple[list[int], list[int], list[int]],
 ) -> None:
     sizes, offsets, lengths = selection

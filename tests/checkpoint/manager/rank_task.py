@@ -1,35 +1,34 @@
-"""A process that does with a Checkpointer what it is told to, line by line.
+"""A process that runs commands on a Checkpointer, line by line.
 
 Each line of the input is a command as JSON, each line of the output what became of it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
+import os
 import sys
-import time
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from aioflux import _bridge
-from aioflux.checkpoint import Checkpointer, SaveHandle
-from aioflux.checkpoint._save import commit_protocol as _commit_protocol
-from tests.checkpoint.manager.desk import FAST, SLOW, STUBBORN
 from tests.checkpoint.manager.trainer import is_state_of, state_of
+from tests.checkpoint.manager.worker_process import FAST, SLOW, STUBBORN, Checkpointer, uploader_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aioflux.checkpoint import SaveHandle
+
 
 class Task:
-    def __init__(self, rank: int, world_size: int, meeting: str) -> None:
+    def __init__(self, rank: int, world_size: int, rendezvous: str) -> None:
         self.rank, self.world_size = rank, world_size
         if world_size > 1:
-            dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size)
+            dist.init_process_group(
+                "gloo", init_method=rendezvous, rank=rank, world_size=world_size
+            )
         self.checkpointer: Checkpointer | None = None
         self.handles: dict[int, SaveHandle] = {}
 
@@ -64,11 +63,11 @@ class Task:
         self.checkpointer.load(into=into)
         step = self.checkpointer.loaded_step
         assert step is not None
-        told = self._state(int(into["model"]["same"][0].item()))
-        cut, whole = into["model"]["cut"], told["model"]["cut"]
+        expected = self._state(int(into["model"]["same"][0].item()))
+        cut, whole = into["model"]["cut"], expected["model"]["cut"]
         if self.world_size > 1:
             cut, whole = cut.to_local(), whole.to_local()
-        is_same = torch.equal(cut, whole) and into["optimizer"] == told["optimizer"]
+        is_same = torch.equal(cut, whole) and into["optimizer"] == expected["optimizer"]
         return [step, bool(is_same)]
 
     def load_whole(self) -> list[Any]:
@@ -99,17 +98,17 @@ class Task:
 
     def ask_to_stop(self, step: int) -> None:
         """Begin what `cancel` does, and return when the upload has heard of it."""
-        upload: Any = self.handles[step]._upload
-        upload.cancel()
-        _bridge.run(asyncio.sleep(0))
+        cancel: Any = self.handles[step]._cancel
+        cancel()
+        assert self.checkpointer is not None
+        self.checkpointer.steps()  # on the loop of the upload, after it
 
     def cancel(self, step: int) -> bool:
         return self.handles[step].cancel()
 
     def hasten(self, factor: int) -> None:
         """Let the time in which this rank waits for the others pass so much faster from now on."""
-        clock = SimpleNamespace(monotonic=lambda: factor * time.monotonic(), time=time.time)
-        _commit_protocol.time = clock  # type: ignore[assignment]
+        Checkpointer.clock.factor = factor
 
     def watch(self, deadline_seconds: float) -> None:
         assert self.checkpointer is not None
@@ -121,27 +120,23 @@ class Task:
 
     def uploader(self) -> int:
         assert self.checkpointer is not None
-        child: Any = self.checkpointer._uploader
-        return int(child._child.process.pid)
+        return uploader_of(os.getpid())
 
     def close(self) -> None:
         assert self.checkpointer is not None
         self.checkpointer.close()
 
 
-def obey(rank: int, world_size: int, meeting: str) -> None:
+def obey(rank: int, world_size: int, rendezvous: str) -> None:
     """Be one rank, and do what the lines of the input say until there are no more."""
-    # Both ends of a failed save are there, however late: nobody goes before the other has come.
-    _commit_protocol._CLEANUP_SECONDS = 240.0
-    _commit_protocol._LAST_POLL_SECONDS = 0.2
-    task = Task(rank, world_size, meeting)
+    task = Task(rank, world_size, rendezvous)
     for line in sys.stdin:
         name, arguments = json.loads(line)
         try:
-            told: Any = [True, getattr(task, name)(**arguments)]
+            result: Any = [True, getattr(task, name)(**arguments)]
         except Exception as exc:
-            told = [False, type(exc).__name__, str(exc)]
-        sys.stdout.write(json.dumps(told) + "\n")
+            result = [False, type(exc).__name__, str(exc)]
+        sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
     if dist.is_initialized():
         dist.destroy_process_group()

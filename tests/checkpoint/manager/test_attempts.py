@@ -1,31 +1,48 @@
-"""A save whose upload died and is begun anew: what the first one did is neither lost nor undone."""
+"""A save whose uploader died: what the first attempt did is neither lost nor undone."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 import aioflux
-from aioflux import RetryPolicy
-from aioflux.checkpoint import Checkpointer, SaveHandle, _checkpointer
 from aioflux.checkpoint._format.commit import data_key
-from aioflux.checkpoint._save.commit_protocol import Save
+from aioflux.checkpoint._save.commit_protocol import RankSave
 from aioflux.checkpoint._save.job import Job, UploadSettings
 from aioflux.errors import CheckpointError
+from tests.checkpoint.manager.worker_process import (
+    FAST,
+    SLOW,
+    Checkpointer,
+    uploader_of,
+    wait_until,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
+    from aioflux.checkpoint import SaveHandle
     from aioflux.testing import GCSServer
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for the uploader in /proc")
+
 URI = "gs://bucket/run"
-FAST = RetryPolicy(max_attempts=2, initial_seconds=0.01)
+LONG = 250
+"""Seconds for which what is not to be answered is held up."""
+
+
+@pytest.fixture
+def checkpointer(server: GCSServer) -> Iterator[Checkpointer]:
+    with Checkpointer(URI, staging="process", retry=FAST, timeouts=SLOW) as checkpointer:
+        yield checkpointer
 
 
 def state_of(number: int) -> dict[str, Any]:
@@ -36,64 +53,47 @@ def state_of(number: int) -> dict[str, Any]:
 def clock_ahead(seconds: int) -> Iterator[None]:
     now = time.time_ns
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_checkpointer.time, "time_ns", lambda: now() + seconds * 10**9)
+        patch.setattr(time, "time_ns", lambda: now() + seconds * 10**9)
         yield
 
 
-@contextmanager
-def begun_anew(checkpointer: Checkpointer, between: Callable[[], object] | None) -> Iterator[None]:
-    """Hand saves over as those that an uploader died of.
-
-    Args:
-        checkpointer: Of the saves.
-        between: Called when the first upload has committed; None where it had not begun.
-    """
-    submit = checkpointer._uploader.submit
-
-    def again(job: Job, arena: Any, handle: SaveHandle) -> None:
-        if between is not None:
-            first = SaveHandle(job.step, job.num_bytes)
-            submit(job, arena, first)
-            first.result()
-            between()
-        submit(replace(job, attempt=1), arena, handle)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpointer._uploader, "submit", again)
-        yield
+def save_killed_at(
+    checkpointer: Checkpointer, server: GCSServer, key: str, number: int
+) -> SaveHandle:
+    """Save a step, and kill the uploader once it has written an object, before it knows of that."""
+    server.faults.add("*insert*", key=key, delay_seconds=LONG, times=1)
+    handle = checkpointer.save_async(1, state_of(number))
+    wait_until(lambda: server.faults.injected["delay"])
+    os.kill(uploader_of(os.getpid()), signal.SIGKILL)
+    return handle
 
 
-def test_a_step_whose_clock_was_ahead_is_replaced(server: GCSServer) -> None:
+def test_a_step_whose_clock_was_ahead_is_replaced(
+    checkpointer: Checkpointer, server: GCSServer
+) -> None:
     """What was there is not taken for what an upload that died had committed."""
-    with Checkpointer(URI, retry=FAST) as checkpointer:
-        with clock_ahead(300):
-            checkpointer.save(1, state_of(1))
-        with begun_anew(checkpointer, None):
-            checkpointer.save(1, state_of(2))
-        assert checkpointer.load(1)["number"] == 2
+    with clock_ahead(300):
+        checkpointer.save(1, state_of(1))
+    save_killed_at(checkpointer, server, "*.distcp", 2).result()
+    assert checkpointer.load(1)["number"] == 2
 
 
-def test_a_commit_that_was_made_is_found(server: GCSServer) -> None:
-    with Checkpointer(URI, retry=FAST) as checkpointer:
-        with begun_anew(checkpointer, lambda: None):
-            checkpointer.save(1, state_of(1))
-        assert [each.outcome for each in checkpointer.history()] == ["committed"]
-        assert checkpointer.load(1)["number"] == 1
+def test_a_commit_that_was_made_is_found(checkpointer: Checkpointer, server: GCSServer) -> None:
+    save_killed_at(checkpointer, server, "*.checkpoint-history/record-*", 1).result()
+    assert [each.outcome for each in checkpointer.history()] == ["committed"]
+    assert checkpointer.load(1)["number"] == 1
 
 
-def test_nothing_is_removed_where_nobody_can_tell_what_was_committed(server: GCSServer) -> None:
-    with Checkpointer(URI, retry=FAST) as checkpointer:
-
-        def refuse() -> None:
-            server.faults.add("*objects.get", key="*.metadata", status=403, times=1)
-
-        with (
-            begun_anew(checkpointer, refuse),
-            pytest.raises(CheckpointError, match="whether it had committed it"),
-        ):
-            checkpointer.save(1, state_of(1))
-        assert checkpointer.verify(1, deep=True).is_valid
-        assert checkpointer.load(1)["number"] == 1
+def test_nothing_is_removed_if_it_is_unknown_what_was_committed(
+    checkpointer: Checkpointer, server: GCSServer
+) -> None:
+    checkpointer.save(2, state_of(2))
+    server.faults.add("*objects.get", key="*step-00000001/.metadata", status=403, skip=1, times=1)
+    handle = save_killed_at(checkpointer, server, "*.checkpoint-history/record-*", 1)
+    with pytest.raises(CheckpointError, match="whether it had committed it"):
+        handle.result()
+    assert checkpointer.verify(1, deep=True).is_valid
+    assert checkpointer.load(1)["number"] == 1
 
 
 def test_what_a_commit_names_stays_though_it_was_uploaded_again(server: GCSServer) -> None:
@@ -103,16 +103,16 @@ def test_what_a_commit_names_stays_though_it_was_uploaded_again(server: GCSServe
         # A rank whose second upload found no word of the first: it was committed and removed.
         job = Job(
             step=1, save_id=result.save_id, rank=0, world_size=2, arena=0, size=0, tail=(),
-            items=(), element_sizes=(), whole=None, metrics={}, begun=0.0, staged_seconds=0.0,
-            attempt=1,
+            items=(), element_sizes=(), global_plan=None, metrics={}, started=0.0,
+            staged_seconds=0.0, attempt=1,
         )  # fmt: skip
 
         async def forget() -> list[str]:
             async with aioflux.open_store(URI) as store:
                 second = f"step-00000001/{data_key(result.save_id, 0, 1)}"
                 await store.put(second, b"again")
-                save = Save(store, UploadSettings(), job, memoryview(b""), lambda _: None)
-                await save._forget_attempts()
+                save = RankSave(store, UploadSettings(), job, memoryview(b""), lambda _: None)
+                await save.delete_earlier_attempts()
                 return [meta.key for meta in await store.list_all("step-")]
 
         assert f"step-00000001/{data_key(result.save_id, 0, 0)}" in (left := asyncio.run(forget()))

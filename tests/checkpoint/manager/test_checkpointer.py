@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from argparse import Namespace
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -22,26 +22,24 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import aioflux
-from aioflux import PermissionDeniedError, _bridge
-from aioflux.checkpoint import Checkpointer, _checkpointer
-from aioflux.checkpoint._maintain import verify as _verify
-from aioflux.checkpoint._save import commit_protocol as _commit_protocol
-from aioflux.checkpoint._save import handle as _handle
-from aioflux.checkpoint._save import process_uploader as _process_uploader
-from aioflux.checkpoint._save import staging as _staging
-from aioflux.checkpoint._save import uploaders as _uploaders
-from aioflux.checkpoint._save.uploader_messages import encode, send
+from aioflux import PermissionDeniedError
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
-from tests.checkpoint.manager.desk import FAST, SLOW, STUBBORN, wait_until
 from tests.checkpoint.manager.trainer import is_state_of, state_of
+from tests.checkpoint.manager.worker_process import (
+    FAST,
+    SLOW,
+    STUBBORN,
+    Checkpointer,
+    is_alive,
+    uploader_of,
+    wait_until,
+)
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-    from aioflux.store import Store
     from aioflux.testing import GCSServer
 
 pytestmark = pytest.mark.clouds("gs", "s3", "az")
@@ -51,6 +49,7 @@ DATA = "*.distcp"
 WRITE = "*insert*"
 LONG = 250
 """Seconds for which what is not to be answered is held up."""
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="looks for the uploader in /proc")
 HALF_BUILT = "ignore::pytest.PytestUnraisableExceptionWarning"
 """Of objects whose `__init__` was interrupted, and of coroutines that nobody awaits any more."""
 
@@ -156,7 +155,6 @@ def test_the_state_may_change_when_the_handle_is_there(
     with server.faults.inject(WRITE, key=DATA, status=503):
         state = state_of(1)
         handle = stubborn.save_async(1, state)
-        handle.wait_staged(timeout=0)
         state["model"]["cut"].zero_()
         state["optimizer"]["step"] = -1
         state["optimizer"]["groups"][0]["lr"] = -1.0
@@ -365,60 +363,18 @@ def test_what_torch_cannot_look_into_is_saved_all_the_same(checkpointer: Checkpo
 class TestInterrupts:
     """Ctrl-C in the middle of a save, and another save after it."""
 
-    def test_between_staging_and_upload(
-        self, server: GCSServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with Checkpointer(URI, max_staged_bytes=1) as checkpointer:
-            with monkeypatch.context() as patch:
-                patch.setattr(_checkpointer, "Job", interrupt)
-                with pytest.raises(KeyboardInterrupt):
-                    checkpointer.save_async(1, state_of(1))
-            checkpointer.save(2, state_of(2))
-            assert checkpointer.steps() == [2]
-
-    @pytest.mark.parametrize("is_begun", [False, True])
-    def test_while_the_upload_begins(
-        self, server: GCSServer, monkeypatch: pytest.MonkeyPatch, is_begun: bool
-    ) -> None:
-        begin = _bridge.begin
-
-        def interrupted(coroutine: Any) -> Any:
-            if coroutine.__name__ != "run":  # the end of another object
-                return begin(coroutine)
-            monkeypatch.setattr(_bridge, "begin", begin)
-            if is_begun:
-                begin(coroutine)
-            else:
-                coroutine.close()
-            raise KeyboardInterrupt
-
-        with Checkpointer(URI, max_staged_bytes=1) as checkpointer:
-            monkeypatch.setattr(_bridge, "begin", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                checkpointer.save_async(1, state_of(1))
-            checkpointer.save(2, state_of(2))
-            assert is_state_of(2, checkpointer.load())
-
-    def test_in_the_middle_of_a_message_to_the_uploader(
-        self, server: GCSServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def half(target: socket.socket, message: Any, fds: Any = ()) -> None:
-            if message[0] != "job":
-                send(target, message, fds)
-                return
-            monkeypatch.setattr(_process_uploader, "send", send)
-            data = encode(message)
-            target.sendall(data[: len(data) // 2])
-            raise KeyboardInterrupt
-
+    @LINUX
+    def test_in_the_middle_of_a_message_to_the_uploader(self, server: GCSServer) -> None:
         with Checkpointer(URI, staging="process", max_staged_bytes=1) as checkpointer:
-            monkeypatch.setattr(_process_uploader, "send", half)
-            with pytest.raises(KeyboardInterrupt):
-                checkpointer.save_async(1, state_of(1))
+            uploader = uploader_of(os.getpid())
+            os.kill(uploader, signal.SIGSTOP)
+            # More than a socket holds of a message that is not read.
+            with interrupted_in("send"), pytest.raises(KeyboardInterrupt):
+                checkpointer.save_async(1, {"value": bytes(16_000_000)})
             checkpointer.save(2, state_of(2))
-            # The first had been handed over: another process has carried it out.
+            # The first had been passed on: another process has uploaded it.
             assert checkpointer.steps() == [1, 2]
-            assert is_state_of(1, checkpointer.load(1))
+            assert len(checkpointer.load(1)["value"]) == 16_000_000
 
     @pytest.mark.filterwarnings(HALF_BUILT)
     def test_wherever_the_interpreter_looks_up_in_a_save(self) -> None:
@@ -431,10 +387,6 @@ class TestInterrupts:
                 at = interrupted_at(
                     number, partial(checkpointer.save_async, 1, {"number": torch.ones(2)})
                 )
-                assert not checkpointer._lock.mine.locked()
-                for handle, _ in list(checkpointer._in_flight):
-                    handle.wait(60)
-                    assert handle.done()
                 value = torch.tensor([float(number)])
                 checkpointer.save(2, {"number": value})
                 assert torch.equal(checkpointer.load(2)["number"], value)
@@ -450,66 +402,97 @@ class TestInterrupts:
             checkpointer.save_async(1, {"number": torch.ones(2)})
             at = interrupted_at(number, checkpointer.close)
             checkpointer.close()
-            assert not checkpointer._stager._used
-            assert not checkpointer._stager._free
         assert number > 10
         del checkpointer
         gc.collect()  # what complains of its end does so here
 
-    def test_before_an_uploader_has_heard_of_a_save(
-        self, server: GCSServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+    def test_while_a_save_is_passed_to_the_uploader(self, server: GCSServer, share: float) -> None:
+        """At the first, the middle and the last of the moments at which that is possible."""
         with Checkpointer(URI, staging="process", max_staged_bytes=1) as checkpointer:
-            hand_over = checkpointer._uploader._hand_over  # type: ignore[attr-defined]
-
-            def interrupted(*_: object) -> None:
-                # Once: the thread that starts another uploader hands over what the first had.
-                monkeypatch.setattr(checkpointer._uploader, "_hand_over", hand_over)
-                raise KeyboardInterrupt
-
-            monkeypatch.setattr(checkpointer._uploader, "_hand_over", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                checkpointer.save_async(1, state_of(1))
+            checkpointer.save(0, state_of(0))
+            state = state_of(1)
+            all_looks = interrupted_at(
+                sys.maxsize, partial(checkpointer.save_async, 0, state), PROCESS
+            )
+            number = max(1, round(share * all_looks))
+            assert number == interrupted_at(
+                number, partial(checkpointer.save_async, 1, state), PROCESS
+            )
             checkpointer.save(2, state_of(2))
-            assert checkpointer.steps() == [1, 2]
+            assert checkpointer.steps() in ([0, 1, 2], [0, 2])
+            assert share < 1 or 1 in checkpointer.steps()
 
-    def test_a_close_that_waits_for_the_uploader(
-        self, server: GCSServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    @LINUX
+    def test_a_close_that_waits_for_the_uploader(self, server: GCSServer) -> None:
         checkpointer = Checkpointer(URI, staging="process")
-        process = checkpointer._uploader._child.process  # type: ignore[attr-defined]
-        wait = process.wait
-
-        def interrupted(*arguments: Any) -> Any:
-            # Another thread waits for its end, too, and signals never come there.
-            if threading.current_thread() is threading.main_thread():
-                raise KeyboardInterrupt
-            return wait(*arguments)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(process, "wait", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                checkpointer.close()
+        uploader = uploader_of(os.getpid())
+        os.kill(uploader, signal.SIGSTOP)
+        with interrupted_in("wait"), pytest.raises(KeyboardInterrupt):
+            checkpointer.close()
+        os.kill(uploader, signal.SIGCONT)
         checkpointer.close()
-        assert process.returncode is not None
+        assert not is_alive(uploader)
 
 
-LOOKED_AT = tuple(
-    str(Path(each.__file__)) for each in (_checkpointer, _handle, _staging, _uploaders, _bridge)
+@contextmanager
+def interrupted_in(name: str) -> Iterator[None]:
+    """Interrupt the main thread, as Ctrl-C does, when it blocks in a function of this name."""
+    main = threading.main_thread().ident
+    has_left = threading.Event()
+
+    def interrupt() -> None:
+        while not has_left.wait(0.1):
+            frame = sys._current_frames()[main]
+            names = set()
+            while frame is not None:
+                names.add(frame.f_code.co_name)
+                frame = frame.f_back
+            if name in names:
+                has_left.wait(0.5)
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        thread.submit(interrupt)
+        try:
+            yield
+        finally:
+            has_left.set()
+            signal.signal(signal.SIGINT, before)
+
+
+PACKAGE = Path(aioflux.__file__).parent
+THREAD = tuple(
+    str(PACKAGE / each)
+    for each in (
+        "_bridge.py",
+        "checkpoint/_checkpointer.py",
+        "checkpoint/_save/handle.py",
+        "checkpoint/_save/loop_uploader.py",
+        "checkpoint/_save/staging.py",
+    )
+)
+PROCESS = tuple(
+    str(PACKAGE / "checkpoint/_save" / each)
+    for each in ("process_uploader.py", "uploader_messages.py")
 )
 
 
-def interrupted_at(number: int, call: Callable[[], object]) -> int:
-    """Make a call that Ctrl-C interrupts where the interpreter looks up for the `number`th time.
+def interrupted_at(
+    number: int, call: Callable[[], object], modules: tuple[str, ...] = THREAD
+) -> int:
+    """Make a call that Ctrl-C interrupts when the interpreter looks up for the `number`th time.
 
     Returns:
-        How often it did in the modules that are looked at: less where the call came to its end.
+        How often it did in the modules: less if the call came to its end.
     """
     looks = 0
 
     def look(frame: FrameType, event: str, _: object) -> None:
         nonlocal looks
-        if event in {"call", "c_return"} and frame.f_code.co_filename in LOOKED_AT:
+        if event in {"call", "c_return"} and frame.f_code.co_filename in modules:
             looks += 1
             if looks == number:
                 sys.setprofile(None)
@@ -523,10 +506,6 @@ def interrupted_at(number: int, call: Callable[[], object]) -> int:
         finally:
             sys.setprofile(before)
     return looks
-
-
-def interrupt(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
 
 
 @pytest.mark.clouds("gs")
@@ -544,44 +523,39 @@ def test_the_last_save_waits_for_no_room(server: GCSServer) -> None:
 
 
 @pytest.mark.clouds("gs")
-def test_the_last_save_replaces_one_of_its_step_that_was_under_way(
-    server: GCSServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    previous = _commit_protocol.Save._previous
-
-    async def previous_in_turn(save: _commit_protocol.Save) -> Any:
-        """Have both look before either is committed, and commit the first one first."""
-        found = await previous(save)
-        if save._job.is_urgent:
-            has_looked.set()
-            await first
-        else:
-            await has_looked.wait()
-        return found
-
-    has_looked = asyncio.Event()
-    monkeypatch.setattr(_commit_protocol.Save, "_previous", previous_in_turn)
-    with Checkpointer(URI, retry=FAST, timeouts=SLOW) as checkpointer:
+def test_the_last_save_replaces_one_of_its_step_that_was_under_way(server: GCSServer) -> None:
+    """Both have read what they replace before either is committed, and the first one commits."""
+    with (
+        Checkpointer(URI, retry=STUBBORN, timeouts=SLOW) as checkpointer,
+        concurrent.futures.ThreadPoolExecutor(1) as thread,
+        server.faults.inject(WRITE, key="*" + DATA, reset=True, skip=1),
+    ):
         checkpointer.save_on_signal(signal.SIGUSR1, deadline_seconds=LONG)
-        first = checkpointer.save_async(1, state_of(1))
-        signal.raise_signal(signal.SIGUSR1)
-        assert checkpointer.should_save(1)
-        checkpointer.save(1, state_of(2))
+        with server.faults.inject(WRITE, key="*.metadata", status=503):
+            first = checkpointer.save_async(1, state_of(1))
+            wait_until(lambda: server.faults.injected["status"])
+            signal.raise_signal(signal.SIGUSR1)
+            assert checkpointer.should_save(1)
+            last = thread.submit(checkpointer.save, 1, state_of(2))
+            wait_until(lambda: server.faults.injected["reset"])
         assert first.result().step == 1
+        server.faults.clear()
+        assert last.result().step == 1
         assert is_state_of(2, checkpointer.load())
         assert len(keys()) == 2  # what was replaced is gone
 
 
 @pytest.mark.clouds("gs")
 def test_a_deadline_that_passes_is_an_error(server: GCSServer) -> None:
-    server.faults.add(WRITE, key="*" + DATA, delay_seconds=LONG)
-    with Checkpointer(URI, retry=FAST, timeouts=SLOW) as checkpointer:
+    with (
+        Checkpointer(URI, retry=STUBBORN, timeouts=SLOW) as checkpointer,
+        server.faults.inject(WRITE, key="*" + DATA, status=503),
+    ):
         checkpointer.save_on_signal(signal.SIGUSR1, deadline_seconds=0.2)
         signal.raise_signal(signal.SIGUSR1)
         assert checkpointer.should_save(1)
         with pytest.raises(CheckpointError, match="not committed within the"):
             checkpointer.save(1, state_of(1))
-        checkpointer._in_flight[0][0].cancel()
 
 
 class TestCancel:
@@ -753,28 +727,6 @@ class TestLoad:
                 assert is_state_of(2, into)
 
     @pytest.mark.clouds("gs")
-    def test_steps_that_are_all_removed_meanwhile_give_way_to_newer_ones(
-        self, checkpointer: Checkpointer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A run that keeps one step goes on beside whoever loads it."""
-        checkpointer.save(1, state_of(1))
-        list_prefixes = _verify.list_prefixes
-
-        async def save_late(store: Store) -> list[int]:
-            found = await list_prefixes(store)
-            if to_save:
-                step = to_save.pop(0)
-                await asyncio.to_thread(other.save, step, state_of(step))
-            return found
-
-        monkeypatch.setattr(_verify, "list_prefixes", save_late)
-        with Checkpointer(URI, keep_last=1) as other:
-            to_save = [2, 3]
-            assert checkpointer.latest() == 3
-            to_save = [4, 5]
-            assert is_state_of(5, checkpointer.load())
-
-    @pytest.mark.clouds("gs")
     def test_one_that_is_removed_while_it_is_read_gives_way_to_a_newer_one(
         self, checkpointer: Checkpointer
     ) -> None:
@@ -898,9 +850,11 @@ def test_a_root_may_be_a_whole_bucket(server: GCSServer, root: str) -> None:
 def test_what_is_pickled_counts_as_staged(server: GCSServer) -> None:
     server.faults.add(WRITE, key=DATA, delay_seconds=0.5)
     with Checkpointer(URI, max_staged_bytes=1_000_000) as checkpointer:
-        for step in range(3):
-            checkpointer.save_async(step, {"a": bytes(2_000_000)})
-            assert len(checkpointer._in_flight) == 1
+        before = checkpointer.save_async(0, {"a": bytes(2_000_000)})
+        for step in (1, 2):
+            handle = checkpointer.save_async(step, {"a": bytes(2_000_000)})
+            assert before.done()
+            before = handle
         server.faults.clear()
 
 

@@ -19,13 +19,13 @@ from aioflux._transfer import conditions as _conditions
 from aioflux.checkpoint import Checkpointer
 from aioflux.checkpoint.dcp import StorageReader, StorageWriter
 from tests.checkpoint.dcp.states import no_warnings, save
-from tests.checkpoint.manager.desk import Ranks
 from tests.checkpoint.manager.trainer import is_state_of, state_of
+from tests.checkpoint.manager.worker_process import Ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.checkpoint.manager.desk import Forks
+    from tests.checkpoint.manager.worker_process import Forks
     from tests.servers.conditions import ConditionsGateway
     from tests.servers.moto import Moto
 
@@ -170,12 +170,12 @@ def test_every_rank_hears_that_saving_is_refused(
 
     place: Any = Place()
     with Ranks(forks, place, 2, tmp_path) as ranks:
-        ranks.ask("open", uri=uri)
-        told = ranks.tell("save", step=1)
-        ranks.tell("close")
-    assert [each[0] for each in told] == [False, False]
-    assert "UnsupportedError" in str(told[0])
-    assert "require_conditions=False" in str(told[1])
+        ranks.call("open", uri=uri)
+        results = ranks.send("save", step=1)
+        ranks.send("close")
+    assert [each[0] for each in results] == [False, False]
+    assert "UnsupportedError" in str(results[0])
+    assert "require_conditions=False" in str(results[1])
     assert keys(moto, uri) == []
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from aioflux import PermissionDeniedError, TransferOptions, TransientError, open_store
 from aioflux.checkpoint._maintain.orphans import save_of
-from aioflux.checkpoint._save.commit_protocol import Uploads
-from aioflux.checkpoint._save.heartbeat import Heartbeat, Watch, heartbeat_key
+from aioflux.checkpoint._save.heartbeat import Heartbeat, HeartbeatMonitor, heartbeat_key
 from aioflux.checkpoint._save.job import UploadSettings
+from aioflux.checkpoint._save.save_queue import SaveQueue
 from aioflux.testing import GCSServer
-from tests.checkpoint.manager.desk import wait_until
+from tests.checkpoint.manager.worker_process import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,9 +31,9 @@ def looks(*, until: float, every: float = 1.0) -> list[float]:
 
 def gone_at(sign_at: Callable[[float], Any], times: list[float]) -> float | None:
     """Return when rank 1 is found to be gone, or None."""
-    watch = Watch(EVERY)
+    watch = HeartbeatMonitor(EVERY)
     for now in times:
-        if watch.look({1: sign_at(now)}, {1}, 1000 + now):
+        if watch.observe({1: sign_at(now)}, {1}, 1000 + now):
             return now
     return None
 
@@ -61,9 +61,9 @@ def test_time_without_looks_does_not_count() -> None:
 
 
 def test_a_rank_that_is_not_awaited_is_not_gone() -> None:
-    watch = Watch(EVERY)
+    watch = HeartbeatMonitor(EVERY)
     for now in looks(until=100):
-        assert not watch.look({}, (), now)
+        assert not watch.observe({}, (), now)
 
 
 class Bucket:
@@ -122,12 +122,12 @@ async def test_a_heartbeat_does_not_wait_for_uploads() -> None:
         async with open_store("gs://bucket", endpoint_url=server.url, transfer=options) as store:
             upload = asyncio.ensure_future(store.put("part", b"data"))
             await asyncio.to_thread(wait_until, lambda: server.faults.injected["delay"] > 0)
-            uploads = Uploads(store, UploadSettings(heartbeat_seconds=0.05))
-            uploads.announce(SAVE_ID, "step/", 1)
+            queue = SaveQueue(store, UploadSettings(heartbeat_seconds=0.05))
+            queue.announce(SAVE_ID, "step/", 1)
             key = "step/" + heartbeat_key(SAVE_ID, 1)
             await asyncio.to_thread(wait_until, lambda: key in server.keys("bucket"))
-            uploads.withdraw()
-            await uploads.heartbeat_store.aclose()
+            queue.withdraw()
+            await queue.heartbeat_store.aclose()
             assert not upload.done()
             upload.cancel()
 

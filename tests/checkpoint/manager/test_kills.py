@@ -11,24 +11,20 @@ import signal
 import time
 from collections import Counter
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from aioflux import _bridge, open_store
-from aioflux.checkpoint import Checkpointer
-from aioflux.checkpoint._maintain.orphans import clean_saves
-from aioflux.checkpoint._store.commits import read_commit
+from aioflux.checkpoint import Checkpointer, clean
 from aioflux.testing import GCSServer
-from tests.checkpoint.manager.desk import is_alive, wait_until
 from tests.checkpoint.manager.trainer import is_state_of
+from tests.checkpoint.manager.worker_process import is_alive, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.checkpoint.manager.desk import Forks
+    from tests.checkpoint.manager.worker_process import Forks
 
 NUM_ROUNDS = int(os.environ.get("AIOFLUX_TEST_ROUNDS", "1"))
 STEPS = 30
@@ -58,8 +54,8 @@ def train_and_kill(forks: Forks, server: GCSServer, plan: dict[str, Any], second
     with open(said) as lines, open(os.devnull) as nothing:
         try:
             for rank in range(plan["world_size"]):
-                told = {**plan, "rank": rank}
-                pids.append(forks.fork("train", server, told, fds=[nothing.fileno(), theirs]))
+                task = {**plan, "rank": rank}
+                pids.append(forks.fork("train", server, task, fds=[nothing.fileno(), theirs]))
             os.close(theirs)
             words = [lines.readline().split() for _ in pids]
             # No rank is past its beginning before all are.
@@ -69,7 +65,7 @@ def train_and_kill(forks: Forks, server: GCSServer, plan: dict[str, Any], second
         finally:
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
-                forks.ask(pid)
+                forks.call(pid)
         words += [line.split() for line in lines]
     numbers: dict[str, list[int]] = {"ready": [], "staged": [], "committed": []}
     for what, number in words:
@@ -102,7 +98,7 @@ def test_the_latest_step_always_loads(
             "steps": STEPS,
             "first": 1 + number * STEPS,
             "world_size": world_size,
-            "meeting": f"file://{tmp_path}/{number}",
+            "rendezvous": f"file://{tmp_path}/{number}",
             "wait": draw.random() < 0.5,
             "close": True,
             "options": {"staging": staging, "keep_last": 2},
@@ -142,19 +138,14 @@ def look(checkpointer: Checkpointer, known: int) -> int:
 
 def left_over(server: GCSServer, uri: str) -> set[str]:
     """Return what neither a commit names nor `clean` finds."""
-
-    async def find() -> set[str]:
-        async with open_store(uri, endpoint_url=server.url) as store:
-            later = datetime.now(UTC) + timedelta(days=1)
-            await clean_saves(store, now=later, older_than_seconds=0)
-            named: set[str] = set()
-            keys = {meta.key async for meta in store.list("step-")}
-            for key in keys:
-                if key.endswith(".metadata"):
-                    prefix = key.removesuffix(".metadata")
-                    found = await read_commit(store, prefix)
-                    assert found.commit is not None
-                    named |= {key, *(prefix + each.key for each in found.commit.objects)}
-            return keys - named
-
-    return _bridge.run(find())
+    clean(uri, older_than_seconds=0, endpoint_url=server.url)
+    prefix = uri.removeprefix("gs://bucket/") + "/step-"
+    with Checkpointer(uri, endpoint_url=server.url) as checkpointer:
+        named: set[str] = set()
+        for step in checkpointer.steps():
+            found = checkpointer.verify(step).found
+            assert found is not None
+            assert found.commit is not None
+            keys = (".metadata", *(each.key for each in found.commit.objects))
+            named |= {f"{prefix}{step:08d}/{key}" for key in keys}
+    return {*server.keys("bucket", prefix)} - named

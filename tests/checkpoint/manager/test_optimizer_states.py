@@ -313,7 +313,7 @@ KEYS = [
     pytest.param({1: (1, (2, [3, {}]))}, {1: (0, 0)}, id="tuples"),
     pytest.param({1: {2: (torch.ones(1), None)}}, {1: {2: ()}}, id="a tensor in a tuple"),
     pytest.param({1: 5}, {1: 0, 2: 9}, id="a number that was not saved"),
-    pytest.param({1: 5, 2: 9}, {1: 0}, id="a number that is not there"),
+    pytest.param({1: 5, 2: 9}, {1: 0}, id="a number that is not stored"),
     pytest.param([{"lr": 1}, {"lr": 2, 3: 4}], [{"lr": 9, "old": 1}], id="a list of dictionaries"),
     pytest.param([[], [{}], None], [[1], [2], 3], id="empty in lists"),
     pytest.param(
@@ -367,10 +367,16 @@ def test_text_keys_choose_what_is_loaded(checkpointer: Checkpointer) -> None:
 @pytest.mark.parametrize(
     ("into", "says"),
     [
-        ({"model": {"a": torch.zeros(2), "c": 1}}, "'model.c' is not there"),
-        ({"model": {"a": torch.zeros(3)}}, r"'model.a' has the size \(2,\) there, and \(3,\) here"),
-        ({"model": {"a": {"x": 1}}}, "'model.a' is a tensor there, and a dict here"),
-        ({"model": torch.zeros(2)}, "'model' is a dict there, and a Tensor here"),
+        ({"model": {"a": torch.zeros(2), "c": 1}}, "'model.c' is not stored"),
+        (
+            {"model": {"a": torch.zeros(3)}},
+            r"'model.a' is stored in size \(2,\), and has \(3,\) here",
+        ),
+        (
+            {"model": {"a": {"x": 1}}},
+            "'model.a' is stored as a tensor, and is a dict in this state",
+        ),
+        ({"model": torch.zeros(2)}, "'model' is stored as a dict, and is a Tensor in this state"),
     ],
     ids=["missing", "size", "tensor", "dict"],
 )

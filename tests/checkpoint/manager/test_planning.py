@@ -14,11 +14,16 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-from aioflux.checkpoint._format.storage_data import Place, complete, pickle_index, pickle_metadata
+from aioflux.checkpoint._format.dcp_metadata import (
+    ItemLocation,
+    add_storage_data,
+    pickle_index,
+    pickle_metadata,
+)
+from aioflux.checkpoint._save.memory_copy import MemoryCopy, address_of, copy_all
 from aioflux.checkpoint._save.ranks import Ranks
 from aioflux.checkpoint._save.staging import Stager
-from aioflux.checkpoint._save.staging_copy import Copy, address_of, copy_all
-from aioflux.checkpoint._save.state_spec import Planner, survey
+from aioflux.checkpoint._save.state_spec import CachingPlanner, describe_state
 
 leaves = st.one_of(
     st.integers(),
@@ -44,14 +49,14 @@ states = st.dictionaries(
 @given(states)
 def test_leaves_are_those_of_dcp_in_its_order(state: dict[str, Any]) -> None:
     flat, _ = flatten_state_dict(state)
-    found = survey(state).leaves
+    found = describe_state(state).leaves
     assert len(found) == len(flat)
     assert all(mine is theirs for mine, theirs in zip(found, flat.values(), strict=True))
 
 
-def resolved(planner: Planner, state: dict[str, Any]) -> Any:
-    seen = survey(state)
-    return planner.resolve(seen, is_known=planner.is_known(seen))
+def resolved(planner: CachingPlanner, state: dict[str, Any]) -> Any:
+    spec = describe_state(state)
+    return planner.plan(spec, is_known=planner.is_known(spec))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +75,7 @@ def resolved(planner: Planner, state: dict[str, Any]) -> Any:
     ids=["values", "tensor", "number", "shape", "dtype", "name", "list", "kind", "order"],
 )
 def test_a_plan_is_kept_while_the_structure_is_the_same(change: Any, is_new: bool) -> None:
-    planner = Planner(Ranks())
+    planner = CachingPlanner(Ranks())
     state = {"a": torch.ones(3), "lr": 0.1, "list": [torch.ones(2)]}
     first = resolved(planner, state)
     change(state)
@@ -82,7 +87,7 @@ def test_a_plan_is_kept_while_the_structure_is_the_same(change: Any, is_new: boo
 
 
 def test_staging_uses_its_memory_again_and_copies_what_changed() -> None:
-    planner, stager = Planner(Ranks()), Stager(1 << 30)
+    planner, stager = CachingPlanner(Ranks()), Stager(1 << 30)
     state = {"a": torch.ones(1000), "b": torch.ones(5, dtype=torch.bool), "lr": 0.1}
     addresses = set()
     for value in (1.0, 2.0, 3.0):
@@ -101,14 +106,16 @@ def test_staging_uses_its_memory_again_and_copies_what_changed() -> None:
         told = whole[item.offset : item.offset + item.length]
         assert torch.load(io.BytesIO(told), weights_only=True) == value
         del data
-        stager.give_back(staged.arena)
+        stager.free(staged.arena)
     assert len(addresses) == 1
     assert stager.used_bytes == 0
     stager.close()
 
 
 def test_free_memory_is_bounded_too() -> None:
-    planner, stager = Planner(Ranks()), Stager(5 << 20)
+    closed: list[int] = []
+    planner = CachingPlanner(Ranks())
+    stager = Stager(5 << 20, on_drop=lambda arena: closed.append(arena.number))
     plan = resolved(planner, {"a": torch.ones(1_000_000)})
     layout = stager.lay_out(plan)
     first = stager.stage(plan, layout)
@@ -116,12 +123,12 @@ def test_free_memory_is_bounded_too() -> None:
     second = stager.stage(plan, layout)
     for staged in (first, second):
         assert staged.arena is not None
-        stager.give_back(staged.arena)
-    assert len(stager._free) == 1
+        stager.free(staged.arena)
+    assert closed == [1]
 
 
 def test_what_cannot_be_copied_leaves_its_memory() -> None:
-    planner, stager = Planner(Ranks()), Stager(1 << 30)
+    planner, stager = CachingPlanner(Ranks()), Stager(1 << 30)
     plan = resolved(planner, {"a": torch.ones(3), "b": lambda: None})
     with pytest.raises(Exception, match="pickle"):
         stager.stage(plan, stager.lay_out(plan))
@@ -136,7 +143,7 @@ def test_copies_of_every_size(num_threads: int, size: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        copy_all([Copy(target.data_ptr(), source.data_ptr(), size)])
+        copy_all([MemoryCopy(target.data_ptr(), source.data_ptr(), size)])
     finally:
         torch.set_num_threads(before)
     assert torch.equal(source, target)
@@ -156,9 +163,10 @@ def test_the_last_piece_of_the_metadata(offset: int, transforms: tuple[str, ...]
     indices = [MetadataIndex("a.b", torch.Size([3, 0]), 1), MetadataIndex("c")]
     begun = pickle_metadata(Metadata({}, planner_data={"c": ("c",)}, version="1.0.0"))
     places = [
-        (pickle_index(index), Place("s/__0_0.distcp", offset, 5, transforms)) for index in indices
+        (pickle_index(index), ItemLocation("s/__0_0.distcp", offset, 5, transforms))
+        for index in indices
     ]
-    metadata = pickle.loads(complete(begun, places))
+    metadata = pickle.loads(add_storage_data(begun, places))
     told = _StorageInfo("s/__0_0.distcp", offset, 5, list(transforms) or None)
     assert metadata == Metadata(
         {}, planner_data={"c": ("c",)}, storage_data=dict.fromkeys(indices, told), version="1.0.0"

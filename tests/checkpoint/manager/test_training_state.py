@@ -13,7 +13,7 @@ from torch import nn
 import aioflux
 from aioflux.checkpoint import Checkpointer, TrainingState
 from aioflux.data import IterableDataset
-from tests.checkpoint.manager.desk import STUBBORN
+from tests.checkpoint.manager.worker_process import STUBBORN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from aioflux.checkpoint import Checkpointer
-from tests.checkpoint.manager.desk import SLOW, STUBBORN
+from tests.checkpoint.manager.worker_process import SLOW, STUBBORN, Checkpointer, uploader_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,11 +65,11 @@ def train(plan: dict[str, Any]) -> None:
     rank, world_size = plan.get("rank", 0), plan.get("world_size", 1)
     if world_size > 1:
         dist.init_process_group(
-            "gloo", init_method=plan["meeting"], rank=rank, world_size=world_size
+            "gloo", init_method=plan["rendezvous"], rank=rank, world_size=world_size
         )
     checkpointer = Checkpointer(plan["uri"], **plan.get("options", {}))
-    child: Any = getattr(checkpointer._uploader, "_child", None)
-    say("ready", child.process.pid if child is not None else 0)
+    has_uploader = plan.get("options", {}).get("staging") == "process"
+    say("ready", uploader_of(os.getpid()) if has_uploader else 0)
     for number in range(plan["steps"]):
         step = plan.get("first", 1) + number
         state = state_of(step, rank=rank, world_size=world_size)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import aioflux
-from aioflux.checkpoint._save.pickled import Pickled
+from aioflux.checkpoint._save.state_pickle import StatePickle
 from aioflux.checkpoint._save.uploader_messages import Inbox
 from aioflux.compat import nebula as nm
 from aioflux.compat.nebula import _node_daemon, _node_daemon_process, _run, _snapshot
@@ -185,13 +185,13 @@ async def test_what_a_trainer_brings_counts_before_old_stores_are_closed(
 
 
 def test_a_copy_that_breaks_off_is_made_anew(inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def copy_to(self: Pickled, target: memoryview) -> None:
+    def copy_to(self: StatePickle, target: memoryview) -> None:
         raise MemoryError("no room")
 
     nm.init(inside, 1000)
     checkpoint = nm.Checkpoint("a")
     with monkeypatch.context() as patched:
-        patched.setattr(Pickled, "copy_to", copy_to)
+        patched.setattr(StatePickle, "copy_to", copy_to)
         with pytest.raises(MemoryError):
             checkpoint.save("model", state_of(1))
     checkpoint.save("model", state_of(1))

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from aioflux.checkpoint._format.commit import part_key
-from aioflux.checkpoint._format.tag_metadata import describe
+from aioflux.checkpoint._format.dcp_metadata import pickle_metadata_of_parts
 from aioflux.checkpoint._store.tag_names import part_name, quote_name, step_of, tag_of
 from aioflux.compat.nebula._uris import name_of, place_of, to_uri
 
@@ -79,10 +79,10 @@ def test_places_have_uris_and_objects_have_names() -> None:
 
 
 def test_stock_dcp_knows_the_metadata_of_parts() -> None:
-    described = pickle.loads(describe([("a", f"{ID}/part-a", 5)]))
+    described = pickle.loads(pickle_metadata_of_parts([("a", f"{ID}/part-a", 5)]))
     assert isinstance(described, Metadata)
     assert described.state_dict_metadata == {"a": BytesStorageMetadata()}
     assert described.storage_data is not None
     info = described.storage_data[MetadataIndex("a")]
     assert (info.relative_path, info.offset, info.length) == (f"{ID}/part-a", 0, 5)
-    assert pickle.loads(describe([])).state_dict_metadata == {}
+    assert pickle.loads(pickle_metadata_of_parts([])).state_dict_metadata == {}

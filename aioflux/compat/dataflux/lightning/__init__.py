@@ -3,7 +3,7 @@
     from aioflux.compat.dataflux.lightning import DatafluxLightningCheckpoint
 
 is the only line that changes. `DatafluxFSDPStrategy`, which the old library has in its `demo`, is
-here, too.
+included.
 """
 
 from __future__ import annotations

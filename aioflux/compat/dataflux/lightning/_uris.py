@@ -1,4 +1,4 @@
-"""What the old library called a path, as a uri: pure."""
+"""Uris of the paths of the old library. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _CLOUD = re.compile(r"gc?s:/(/?)(?P<bucket>[^/]*)(?P<rest>.*)", re.DOTALL)
 
 
 def uri_of(path: str | os.PathLike[str]) -> str:
-    """Return the uri that a path means.
+    """Return the uri of a path.
 
     Args:
-        path: `gs://bucket/key` or `gcs://bucket/key`, also where `pathlib.Path` took a slash out of
-            it. A path without a scheme is one of the local disk, where Lightning saves by default.
+        path: `gs://bucket/key` or `gcs://bucket/key`, also if `pathlib.Path` removed a slash. A
+            path without a scheme is one of the local disk, where Lightning saves by default.
 
     Raises:
         TypeError: It is neither text nor a path.
@@ -39,7 +39,7 @@ def uri_of(path: str | os.PathLike[str]) -> str:
 
 
 def gcs_uri(path: str | os.PathLike[str]) -> str:
-    """Return the uri that a path in a bucket means.
+    """Return the uri of a path in a bucket.
 
     Raises:
         TypeError: It is neither text nor a path.

@@ -19,19 +19,19 @@ __all__ = ["DatafluxLightningAsyncCheckpoint", "DatafluxLightningCheckpoint"]
 class DatafluxLightningCheckpoint(AiofluxCheckpointIO):
     """Checkpoints in a bucket: `Trainer(plugins=[DatafluxLightningCheckpoint(project_name)])`.
 
-    Where it differs from the old class, which needs no change in code that uses it:
+    Differences from the old class, which need no change in code that uses it:
 
-    * It works with the Lightning of today, which tells `load_checkpoint` of `weights_only`.
-    * A save that fails leaves the checkpoint that was there; what is read is verified.
-    * Parts leave while more is written, and ranges are read in parallel: memory is bounded, where
-      the old class held all of a checkpoint, and twice of it to load one.
-    * Paths of the local disk are taken, too: Lightning saves there where no `dirpath` is given, and
-      the old class refused it.
-    * Removing a checkpoint that is not there is no error.
+    * It works with current versions of Lightning, which pass `weights_only` to `load_checkpoint`.
+    * A save that fails leaves the existing checkpoint; reads are verified.
+    * Parts are sent while more is written, and ranges are read in parallel: memory is bounded; the
+      old class held all of a checkpoint, twice to load one.
+    * Paths of the local disk are accepted, too: Lightning saves there if no `dirpath` is given, and
+      the old class rejected it.
+    * Removing a missing checkpoint is no error.
     """
 
     storage_client: Any
-    """The client that was given; left behind by a pickle."""
+    """The given client; None in a copy that was pickled."""
     _is_background = False
 
     def __init__(
@@ -40,11 +40,11 @@ class DatafluxLightningCheckpoint(AiofluxCheckpointIO):
         """Choose an account; sends nothing yet.
 
         Args:
-            project_name: Kept, and of no effect: names of buckets are unique.
-            storage_client: A `google.cloud.storage.Client` whose endpoint and credentials are taken
-                over; by default Application Default Credentials, or none where the environment
-                variable STORAGE_EMULATOR_HOST names an emulator.
-            disable_multipart: Kept, and of no effect: large checkpoints go in parallel parts.
+            project_name: Kept, without effect: names of buckets are unique.
+            storage_client: A `google.cloud.storage.Client` whose endpoint and credentials are used;
+                by default Application Default Credentials, or none if the environment variable
+                STORAGE_EMULATOR_HOST names an emulator.
+            disable_multipart: Kept, without effect: large checkpoints are sent in parallel parts.
         """
         self._set_up(project_name, Account(storage_client), disable_multipart)
         self.storage_client = storage_client
@@ -57,7 +57,7 @@ class DatafluxLightningCheckpoint(AiofluxCheckpointIO):
         self._account = account
 
     def __getstate__(self) -> dict[str, Any]:
-        # Google's clients refuse to pickle. The account has what is needed of it.
+        # Google's clients do not pickle. The account has copied endpoint and credentials.
         return {
             "project_name": self.project_name,
             "account": self._account,
@@ -101,9 +101,9 @@ class DatafluxLightningCheckpoint(AiofluxCheckpointIO):
 class DatafluxLightningAsyncCheckpoint(DatafluxLightningCheckpoint):
     """The same, and a save returns when the checkpoint is copied in host memory.
 
-    Where it differs from the old class, besides: a save waits while the one before is not stored,
-    where the old class took any number at a time; an older checkpoint is removed when the newer one
-    is stored, and not before; what fails is raised by the next save and when the trainer ends.
+    Further differences from the old class: a save waits until the one before is stored, while the
+    old class ran any number at a time; an older checkpoint is removed when the newer one is stored,
+    and not before; a failure is raised by the next save and when the trainer ends.
     """
 
     _is_background = True

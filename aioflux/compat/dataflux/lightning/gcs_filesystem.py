@@ -21,7 +21,7 @@ _NO_EFFECT = frozenset(
     {"sync_files", "per_thread_copy_ahead", "cache_staged_state_dict", "single_file_per_rank"}
 )
 _MAX_OBJECTS = 1000
-"""Objects of one rank, at most, where each tensor is to have its own."""
+"""Objects of one rank, at most, if each tensor is to have its own."""
 
 
 class GCSDistributedWriter(StorageWriter):
@@ -29,9 +29,9 @@ class GCSDistributedWriter(StorageWriter):
 
         dcp.save(state, storage_writer=GCSDistributedWriter("gs://bucket/step-1", "project"))
 
-    Where it differs from the old class, which needs no change in code that uses it: it works with
-    torch 2.7 and later; a save that fails on one rank fails on all of them, and leaves the
-    checkpoint that was there; objects have keys of their own for each save, and `.metadata`, which
+    Differences from the old class, which need no change in code that uses it: it works with torch
+    2.7 and later; a save that fails on one rank fails on all of them, and leaves the existing
+    checkpoint; objects have keys of their own for each save, and `.metadata`, which
     stock readers load, names them with their checksums.
     """
 
@@ -43,16 +43,16 @@ class GCSDistributedWriter(StorageWriter):
         debug: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Sends nothing yet.
+        """Set the options; sends nothing yet.
 
         Args:
             path: `gs://bucket/prefix` of the checkpoint, as text or as a path.
-            project_name: Kept, and of no effect: names of buckets are unique.
+            project_name: Kept, without effect: names of buckets are unique.
             storage_client: As for `DatafluxLightningCheckpoint`.
-            debug: Kept, and of no effect: nothing is printed.
-            kwargs: What torch's FileSystemWriter takes: `thread_count` objects are written by each
+            debug: Kept, without effect: nothing is printed.
+            kwargs: Options of torch's FileSystemWriter: `thread_count` objects are written by each
                 rank, and with `single_file_per_rank=False` one for each tensor, up to 1,000.
-                `overwrite=False` refuses to replace a checkpoint. `sync_files`,
+                With `overwrite=False` an existing checkpoint is an error. `sync_files`,
                 `per_thread_copy_ahead` and `cache_staged_state_dict` have no effect.
 
         Raises:
@@ -82,11 +82,11 @@ class GCSDistributedWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
-        """Tell whether a checkpoint can be written there; of a path, too."""
+        """Return whether a checkpoint can be written to a uri or path."""
         return _is_in_bucket(checkpoint_id)
 
     def reset(self, checkpoint_id: Path | None = None) -> None:
-        """Begin another save, to another place where one is given."""
+        """Start another save, to another uri or path if one is given."""
         super().reset(gcs_uri(checkpoint_id) if checkpoint_id else None)
 
 
@@ -95,10 +95,10 @@ class GCSDistributedReader(StorageReader):
 
         dcp.load(state, storage_reader=GCSDistributedReader("gs://bucket/step-1", "project"))
 
-    It reads what the old writer wrote. Where it differs from the old class, which needs no change
-    in code that uses it: a rank reads the ranges that it needs, and not whole objects; what has
-    checksums is verified; what is no tensor is read with `weights_only=True`, unless `weights_only`
-    is given as False.
+    It reads checkpoints of the old writer, too. Differences from the old class, which need no
+    change in code that uses it: a rank reads the ranges that it needs, and not whole objects;
+    checksums are verified if there are any; other values than tensors are read with
+    `weights_only=True`, unless `weights_only` is given as False.
     """
 
     def __init__(
@@ -111,15 +111,15 @@ class GCSDistributedReader(StorageReader):
         weights_only: bool = True,
         _extension_registry: ExtensionRegistry | None = None,
     ) -> None:
-        """Sends nothing yet.
+        """Set the options; sends nothing yet.
 
         Args:
             path: `gs://bucket/prefix` of the checkpoint, as text or as a path.
-            project_name: Kept, and of no effect: names of buckets are unique.
+            project_name: Kept, without effect: names of buckets are unique.
             storage_client: As for `DatafluxLightningCheckpoint`.
-            debug: Kept, and of no effect: nothing is printed.
-            weights_only: As `aioflux.checkpoint.dcp.StorageReader`.
-            _extension_registry: As torch's FileSystemReader.
+            debug: Kept, without effect: nothing is printed.
+            weights_only: As in `aioflux.checkpoint.dcp.StorageReader`.
+            _extension_registry: As in torch's FileSystemReader.
 
         Raises:
             ValueError: The path is in no bucket.
@@ -135,11 +135,11 @@ class GCSDistributedReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
-        """Tell whether a checkpoint can be read from there; of a path, too."""
+        """Return whether a checkpoint can be read from a uri or path."""
         return _is_in_bucket(checkpoint_id)
 
     def reset(self, checkpoint_id: Path | None = None) -> None:
-        """Begin another load, from another place where one is given."""
+        """Start another load, from another uri or path if one is given."""
         super().reset(gcs_uri(checkpoint_id) if checkpoint_id else None)
 
 

@@ -1,4 +1,4 @@
-"""DatafluxFSDPStrategy: what gcs-torch-dataflux has in its `demo`, over aioflux."""
+"""DatafluxFSDPStrategy: the strategy in the `demo` of gcs-torch-dataflux, over aioflux."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["DatafluxFSDPStrategy"]
 class DatafluxFSDPStrategy(FSDPStrategy):
     """Lightning's FSDPStrategy, with shards of checkpoints in a bucket.
 
-    Where it differs from the old class, which needs no change in code that uses it:
+    Differences from the old class, which need no change in code that uses it:
 
-    * The client that is given is used. The old class took another for the shards.
+    * The given client is used. The old class used another for the shards.
     * A checkpoint is visible when all of it is stored, meta.pt included.
     * With `use_async`, a save that failed is raised by the next one and when the trainer ends, and
-      the strategy can be made before the process group is. The old class needed that to be there.
+      the strategy can be made before the process group, which the old class needed.
     * Nothing is printed.
     """
 
@@ -37,10 +37,10 @@ class DatafluxFSDPStrategy(FSDPStrategy):
         """Choose an account; sends nothing yet.
 
         Args:
-            project_name: Kept, and of no effect: names of buckets are unique.
+            project_name: Kept, without effect: names of buckets are unique.
             storage_client: As for `DatafluxLightningCheckpoint`.
             use_async: Return from a save when the shards are copied in host memory.
-            kwargs: What Lightning's FSDPStrategy takes; `state_dict_type` is "sharded" by default.
+            kwargs: Options of Lightning's FSDPStrategy; `state_dict_type` is "sharded" by default.
         """
         super().__init__(**{"state_dict_type": "sharded", **kwargs})
         kind = DatafluxLightningAsyncCheckpoint if use_async else DatafluxLightningCheckpoint

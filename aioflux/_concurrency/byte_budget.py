@@ -1,0 +1,68 @@
+"""A budget of bytes that many tasks share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+__all__ = ["ByteBudget"]
+
+
+class ByteBudget:
+    """A first-come-first-served budget of bytes.
+
+    A request for more than the whole budget waits until nothing else is held, and is then admitted
+    alone: one range or part is always let through.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max = max_bytes
+        self._held = 0
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are held now."""
+        return self._held
+
+    def _fits(self, size: int) -> bool:
+        return self._held <= 0 or self._held + size <= self._max
+
+    def try_acquire(self, size: int) -> bool:
+        """Acquire `size` bytes if they are free and no one waits; return whether they were."""
+        if self._waiters or not self._fits(size):
+            return False
+        self._held += size
+        return True
+
+    async def acquire(self, size: int) -> None:
+        """Wait for `size` bytes. Cancellation releases what was granted."""
+        if self.try_acquire(size):
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (size, waiter)
+        self._waiters.append(entry)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.cancelled():
+                self._waiters.remove(entry)
+                self._wake()
+            else:
+                self.release(size)
+            raise
+
+    def release(self, size: int) -> None:
+        """Release `size` bytes."""
+        self._held -= size
+        if self._waiters:
+            self._wake()
+
+    def _wake(self) -> None:
+        while self._waiters and self._fits(self._waiters[0][0]):
+            size, waiter = self._waiters[0]
+            if waiter.cancelled():  # its own handler removes it, and wakes the next
+                return
+            self._waiters.popleft()
+            self._held += size
+            waiter.set_result(None)

@@ -1,0 +1,146 @@
+"""The pickle of DCP's `Metadata`, written without torch. Pure.
+
+    Metadata, {its fields, | "storage_data": {index: _StorageInfo, ...}} | BUILD, STOP
+
+Where items are stored is known once they are uploaded, and the process that uploads should not
+need seconds and 200 MB for torch. So the fields and indices are pickled where torch is, and
+`add_storage_data` joins them by a few opcodes (docs.python.org/3/library/pickletools.html).
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "ItemLocation",
+    "add_storage_data",
+    "pickle_index",
+    "pickle_metadata",
+    "pickle_metadata_of_parts",
+]
+
+_PROTOCOL: Final = 2
+"""The newest without frames, which could not be continued."""
+
+_START: Final = bytes([0x80, _PROTOCOL])
+_MODULE: Final = b"torch.distributed.checkpoint.metadata\n"
+
+
+class ItemLocation(NamedTuple):
+    """The location of a stored item: a `_StorageInfo` of DCP."""
+
+    key: str
+    """Name of the object, below the checkpoint's prefix."""
+    offset: int
+    """First byte of the item."""
+    length: int
+    """Bytes of the item."""
+    transforms: tuple[str, ...] = ()
+    """Descriptors of the extensions that transformed it."""
+
+
+def pickle_metadata(metadata: Any) -> bytes:
+    """Return the beginning of the pickle of `metadata`; `add_storage_data` completes it."""
+    kind = type(metadata)
+    fields = {name: value for name, value in vars(metadata).items() if name != "storage_data"}
+    name = f"{kind.__module__}\n{kind.__qualname__}\n".encode()
+    body = pickle.dumps(fields, protocol=_PROTOCOL, fix_imports=False)[len(_START) : -1]
+    return b"".join((_START, pickle.GLOBAL, name, pickle.EMPTY_TUPLE, pickle.NEWOBJ, body))
+
+
+def pickle_index(index: Any) -> bytes:
+    """Return opcodes that push an object on the stack, at any position in a pickle."""
+    buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer, protocol=_PROTOCOL, fix_imports=False)
+    pickler.fast = True  # no references to objects pickled before
+    pickler.dump(index)
+    return buffer.getvalue()[len(_START) : -1]
+
+
+def add_storage_data(metadata: bytes, locations: Iterable[tuple[bytes, ItemLocation]]) -> bytes:
+    """Return the complete pickle of the metadata.
+
+    Args:
+        metadata: The result of `pickle_metadata`.
+        locations: The result of `pickle_index` for each item, and the item's location.
+    """
+    pieces = [metadata, _text("storage_data"), pickle.EMPTY_DICT, pickle.MARK]
+    for index, location in locations:
+        pieces += (index, _storage_info(location))
+    pieces += (pickle.SETITEMS, pickle.SETITEM, pickle.BUILD, pickle.STOP)
+    return b"".join(pieces)
+
+
+def pickle_metadata_of_parts(parts: Iterable[tuple[str, str, int]]) -> bytes:
+    """Return the pickle of the metadata of a checkpoint of named parts.
+
+    DCP calls such a part bytes: an item that `torch.save` wrote. Stock DCP loads it by its name,
+    and `aioflux ckpt` lists, verifies, copies and cleans up these checkpoints like all others.
+
+    Args:
+        parts: Name of each part, key of its object and its size in bytes.
+    """
+    known = list(parts)
+    start = [
+        _START,
+        _instance("Metadata"),
+        pickle.EMPTY_DICT,
+        _text("state_dict_metadata"),
+        pickle.EMPTY_DICT,
+    ]
+    for name, _, _ in known:
+        start += (_text(name), _instance("BytesStorageMetadata"), pickle.SETITEM)
+    start.append(pickle.SETITEM)
+    locations = [(_index(name), ItemLocation(key, 0, size)) for name, key, size in known]
+    return add_storage_data(b"".join(start), locations)
+
+
+def _instance(kind: str) -> bytes:
+    return b"".join(
+        (pickle.GLOBAL, _MODULE, f"{kind}\n".encode(), pickle.EMPTY_TUPLE, pickle.NEWOBJ)
+    )
+
+
+def _index(name: str) -> bytes:
+    fields = (_text("fqn"), _text(name), _text("offset"), pickle.NONE, _text("index"), pickle.NONE)
+    pieces = (_instance("MetadataIndex"), pickle.EMPTY_DICT, pickle.MARK, *fields, pickle.SETITEMS)
+    return b"".join((*pieces, pickle.BUILD))
+
+
+def _storage_info(location: ItemLocation) -> bytes:
+    pieces = [
+        pickle.GLOBAL + b"torch.distributed.checkpoint.filesystem\n_StorageInfo\n",
+        pickle.EMPTY_TUPLE,
+        pickle.NEWOBJ,
+        pickle.EMPTY_DICT,
+        pickle.MARK,
+        _text("relative_path"),
+        _text(location.key),
+        _text("offset"),
+        _number(location.offset),
+        _text("length"),
+        _number(location.length),
+    ]
+    if location.transforms:
+        pieces += (_text("transform_descriptors"), pickle.EMPTY_LIST, pickle.MARK)
+        pieces += map(_text, location.transforms)
+        pieces.append(pickle.APPENDS)
+    return b"".join((*pieces, pickle.SETITEMS, pickle.BUILD))
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return pickle.BINUNICODE + struct.pack("<I", len(data)) + data
+
+
+def _number(number: int) -> bytes:
+    if number < 1 << 31:
+        return pickle.BININT + struct.pack("<i", number)
+    data = number.to_bytes(8, "little", signed=True)
+    return pickle.LONG1 + bytes([len(data)]) + data

@@ -1,0 +1,47 @@
+"""ErrorPolicy: `on_error` of the datasets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from aioflux.data._counters import LoadCounters
+
+__all__ = ["ErrorPolicy", "OnError"]
+
+OnError: TypeAlias = Literal["raise", "skip"] | Callable[[Exception, str], None]
+"""`"raise"`; `"skip"`, which logs a warning and counts; or a function of the error and the uri: if
+it returns, the sample is skipped and counted; it may also raise."""
+
+_log = logging.getLogger("aioflux")
+
+
+class ErrorPolicy:
+    """Raises an error of a sample, or skips and counts the sample.
+
+    Attributes:
+        last_skipped: Error of the sample that was skipped last, or None.
+    """
+
+    def __init__(self, on_error: OnError, counters: LoadCounters) -> None:
+        if not (callable(on_error) or on_error in {"raise", "skip"}):
+            raise ValueError(
+                f'on_error must be "raise", "skip" or a function of the error and the uri, not '
+                f"{on_error!r}"
+            )
+        self._on_error = on_error
+        self._counters = counters
+        self.last_skipped: Exception | None = None
+
+    def handle(self, error: Exception, uri: str) -> None:
+        """Skip and count the sample of `uri`, or raise."""
+        if isinstance(error, MemoryError) or self._on_error == "raise":
+            raise error
+        if callable(self._on_error):
+            self._on_error(error, uri)
+        else:
+            _log.warning("skipped %s: %s: %s", uri, type(error).__name__, error)
+        self._counters.count_skipped()
+        self.last_skipped = error

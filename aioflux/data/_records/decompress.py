@@ -1,0 +1,55 @@
+"""Reading of the bytes that records come from: gzip, and errors that name the record."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from aioflux.errors import RecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aioflux._values.meta import ObjectMeta
+
+__all__ = ["GZIP_ERRORS", "decompress", "gzip_error", "record_error"]
+
+GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
+"""Errors of a gzip stream that is truncated or damaged."""
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def record_error(meta: ObjectMeta, record_index: int, reason: str) -> RecordError:
+    """Return the error of a record that cannot be read."""
+    message = f"could not read record {record_index}, counted from 0, of {meta.uri}: {reason}"
+    return RecordError(f"{message}; check the object, or write it again", uri=meta.uri)
+
+
+def gzip_error(meta: ObjectMeta, record_index: int, error: Exception) -> RecordError:
+    """Return the error of a record whose compressed bytes are truncated or damaged."""
+    return record_error(meta, record_index, f"its gzip stream is torn: {error}")
+
+
+@contextmanager
+def decompress(stream: BinaryIO) -> Iterator[BinaryIO]:
+    """Yield a file of the bytes of `stream`, decompressed if they begin as those of gzip do.
+
+    Does not close `stream`.
+    """
+    if isinstance(stream, io.BufferedReader):
+        peekable, is_ours = stream, False
+    else:
+        peekable, is_ours = io.BufferedReader(cast("io.RawIOBase", stream)), True
+    try:
+        if peekable.peek(len(_GZIP_MAGIC))[: len(_GZIP_MAGIC)] == _GZIP_MAGIC:
+            with gzip.GzipFile(fileobj=peekable, mode="rb") as plain:
+                yield cast("BinaryIO", plain)
+        else:
+            yield peekable
+    finally:
+        if is_ours and not stream.closed:
+            peekable.detach()

@@ -1,0 +1,252 @@
+"""StoreReader: objects of one store as samples, by requests, by composites or from a cache.
+
+The cache is consulted in reading order. Its misses are prefetched, so it is also asked in advance
+which objects it lacks:
+
+    wanted -> lookahead: in the cache? -- no --> requests, ahead of the consumer --+
+                         |                                                         v
+                         +-- yes --> read from the cache in its turn -------> consumer
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Final, Self, TypeAlias, cast
+
+from aioflux._values.meta import ObjectMeta
+from aioflux._values.uri import quote_path
+from aioflux.data._cache.cache import Cache
+from aioflux.data._composing import fetch_batches, prepare
+from aioflux.data._counters import LoadCounters
+from aioflux.data._sample import make_sample
+from aioflux.errors import StorageError
+from aioflux.options import MIB
+
+if TYPE_CHECKING:
+    from aioflux import sync
+    from aioflux.data._composing import Compose
+    from aioflux.data._sample import Sample
+    from aioflux.store import TriedBatch
+
+__all__ = ["DEFAULT_CACHE_BYTES", "FetchConfig", "Samples", "StoreReader"]
+
+Wanted: TypeAlias = Iterator[tuple[int, ObjectMeta | str]]
+"""Objects to read, by metadata or by key, each with an index that comes back with its sample."""
+Samples: TypeAlias = Generator[tuple[int, "Sample | StorageError"], None, None]
+"""Indices, each with the sample, or with the error of the object that cannot be read."""
+
+DEFAULT_CACHE_BYTES: Final = 64 * 1024 * MIB
+
+_MAX_LOOKAHEAD: Final = 4096
+"""Objects that the cache is asked for in advance: a million hits may lie between two misses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchConfig:
+    """How objects are read."""
+
+    compose: Compose = "off"
+    """Whether small objects are composed on the service, and read at once."""
+    max_composite_bytes: int = 100_000_000
+    """Bytes of one composite, at most."""
+    cache: Cache | None = None
+    """Disk cache of whole objects."""
+    counters: LoadCounters = field(default_factory=LoadCounters)
+    """Counts what is read."""
+
+    @classmethod
+    def with_cache(
+        cls,
+        directory: str | os.PathLike[str] | None,
+        *,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        compose: Compose = "off",
+    ) -> Self:
+        """Return a config with a cache in a local directory; None for no cache."""
+        if directory is None:
+            return cls(compose=compose)
+        if not os.fspath(directory):
+            raise ValueError('cache="" names no directory; None keeps nothing')
+        return cls(compose=compose, cache=Cache(directory, max_bytes=cache_bytes))
+
+    def prepared_for(self, store: sync.Store) -> Self:
+        """Return the config with what `prepare` found out about composing in this store."""
+        return replace(self, compose=prepare(store, self.compose))
+
+
+class StoreReader:
+    """Reads samples from one store."""
+
+    def __init__(self, store: sync.Store, config: FetchConfig) -> None:
+        self.store = store
+        self._config = config
+
+    def read(self, wanted: Wanted, *, is_ordered: bool = True) -> Samples:
+        """Read objects ahead of the consumer; in order, or as they arrive."""
+        if self._config.cache is not None:
+            return self._read_cached(wanted, self._config.cache)
+        return self._read_in_order(wanted) if is_ordered else self._read_as_they_arrive(wanted)
+
+    def _read_in_order(self, wanted: Wanted) -> Samples:
+        requested: deque[int] = deque()
+
+        def items() -> Iterator[ObjectMeta | str]:
+            for index, item in wanted:
+                requested.append(index)
+                yield item
+
+        config, counters = self._config, self._config.counters
+        if config.compose == "off":
+            batches = self.store.fetch_batches(items(), return_exceptions=True)
+        else:
+            batches = fetch_batches(
+                self.store,
+                items(),
+                compose=config.compose,
+                max_composite_bytes=config.max_composite_bytes,
+            )
+        with closing(cast("Generator[TriedBatch, None, None]", batches)):
+            since = time.monotonic()
+            for batch in batches:
+                counters.count_wait(since)
+                for meta, data in batch:
+                    yield requested.popleft(), _counted_sample(meta, data, counters)
+                since = time.monotonic()
+            counters.count_wait(since)
+
+    def _read_as_they_arrive(self, wanted: Wanted) -> Samples:
+        requested: dict[str, deque[int]] = {}
+        base = self.store.uri.rstrip("/") + "/"
+
+        def items() -> Iterator[ObjectMeta | str]:
+            for index, item in wanted:
+                key = item if isinstance(item, str) else item.key
+                requested.setdefault(key, deque()).append(index)
+                yield item
+
+        counters = self._config.counters
+        batches = self.store.fetch_batches(items(), ordered=False, return_exceptions=True)
+        with closing(cast("Generator[TriedBatch, None, None]", batches)):
+            since = time.monotonic()
+            for batch in batches:
+                counters.count_wait(since)
+                for meta, data in batch:
+                    key = _key_of_error(data, base, requested) if meta is None else meta.key
+                    indices = requested[key]
+                    index = indices.popleft()
+                    if not indices:
+                        del requested[key]
+                    yield index, _counted_sample(meta, data, counters)
+                since = time.monotonic()
+            counters.count_wait(since)
+
+    def _read_cached(self, wanted: Wanted, cache: Cache) -> Samples:
+        counters = self._config.counters
+        with closing(_MissPrefetcher(wanted, cache, self._read_in_order)) as prefetcher:
+            while (upcoming := prefetcher.next()) is not None:
+                index, meta, sample = upcoming
+                if sample is None:
+                    since = time.monotonic()
+                    data = cache.get(meta)
+                    counters.count_wait(since)
+                    if data is not None:
+                        counters.count(1, len(data), num_cache_hits=1)
+                        yield index, make_sample(meta, data)
+                        continue
+                    sample = self._read_evicted(meta)
+                if not isinstance(sample, StorageError):
+                    cache.put(meta, sample.data)
+                yield index, sample
+
+    def _read_evicted(self, meta: ObjectMeta) -> Sample | StorageError:
+        """Read an object that left the cache after the lookahead."""
+        try:
+            return _counted_sample(meta, self.store.get(meta), self._config.counters)
+        except StorageError as exc:
+            return exc
+
+
+class _MissPrefetcher:
+    """Cache misses, prefetched in reading order."""
+
+    def __init__(self, wanted: Wanted, cache: Cache, read: Callable[[Wanted], Samples]) -> None:
+        self._wanted = wanted
+        self._cache = cache
+        self._read = read
+        self._upcoming: deque[tuple[int, ObjectMeta, bool]] = deque()
+        self._misses: Samples | None = None
+        self._fetched: deque[Sample | StorageError] = deque()
+
+    def close(self) -> None:
+        """End the requests."""
+        if self._misses is not None:
+            self._misses.close()
+
+    def next(self) -> tuple[int, ObjectMeta, Sample | StorageError | None] | None:
+        """Return the next object, without a sample if the cache has it; None at the end."""
+        while not self._upcoming:
+            if self._misses is None and not self._look_up_next():
+                return None
+            if self._misses is not None and not self._upcoming:
+                self._await_miss()
+        index, meta, is_cached = self._upcoming.popleft()
+        if is_cached:
+            return index, meta, None
+        if not self._fetched:
+            self._await_miss()
+        return index, meta, self._fetched.popleft()
+
+    def _await_miss(self) -> None:
+        """Wait for the next miss; its request takes more of `wanted`."""
+        assert self._misses is not None
+        fetched = next(self._misses, None)
+        if fetched is None:
+            self._misses = None
+        else:
+            self._fetched.append(fetched[1])
+
+    def _look_up_next(self) -> bool:
+        """Look up the next object, start requests if it is missing; return whether there is one."""
+        for index, item in self._wanted:
+            assert isinstance(item, ObjectMeta)
+            if self._cache.has(item):
+                self._upcoming.append((index, item, True))
+            else:
+                self._misses = self._read(self._look_up(chain([(index, item)], self._wanted)))
+            return True
+        return False
+
+    def _look_up(self, wanted: Wanted) -> Wanted:
+        """Yield the misses, and note the order of all."""
+        for index, item in wanted:
+            assert isinstance(item, ObjectMeta)
+            is_cached = self._cache.has(item)
+            self._upcoming.append((index, item, is_cached))
+            if not is_cached:
+                yield index, item
+            elif len(self._upcoming) > _MAX_LOOKAHEAD:
+                return
+
+
+def _counted_sample(
+    meta: ObjectMeta | None, data: bytes | StorageError, counters: LoadCounters
+) -> Sample | StorageError:
+    if isinstance(data, StorageError):
+        return data
+    assert meta is not None
+    counters.count(1, len(data))
+    return make_sample(meta, data)
+
+
+def _key_of_error(error: bytes | StorageError, base: str, keys: Iterable[str]) -> str:
+    assert isinstance(error, StorageError)
+    for key in keys:
+        if error.uri in {base + key, base + quote_path(key)}:
+            return key
+    raise error

@@ -1,0 +1,212 @@
+"""A service whose reads without a task are answered when, and as, a test says."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import aioflux
+from aioflux._http import ConnectionLostError
+from aioflux._services.memory import MemoryService, memory_bucket
+from aioflux._transfer.get_many import fetch_many
+from aioflux._transfer.limits import Limits
+from aioflux._transfer.session import Session
+from aioflux.errors import StorageError, TransientError
+from tests.transfer.clock import loop_time
+from tests.transfer.scripted_service import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from aioflux._services.base import Body, ReadRequest
+
+OPTIONS = aioflux.TransferOptions(
+    max_in_flight=4, max_in_flight_bytes=4 * MIB, range_size_bytes=MIB
+)
+FIRST_BYTES = 512 * 1024
+"""First range of an object that is read by name, with these options: half of an even share."""
+RETRY = aioflux.RetryPolicy(max_attempts=4, initial_seconds=1e-6, max_seconds=1e-6)
+
+
+@dataclass(eq=False)
+class Begun:
+    """A read that is under way."""
+
+    request: ReadRequest
+    waiter: Any
+    is_stale: bool = False
+
+
+class FakeService(MemoryService):
+    """Objects in memory; what `begin_get` began waits until the test answers it.
+
+    Attributes:
+        begun: Keys of all reads that were begun without a task, in order.
+        under_way: Those that were not answered yet.
+        dropped: Those that nobody waits for any more.
+        gets: (key, start, generation) of all other reads.
+        is_full: No read can be begun without a task.
+        max_under_way: Most reads that were under way at once.
+        spoil: Changes what other reads return, or raises.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "")
+        self.bucket = memory_bucket(name)
+        self.begun: list[str] = []
+        self.under_way: dict[str, Begun] = {}
+        self.dropped: list[str] = []
+        self.gets: list[tuple[str, int, str]] = []
+        self.is_full = False
+        self.max_under_way = 0
+        self.spoil: Callable[[Body], Body] = lambda body: body
+
+    def store(self, key: str, data: bytes) -> aioflux.ObjectMeta:
+        return self.bucket.store(key, data)
+
+    def open(
+        self,
+        *,
+        retry: aioflux.RetryPolicy = RETRY,
+        progress: Any = None,
+        is_warm: bool = True,
+        **options: Any,
+    ) -> Session:
+        """A session that knows about how large objects are."""
+        chosen = replace(OPTIONS, **options)
+        limits = Limits(
+            max_in_flight=chosen.max_in_flight, max_in_flight_bytes=chosen.max_in_flight_bytes
+        )
+        if is_warm:
+            limits.unknown_size.add(1000)
+        return Session(self, chosen, retry, limits, progress=progress, clock=loop_time)
+
+    # What a test says of a read that is under way.
+
+    def answer(self, *keys: str, change: Callable[[Body], Body | None] = lambda body: body) -> None:
+        """Answer as the service does; `change` spoils that, or raises."""
+        for key in keys:
+            read = self.under_way.pop(key)
+            read.waiter.set_result(change)
+
+    def refuse(self, key: str, error: Exception) -> None:
+        """Answer with an error."""
+
+        def raising(_: Body) -> Body:
+            raise error
+
+        self.answer(key, change=raising)
+
+    def lose(self, key: str, *, is_stale: bool = False) -> None:
+        """Break the connection off."""
+        read = self.under_way.pop(key)
+        read.is_stale = is_stale
+        read.waiter.set_exception(ConnectionLostError("the connection was lost"))
+
+    # What the session calls.
+
+    def begin_get(self, request: ReadRequest, waiter: Any) -> Any:
+        key = request.key
+        self._name(key)
+        if self.is_full:
+            return None
+        self.begun.append(key)
+        self.under_way[key] = read = Begun(request, waiter)
+        self.max_under_way = max(self.max_under_way, len(self.under_way))
+        return read
+
+    def end_get(self, request: ReadRequest, exchange: Any, response: Any) -> Any:
+        assert exchange.request == request
+        stored = self._find(request.key, request.generation)
+        return response(self._body(stored, stored.data[: request.end]))
+
+    def fail_get(
+        self, request: ReadRequest, exchange: Any, error: Exception
+    ) -> StorageError | None:
+        assert isinstance(error, ConnectionLostError)
+        return None if exchange.is_stale else TransientError(str(error), uri=self.uri(request.key))
+
+    def abort_get(self, exchange: Any) -> None:
+        del self.under_way[exchange.request.key]
+        self.dropped.append(exchange.request.key)
+
+    def _body(self, stored: Any, data: bytes) -> Body:
+        from aioflux._services.base import Body
+
+        meta = stored.meta
+        return Body(data, len(stored.data), meta.generation, meta.crc32c, lambda: meta)
+
+    async def get(self, request: ReadRequest, **settings: Any) -> Body:
+        self.gets.append((request.key, request.start, request.generation))
+        return self.spoil(await super().get(request, **settings))
+
+
+class Reading:
+    """A consumer of many objects, in a task of its own.
+
+    Attributes:
+        got: (key, data) of what came, in order.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        items: Any,
+        *,
+        ordered: bool = True,
+        gate: asyncio.Event | None = None,
+    ) -> None:
+        self.got: list[tuple[str, bytes]] = []
+        self.session = session
+        self._gate = gate
+        self.task = asyncio.create_task(self._run(items, ordered=ordered))
+
+    async def _run(self, items: Any, *, ordered: bool) -> None:
+        async for batch in fetch_many(self.session, items, ordered=ordered):
+            self.got += [(key, fetched.data) for key, fetched in batch]
+            if self._gate is not None:
+                await self._gate.wait()
+
+    @property
+    def keys(self) -> list[str]:
+        return [key for key, _ in self.got]
+
+    def is_clean(self) -> bool:
+        """Every slot and byte is released, and no deadline is open."""
+        limits, deadlines = self.session.limits, self.session.deadlines
+        return (
+            limits.bytes.held_bytes == 0
+            and limits.requests.num_held == 0
+            and self.session.counters.num_in_flight == 0
+            and deadlines.is_idle
+        )
+
+
+def counts(session: Session) -> dict[str, int]:
+    stats = session.counters.stats(max_in_flight=0)
+    names = ("requests", "retries", "failures", "throttled", "in_flight")
+    return {name: value for name in names if (value := getattr(stats, f"num_{name}"))}
+
+
+async def settle() -> None:
+    """Let every task run until it waits."""
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+async def answer_all(fake: FakeService, reading: Reading) -> None:
+    """Answer whatever is asked until the consumer has ended."""
+    async with asyncio.timeout(100):
+        while not reading.task.done():
+            fake.answer(*fake.under_way)
+            await asyncio.sleep(0)
+    await reading.task
+
+
+def filled(fake: FakeService, keys: Iterable[str], *, size: int = 100) -> dict[str, bytes]:
+    """Store an object of its own under each key."""
+    stored = {key: (key.encode() + b".") * (size // (len(key) + 1) + 1) for key in keys}
+    for key, data in stored.items():
+        fake.store(key, data)
+    return stored

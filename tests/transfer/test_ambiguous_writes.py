@@ -1,0 +1,929 @@
+"""Answers that were not heard: what may have been done is looked for, and never done twice."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import aioflux
+from aioflux import (
+    AlreadyExistsError,
+    NotFoundError,
+    ObjectMeta,
+    OpenUpload,
+    PreconditionFailedError,
+    RetryPolicy,
+    StorageError,
+    TransientError,
+)
+from aioflux._services.base import Precondition, Source, WriteRequest
+from aioflux._services.local.service import LocalService
+from aioflux._services.memory import MemoryService, memory_bucket
+from aioflux._services.s3.errors import deletion_error
+from aioflux._services.status import error_from_status
+from aioflux._transfer.compose import compose, copy
+from aioflux._transfer.delete import delete, delete_many
+from aioflux._transfer.initiate import Window, lost_uploads
+from aioflux._transfer.session import Session
+from aioflux._transfer.writer import ObjectWriter, put
+from aioflux.testing import GCSServer
+from aioflux.testing.faults import Fault
+from tests.transfer.clock import loop_time
+from tests.transfer.scripted_service import LOSE, OPTIONS, PART, REFUSE, ScriptedService, pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from tests.transfer.clock import Clock
+
+LARGE = pattern(2 * PART + 5)
+PLAIN, CREATE = WriteRequest("a"), WriteRequest("a", Precondition(if_absent=True))
+A_AND_B = [Source(key="a"), Source(key="b")]
+NOW = datetime(2026, 2, 1, tzinfo=UTC)
+
+
+def gone() -> Fault:
+    return Fault(kind="refuse", error=NotFoundError("gone", uri="memory://x/a", status=404))
+
+
+def short_of_time(scripted: ScriptedService) -> Session:
+    return replace_retry(scripted, RetryPolicy(deadline_seconds=0.05, initial_seconds=1e-6))
+
+
+def replace_retry(scripted: ScriptedService, retry: RetryPolicy) -> Session:
+    session = scripted.session
+    return Session(session.service, session.options, retry, session.limits, clock=loop_time)
+
+
+# --- beginning an upload -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("request_", [PLAIN, CREATE], ids=["plain", "create"])
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_begin_whose_answer_is_lost_leaves_no_upload(
+    scripted: ScriptedService, times: int, request_: WriteRequest
+) -> None:
+    scripted.service.fail("initiate_upload", *[LOSE] * times)
+    await put(scripted.session, request_, memoryview(LARGE))
+    assert scripted.get("a") == LARGE
+    assert scripted.is_clean()
+
+
+@pytest.mark.parametrize("request_", [PLAIN, CREATE], ids=["plain", "create"])
+async def test_a_begin_that_is_lost_for_good_leaves_no_upload(
+    scripted: ScriptedService, request_: WriteRequest
+) -> None:
+    scripted.service.fail("initiate_upload", *[LOSE] * 4)
+    with pytest.raises(TransientError):
+        await put(scripted.session, request_, memoryview(LARGE))
+    assert not scripted.bucket.objects
+    assert scripted.is_clean()
+
+
+async def test_a_refused_begin_looks_for_nothing(scripted: ScriptedService) -> None:
+    scripted.service.fail("initiate_upload", REFUSE)
+    await put(scripted.session, PLAIN, memoryview(LARGE))
+    assert scripted.service.count("list_uploads") == 0
+
+
+async def test_uploads_of_other_writers_of_the_key_go_on(scripted: ScriptedService) -> None:
+    """Two writers of one key in one process, one of which loses the answer to its begin."""
+    async with ObjectWriter(scripted.session, PLAIN) as first:
+        await first.write(LARGE)
+        scripted.service.fail("initiate_upload", LOSE)
+        await put(scripted.session, PLAIN, memoryview(pattern(2 * PART, seed=4)))
+        assert len(scripted.bucket.uploads) == 1
+    assert scripted.get("a") == LARGE
+    assert scripted.is_clean()
+
+
+async def test_one_upload_of_a_key_is_begun_at_a_time(scripted: ScriptedService) -> None:
+    hang = Fault(kind="hang_after")
+    scripted.service.fail("initiate_upload", LOSE, hang)
+    first = asyncio.create_task(put(scripted.session, PLAIN, memoryview(LARGE)))
+    await hang.reached.wait()
+    second = asyncio.create_task(put(scripted.session, PLAIN, memoryview(LARGE)))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert scripted.service.count("initiate_upload") == 2
+    hang.released.set()
+    await asyncio.gather(first, second)
+    assert scripted.is_clean()
+
+
+async def test_an_upload_that_may_stay_open_does_not_fail_the_write(
+    scripted: ScriptedService, caplog: pytest.LogCaptureFixture
+) -> None:
+    scripted.service.fail("initiate_upload", LOSE)
+    scripted.service.fail("list_uploads", *[REFUSE] * 4)
+    await put(scripted.session, PLAIN, memoryview(LARGE))
+    assert "Store.clean" in caplog.text
+    assert len(scripted.bucket.uploads) == 1
+
+
+def upload(upload_id: str, seconds: float, key: str = "k") -> OpenUpload:
+    return OpenUpload(key=key, upload_id=upload_id, initiated=NOW + timedelta(seconds=seconds))
+
+
+class ShiftedClock:
+    """The clock of the running loop, which a test sets forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+
+@contextmanager
+def shifted_clock() -> Iterator[ShiftedClock]:
+    loop, shift = asyncio.get_running_loop(), ShiftedClock()
+    inner = loop.time
+    loop.time = lambda: inner() + shift.ahead  # type: ignore[method-assign]
+    try:
+        yield shift
+    finally:
+        loop.time = inner  # type: ignore[method-assign]
+
+
+def age_uploads(scripted: ScriptedService, seconds: float, ids: Iterable[str]) -> None:
+    """Let uploads have been begun earlier."""
+    for each in ids:
+        stored = scripted.bucket.uploads[each]
+        earlier = stored.initiated - timedelta(seconds=seconds)
+        scripted.bucket.uploads[each] = replace(stored, initiated=earlier)
+
+
+@given(
+    skew=st.floats(-1e6, 1e6),
+    times=st.lists(st.floats(0, 60), min_size=4, max_size=12),
+    others=st.lists(st.floats(-1e3, 1e3), max_size=5),
+)
+def test_the_services_own_clock_tells_what_was_begun_meanwhile(
+    skew: float, times: list[float], others: list[float]
+) -> None:
+    """Only within a tick of an attempt that was lost, wherever the service's clock stands."""
+    ends = sorted(times)[: len(times) // 2 * 2]
+    *lost, heard = [Window(*ends[at : at + 2]) for at in range(0, len(ends), 2)]
+    uploads = [upload("own", skew + heard.begin), upload("known", skew), upload("below", 0, "k/x")]
+    uploads += [upload(f"lost {at}", skew + each.end) for at, each in enumerate(lost)]
+    uploads += [upload(f"other {at}", skew + each) for at, each in enumerate(others)]
+    found = lost_uploads(
+        uploads,
+        key="k",
+        known={"own", "known"},
+        own_id="own",
+        lost=lost,
+        heard=heard,
+        now=NOW,
+    )
+    assert {f"lost {at}" for at in range(len(lost))} <= set(found)
+    assert not {"own", "known", "below"} & set(found)
+    slack = 1.001 + heard.end - heard.begin
+    for at, each in enumerate(others):
+        if all(each < begin - slack or each > end + slack for begin, end in lost):
+            assert f"other {at}" not in found
+        if each > heard.begin + 0.001:
+            assert f"other {at}" not in found
+
+
+def test_this_machines_clock_stands_in_where_no_attempt_was_heard() -> None:
+    uploads = [upload("lost", -13), upload("older", -20), upload("between", -8)]
+    uploads += [upload("lost too", 0), upload("later", 9)]
+    found = lost_uploads(
+        uploads,
+        key="k",
+        known=(),
+        own_id="",
+        lost=[Window(86, 88), Window(99, 100)],
+        heard=Window(100, 100),
+        now=NOW,
+    )
+    assert found == ["lost", "lost too"]
+
+
+async def test_an_upload_that_another_process_began_between_attempts_goes_on(
+    scripted: ScriptedService,
+) -> None:
+    """Its beginning lies in the wait after the lost attempt."""
+    inner = scripted.service.initiate_upload
+    scripted.service.fail("initiate_upload", LOSE)
+    other = await MemoryService(scripted.bucket.name, "").initiate_upload(WriteRequest("a"))
+
+    def wait_ten_seconds() -> None:
+        loop_time.ahead += 10
+        age_uploads(scripted, 10, scripted.bucket.uploads.keys() - {other})
+        age_uploads(scripted, 5, {other})
+
+    async def initiate_upload(request: WriteRequest) -> str:
+        try:
+            return await inner(request)
+        except TransientError:
+            asyncio.get_running_loop().call_soon(wait_ten_seconds)
+            raise
+
+    scripted.service.initiate_upload = initiate_upload
+    with shifted_clock() as loop_time:
+        await put(scripted.session, PLAIN, memoryview(LARGE))
+    assert list(scripted.bucket.uploads) == [other]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_more_uploads_than_were_lost_are_left_alone(
+    scripted: ScriptedService, times: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = MemoryService(scripted.bucket.name, "")
+    ids = [await other.initiate_upload(WriteRequest("a")) for _ in range(2)]
+    scripted.service.fail("initiate_upload", *[LOSE] * times)
+    await put(scripted.session, PLAIN, memoryview(LARGE))
+    assert set(ids) < set(scripted.bucket.uploads)
+    assert len(scripted.bucket.uploads) == 2 + times
+    assert "somebody else" in caplog.text
+    assert scripted.get("a") == LARGE
+
+
+# --- completing it -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("request_", [PLAIN, CREATE], ids=["plain", "create"])
+async def test_a_completion_that_was_done_is_found(
+    scripted: ScriptedService, request_: WriteRequest
+) -> None:
+    scripted.service.fail("complete_upload", LOSE)
+    meta = await put(scripted.session, request_, memoryview(LARGE))
+    assert meta.size == len(LARGE)
+    assert scripted.get("a") == LARGE
+    assert scripted.is_clean()
+
+
+@pytest.mark.parametrize("content", [b"somebody else's", None], ids=["another", "nothing"])
+async def test_a_completion_that_cannot_be_known_says_so(
+    scripted: ScriptedService, content: bytes | None
+) -> None:
+    scripted.service.fail("complete_upload", LOSE)
+    inner = scripted.service.complete_upload
+
+    async def complete_upload(*args: object, **settings: object) -> object:
+        try:
+            return await inner(*args, **settings)
+        except TransientError:
+            scripted.bucket.remove("a")
+            if content is not None:
+                scripted.put("a", content)
+            raise
+
+    scripted.service.complete_upload = complete_upload
+    with pytest.raises(StorageError, match=r"could not tell whether .*/a was written"):
+        await put(scripted.session, PLAIN, memoryview(LARGE))
+    assert scripted.is_clean()
+
+
+async def test_an_upload_that_somebody_aborted_is_not_found(scripted: ScriptedService) -> None:
+    scripted.service.fail("complete_upload", REFUSE, gone())
+    with pytest.raises(NotFoundError, match="gone"):
+        await put(scripted.session, PLAIN, memoryview(LARGE))
+    assert scripted.is_clean()
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("is_done", [True, False])
+async def test_time_that_ends_in_a_completion_is_followed_by_a_look(
+    scripted: ScriptedService, *, is_done: bool
+) -> None:
+    scripted.service.fail("complete_upload", Fault(kind="hang_after" if is_done else "hang"))
+    writing = put(short_of_time(scripted), PLAIN, memoryview(LARGE))
+    if is_done:
+        assert (await writing).size == len(LARGE)
+    else:
+        with pytest.raises(TransientError, match="deadline"):
+            await writing
+    assert scripted.is_clean()
+
+
+@pytest.mark.usefixtures("clock")
+async def test_an_upload_of_what_was_there_before_is_ended(scripted: ScriptedService) -> None:
+    """The look finds an equal object, whoever wrote it; the upload must not stay."""
+    scripted.put("a", LARGE)
+    scripted.service.fail("complete_upload", Fault(kind="hang"))
+    await put(short_of_time(scripted), PLAIN, memoryview(LARGE))
+    assert scripted.is_clean()
+
+
+@pytest.mark.usefixtures("clock")
+async def test_a_last_look_that_fails_is_told(scripted: ScriptedService) -> None:
+    scripted.service.fail("complete_upload", Fault(kind="hang"))
+    scripted.service.fail("head", REFUSE)
+    with pytest.raises(TransientError) as raised:
+        await put(short_of_time(scripted), PLAIN, memoryview(LARGE))
+    assert any("could not be found out" in note for note in raised.value.__notes__)
+
+
+async def test_a_conditional_completion_is_found(scripted: ScriptedService, tmp_path: Path) -> None:
+    """Files honour the precondition of a completion, and have no checksum: they are read."""
+    flaky = ScriptedService("unused", service=LocalService(str(tmp_path)))
+    flaky.session = flaky.new_session(range_size_bytes=PART)
+    flaky.service.fail("complete_upload", LOSE)
+    meta = await put(flaky.session, CREATE, memoryview(LARGE))
+    assert (meta.key, meta.size) == ("a", len(LARGE))
+    assert (tmp_path / "a").read_bytes() == LARGE
+    taken = WriteRequest("a", Precondition(if_generation_match="another"))
+    with pytest.raises(PreconditionFailedError):
+        await put(flaky.session, taken, memoryview(LARGE))
+
+
+async def test_without_checksums_another_object_is_not_taken_for_the_revealed_one(
+    scripted: ScriptedService,
+) -> None:
+    store = scripted.bucket.store
+
+    def without_checksum(key: str, data: bytes, **settings: Any) -> ObjectMeta:
+        store(key, data, **settings)
+        stored = scripted.bucket.objects[key]
+        scripted.bucket.objects[key] = replace(stored, meta=replace(stored.meta, crc32c=None))
+        return scripted.bucket.objects[key].meta
+
+    scripted.bucket.store = without_checksum
+    unheard = TransientError("lost before it was done", uri="memory://x/a", maybe_done=True)
+    hang = Fault(kind="hang")
+    scripted.service.fail("compose", Fault(kind="refuse", error=unheard), hang)
+    writing = asyncio.create_task(put(scripted.session, CREATE, memoryview(LARGE)))
+    await hang.reached.wait()
+    scripted.put("a", bytes(len(LARGE)))
+    hang.released.set()
+    with pytest.raises(AlreadyExistsError):
+        await writing
+
+
+@pytest.mark.usefixtures("clock")
+async def test_a_write_of_other_metadata_is_not_taken_for_done(scripted: ScriptedService) -> None:
+    scripted.bucket.store("a", b"same", metadata={"by": "another"})
+    scripted.service.fail("put", Fault(kind="hang"))
+    request = WriteRequest("a", metadata={"by": "us"})
+    with pytest.raises(TransientError):
+        await put(short_of_time(scripted), request, memoryview(b"same"))
+
+
+# --- a service that is asked too often -------------------------------------------------------
+
+ABSENT = Precondition(if_absent=True)
+
+
+def answered(
+    status: int, *, kind: Literal["refuse", "lose"] = "refuse", times: int = 1
+) -> list[Fault]:
+    """A status in place of the answer: before the work, or after it."""
+    error = error_from_status(status, action="write", uri="memory://x/c")
+    return [Fault(kind=kind, error=error)] * times
+
+
+async def create_small(scripted: ScriptedService) -> ObjectMeta:
+    return await put(scripted.session, WriteRequest("c", ABSENT), memoryview(b"12"))
+
+
+async def compose_new(scripted: ScriptedService) -> ObjectMeta:
+    return await compose(scripted.session, WriteRequest("c", ABSENT), A_AND_B)
+
+
+async def copy_new(scripted: ScriptedService) -> ObjectMeta:
+    return await copy(scripted.session, Source(key="b"), "c", precondition=ABSENT)
+
+
+MAKING = {"put": create_small, "compose": compose_new, "copy": copy_new}
+each_making = pytest.mark.parametrize(("operation", "make"), MAKING.items(), ids=MAKING)
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+@each_making
+async def test_what_was_made_before_an_error_is_found(
+    scripted: ScriptedService,
+    operation: str,
+    make: Callable[[ScriptedService], Awaitable[ObjectMeta]],
+    status: int,
+) -> None:
+    scripted.service.fail(operation, *answered(status, kind="lose"))
+    assert await make(scripted) == scripted.bucket.objects["c"].meta
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize("status", [429, 503])
+@each_making
+async def test_a_throttled_request_is_repeated_without_a_look(
+    scripted: ScriptedService,
+    operation: str,
+    make: Callable[[ScriptedService], Awaitable[ObjectMeta]],
+    status: int,
+) -> None:
+    scripted.service.fail(operation, *answered(status, times=3))
+    await make(scripted)
+    assert (scripted.service.count(operation), scripted.service.count("head")) == (4, 0)
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize("status", [429, 503])
+@each_making
+async def test_a_storm_is_not_made_worse_by_a_look(
+    scripted: ScriptedService,
+    operation: str,
+    make: Callable[[ScriptedService], Awaitable[ObjectMeta]],
+    status: int,
+) -> None:
+    """The error says that it is not known whether the work was done."""
+    scripted.service.fail(operation, *answered(status, times=4))
+    with pytest.raises(TransientError) as raised:
+        await make(scripted)
+    assert (scripted.service.count(operation), scripted.service.count("head")) == (4, 0)
+    assert any("is not known" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize(
+    ("request_", "operation"),
+    [(PLAIN, "complete_upload"), (CREATE, "compose")],
+    ids=["completion", "conditional"],
+)
+async def test_a_storm_at_the_end_of_an_upload_is_followed_by_a_look(
+    scripted: ScriptedService, request_: WriteRequest, operation: str, status: int, *, is_done: bool
+) -> None:
+    """Its parts are dropped after it, so that nobody could complete it later."""
+    scripted.service.fail(operation, *answered(status, times=3))
+    scripted.service.fail(operation, *answered(status, kind="lose" if is_done else "refuse"))
+    writing = put(scripted.session, request_, memoryview(LARGE))
+    if is_done:
+        assert (await writing).size == len(LARGE)
+    else:
+        with pytest.raises(TransientError):
+            await writing
+    looks = [key for name, key in scripted.service.calls if (name, key) == ("head", "a")]
+    assert len(looks) == 1
+    assert ("a" in scripted.bucket.objects) == is_done
+    assert scripted.is_clean()
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("can_list", [True, False])
+async def test_a_storm_at_the_beginning_of_an_upload_costs_one_listing(
+    scripted: ScriptedService, status: int, *, can_list: bool
+) -> None:
+    """The uploads there are, for those that were begun all the same."""
+    scripted.service.fail("initiate_upload", *answered(status, times=4))
+    if not can_list:
+        scripted.service.fail("list_uploads", *answered(status, times=9))
+    with pytest.raises(TransientError):
+        await put(scripted.session, PLAIN, memoryview(LARGE))
+    assert scripted.service.count("initiate_upload") == 4
+    assert scripted.service.count("list_uploads") == 1
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 503])
+@pytest.mark.parametrize("times", [1, 3])
+async def test_an_upload_that_was_begun_before_an_error_is_ended(
+    scripted: ScriptedService, status: int, times: int
+) -> None:
+    scripted.service.fail("initiate_upload", *answered(status, kind="lose", times=times))
+    await put(scripted.session, PLAIN, memoryview(LARGE))
+    assert scripted.service.count("list_uploads") == 1
+    assert scripted.is_clean()
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 503])
+@pytest.mark.parametrize("request_", [PLAIN, CREATE], ids=["plain", "create"])
+async def test_a_completion_that_was_done_before_an_error_is_found(
+    scripted: ScriptedService, status: int, request_: WriteRequest
+) -> None:
+    scripted.service.fail("complete_upload", *answered(status, kind="lose"))
+    await put(scripted.session, request_, memoryview(LARGE))
+    assert scripted.get("a") == LARGE
+    assert scripted.is_clean()
+
+
+@pytest.mark.parametrize("code", ["SlowDown", "InternalError"])
+async def test_an_object_that_was_deleted_before_its_error_is_not_missing(code: str) -> None:
+    """Of many in one request, each with an answer of its own."""
+
+    class Deleting(MemoryService):
+        async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
+            for source in sources:
+                await self.delete(source.key, generation=source.generation)
+            return {"k1": deletion_error(code, "", uri=self.uri("k1"))}
+
+    service = Deleting("deleting", "")
+    service.capabilities = replace(service.capabilities, delete_page_size=1000)
+    scripted = ScriptedService("deleting", service=service)
+    keys = [f"k{at}" for at in range(8)]
+    for key in keys:
+        scripted.put(key, b"1")
+    result = await delete_many(scripted.session, [Source(key=key) for key in keys], max_in_flight=4)
+    assert (result.deleted, result.missing, dict(result.errors)) == (tuple(keys), (), {})
+
+
+# --- deleting ------------------------------------------------------------------------------
+
+
+async def test_a_delete_whose_answer_is_lost_never_removes_what_came_since(
+    scripted: ScriptedService,
+) -> None:
+    seen = scripted.put("a", b"old").generation
+    hang = Fault(kind="hang")
+    scripted.service.fail("delete", LOSE, hang)
+    deleting = asyncio.create_task(delete(scripted.session, "a", generation=seen))
+    await hang.reached.wait()
+    scripted.put("a", b"new")
+    hang.released.set()
+    await deleting
+    assert scripted.get("a") == b"new"
+
+
+async def test_a_delete_by_name_that_was_done_spares_what_came_since(
+    scripted: ScriptedService,
+) -> None:
+    """Done, its answer lost, and somebody writes the name anew before the next attempt."""
+    scripted.put("a", b"old")
+    hang = Fault(kind="hang")
+    scripted.service.fail("delete", LOSE, hang)
+    deleting = asyncio.create_task(delete(scripted.session, "a"))
+    await hang.reached.wait()
+    scripted.put("a", b"new")
+    hang.released.set()
+    await deleting
+    assert scripted.get("a") == b"new"
+
+
+async def test_a_delete_by_name_takes_what_replaces_the_object_before_it_is_done(
+    scripted: ScriptedService,
+) -> None:
+    scripted.put("a", b"old")
+    hang = Fault(kind="hang")
+    scripted.service.fail("delete", hang)
+    deleting = asyncio.create_task(delete(scripted.session, "a"))
+    await hang.reached.wait()
+    scripted.put("a", b"new")
+    hang.released.set()
+    await deleting
+    assert "a" not in scripted.bucket.objects
+
+
+def replaced_after_each_look(scripted: ScriptedService, *, times: int = 1000) -> list[float]:
+    """Have others replace the object after each look at it; return when it was looked at."""
+    inner, looks = scripted.service.head, []
+
+    async def head(key: str, *, generation: str = "") -> ObjectMeta:
+        looks.append(asyncio.get_running_loop().time())
+        meta = await inner(key, generation=generation)
+        if len(looks) <= times:
+            scripted.put(key, b"newer")
+        return meta
+
+    scripted.service.head = head
+    return looks
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 1000])
+async def test_a_delete_by_name_of_what_others_replace_comes_to_an_end(
+    scripted: ScriptedService, clock: Clock, times: int
+) -> None:
+    """It looks again after a pause, three times; then it deletes whatever has the name."""
+    scripted.put("a", b"old")
+    session = scripted.new_session(retry=RetryPolicy(initial_seconds=1.0))
+    looks = replaced_after_each_look(scripted, times=times)
+    begun = clock.now
+    await delete(session, "a")
+    assert "a" not in scripted.bucket.objects
+    assert len(looks) == min(times + 1, 3)
+    assert scripted.service.count("delete") == min(times, 3) + 1
+    waits = [after - before for before, after in itertools.pairwise(looks)]
+    assert all(0 < wait <= 2.0**at for at, wait in enumerate(waits))
+    assert clock.now - begun == pytest.approx(sum(waits))
+
+
+async def test_a_delete_by_name_without_a_generation_is_sent_once(
+    scripted: ScriptedService,
+) -> None:
+    """Its answer is lost, and what came since is not deleted by another attempt."""
+    scripted.put("a", b"old")
+    replaced_after_each_look(scripted)
+    scripted.service.fail("delete", None, None, None, LOSE)
+    with pytest.raises(TransientError):
+        await delete(scripted.session, "a")
+    assert scripted.service.count("delete") == 4
+
+
+async def test_a_delete_by_name_that_was_not_sent_is_sent_again(scripted: ScriptedService) -> None:
+    scripted.put("a", b"old")
+    replaced_after_each_look(scripted)
+    scripted.service.fail("delete", None, None, None, REFUSE)
+    await delete(scripted.session, "a")
+    assert "a" not in scripted.bucket.objects
+    assert scripted.service.count("delete") == 5
+
+
+async def test_many_that_others_replace_are_deleted_by_name() -> None:
+    """By a request for many, which is given what a listing tells; the rest one by one."""
+
+    class Replacing(MemoryService):
+        async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
+            failed: dict[str, StorageError] = {}
+            memory_bucket("replacing").store("k1", b"newer")
+            for source in sources:
+                try:
+                    await self.delete(source.key, generation=source.generation)
+                except PreconditionFailedError as exc:
+                    failed[source.key] = exc
+            return failed
+
+    service = Replacing("replacing", "")
+    service.capabilities = replace(service.capabilities, delete_page_size=1000)
+    scripted = ScriptedService("replacing", service=service)
+    keys = [f"k{at}" for at in range(8)]
+    pinned = {key: scripted.put(key, b"1").generation for key in keys}
+    named = [Source(key=key) for key in keys]
+    result = await delete_many(scripted.session, named, max_in_flight=4)
+    assert (result.deleted, result.missing, dict(result.errors)) == (tuple(keys), (), {})
+    pinned = {key: scripted.put(key, b"1").generation for key in keys}
+    seen = [Source(key=key, generation=generation) for key, generation in pinned.items()]
+    result = await delete_many(scripted.session, seen, max_in_flight=4)
+    assert list(result.errors) == ["k1"]
+    assert scripted.get("k1") == b"newer"
+
+
+async def test_a_delete_by_name_without_retries_is_one_request(scripted: ScriptedService) -> None:
+    scripted.put("a", b"old")
+    once = replace_retry(scripted, RetryPolicy(max_attempts=1))
+    await delete(once, "a")
+    assert (scripted.service.count("head"), scripted.service.count("delete")) == (0, 1)
+
+
+async def test_a_delete_by_name_removes_only_what_was_seen_after_a_lost_answer(
+    scripted: ScriptedService,
+) -> None:
+    scripted.put("a", b"old")
+    unheard = TransientError("lost before it was done", uri="memory://x/a", maybe_done=True)
+    hang = Fault(kind="hang")
+    scripted.service.fail("delete", Fault(kind="refuse", error=unheard), hang)
+    deleting = asyncio.create_task(delete(scripted.session, "a"))
+    await hang.reached.wait()
+    scripted.put("a", b"written after the look")
+    hang.released.set()
+    await deleting
+    assert scripted.get("a") == b"written after the look"
+
+
+async def test_a_delete_that_was_not_sent_was_not_done(scripted: ScriptedService) -> None:
+    """What is gone at the next attempt, somebody else deleted."""
+    scripted.put("a", b"1")
+    hang = Fault(kind="hang")
+    scripted.service.fail("delete", REFUSE, hang)
+    deleting = asyncio.create_task(delete(scripted.session, "a"))
+    await hang.reached.wait()
+    scripted.bucket.remove("a")
+    hang.released.set()
+    with pytest.raises(NotFoundError):
+        await deleting
+
+
+async def test_a_refused_delete_of_a_generation_does_not_take_another_for_it(
+    scripted: ScriptedService,
+) -> None:
+    seen = scripted.put("a", b"1").generation
+    hang = Fault(kind="hang")
+    scripted.service.fail("delete", REFUSE, hang)
+    deleting = asyncio.create_task(delete(scripted.session, "a", generation=seen))
+    await hang.reached.wait()
+    scripted.put("a", b"2")
+    hang.released.set()
+    with pytest.raises(PreconditionFailedError):
+        await deleting
+
+
+# --- composing and copying -----------------------------------------------------------------
+
+
+@pytest.fixture
+def sources(scripted: ScriptedService) -> None:
+    scripted.put("a", b"1")
+    scripted.bucket.store("b", b"2", content_type="text/plain", metadata={"k": "v"})
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize("metadata", [None, {}, {"k": "v"}], ids=["any", "none", "some"])
+async def test_a_compose_that_was_done_is_not_repeated(
+    scripted: ScriptedService, metadata: dict[str, str] | None
+) -> None:
+    scripted.service.fail("compose", LOSE)
+    request = WriteRequest("c", content_type="text/plain", metadata=metadata)
+    meta = await compose(scripted.session, request, A_AND_B)
+    assert scripted.service.count("compose") == 1
+    assert scripted.get("c") == b"12"
+    assert meta == scripted.bucket.objects["c"].meta
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize(
+    "request_",
+    [WriteRequest("c", metadata={"k": "v"}), WriteRequest("c", content_type="text/plain")],
+    ids=["metadata", "content type"],
+)
+async def test_a_compose_is_repeated_where_what_is_there_is_not_as_asked(
+    scripted: ScriptedService, request_: WriteRequest
+) -> None:
+    scripted.put("c", b"12")
+    unheard = TransientError("lost before it was done", uri="memory://x/c", maybe_done=True)
+    scripted.service.fail("compose", Fault(kind="refuse", error=unheard))
+    meta = await compose(scripted.session, request_, A_AND_B)
+    assert scripted.service.count("compose") == 2
+    assert dict(meta.metadata) == dict(request_.metadata or {})
+
+
+@pytest.mark.usefixtures("sources")
+async def test_a_refused_compose_is_repeated_without_a_look(scripted: ScriptedService) -> None:
+    scripted.service.fail("compose", REFUSE)
+    await compose(scripted.session, WriteRequest("c"), A_AND_B)
+    assert (scripted.service.count("compose"), scripted.service.count("head")) == (2, 0)
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize("num_sources", [1, 2])
+async def test_an_append_by_name_begins_again_if_others_replace_a_source(
+    scripted: ScriptedService, clock: Clock, num_sources: int
+) -> None:
+    session = scripted.new_session(retry=RetryPolicy(initial_seconds=1.0))
+    replaced_after_each_look(scripted, times=6)
+    begun = clock.now
+    await compose(session, WriteRequest("a"), A_AND_B[:num_sources])
+    assert scripted.get("a") == b"newer" * num_sources
+    assert clock.now > begun
+
+
+@pytest.mark.usefixtures("sources")
+async def test_an_append_that_others_never_let_end_is_an_error(scripted: ScriptedService) -> None:
+    looks = replaced_after_each_look(scripted)
+    with pytest.raises(NotFoundError):
+        await compose(scripted.session, WriteRequest("a"), [Source(key="a")])
+    assert len(looks) == scripted.session.retry.max_attempts
+
+
+@pytest.mark.usefixtures("sources")
+async def test_an_append_of_pinned_sources_does_not_begin_again(scripted: ScriptedService) -> None:
+    old = scripted.bucket.objects["a"].meta.generation
+    looks = replaced_after_each_look(scripted)
+    with pytest.raises(NotFoundError):
+        await compose(scripted.session, WriteRequest("a"), [Source(key="a", generation=old)])
+    assert len(looks) == 1
+
+
+@pytest.mark.usefixtures("sources")
+async def test_an_append_that_may_have_been_done_does_not_begin_again(
+    scripted: ScriptedService,
+) -> None:
+    """Done, its answer lost, and replaced before the next attempt: it would be done twice."""
+    hang = Fault(kind="hang")
+    scripted.service.fail("compose", LOSE)
+    scripted.service.fail("head", None, None, hang)  # the look before the next attempt
+    appending = asyncio.create_task(compose(scripted.session, WriteRequest("a"), A_AND_B))
+    await hang.reached.wait()
+    scripted.put("a", b"written on")
+    hang.released.set()
+    with pytest.raises(NotFoundError):
+        await appending
+    assert scripted.get("a") == b"written on"
+
+
+@pytest.mark.usefixtures("sources")
+async def test_an_append_that_was_not_done_is_repeated(scripted: ScriptedService) -> None:
+    scripted.put("b", b"")
+    unheard = TransientError("lost before it was done", uri="memory://x/a", maybe_done=True)
+    scripted.service.fail("compose", Fault(kind="refuse", error=unheard))
+    before = scripted.bucket.objects["a"].meta.generation
+    # With an empty source, the result looks as the object did before.
+    meta = await compose(scripted.session, WriteRequest("a"), A_AND_B)
+    assert meta.generation != before
+
+
+@pytest.mark.usefixtures("sources")
+async def test_a_copy_that_was_done_is_not_repeated(scripted: ScriptedService) -> None:
+    scripted.service.fail("copy", LOSE)
+    meta = await copy(scripted.session, Source(key="b"), "c", precondition=Precondition())
+    assert scripted.service.count("copy") == 1
+    assert meta.metadata == {"k": "v"}
+
+
+@pytest.mark.usefixtures("sources")
+async def test_a_copy_is_repeated_where_only_the_bytes_are_there(scripted: ScriptedService) -> None:
+    scripted.put("c", b"2")
+    unheard = TransientError("lost before it was done", uri="memory://x/c", maybe_done=True)
+    scripted.service.fail("copy", Fault(kind="refuse", error=unheard))
+    await copy(scripted.session, Source(key="b"), "c", precondition=Precondition())
+    assert scripted.bucket.objects["c"].meta.metadata == {"k": "v"}
+
+
+@pytest.mark.usefixtures("sources")
+async def test_a_copy_whose_source_is_gone_is_not_found(scripted: ScriptedService) -> None:
+    unheard = TransientError("lost before it was done", uri="memory://x/c", maybe_done=True)
+    scripted.service.fail("copy", Fault(kind="refuse", error=unheard))
+    with pytest.raises(NotFoundError):
+        await copy(scripted.session, Source(key="z"), "c", precondition=Precondition())
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize("operation", ["compose", "copy"])
+async def test_an_attempt_that_is_carried_out_late_is_found(
+    scripted: ScriptedService, operation: str
+) -> None:
+    """Lost, not there at the look, and there when the second attempt is refused."""
+    unheard = TransientError("lost on the way", uri="memory://x/c", maybe_done=True)
+    hang = Fault(kind="hang")
+    scripted.service.fail(operation, Fault(kind="refuse", error=unheard), hang)
+    absent = Precondition(if_absent=True)
+    if operation == "compose":
+        call = compose(scripted.session, WriteRequest("c", absent), [Source(key="b")])
+    else:
+        call = copy(scripted.session, Source(key="b"), "c", precondition=absent)
+    running = asyncio.create_task(call)
+    await hang.reached.wait()
+    late = scripted.bucket.store("c", b"2", content_type="text/plain", metadata={"k": "v"})
+    hang.released.set()
+    assert await running == late
+
+
+async def test_objects_without_a_checksum_are_never_taken_for_each_other(tmp_path: Path) -> None:
+    flaky = ScriptedService("unused", service=LocalService(str(tmp_path)))
+    for key, data in (("a", b"1"), ("b", b"2"), ("c", b"xy")):
+        (tmp_path / key).write_bytes(data)
+    unheard = TransientError("lost before it was done", uri="file:///c", maybe_done=True)
+    flaky.service.fail("compose", Fault(kind="refuse", error=unheard))
+    await compose(flaky.session, WriteRequest("c"), A_AND_B)
+    assert (tmp_path / "c").read_bytes() == b"12"
+
+
+# --- on the wire ---------------------------------------------------------------------------
+
+LOST = {
+    "create": "xml.multipart.create",
+    "part": "xml.multipart.part",
+    "complete": "xml.multipart.complete",
+    "compose": "storage.objects.compose",
+    "delete": "objects.delete",
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[GCSServer]:
+    with GCSServer(buckets=("bucket",)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "create"])
+@pytest.mark.parametrize("operation", LOST.values(), ids=LOST)
+async def test_no_lost_answer_leaves_an_upload_open(
+    server: GCSServer, operation: str, mode: Literal["overwrite", "create"]
+) -> None:
+    retry = RetryPolicy(initial_seconds=0.01)
+    async with aioflux.open_store(
+        "gs://bucket", endpoint_url=server.url, retry=retry, transfer=OPTIONS
+    ) as store:
+        with server.faults.inject(operation, lost=True, times=1):
+            key = f"{operation} {mode}"
+            data = LARGE
+            meta = await store.put(key, data, mode=mode)
+        assert meta.key == key
+    assert server.get("bucket", key) == data
+    assert server.stats.open_uploads == 0
+    assert not server.keys("bucket", ".aioflux")
+
+
+async def test_no_lost_answer_does_a_thing_twice(server: GCSServer) -> None:
+    server.put("bucket", "x", b"1")
+    server.stats.reset()
+    server.faults.clear()
+    retry = RetryPolicy(initial_seconds=0.01)
+    async with aioflux.open_store("gs://bucket", endpoint_url=server.url, retry=retry) as store:
+        for operation in ("storage.objects.compose", "storage.objects.rewrite", "objects.delete"):
+            server.faults.add(operation, lost=True, times=1)
+        await store.compose("y", ["x", "x"], metadata={"k": "v"})
+        await store.copy("y", "z")
+        await store.delete("y")
+    assert server.get("bucket", "z") == b"11"
+    for operation in ("storage.objects.compose", "storage.objects.rewrite"):
+        assert server.stats.operation(operation).requests == 1
+    assert server.faults.injected["lost"] == 3
+    server.faults.clear()
+
+
+class Mishearing(MemoryService):
+    """Tells of each write another crc32c than the object has."""
+
+    async def put(self, *args: Any, **named: Any) -> ObjectMeta:
+        return replace(await super().put(*args, **named), crc32c=1)
+
+
+async def test_a_damaged_answer_to_a_write_does_not_remove_the_object() -> None:
+    scripted = ScriptedService("misheard", service=Mishearing("misheard", ""))
+    await put(scripted.session, PLAIN, memoryview(b"mine"))
+    assert scripted.get("a") == b"mine"

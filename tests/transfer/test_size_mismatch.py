@@ -1,0 +1,120 @@
+"""Sizes that a listing and the answers of the service do not agree on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aioflux import ChecksumError, NotFoundError, TransientError
+from aioflux._transfer.get import fetch, fetch_into, fetch_range
+from aioflux._transfer.reader import ObjectReader
+from tests.transfer.scripted_service import ScriptedService, pattern
+
+if TYPE_CHECKING:
+    import aioflux
+    from aioflux._services.base import ReadRequest
+    from aioflux._transfer.session import Session
+
+DATA = pattern(3500)
+
+
+async def get(session: Session, meta: aioflux.ObjectMeta | None) -> bytes:
+    return (await fetch(session, "a", meta)).data
+
+
+async def get_range(session: Session, meta: aioflux.ObjectMeta | None) -> bytes:
+    return await fetch_range(session, "a", start=100, end=3500, meta=meta)
+
+
+async def get_into(session: Session, meta: aioflux.ObjectMeta | None) -> bytes:
+    buffer = bytearray(3400)
+    num_read = await fetch_into(session, "a", memoryview(buffer), start=100, meta=meta)
+    return bytes(buffer[:num_read])
+
+
+async def stream(session: Session, meta: aioflux.ObjectMeta) -> bytes:
+    async with ObjectReader(session, meta) as reader:
+        return await reader.read()
+
+
+async def stream_part(session: Session, meta: aioflux.ObjectMeta) -> bytes:
+    async with ObjectReader(session, meta) as reader:
+        reader.seek(50)
+        return await reader.read()
+
+
+READS = [get, get_range, get_into, stream, stream_part]
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("size", [0, 90, 1500, 3499, 3501, 13_500])
+async def test_a_listed_size_that_is_wrong_is_never_a_short_read(
+    scripted: ScriptedService, read: Any, size: int
+) -> None:
+    meta = replace(scripted.put("a", DATA), size=size)
+    if read in {stream, stream_part} and size <= 50:
+        return  # nothing is asked for
+    with pytest.raises(ChecksumError, match=rf"/a.* to have {size} bytes, .* tells 3500") as raised:
+        await read(scripted.session, meta)
+    assert raised.value.uri.endswith("/a")
+    assert scripted.is_clean()
+
+
+async def test_a_size_that_a_look_before_the_read_told_wrong_is_an_error(
+    scripted: ScriptedService,
+) -> None:
+    wrong = replace(scripted.put("a", DATA), size=1500)
+
+    async def head(key: str, *, generation: str) -> aioflux.ObjectMeta:
+        return wrong
+
+    scripted.service.head = head
+    with pytest.raises(ChecksumError, match=r"1500 bytes, .* tells 3500"):
+        await get_range(scripted.session, None)
+
+
+def answer_sizes(scripted: ScriptedService, *sizes: int, generation: str | None = None) -> None:
+    """Let the next answers tell these sizes."""
+    inner, rest = scripted.service.get, list(sizes)
+
+    async def changed(request: ReadRequest, **settings: Any) -> Any:
+        body = await inner(request, **settings)
+        if generation is not None:
+            body.generation = generation
+        return replace(body, size=rest.pop(0)) if rest else body
+
+    scripted.service.get = changed
+
+
+@pytest.mark.parametrize("read", READS)
+async def test_one_answer_with_another_size_is_asked_for_again(
+    scripted: ScriptedService, read: Any
+) -> None:
+    meta = scripted.put("a", DATA)
+    expected = await read(scripted.session, meta)
+    answer_sizes(scripted, 9500)
+    assert await read(scripted.session, meta) == expected
+
+
+async def test_answers_that_never_agree_give_up(scripted: ScriptedService) -> None:
+    meta = scripted.put("a", DATA[:900])
+    # The first answer, which tells a size that was not listed, is one that is read again.
+    answer_sizes(scripted, 901, 902, 903, 904, 905)
+    with pytest.raises(TransientError, match=r"900 bytes, .* 905 .*4 attempts"):
+        await get(scripted.session, meta)
+
+
+async def test_without_generations_another_size_means_another_object(
+    scripted: ScriptedService,
+) -> None:
+    meta = replace(scripted.put("a", DATA), generation="", size=3400)
+    with pytest.raises(NotFoundError, match="replaced"):
+        await get(scripted.session, meta)
+
+
+async def test_without_generations_a_read_by_name_begins_again(scripted: ScriptedService) -> None:
+    scripted.put("a", DATA)
+    answer_sizes(scripted, 3400, generation="")
+    assert await get(scripted.session, None) == DATA
