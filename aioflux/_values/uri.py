@@ -80,7 +80,7 @@ def check_name(name: str) -> None:
         reason = f"names that begin with {_CHALLENGES} are reserved"
     else:
         return
-    raise ValueError(f"{name!r} is no name for an object: {reason}")
+    raise ValueError(f"{name!r} is not a valid object name: {reason}")
 
 
 def parse_uri(uri: str) -> Location:

@@ -58,3 +58,8 @@ def test_the_rest_of_the_page_names_files_that_exist() -> None:
         and name not in known
     ]
     assert absent == []
+
+
+def test_the_glossary_stays_short() -> None:
+    table = TEXT.partition("## Glossary")[2].partition("| --- | --- |")[2]
+    assert 30 <= table.count("\n| ") <= 60

@@ -109,7 +109,7 @@ def test_what_is_no_string_is_a_type_error(value: object) -> None:
         ("..", "mean the bucket"),
         ("a\r", "end of a line"),
         ("\na", "end of a line"),
-        (".well-known/acme-challenge/x", "are reserved"),
+        (".well-known/acme-challenge/x", "reserved"),
     ],
 )
 def test_a_name_that_no_object_can_have_is_refused(name: str, why: str) -> None:
