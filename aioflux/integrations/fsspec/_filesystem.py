@@ -241,30 +241,21 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         return [self._strip_protocol(each) for each in paths]
 
     def _split(self, path: Any) -> ObjectPath:
-        """Split a path into the uri of a store and a key.
-
-        Raises:
-            ValueError: It names no bucket, is not absolute for `file`, or its account is not the
-                `account_name` of the storage options.
-        """
-        found = split_path(self.scheme, self._strip_protocol(path))
-        if self.account_name and found.base.partition("/")[0] != self.account_name:
+        """Split a path into the uri of a store and a key; see `split_path`."""
+        parsed = split_path(self.scheme, self._strip_protocol(path))
+        if self.account_name and parsed.base.partition("/")[0] != self.account_name:
             raise ValueError(
                 f"{path!r} is not of the account {self.account_name!r} that account_name names; "
                 f"write {self.account_name}/container/key"
             )
-        return found
+        return parsed
 
     def _split_object(self, path: Any) -> ObjectPath:
-        """Split the path of an object that is read or written.
-
-        Raises:
-            ValueError: The path names no object.
-        """
-        found = self._split(path)
-        if not found.key:
-            raise ValueError(f"{path!r} names no object; write {found.base}key")
-        return found
+        """Split the path of an object that is read or written."""
+        parsed = self._split(path)
+        if not parsed.key:
+            raise ValueError(f"{path!r} names no object; write {parsed.base}key")
+        return parsed
 
     def _store(self, path: ObjectPath) -> Store:
         return self._stores[path.store_uri]
@@ -327,14 +318,14 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         unknown = sorted(set(kwargs) - FILE_CACHE_KEYWORDS)
         if unknown:
             raise TypeError(f"open takes no {unknown[0]!r}")
-        found = self._split_object(path)
-        store = self._store(found)
+        parsed = self._split_object(path)
+        store = self._store(parsed)
         if mode == "rb":
-            meta = _bridge.run(store.head(found.key))
+            meta = _bridge.run(store.head(parsed.key))
             size = block_size or self.default_block_size
-            return ReadFile(self, found.base, store, meta, block_size=size)
-        held = _bridge.Held(open_writer(store, found.key, mode, labels))
-        return WriteFile(self, found.path, found.uri, held, mode=mode, autocommit=autocommit)
+            return ReadFile(self, parsed.base, store, meta, block_size=size)
+        held = _bridge.Held(open_writer(store, parsed.key, mode, labels))
+        return WriteFile(self, parsed.path, parsed.uri, held, mode=mode, autocommit=autocommit)
 
     async def open_async(self, path: Any, mode: str = "rb", **kwargs: Any) -> AsyncFile:
         """Open an object as a file whose methods are awaited: "rb", "wb", "xb" or "ab".
@@ -342,34 +333,30 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         Without `async with`, `close` has to be awaited.
         """
         labels = {name: kwargs.pop(name) for name in _LABELS if name in kwargs}
-        found = self._split_object(path)
-        store = self._store(found)
+        parsed = self._split_object(path)
+        store = self._store(parsed)
         manager: Any = (
-            store.open_reader(found.key)
+            store.open_reader(parsed.key)
             if mode == "rb"
-            else open_writer(store, found.key, mode, labels)
+            else open_writer(store, parsed.key, mode, labels)
         )
-        return AsyncFile(self, found.path, mode, manager, await manager.__aenter__())
+        return AsyncFile(self, parsed.path, mode, manager, await manager.__aenter__())
 
     # --- Listings and metadata: one request for a page of a listing, and one for an object ---
 
     async def _info(self, path: Any, **kwargs: Any) -> Entry:
-        """Describe the object of this name, or the directory if there is no such object.
-
-        Raises:
-            NotFoundError: There is neither.
-        """
+        """Describe the object of this name, or else the directory."""
         name = self._strip_protocol(path)
         if not name:
             return directory_entry(name)
-        found = self._split(name)
-        if not found.key:
-            await self._has_entries(found)  # raises if there is no such bucket
+        parsed = self._split(name)
+        if not parsed.key:
+            await self._has_entries(parsed)  # raises if there is no such bucket
             return directory_entry(name)
         try:
-            return object_entry(found.base, await self._store(found).head(found.key))
+            return object_entry(parsed.base, await self._store(parsed).head(parsed.key))
         except NotFoundError:
-            if await self._has_entries(found):
+            if await self._has_entries(parsed):
                 return directory_entry(name)
             raise
 
@@ -387,25 +374,17 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         return ""
 
     async def _ls(self, path: Any, detail: bool = True, **kwargs: Any) -> list[Any]:
-        """List one level of a directory, or the object of this name, sorted.
-
-        Raises:
-            NotFoundError: There is neither.
-        """
-        found = self._split(path)
-        store = self._store(found)
-        listing = await store.list_all(found.prefix, delimiter="/")
-        entries = level_entries(found.base, listing)
-        if not (listing or listing.prefixes) and found.key:
-            entries = [object_entry(found.base, await store.head(found.key))]
+        """List one level of a directory, or the object of this name, sorted."""
+        parsed = self._split(path)
+        store = self._store(parsed)
+        listing = await store.list_all(parsed.prefix, delimiter="/")
+        entries = level_entries(parsed.base, listing)
+        if not (listing or listing.prefixes) and parsed.key:
+            entries = [object_entry(parsed.base, await store.head(parsed.key))]
         return entries if detail else [each["name"] for each in entries]
 
     async def _exists(self, path: Any, **kwargs: Any) -> bool:
-        """Return whether there is an object or a directory of this name.
-
-        Raises:
-            StorageError: The service could not be reached, or rejected the request.
-        """
+        """Return whether there is an object or a directory of this name."""
         try:
             await self._info(path)
         except FileNotFoundError:
@@ -415,11 +394,11 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
     async def _isfile(self, path: Any) -> bool:
         """Return whether there is an object of this name; costs one request."""
         name = self._strip_protocol(path)
-        found = self._split(name) if name else None
-        if found is None or not found.key:
+        parsed = self._split(name) if name else None
+        if parsed is None or not parsed.key:
             return False
         try:
-            await self._store(found).head(found.key)
+            await self._store(parsed).head(parsed.key)
         except NotFoundError:
             return False
         return True
@@ -434,32 +413,32 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         name = self._strip_protocol(path)
         if not name:
             return True
-        found = self._split(name)
+        parsed = self._split(name)
         try:
-            if not found.key:
-                await self._has_entries(found)  # raises if there is no such bucket
+            if not parsed.key:
+                await self._has_entries(parsed)  # raises if there is no such bucket
                 return True
             if self.scheme == "file":
                 # A local name is a file or a directory, and its siblings may be many.
-                return await self._has_entries(found)
-            first = await self._first_name(found, found.key)
-            if not first or first == found.key:
+                return await self._has_entries(parsed)
+            first = await self._first_name(parsed, parsed.key)
+            if not first or first == parsed.key:
                 return False
-            return first.startswith(found.prefix) or await self._has_entries(found)
+            return first.startswith(parsed.prefix) or await self._has_entries(parsed)
         except NotFoundError:
             return False
         except PermissionDeniedError:
             # A caller who may read the object but list nothing still learns that it is none.
-            if found.key and await self._isfile(name):
+            if parsed.key and await self._isfile(name):
                 return False
             raise
 
     async def _list_tree(self, path: str, prefix: str, maxdepth: int | None) -> Tree:
         """Return the directories and objects below a path, from one listing."""
-        found = self._split(path)
+        parsed = self._split(path)
         delimiter = "/" if maxdepth == 1 else ""
-        listing = await self._store(found).list_all(found.prefix + prefix, delimiter=delimiter)
-        return (level_tree if delimiter else tree_of)(path, found.base, listing)
+        listing = await self._store(parsed).list_all(parsed.prefix + prefix, delimiter=delimiter)
+        return (level_tree if delimiter else tree_of)(path, parsed.base, listing)
 
     async def _find(
         self,
@@ -479,9 +458,11 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
             if prefix:
                 directories.pop(name, None)
             entries = {**directories, **entries}
-        if not entries and not prefix and (found := self._split(name)).key:
+        if not entries and not prefix and (parsed := self._split(name)).key:
             try:
-                entries = {name: object_entry(found.base, await self._store(found).head(found.key))}
+                entries = {
+                    name: object_entry(parsed.base, await self._store(parsed).head(parsed.key))
+                }
             except NotFoundError:
                 entries = {}
         names = within_depth(name, entries, maxdepth)
@@ -530,16 +511,12 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         **kwargs: Any,
     ) -> Any:
         """Return the bytes of all objects below a path, or a dictionary of them by name."""
-        found = await self._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True)
-        sizes = {name: each["size"] for name, each in found.items()}
+        entries = await self._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True)
+        sizes = {name: each["size"] for name, each in entries.items()}
         return sum(sizes.values()) if total else sizes
 
     async def _modified(self, path: Any) -> datetime:
-        """Return when an object was last changed; of a directory, the newest below it, in UTC.
-
-        Raises:
-            NotFoundError: There is neither.
-        """
+        """Return when an object was last changed; of a directory, the newest below it, in UTC."""
         entry = await self._info(path)
         entries = [entry]
         if entry["type"] == "directory":
@@ -570,14 +547,14 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any
     ) -> bytes:
         """Read an object, or the slice `[start:end]` of it."""
-        found = self._split_object(path)
-        store = self._store(found)
+        parsed = self._split_object(path)
+        store = self._store(parsed)
         if not start and end is None:
-            return await store.get(found.key)
+            return await store.get(parsed.key)
         first = start or 0
         if first >= 0 and end is not None and end > first:
-            return await store.get_range(found.key, start=first, end=end)
-        return (await cat_slices(store, found.key, [(start, end)], None))[0]
+            return await store.get_range(parsed.key, start=first, end=end)
+        return (await cat_slices(store, parsed.key, [(start, end)], None))[0]
 
     async def _cat_ranges(
         self,
@@ -605,8 +582,8 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
             outcomes: list[Any]
             try:
                 async with semaphore:
-                    found = self._split_object(path)
-                    outcomes = await cat_slices(self._store(found), found.key, slices, max_gap)
+                    parsed = self._split_object(path)
+                    outcomes = await cat_slices(self._store(parsed), parsed.key, slices, max_gap)
             except (OSError, AiofluxError, ValueError, TypeError) as exc:
                 outcomes = [exc] * len(numbers)
             for number, outcome in zip(numbers, outcomes, strict=True):
@@ -677,30 +654,23 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         outfile: IO[bytes] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Write an object to a local file, which appears whole, or to one that is open.
-
-        For a directory only the local one is made.
-        """
-        found = self._split(rpath)
+        """Write an object to a local file, which appears whole; make a local directory for one."""
+        parsed = self._split(rpath)
         target: Path | IO[bytes]
         if outfile is not None or isfilelike(lpath):
             target = outfile if outfile is not None else lpath
         else:
             target = Path(os.fspath(lpath))
-        meta = await self._head_object(found) if found.key else None
+        meta = await self._head_object(parsed) if parsed.key else None
         if meta is not None:
             if isinstance(target, Path):
                 target.parent.mkdir(parents=True, exist_ok=True)
-            await download(self._store(found), meta, target, callback=callback, slots=self._slots)
+            await download(self._store(parsed), meta, target, callback=callback, slots=self._slots)
         elif isinstance(target, Path):
             target.mkdir(parents=True, exist_ok=True)
 
     async def _head_object(self, path: ObjectPath) -> ObjectMeta | None:
-        """Return the metadata of an object, None for a directory.
-
-        Raises:
-            NotFoundError: There is neither.
-        """
+        """Return the metadata of an object, None for a directory; raise if there is neither."""
         try:
             return await self._store(path).head(path.key)
         except NotFoundError:
@@ -725,15 +695,11 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         content_type: str = "",
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """Write an object, whole; in a transaction, at the end of it.
-
-        Raises:
-            AlreadyExistsError: `mode="create"`, and there is such an object.
-        """
-        found = self._split_object(path)
+        """Write an object, whole; in a transaction, at the end of it."""
+        parsed = self._split_object(path)
         put = partial(
-            self._store(found).put,
-            found.key,
+            self._store(parsed).put,
+            parsed.key,
             value,
             mode=mode,
             content_type=content_type,
@@ -749,27 +715,24 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         mode: WriteMode = "overwrite",
         **kwargs: Any,
     ) -> None:
-        """Write a local file as an object, whole; in a transaction, at the end of it.
-
-        A directory is skipped.
-        """
+        """Write a local file as an object, as `_pipe_file` does; skip a directory."""
         source = Path(lpath)
         if await asyncio.to_thread(source.is_dir):
             return
-        found = self._split_object(rpath)
-        store = self._store(found)
+        parsed = self._split_object(rpath)
+        store = self._store(parsed)
         put = partial(
-            upload, store, found.key, source, mode=mode, callback=callback, slots=self._slots
+            upload, store, parsed.key, source, mode=mode, callback=callback, slots=self._slots
         )
         await self._write(put)
 
     async def _touch(self, path: Any, truncate: bool = True, **kwargs: Any) -> None:
         """Write an empty object, or with `truncate=False` renew the time of an object."""
-        found = self._split_object(path)
-        store = self._store(found)
+        parsed = self._split_object(path)
+        store = self._store(parsed)
         if not truncate:
             try:
-                await store.copy(await store.head(found.key), found.key)
+                await store.copy(await store.head(parsed.key), parsed.key)
             except NotFoundError:
                 await self._pipe_file(path, b"", mode="create")
             return
@@ -812,10 +775,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         maxdepth: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Copy objects, and delete the generations that were copied.
-
-        Objects that are written or replaced meanwhile stay.
-        """
+        """Copy objects, and delete the generations that were copied."""
         if path1 == path2:
             return
         copied: Metas = {}
@@ -826,11 +786,11 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
 
     async def _rm_file(self, path: Any, **kwargs: Any) -> None:
         """Delete an object."""
-        found = self._split_object(path)
+        parsed = self._split_object(path)
         try:
-            await self._store(found).delete(found.key)
+            await self._store(parsed).delete(parsed.key)
         except NotFoundError:
-            if await self._has_entries(found):
+            if await self._has_entries(parsed):
                 raise _is_directory(path) from None
             raise
 
@@ -844,9 +804,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
     ) -> None:
         """Delete objects, and with `recursive` those below directories, many at once.
 
-        Raises:
-            NotFoundError: A path matches nothing; nothing is deleted then.
-            StorageError: Some could not be deleted: the first of them, with a note of how many.
+        If a path matches nothing, nothing is deleted.
         """
         metas: Metas = {}
         for each in self._strip_all(path):
@@ -859,24 +817,24 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
 
     async def _list_for_removal(self, path: str, recursive: bool, maxdepth: int | None) -> Metas:
         """Return the objects that the removal of a path deletes, in their present generations."""
-        found = self._split(path)
-        store = self._store(found)
+        parsed = self._split(path)
+        store = self._store(parsed)
         metas: Metas = {}
-        if found.key:
+        if parsed.key:
             try:
-                metas[found] = await store.head(found.key)
+                metas[parsed] = await store.head(parsed.key)
             except NotFoundError:
-                if not recursive and await self._has_entries(found):
+                if not recursive and await self._has_entries(parsed):
                     raise _is_directory(path) from None
                 if not recursive:
                     raise
         if recursive:
             deepest = None if maxdepth is None else path.count("/") + maxdepth
-            for meta in await store.list_all(found.prefix):
-                name = found.base + meta.key
+            for meta in await store.list_all(parsed.prefix):
+                name = parsed.base + meta.key
                 if deepest is None or name.rstrip("/").count("/") <= deepest:
-                    metas[found._replace(key=meta.key)] = meta
-        if not metas and found.key:
+                    metas[parsed._replace(key=meta.key)] = meta
+        if not metas and parsed.key:
             raise _nothing_at(self.unstrip_protocol(path))
         return metas
 
