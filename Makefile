@@ -15,7 +15,7 @@ comma := ,
 empty :=
 PURE := $(addprefix aioflux/,_transfer/arguments.py _values/checksums.py errors.py _values/meta.py options.py _values/stats.py _values/uri.py \
 	_http/codec.py _http/request.py \
-	_services/gcs/read.py _services/gcs/wire.py _services/ranges.py _services/status.py _services/xml_multipart.py \
+	_services/gcs/read.py _services/gcs/wire.py _services/headers.py _services/status.py _services/xml_multipart.py \
 	_transfer/counters.py _transfer/limits.py _transfer/retry.py \
 	_transfer/temp_keys.py cli/_copy_plan.py \
 	_auth/sigv4.py _services/s3/read.py _services/s3/endpoint.py _services/s3/wire.py \

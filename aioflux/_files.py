@@ -76,7 +76,7 @@ class WritableFile(_BufferedBinaryFile):
             return 0
         view = view.cast("B")
         try:
-            self._buffer(view)
+            self._write_view(view)
         except BaseException as exc:
             self._failure = exc
             raise
@@ -91,7 +91,7 @@ class WritableFile(_BufferedBinaryFile):
         if self._failure is not None:
             raise self._failure
 
-    def _buffer(self, view: memoryview) -> None:
+    def _write_view(self, view: memoryview) -> None:
         if len(self._pending) + view.nbytes > _PENDING_BYTES:
             self._send_pending()
         if view.nbytes >= _PENDING_BYTES:

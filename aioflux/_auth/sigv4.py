@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ EMPTY_HASH: Final = hashlib.sha256(b"").hexdigest().encode()
 UNSIGNED: Final = b"UNSIGNED-PAYLOAD"
 """In place of the hash of a body that TLS and a checksum protect."""
 _SERVICE: Final = b"s3"
+_MAX_TEMPLATES: Final = 64
+"""Cached templates: one for each set of header names, of which metadata has many."""
 _BLOCK_BYTES: Final = 64
 """Block of SHA-256."""
 
@@ -98,11 +101,12 @@ class Signer:
         self._timestamp = b""
         self._scope = b""
         # Headers of every request.
-        self._common: dict[bytes, bytes] = {}
+        self._common: tuple[tuple[bytes, bytes], ...] = ()
         if requester_pays:
-            self._common[b"x-amz-request-payer"] = b"requester"
+            self._common += ((b"x-amz-request-payer", b"requester"),)
         if keys.token:
-            self._common[b"x-amz-security-token"] = keys.token.encode()
+            self._common += ((b"x-amz-security-token", keys.token.encode()),)
+        self._templates: dict[tuple[bytes, ...], tuple[Any, bytes, bytes]] = {}
 
     def __repr__(self) -> str:
         return "<Signer>"
@@ -129,27 +133,49 @@ class Signer:
             now: Unix time, in seconds; the clock's by default.
         """
         self._update_time(now)
-        added = {
-            b"x-amz-content-sha256": payload,
-            b"x-amz-date": self._timestamp,
-            **self._common,
-        }
-        signed = {name.lower(): b" ".join(value.split()) for name, value in headers}
-        signed.update(added)
-        signed[b"host"] = self._host
-        names = sorted(signed)
-        joined_names = b";".join(names)
+        names = tuple([name for name, _ in headers])
+        pick, template, signed = self._templates.get(names) or self._new_template(names)
+        values = [
+            b" ".join(value.split()) if b" " in value or b"\t" in value else value
+            for _, value in headers
+        ]
         path, _, query = target.partition(b"?")
-        canonical = b"%b\n%b\n%b\n%b\n%b\n%b" % (
+        canonical = template % (
             method,
             path,
             canonical_query(query) if query else b"",
-            b"".join([b"%b:%b\n" % (name, signed[name]) for name in names]),
-            joined_names,
+            *pick((*values, payload, self._timestamp)),
             payload,
         )
-        authorization = self._authorization(canonical, joined_names)
-        return [*headers, *added.items(), (b"Authorization", authorization)]
+        return [
+            *headers,
+            (b"x-amz-content-sha256", payload),
+            (b"x-amz-date", self._timestamp),
+            *self._common,
+            (b"Authorization", self._authorization(canonical, signed)),
+        ]
+
+    def _new_template(self, names: tuple[bytes, ...]) -> tuple[Any, bytes, bytes]:
+        """Return the template of the canonical request for headers of these names.
+
+        It is cached: with it, a signature takes half of the time.
+
+        Returns:
+            What picks the values in the order of the template, the template, and the signed names.
+        """
+        fixed = {b"host": self._host, **dict(self._common)}
+        given = [*(name.lower() for name in names), b"x-amz-content-sha256", b"x-amz-date"]
+        signed = sorted([*given, *fixed])
+        lines = [
+            b"%b:%b\n" % (name, fixed[name].replace(b"%", b"%%") if name in fixed else b"%b")
+            for name in signed
+        ]
+        template = b"%%b\n%%b\n%%b\n%b\n%b\n%%b" % (b"".join(lines), b";".join(signed))
+        pick = itemgetter(*(given.index(name) for name in signed if name not in fixed))
+        if len(self._templates) >= _MAX_TEMPLATES:
+            self._templates.clear()
+        self._templates[names] = pick, template, b";".join(signed)
+        return self._templates[names]
 
     def _authorization(self, canonical: bytes, names: bytes) -> bytes:
         digest = hashlib.sha256(canonical).hexdigest().encode()

@@ -1,7 +1,7 @@
 """The contract between transfers and one storage service: one method, one request, one attempt.
 
 A service is bound to one bucket and prefix. Keys are relative to that prefix in both directions.
-Nothing here retries, splits or limits: that is the work of `_transfer/`. Every failure is one of
+Nothing here retries, splits or limits requests; `_transfer/` does. Every failure is one of
 `aioflux.errors`; a failure that another attempt may mend is a `TransientError`.
 """
 
@@ -35,10 +35,10 @@ __all__ = [
 ]
 
 Into: TypeAlias = "memoryview | Callable[[int], memoryview]"
-"""Memory for a body, or what gives memory for its length in bytes, as soon as that is known."""
+"""Memory for a body, or a function that returns it, called with the length in bytes."""
 
 Exchange: TypeAlias = "Connection"
-"""A read that is under way without a task."""
+"""A read in flight without a task: its connection."""
 
 MIB = 1024 * 1024
 
@@ -46,12 +46,12 @@ MAX_EMPTY_PAGES = 10_000
 """Pages in a row without an entry after which a listing ends with an error. Services do send some,
 for keys whose objects are deleted or filtered out (github.com/TileDB-Inc/TileDB/pull/1218 saw them
 from AWS, Google and MinIO); this many would skip 10,000,000 keys of S3, and 50,000,000 of the
-others. A server whose tokens never end would otherwise be asked for ever."""
+others. A listing on a server whose tokens never end would not end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capabilities:
-    """What a service can do, declared instead of found out by trying."""
+    """Capabilities of a service."""
 
     generations: bool = True
     """Reads can be pinned to a generation."""
@@ -60,13 +60,13 @@ class Capabilities:
     max_compose_sources: int = 32
     """Sources of one compose."""
     conditional_create: bool = True
-    """A write with `if_absent` is refused if there is an object; False: the server ignores it."""
+    """A write with `if_absent` is rejected if there is an object; False: the server ignores it."""
     conditional_replace: bool = True
-    """A write with `if_generation_match` is refused if the object has another generation; False:
+    """A write with `if_generation_match` is rejected if the object has another generation; False:
     the server ignores it."""
     conditional_delete: bool = True
-    """Deleting one generation leaves a newer one alone; False: the server deletes whatever is
-    there, so that the generation is looked at before each request."""
+    """Deleting one generation keeps a newer one; False: the server deletes any, so that the
+    generation is read before each request."""
     conditional_complete: bool = False
     """Completing a multipart upload honours a precondition."""
     min_part_size_bytes: int = 5 * MIB
@@ -78,27 +78,27 @@ class Capabilities:
     page_size: int = 1000
     """Objects in one page of a listing, at most."""
     list_ranges: bool = True
-    """Keys between two others are listed without reading those before."""
+    """A listing can start at a key without reading those before it."""
     match_glob: bool = False
-    """The service itself leaves out keys that a pattern does not match."""
+    """The service filters keys by a pattern."""
     checksums: bool = True
-    """Every object has a crc32c, and answers tell it. Where that is not so, the service itself
-    compares what it can."""
+    """Every object has a crc32c, and responses have it. If not, the service module verifies what
+    it can."""
     part_checksums: bool = True
-    """Parts travel with their crc32c, which the service compares."""
+    """Parts are sent with their crc32c, which the service compares."""
     delete_page_size: int = 0
     """Objects that one request deletes, at most; 0: one at a time."""
     listed_checksums: bool = True
-    """Listings, and answers to reads of a part, tell the crc32c of the whole object; False: what
-    `head` and answers to reads of the whole tell of it."""
+    """Listings and reads of a range return the crc32c of the whole object; False: only `head` and
+    reads of the whole do."""
     guarded_transport: bool = True
-    """Bytes cannot change unseen on their way here: they come over TLS, or over no network. Ranges,
-    for which services tell no checksum, are trusted then."""
+    """Bytes cannot change on the way without an error: they come over TLS, or over no network.
+    Ranges, for which services return no checksum, are trusted then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Precondition:
-    """What must hold for a write to happen. Empty: it always happens."""
+    """Condition of a write; empty for none."""
 
     if_generation_match: str | None = None
     """The generation that the object must have."""
@@ -174,18 +174,18 @@ class Source:
 
 @dataclass(slots=True)
 class Body:
-    """Bytes of one response to a read, with what the service said of the whole object."""
+    """Bytes of one response to a read, with properties of the whole object."""
 
     data: bytes | bytearray | memoryview
-    """The bytes received: in the caller's own memory where that was given."""
+    """The bytes received, in the caller's memory if that was given."""
     size: int
     """Stored size of the whole object, in bytes."""
     generation: str
-    """Generation that was read; empty where a service has none."""
+    """Generation that was read; empty if the service has none."""
     crc32c: int | None
     """CRC32C of the whole object, or None."""
     meta: Callable[[], ObjectMeta]
-    """Builds the metadata that came with the bytes; not all services tell all of it here."""
+    """Builds the metadata that came with the bytes; some services return only a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +195,9 @@ class Page:
     objects: Sequence[ObjectMeta]
     """Objects of this page."""
     prefixes: Sequence[str]
-    """Common prefixes of this page, where a delimiter was asked for."""
+    """Common prefixes of this page, if the request has a delimiter."""
     next_token: str
-    """Where the next page begins; empty at the end."""
+    """Token of the next page; empty at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ class UploadedPart:
     size: int
     """Bytes in the part."""
     crc32c: int | None = None
-    """CRC32C of what the service holds, where it tells one."""
+    """CRC32C of the bytes that the service holds, if it returned one."""
 
 
 class Service(ABC):
@@ -219,8 +219,8 @@ class Service(ABC):
 
     capabilities: Capabilities
     conditions_known: bool = True
-    """Whether `capabilities` say which conditions the server compares. False: `unprobed_server`
-    and `set_conditions` find out, before the first conditional write."""
+    """Whether `capabilities` say which conditions the server compares. False: a probe finds out
+    before the first conditional write (`unprobed_server`, `set_conditions`)."""
 
     def __init__(self, *, root_uri: str, prefix: str) -> None:
         self._root_uri = root_uri
@@ -231,21 +231,18 @@ class Service(ABC):
         return f"{self._root_uri}{self._prefix}{key}"
 
     async def unprobed_server(self) -> str:
-        """Return endpoint and bucket if only trying shows which conditions hold there, else "".
-
-        Sends nothing.
-        """
+        """Return endpoint and bucket if they need a probe, else "". Sends nothing."""
         return ""
 
     def set_conditions(self, *, create: bool, replace: bool, delete: bool) -> None:
-        """Set what a probe found in `capabilities`."""
+        """Set `capabilities` to the results of a probe."""
         raise NotImplementedError
 
     def refuse_condition(self, key: str, precondition: Precondition, *, warns: bool = True) -> None:
-        """Refuse a write whose condition the server ignores, or warn once if the caller allows it.
+        """Reject a write whose condition the server ignores, or warn once if the caller allows it.
 
         Args:
-            key: What is written.
+            key: Key of the object.
             precondition: The condition.
             warns: Warn if the caller allows it.
 
@@ -255,10 +252,10 @@ class Service(ABC):
         raise NotImplementedError
 
     async def compares_deletes(self, *, in_pages: bool = False) -> bool:
-        """Return whether deleting one generation leaves a newer one alone. Sends nothing.
+        """Return whether deleting one generation keeps a newer one. Sends nothing.
 
         Args:
-            in_pages: By `delete_page`.
+            in_pages: Return it for `delete_page`.
         """
         return self.capabilities.conditional_delete
 
@@ -272,13 +269,13 @@ class Service(ABC):
 
         Args:
             request: The bytes.
-            into: Memory that takes the bytes; must hold as many as there are. A function is called
-                with their number, once at most, in any thread.
+            into: Memory for the bytes, at least as many as there are. A function is called with
+                their number, once at most, in any thread.
 
         Raises:
             NotFoundError: No such object, or not in this generation.
-            TransientError: The body broke off; `num_bytes_received` leading bytes of `generation`
-                are in `into`.
+            TransientError: The body ended early; `num_bytes_received` leading bytes of
+                `generation` are in `into`.
         """
 
     def begin_get(self, request: ReadRequest, waiter: ResponseFuture) -> Exchange | None:
@@ -328,13 +325,13 @@ class Service(ABC):
         """Delete an object."""
 
     async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
-        """Delete objects in one request, each in its generation where the service knows that.
+        """Delete objects in one request, each in its generation if the service compares that.
 
-        Asked only of services that declare a `delete_page_size`.
+        Called only if the service declares a `delete_page_size`.
 
         Returns:
-            The keys that were not deleted, with the reason; of one that was not there, or was
-            replaced, a service may say that it is.
+            The keys that were not deleted, with the reason. A service may report a key that was
+            missing or replaced as deleted.
         """
         raise NotImplementedError
 
@@ -365,7 +362,7 @@ class Service(ABC):
         offset: int,
         crc32c: int | None,
     ) -> UploadedPart:
-        """Send one part: the concatenation of `pieces`, which stands at `offset` in the object."""
+        """Send one part: the concatenation of `pieces`, at `offset` in the object."""
 
     @abstractmethod
     async def complete_upload(
@@ -382,7 +379,7 @@ class Service(ABC):
 
     @abstractmethod
     async def abort_upload(self, key: str, upload_id: str) -> None:
-        """Forget an upload and its parts. An unknown upload is no error: the aim is reached."""
+        """Abort an upload and delete its parts. An unknown upload is no error."""
 
     @abstractmethod
     async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
@@ -391,7 +388,7 @@ class Service(ABC):
     async def granted_permissions(self, permissions: Sequence[str]) -> Sequence[str]:
         """Return those of `permissions` that the credentials in use have on the bucket.
 
-        A service that knows no permissions grants all.
+        A service without permissions returns all.
         """
         return permissions
 

@@ -1,20 +1,20 @@
-"""What the services on the data plane have in common: reads, parts, and answers in doubt.
+"""Reads and parts, as the services on the data plane share them.
 
-    get -------> _encode_read -> Sender.send --------------------> _decode_read -> Body
-    begin_get -> _encode_read -> Sender.start_read ~> end_get ---> _decode_read -> Body
+    get -------> _encode_read -> Sender.send ------------------> _decode_read -> Body
+    begin_get -> _encode_read -> Sender.start_read ~> end_get -> _decode_read -> Body
 
-A service says how its requests are built and what its answers tell. Which answers are errors, and
-what is sent again, is in `sender`.
+A service encodes requests and decodes responses. Errors, and requests that are sent again, are in
+`sender`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from aioflux._http import ConnectionLostError, ProtocolError
-from aioflux._services.base import Body, Page, Service, UploadedPart
-from aioflux._services.sender import READ, Terms
+from aioflux._services.base import Body, Service, UploadedPart
+from aioflux._services.sender import READ, RequestKind, as_read
 from aioflux.errors import StorageError, TransientError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from aioflux._services.base import (
         Exchange,
         Into,
-        ListRequest,
         ReadRequest,
         Source,
         WriteRequest,
     )
-    from aioflux._services.lister import Lister
     from aioflux._services.sender import Sender
     from aioflux._values.meta import ObjectMeta
 
@@ -39,7 +37,7 @@ COMPLETE_SECONDS = 600.0
 """Completing an upload of many parts, or copying an object, can take minutes
 (cloud.google.com/storage/docs/xml-api/post-object-complete)."""
 DELETE_SECONDS = 120.0
-"""One request that deletes many objects begins its answer when all are deleted: 256 took an
+"""The response to one request that deletes many objects begins when all are deleted: 256 took an
 emulator of Azure 10 s."""
 
 
@@ -57,24 +55,22 @@ class EncodedRead(NamedTuple):
 
 
 def is_too_long(error: BaseException | None) -> bool:
-    """Return whether an answer with a valid head was given up, as where its body is too long."""
+    """Return whether a response was abandoned after a valid head, as when its body is too long."""
     return isinstance(error, ProtocolError) and error.head is not None
 
 
 class HTTPService(Service):
-    """One bucket and prefix of a service that is asked over HTTP."""
+    """One bucket and prefix of a service with an HTTP API."""
 
     _service_name: ClassVar[str]
-    """What it is called in errors."""
+    """Name of the service, for errors."""
     _no_compose: ClassVar[str] = ""
-    """What to do instead of a compose, where there is none."""
+    """Advice in the error of a compose, if the service has none."""
     _sender: Sender
-    _lister: Lister[Any]
-    """Reads listings, where the service does not list as the contract wants it."""
 
     def __init__(self, *, root_uri: str, prefix: str) -> None:
         super().__init__(root_uri=root_uri, prefix=prefix)
-        # Reads without a task that are guesses (see `EncodedRead`).
+        # Reads without a task that are guesses (`EncodedRead.is_guess`).
         self._guesses_started: set[Exchange] = set()
 
     # --- reads ---------------------------------------------------------------------------
@@ -90,23 +86,23 @@ class HTTPService(Service):
                 key,
                 headers=headers,
                 into=bytes if into is None else into,
-                # Of a service that ignores the range, no more than was asked for is taken.
+                # A service that ignores the range is not read further.
                 max_body_bytes=None if end is None else end - start,
                 accept=416 if has_range else 0,
-                terms=Terms(is_read=True, generation=generation) if generation else READ,
+                kind=RequestKind(is_read=True, generation=generation) if generation else READ,
             )
         except StorageError as exc:
             if not (is_guess and is_too_long(exc.__cause__)):
                 raise
-            self._guessed_wrong()
+            self._note_wrong_guess()
             return await self.get(request, into=into)
         try:
             body = self._decode_read(request, response)
         except ValueError as exc:
-            raise self._unasked(key, response, exc) from exc
+            raise self._unexpected_response(key, response, exc) from exc
         if body is None:
-            return await self._look_again(request)
-        check = self._check_whole(request, response, body)
+            return await self._resolve_unsatisfied(request)
+        check = self._verify_body(request, response, body)
         if check is not None:
             await check
         return body
@@ -122,17 +118,17 @@ class HTTPService(Service):
     def end_get(self, request: ReadRequest, exchange: Exchange, response: Response) -> Body | None:
         if self._guesses_started:
             self._guesses_started.discard(exchange)
-        signer = self._sender.finish_read(exchange)
+        credentials = self._sender.finish_read(exchange)
         if 200 <= response.status < 300 or response.status == 416:
             try:
                 return self._decode_read(request, response)
             except ValueError as exc:
-                raise self._unasked(request.key, response, exc) from exc
+                raise self._unexpected_response(request.key, response, exc) from exc
         # A 401 is raised all the same: the caller sends it again, and it counts as an attempt.
-        if self._sender.learn(response, signer) and response.status != 401:
+        if self._sender.should_resend(response, credentials) and response.status != 401:
             return None
-        terms = Terms(is_read=True, generation=request.generation)
-        raise self._sender.refused(response, "read", request.key, terms)
+        kind = RequestKind(is_read=True, generation=request.generation)
+        raise as_read(self._sender.response_error(response, "read", request.key, kind))
 
     def fail_get(
         self, request: ReadRequest, exchange: Exchange, error: Exception
@@ -140,13 +136,13 @@ class HTTPService(Service):
         is_guess = exchange in self._guesses_started
         self._guesses_started.discard(exchange)
         self._sender.finish_read(exchange)
-        if isinstance(error, ConnectionLostError) and exchange.is_stale:
-            return None
         if is_guess and is_too_long(error):
             # `get` reads a range then.
-            self._guessed_wrong()
+            self._note_wrong_guess()
             return None
-        return self._sender.failed(error, "read", request.key)
+        if isinstance(error, ConnectionLostError) and exchange.is_stale:
+            return None
+        return as_read(self._sender.transport_error(error, "read", request.key))
 
     def abort_get(self, exchange: Exchange) -> None:
         exchange.abort()
@@ -169,25 +165,25 @@ class HTTPService(Service):
             ValueError: It is not the response to this request.
         """
 
-    def _guessed_wrong(self) -> None:
-        """Take note that there was more than was hoped."""
+    def _note_wrong_guess(self) -> None:
+        """Record that a guess (`EncodedRead.is_guess`) was wrong."""
 
-    def _check_whole(
+    def _verify_body(
         self, request: ReadRequest, response: Response, body: Body
     ) -> Awaitable[None] | None:
-        """Return what compares bytes with what their answer tells of them, where that is left."""
+        """Return the verification of the bytes, if some of it takes long."""
         return None
 
-    def _unasked(self, key: str, response: Response, exc: ValueError) -> TransientError:
-        """Return the error for another answer to a read than the one that was asked for."""
+    def _unexpected_response(self, key: str, response: Response, exc: ValueError) -> TransientError:
+        """Return the error for a response that is not that of this read."""
         response.discard_connection()
         uri = self.uri(key)
         return TransientError(
             f"could not read {uri}: {exc}", uri=uri, status=response.status, is_malformed=True
         )
 
-    async def _look_again(self, request: ReadRequest) -> Body:
-        """Find out what a 416 means that does not tell the size of the object."""
+    async def _resolve_unsatisfied(self, request: ReadRequest) -> Body:
+        """Return the body of a read past the end, after a 416 without the object's size."""
         meta = await self.head(request.key, generation=request.generation)
         if meta.size > request.start:
             raise TransientError(
@@ -220,63 +216,60 @@ class HTTPService(Service):
         )
         etag = self._part_etag(response, upload_id, number)
         if not etag:
-            raise self._foreign(action, key, response)
+            raise self._not_from_service(action, key, response)
         size = sum(memoryview(piece).nbytes for piece in pieces)
         try:
             held = self._part_crc32c(response, crc32c)
         except ValueError as exc:
-            raise self._damaged(key, exc) from exc
+            raise self._malformed_response(key, exc) from exc
         return UploadedPart(number, etag, size, held)
 
     @abstractmethod
     def _part_target(self, key: str, upload_id: str, number: int) -> bytes:
-        """Return path and query of one part."""
+        """Return path and query of the request for one part."""
 
     @abstractmethod
     async def _part_headers(
         self, pieces: Sequence[bytes | memoryview], crc32c: int
     ) -> Sequence[tuple[bytes, bytes]]:
-        """Write the checksum that the service compares with what it receives."""
+        """Return the headers by which the service checks the bytes that it receives."""
 
     @abstractmethod
     def _part_etag(self, response: Response, upload_id: str, number: int) -> str:
-        """Return what completes the upload; empty where the answer is none of the service."""
+        """Return the ETag that completes the upload; empty if the service did not respond."""
 
     def _part_crc32c(self, response: Response, crc32c: int | None) -> int | None:
-        """Return the crc32c of what the service holds, where that is known.
+        """Return the crc32c of the part that the service holds, if it is known.
 
         Raises:
-            ValueError: The answer tells one that is damaged.
+            ValueError: It is malformed.
         """
         return None
-
-    async def list_page(self, request: ListRequest) -> Page:
-        return await self._lister.page(request, request.page_size or self.capabilities.page_size)
 
     async def compose(self, request: WriteRequest, sources: Sequence[Source]) -> ObjectMeta:
         """See base class. The error of a service without it says what to do instead."""
         uri = self.uri(request.key)
         raise UnsupportedError(f"could not compose {uri}: {self._no_compose}", uri=uri)
 
-    # --- listings and the rest --------------------
+    # --- errors --------------------------------------------------------------------------
 
-    def _damaged(self, key: str, exc: ValueError) -> TransientError:
-        """Return the error for an answer that tells nonsense: it is asked for again."""
+    def _malformed_response(self, key: str, exc: ValueError) -> TransientError:
+        """Return the error for a response with a malformed field; another attempt is made."""
         uri = self.uri(key)
         return TransientError(
-            f"could not read what the service told of {uri}: {exc}",
+            f"could not parse the response about {uri}: {exc}",
             uri=uri,
             maybe_done=True,
             is_malformed=True,
         )
 
-    def _foreign(self, action: str, key: str, response: Response) -> TransientError:
-        """Return the error for a success that another server than the service's tells."""
+    def _not_from_service(self, action: str, key: str, response: Response) -> TransientError:
+        """Return the error for a success that is not a response of the service."""
         response.discard_connection()
         uri = self.uri(key)
         return TransientError(
-            f"could not {action} {uri}: the answer, HTTP {response.status}, is not one of "
-            f"{self._service_name}; check the endpoint, and what stands between here and there",
+            f"could not {action} {uri}: the response, HTTP {response.status}, is not from "
+            f"{self._service_name}; check the endpoint, and any proxy in between",
             uri=uri,
             status=response.status,
             maybe_done=True,

@@ -1,7 +1,7 @@
 """Objects in the memory of this process: `memory://name`. For tests and examples.
 
-Buckets are shared by name within one process, and live until it ends; another process (a spawned
-worker) has its own, empty ones.
+Buckets are shared by name within one process, until it ends; another process (a spawned worker) has
+its own.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class MemoryBucket:
         content_type: str = "",
         metadata: Mapping[str, str] | None = None,
     ) -> ObjectMeta:
-        """Put an object, whole, with a generation that was never used before."""
+        """Store a whole object with a new generation."""
         generation = str(next(_generations))
         meta = ObjectMeta(
             key=key,
@@ -85,7 +85,7 @@ class MemoryBucket:
         return meta
 
     def remove(self, key: str) -> None:
-        """Drop an object."""
+        """Remove an object."""
         del self.objects[key]
         del self.keys[bisect_left(self.keys, key)]
 
@@ -94,7 +94,7 @@ _buckets: dict[str, MemoryBucket] = {}
 
 
 def memory_bucket(name: str) -> MemoryBucket:
-    """Return the bucket of this name in this process, made on first use."""
+    """Return the bucket of this name in this process, created on first use."""
     return _buckets.setdefault(name, MemoryBucket(name))
 
 
@@ -120,11 +120,7 @@ class MemoryService(Service):
         return stored
 
     def _name(self, key: str) -> str:
-        """Return the object's whole name.
-
-        Raises:
-            ValueError: No object of Cloud Storage can have it.
-        """
+        """Return the object's whole name, or raise ValueError if it cannot be one."""
         check_name(self._prefix + key)
         return self._prefix + key
 

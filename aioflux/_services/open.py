@@ -1,11 +1,12 @@
-"""Which service a uri means, opened on the running loop."""
+"""The service of a uri, opened on the running loop."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+
+from aioflux._values.uri import check_endpoint
 
 if TYPE_CHECKING:
     import ssl
@@ -14,34 +15,34 @@ if TYPE_CHECKING:
     from aioflux._values.uri import Location
     from aioflux.options import Timeouts
 
-__all__ = ["ServiceConfig", "checked_endpoint", "open_service", "resolve_endpoint"]
+__all__ = ["ServiceConfig", "open_service", "resolve_endpoint"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceConfig:
-    """What opens a service, before any socket."""
+    """Settings with which a service is opened."""
 
     location: Location
     """Bucket and prefix; the prefix is empty or ends with a slash."""
     timeouts: Timeouts
     """How long one attempt waits."""
     max_connections: int
-    """Connections that the data plane keeps."""
+    """Connections of the data plane, at most."""
     credentials: Any = field(default=None, repr=False)
-    """As `open_store` takes them."""
+    """As in `open_store`."""
     endpoint_url: str | None = None
-    """Another endpoint than the service's own."""
+    """Url of another endpoint than the service's own."""
     ssl_context: ssl.SSLContext | None = None
     """TLS settings; None for the system's trust store."""
     verify: bool = True
-    """Bytes are compared with checksums, also those that only the service knows of."""
+    """Bytes are compared with checksums, those of the service's own kinds included."""
 
 
 def resolve_endpoint(endpoint_url: str | None) -> tuple[str | None, bool]:
-    """Return the endpoint for `gs://`, and whether it is asked without credentials.
+    """Return the endpoint for `gs://`, and whether requests to it have no credentials.
 
-    The environment variable STORAGE_EMULATOR_HOST (a url, or host:port) stands in where no endpoint
-    is given, as it does for Google's own clients.
+    The environment variable STORAGE_EMULATOR_HOST (a url, or host:port) is the default, as it is
+    for Google's own clients.
     """
     if endpoint_url is not None:
         return endpoint_url, endpoint_url.strip().lower().startswith("http://")
@@ -51,44 +52,11 @@ def resolve_endpoint(endpoint_url: str | None) -> tuple[str | None, bool]:
     return (host if "://" in host else f"http://{host}"), True
 
 
-def checked_endpoint(url: str, *, may_have_path: bool = False) -> str:
-    """Return the url of a server with its scheme in lower case, as what depends on it expects it.
-
-    Args:
-        url: The url.
-        may_have_path: A path is taken, too.
-
-    Raises:
-        ValueError: It is none, or has more in it; what may be a secret is not told.
-    """
-    scheme, separator, rest = url.strip().partition("://")
-    url = f"{scheme.lower()}{separator}{rest}"
-    if "@" in url:
-        raise ValueError(
-            "endpoint_url has credentials in it, which is not accepted: give scheme, host and "
-            "port, and the credentials as credentials="
-        )
-    parts = urlsplit(url)
-    if parts.query or parts.fragment:
-        raise ValueError(
-            "endpoint_url has a query or a fragment: give scheme, host and port, and a token as "
-            "credentials="
-        )
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError(
-            f"endpoint_url {url!r} is no url of a server: write it as http://127.0.0.1:9000 or "
-            "https://storage.example"
-        )
-    if not may_have_path and parts.path not in {"", "/"}:
-        raise ValueError(f"endpoint_url {url!r} has a path; give scheme, host and port only")
-    return url
-
-
 def open_service(config: ServiceConfig) -> Service:
-    """Open the service that the location's scheme names.
+    """Open the service of a location's scheme.
 
     Raises:
-        ValueError: The scheme has no service here, or a setting has no effect with it.
+        ValueError: The scheme is not supported, or a setting has no effect with it.
     """
     location = config.location
     if location.scheme == "gs":
@@ -107,14 +75,14 @@ def open_service(config: ServiceConfig) -> Service:
         from aioflux._services.local.service import LocalService
 
         return LocalService(location.key)
-    raise ValueError(f"{location}: aioflux does not yet speak {location.scheme}://")
+    raise ValueError(f"{location}: unsupported scheme {location.scheme}://")
 
 
 def _open_gcs(config: ServiceConfig) -> Service:
     from aioflux._services.gcs.service import DEFAULT_ENDPOINT, GCSService
 
     endpoint, emulator = resolve_endpoint(config.endpoint_url)
-    endpoint = None if endpoint is None else checked_endpoint(endpoint)
+    endpoint = None if endpoint is None else check_endpoint(endpoint)
     return GCSService(
         config.location.bucket,
         config.location.key,
@@ -136,7 +104,7 @@ def _open_azure(config: ServiceConfig) -> Service:
         account,
         container,
         config.location.key,
-        endpoint_url=checked_endpoint(endpoint, may_have_path=True) if endpoint else None,
+        endpoint_url=check_endpoint(endpoint, may_have_path=True) if endpoint else None,
         credentials=config.credentials,
         timeouts=config.timeouts,
         max_connections=config.max_connections,
@@ -149,8 +117,8 @@ def _open_s3(config: ServiceConfig) -> Service:
     from aioflux._services.s3.service import S3Service
     from aioflux.options import S3Access
 
-    # What the environment and the profile name is read with the first request.
-    endpoint = checked_endpoint(config.endpoint_url) if config.endpoint_url else ""
+    # Settings of the environment and the profile are read with the first request.
+    endpoint = check_endpoint(config.endpoint_url) if config.endpoint_url else ""
     access = config.credentials
     return S3Service(
         config.location.bucket,

@@ -1,13 +1,16 @@
-"""Sending requests to one bucket: authorized, asked again where that helps, errors mapped to ours.
+"""Requests to one bucket: authorized, sent again after some errors, errors mapped to ours.
 
-    service -> Sender.send: authorize -> data plane -> answer, or a refusal from which to learn once
+    service -> Sender.send: authorize -> data plane -> response, or an error response
+                                                       -> should_resend -> send again, or raise
 
-A subclass says how requests are authorized, what is to be learned from a refusal, and what its
-codes mean. Reads without a task go the same way in two halves: `begin`, and `end` for the answer.
+A subclass authorizes requests, and knows the error codes of its service. Reads without a task
+take the same path in two halves: `start_read`, and `finish_read` for the response.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
@@ -28,47 +31,54 @@ __all__ = [
     "PLAIN",
     "READ",
     "USER_AGENT",
-    "Answer",
-    "Call",
+    "AuthorizedRequest",
+    "ErrorResponse",
+    "RequestKind",
     "Sender",
-    "Terms",
     "TokenSender",
     "as_read",
+    "hash_body",
 ]
 
 USER_AGENT: Final = (b"User-Agent", b"aioflux")
-_MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
-"""Longest answer that is not an object: a page of 5,000 objects has a few MiB, and 45 at most, the
-metadata of each being limited to 8 KiB (cloud.google.com/storage/quotas)."""
+_MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
+"""Largest response that is not an object: a page of 5,000 objects has a few MiB, and 45 at most,
+since the metadata of each is limited to 8 KiB (cloud.google.com/storage/quotas)."""
 
 
-class Terms(NamedTuple):
-    """What a request was, as far as its headers and its errors depend on it."""
+_HASHED_ON_LOOP_BYTES: Final = 256 * 1024
+"""Bodies up to this size are hashed on the event loop: 0.2 ms by SHA-256, 0.4 by MD5."""
+
+
+class RequestKind(NamedTuple):
+    """Properties of a request on which its headers and its errors depend."""
 
     is_read: bool = False
-    """The bytes of an object are wanted, as they are stored."""
+    """It reads the bytes of an object, as they are stored."""
     generation: str = ""
-    """A read is pinned to this generation."""
+    """It is a read of this generation."""
     is_conditional: bool = False
-    """A write under a condition."""
+    """It is a write with a condition."""
     is_completion: bool = False
-    """The completion of an upload."""
+    """It completes an upload."""
 
 
-PLAIN: Final = Terms()
-READ: Final = Terms(is_read=True)
-CONDITIONAL: Final = Terms(is_conditional=True)
+PLAIN: Final = RequestKind()
+READ: Final = RequestKind(is_read=True)
+CONDITIONAL: Final = RequestKind(is_conditional=True)
 _READS: Final = frozenset({b"GET", b"HEAD"})
 
 
-Call: TypeAlias = "tuple[Origin, bytes, Sequence[tuple[bytes, bytes]], FixedHeaders, Any]"
-"""A request that may be sent: where to, whole path and query, its own headers with its signature,
-those that it shares with others, and what authorized it: a refusal speaks of that, whatever is in
-use by then. A bare tuple, since every request makes one."""
+AuthorizedRequest: TypeAlias = (
+    "tuple[Origin, bytes, Sequence[tuple[bytes, bytes]], FixedHeaders, Any]"
+)
+"""A request as it is sent: server, whole path and query, its own headers with the signature, the
+headers of all requests, and the credentials, which an error response is about even if others are
+in use by then. A bare tuple, since every request makes one."""
 
 
-class Answer(Protocol):
-    """What a refusal is read from."""
+class ErrorResponse(Protocol):
+    """A response with an error: of its own, or a part of the response to a batch."""
 
     @property
     def status(self) -> int:
@@ -83,8 +93,22 @@ class Answer(Protocol):
         """Body."""
 
 
+async def hash_body(algorithm: str, body: Any) -> bytes:
+    """Return the digest of a body, computed in a thread if that takes long."""
+    pieces = body if isinstance(body, (list, tuple)) else (body,)
+
+    def run() -> bytes:
+        digest = hashlib.new(algorithm, usedforsecurity=False)
+        for piece in pieces:
+            digest.update(piece)
+        return digest.digest()
+
+    size = sum(memoryview(piece).nbytes for piece in pieces)
+    return run() if size <= _HASHED_ON_LOOP_BYTES else await asyncio.to_thread(run)
+
+
 def as_read(error: StorageError) -> StorageError:
-    """Note on the error of a read that nothing can have been changed by it."""
+    """Mark the error of a read: it changed nothing."""
     if isinstance(error, TransientError):
         error.maybe_done = False
     return error
@@ -97,10 +121,10 @@ class Sender(ABC):
     """Times that one request is sent, at most."""
 
     def __init__(self, uri: Callable[[str], str]) -> None:
-        """Take what returns the whole uri of a key, for errors."""
+        """Initialize with a function that returns the whole uri of a key, for errors."""
         self._uri = uri
         self._pool: RequestPool | None = None
-        # What authorized each read that was started without a task.
+        # Server and credentials of each read that was started without a task.
         self._started: dict[Connection, tuple[Origin, Any]] = {}
 
     async def send(
@@ -113,34 +137,34 @@ class Sender(ABC):
         headers: Sequence[tuple[bytes, bytes]] = (),
         body: Any = None,
         into: Any = None,
-        max_body_bytes: int | None = _MAX_ANSWER_BYTES,
+        max_body_bytes: int | None = _MAX_RESPONSE_BYTES,
         accept: int = 0,
         head_seconds: float | None = None,
-        terms: Terms = PLAIN,
+        kind: RequestKind = PLAIN,
     ) -> Response:
-        """Send one request and return its answer; again, where a refusal tells how to ask better.
+        """Send one request and return its response; again after an error, if `should_resend`.
 
         Args:
             method: Method.
             target: Path and query, percent-encoded.
-            action: What is asked, as a verb; errors say it.
-            key: Of what.
+            action: Verb for errors: "could not {action} {uri}".
+            key: Key for errors.
             headers: Headers of this request alone.
             body: See `Pool.request`, as for `into`, `max_body_bytes` and `head_seconds`.
-            into: Where the answer goes.
-            max_body_bytes: Longest answer that is taken.
-            accept: A status beside 2xx that is an answer.
-            head_seconds: Time for the answer to begin.
-            terms: What it is beside that.
+            into: Memory for the body of the response.
+            max_body_bytes: Largest body of a response.
+            accept: A status beside 2xx that is returned.
+            head_seconds: Time until the head of the response.
+            kind: Properties on which headers and errors depend.
 
         Raises:
-            StorageError: There is no answer, or it is a refusal.
+            StorageError: There is no response, or it is an error.
             CredentialsError: There are no usable credentials.
         """
         num_left = self._num_sends
         while True:
-            origin, whole, signed, fixed, signer = await self._authorize(
-                method, target, headers, body, action, key, terms
+            origin, whole, signed, fixed, credentials = await self._authorize(
+                method, target, headers, body, action, key, kind
             )
             pool = self._pool
             assert pool is not None
@@ -157,41 +181,14 @@ class Sender(ABC):
                     fixed=fixed,
                 )
             except (RuntimeError, TransportError) as exc:
-                error = self.failed(exc, action, key)
+                error = self.transport_error(exc, action, key)
                 raise (as_read(error) if method in _READS else error) from exc
             if 200 <= response.status < 300 or response.status == accept:
                 return response
             num_left -= 1
-            if not num_left or not self.learn(response, signer):
-                error = self.refused(response, action, key, terms)
+            if not num_left or not self.should_resend(response, credentials):
+                error = self.response_error(response, action, key, kind)
                 raise as_read(error) if method in _READS else error
-
-    @abstractmethod
-    async def _authorize(
-        self,
-        method: bytes,
-        target: bytes,
-        headers: Sequence[tuple[bytes, bytes]],
-        body: Any,
-        action: str,
-        key: str,
-        terms: Terms,
-    ) -> Call:
-        """Return a request as it is sent; the arguments are those of `send`.
-
-        Raises:
-            CredentialsError: There are no usable credentials.
-            TransientError: There are none this time.
-        """
-
-    @abstractmethod
-    def learn(self, response: Response, signer: Any) -> bool:
-        """Learn from a refusal how to ask better, and tell whether there was something to learn.
-
-        Args:
-            response: The refusal.
-            signer: What authorized the request.
-        """
 
     def start_read(
         self,
@@ -206,43 +203,76 @@ class Sender(ABC):
         Raises:
             ValueError: The request cannot be encoded.
         """
-        call = self._authorize_nowait(target, headers)
+        authorized = self._authorize_nowait(target, headers)
         pool = self._pool
-        if call is None or pool is None:
+        if authorized is None or pool is None:
             return None
-        origin, whole, signed, fixed, signer = call
+        origin, whole, signed, fixed, credentials = authorized
         connection = pool.start_get(
             origin, whole, signed, future, into=bytes, max_body_bytes=max_body_bytes, fixed=fixed
         )
         if connection is not None:
-            self._started[connection] = origin, signer
+            self._started[connection] = origin, credentials
         return connection
 
     def finish_read(self, connection: Connection) -> Any:
-        """Release the connection of a started read, and return what authorized it."""
-        origin, signer = self._started.pop(connection)
+        """Release the connection of a started read, and return the read's credentials."""
+        origin, credentials = self._started.pop(connection)
         assert self._pool is not None
         self._pool.release(origin, connection)
-        return signer
+        return credentials
+
+    @abstractmethod
+    async def _authorize(
+        self,
+        method: bytes,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: Any,
+        action: str,
+        key: str,
+        kind: RequestKind,
+    ) -> AuthorizedRequest:
+        """Return a request as it is sent; arguments as in `send`.
+
+        Raises:
+            CredentialsError: There are no usable credentials.
+            TransientError: They are temporarily unavailable.
+        """
 
     @abstractmethod
     def _authorize_nowait(
         self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
-    ) -> Call | None:
+    ) -> AuthorizedRequest | None:
         """Return a read as it is sent; None if credentials have to be found or renewed first."""
 
     @abstractmethod
-    def _generation_of(self, headers: Mapping[bytes, bytes]) -> str:
-        """Return the generation that the head of an answer tells; empty where it does not."""
+    def should_resend(self, response: Response, credentials: Any) -> bool:
+        """Return whether a request should be sent again, as with other credentials.
+
+        Args:
+            response: The error response.
+            credentials: Credentials of the request; invalidated if they are no longer valid.
+        """
 
     @abstractmethod
-    def _refusal(
-        self, response: Answer, terms: Terms, *, action: str, uri: str, retry_after: str | None
-    ) -> StorageError:
-        """Return our error for an answer that is no success."""
+    def _generation_of(self, headers: Mapping[bytes, bytes]) -> str:
+        """Return the generation in the head of a response; empty if there is none."""
 
-    def failed(self, exc: Exception, action: str, key: str) -> StorageError:
-        """Return our error for one of the data plane; the one place where they are mapped."""
+    @abstractmethod
+    def _service_error(
+        self,
+        response: ErrorResponse,
+        kind: RequestKind,
+        *,
+        action: str,
+        uri: str,
+        retry_after: str | None,
+    ) -> StorageError:
+        """Return our error for an error response."""
+
+    def transport_error(self, exc: Exception, action: str, key: str) -> StorageError:
+        """Return our error for one of the data plane."""
         uri = self._uri(key)
         if not isinstance(exc, TransportError):
             return StorageError(f"could not {action} {uri}: the store was closed", uri=uri)
@@ -250,7 +280,7 @@ class Sender(ABC):
         if isinstance(exc, CertificateError):
             return StorageError(message, uri=uri)
         if isinstance(exc, ProtocolError):
-            # Nothing that the answer carries is to be trusted, the part of its body included.
+            # Nothing of the response is trusted, the part of its body included.
             return TransientError(message, uri=uri, maybe_done=exc.request_sent, is_malformed=True)
         return TransientError(
             message,
@@ -260,22 +290,22 @@ class Sender(ABC):
             maybe_done=exc.request_sent,
         )
 
-    def refused(
-        self, response: Answer, action: str, key: str, terms: Terms = PLAIN
+    def response_error(
+        self, response: ErrorResponse, action: str, key: str, kind: RequestKind = PLAIN
     ) -> StorageError:
-        """Return our error for an answer that is no success."""
-        told = response.headers.get(b"retry-after")
-        return self._refusal(
+        """Return our error for an error response."""
+        retry_after = response.headers.get(b"retry-after")
+        return self._service_error(
             response,
-            terms,
+            kind,
             action=action,
             uri=self._uri(key),
-            retry_after=told.decode("latin-1") if told else None,
+            retry_after=retry_after.decode("latin-1") if retry_after else None,
         )
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close connections and what finds credentials."""
+        """Close connections and the source of credentials."""
 
 
 class TokenSender(Sender):
@@ -284,12 +314,12 @@ class TokenSender(Sender):
     def __init__(
         self, token: TokenSource, pool: RequestPool, origin: Origin, uri: Callable[[str], str]
     ) -> None:
-        """Take how requests are authorized and sent.
+        """Initialize.
 
         Args:
-            token: Gives access tokens, or none.
+            token: Source of access tokens, or of none.
             pool: Sends requests.
-            origin: Where to.
+            origin: The server.
             uri: Returns the whole uri of a key, for errors.
         """
         super().__init__(uri)
@@ -301,11 +331,11 @@ class TokenSender(Sender):
 
     @abstractmethod
     def _fix(self, token: str | None) -> tuple[FixedHeaders, FixedHeaders]:
-        """Return the headers that all requests, and all reads, have in common with a token."""
+        """Return the headers of all requests, and of all reads, with a token."""
 
     @abstractmethod
     async def _await_token(self, action: str, key: str) -> str | None:
-        """Wait for a token; errors tell what for."""
+        """Wait for a token; errors name the action and the key."""
 
     def _sign(
         self,
@@ -314,7 +344,7 @@ class TokenSender(Sender):
         headers: Sequence[tuple[bytes, bytes]],
         body: Any,
     ) -> tuple[bytes, Sequence[tuple[bytes, bytes]]]:
-        """Return target and headers with what authorizes this request alone."""
+        """Return target and headers with the signature of this request, if it has one."""
         return target, headers
 
     async def _authorize(
@@ -325,22 +355,22 @@ class TokenSender(Sender):
         body: Any,
         action: str,
         key: str,
-        terms: Terms,
-    ) -> Call:
+        kind: RequestKind,
+    ) -> AuthorizedRequest:
         token = self._token.get_nowait()
         if token is NOT_READY:
             token = await self._await_token(action, key)
-        return self._call(method, target, headers, body, token, is_read=terms.is_read)
+        return self._signed(method, target, headers, body, token, is_read=kind.is_read)
 
     def _authorize_nowait(
         self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
-    ) -> Call | None:
+    ) -> AuthorizedRequest | None:
         token = self._token.get_nowait()
         if token is NOT_READY:
             return None
-        return self._call(b"GET", target, headers, None, token, is_read=True)
+        return self._signed(b"GET", target, headers, None, token, is_read=True)
 
-    def _call(
+    def _signed(
         self,
         method: bytes,
         target: bytes,
@@ -349,7 +379,7 @@ class TokenSender(Sender):
         token: str | None,
         *,
         is_read: bool,
-    ) -> Call:
+    ) -> AuthorizedRequest:
         if token != self._fixed_token:
             self._use(token)
         target, headers = self._sign(method, target, headers, body)
@@ -357,19 +387,19 @@ class TokenSender(Sender):
         return self._origin, target, headers, fixed, token
 
     async def make_ready(self, action: str, key: str) -> str | None:
-        """Have a token, and return it, for what is signed ahead of the request it travels in."""
+        """Wait for a token, and return it: for requests that are sent in the body of another."""
         token = self._token.get_nowait()
         self._use(await self._await_token(action, key) if token is NOT_READY else token)
         return self._fixed_token
 
-    def learn(self, response: Answer, signer: str | None) -> bool:
-        if response.status != 401 or signer is None:
+    def should_resend(self, response: ErrorResponse, credentials: str | None) -> bool:
+        if response.status != 401 or credentials is None:
             return False
-        self._token.invalidate(signer)
+        self._token.invalidate(credentials)
         return True
 
     def _use(self, token: str | None) -> None:
-        """Encode the headers that requests have in common, anew with each new token."""
+        """Encode the headers of all requests with a new token."""
         self._fixed, self._fixed_for_reads = self._fix(token)
         self._fixed_token = token
 

@@ -1,7 +1,4 @@
-"""What an answer means: HTTP statuses and service codes mapped to errors.
-
-`error_from_status` is over 60 lines as the one table of these rules, a message to each.
-"""
+"""HTTP statuses and service codes, mapped to errors."""
 
 from __future__ import annotations
 
@@ -21,26 +18,41 @@ from aioflux.errors import (
 
 __all__ = [
     "TRANSIENT",
-    "EmptyPages",
+    "EmptyPageCounter",
+    "describe_response",
     "error_from_status",
-    "not_a_listing",
+    "malformed_page",
     "parse_retry_after",
-    "words_of",
-    "wrong_page",
+    "unexpected_page",
 ]
 
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses after which the request is sent again. None of them says that nothing was done: a
-gateway answers 408, 429 or 503 for a busy backend, too, which may have done the work by then."""
+"""Statuses after which the request is sent again. None of them means that nothing was done: a
+gateway returns 408, 429 or 503 for a busy backend, too, which may have done the work by then."""
+_BY_STATUS: dict[int, tuple[type[StorageError], str, str]] = {
+    401: (
+        PermissionDeniedError,
+        "the service does not accept the credentials, ",
+        "run 'gcloud auth application-default login', or pass others as credentials=",
+    ),
+    403: (
+        PermissionDeniedError,
+        "",
+        "check that the credentials in use may {action} objects there",
+    ),
+    404: (NotFoundError, "no object of this name exists, ", "list the prefix to see what does"),
+    412: (PreconditionFailedError, "its generation is not the expected one, ", ""),
+}
+"""Error of each status, with the texts before and after that of the response."""
 _DIGEST_CODES = frozenset({"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch"})
 
 
 def parse_retry_after(value: str | None, *, now: float | None = None) -> float | None:
-    """Return the seconds that a Retry-After header asks for (RFC 9110, 10.2.3), or None.
+    """Return the seconds of a Retry-After header (RFC 9110, 10.2.3), or None.
 
     Args:
         value: The header: seconds, or an HTTP date.
-        now: Current Unix time, in seconds; the clock's where it is not given.
+        now: Current Unix time, in seconds; that of the clock by default.
     """
     if not value:
         return None
@@ -55,29 +67,29 @@ def parse_retry_after(value: str | None, *, now: float | None = None) -> float |
     return max(0.0, moment - (time.time() if now is None else now))
 
 
-def words_of(status: int, code: str, detail: str) -> tuple[str, str]:
-    """Return what an answer said, and the service's own words, shortened, to stand behind it."""
-    words = " ".join(detail.split())[:300]
-    return f"HTTP {status}" + (f" {code}" if code else ""), f" ({words})" if words else ""
+def describe_response(status: int, code: str, detail: str) -> tuple[str, str]:
+    """Return status and code as text, and the message of the service, shortened, to follow it."""
+    message = " ".join(detail.split())[:300]
+    return f"HTTP {status}" + (f" {code}" if code else ""), f" ({message})" if message else ""
 
 
-def not_a_listing(uri: str, why: ValueError) -> TransientError:
-    """Return the error for an answer to a listing that cannot be read."""
+def malformed_page(uri: str, exc: ValueError) -> TransientError:
+    """Return the error for a response to a listing that cannot be parsed."""
     return TransientError(
-        f"could not list {uri}: the answer is not a listing ({why})", uri=uri, is_malformed=True
+        f"could not list {uri}: the response is not a listing ({exc})", uri=uri, is_malformed=True
     )
 
 
-def wrong_page(uri: str, why: object) -> StorageError:
-    """Return the error for a page that is another one than the one that was asked for."""
-    return StorageError(f"could not list {uri}: the page is not what was asked for, {why}", uri=uri)
+def unexpected_page(uri: str, why: object) -> StorageError:
+    """Return the error for a page that is not the requested one."""
+    return StorageError(f"could not list {uri}: the page is not the requested one, {why}", uri=uri)
 
 
-class EmptyPages:
+class EmptyPageCounter:
     """Counts the pages in a row without an entry; see `MAX_EMPTY_PAGES`."""
 
     def __init__(self, uri: str) -> None:
-        """Take the uri of what is listed, for errors."""
+        """Initialize with the uri of the listing, for errors."""
         self._uri = uri
         self._num = 0
 
@@ -89,7 +101,7 @@ class EmptyPages:
         """
         self._num = 0 if num_entries else self._num + 1
         if self._num >= MAX_EMPTY_PAGES:
-            raise wrong_page(
+            raise unexpected_page(
                 self._uri, f"{self._num} empty pages came in a row, each with a new next page"
             )
 
@@ -104,72 +116,41 @@ def error_from_status(
     retry_after: str | None = None,
     generation: str = "",
 ) -> StorageError:
-    """Return the error for an answer that is not a success.
+    """Return the error for an error response.
 
     Args:
         status: HTTP status.
-        action: What was asked, as a verb: "read", "compose".
-        uri: Of what.
-        code: The service's own code, such as `NoSuchKey`.
-        detail: The service's own words, shortened here.
+        action: Verb: "read", "compose".
+        uri: Uri of the object.
+        code: Code of the service, such as `NoSuchKey`.
+        detail: Message of the service, shortened here.
         retry_after: Retry-After header.
-        generation: Generation that a read asked for; empty for any.
+        generation: Generation that a read is pinned to; empty for none.
     """
-    said, tail = words_of(status, code, detail)
+    said, message = describe_response(status, code, detail)
+    what = f"could not {action} {uri}"
     if status in TRANSIENT:
         return TransientError(
-            f"could not {action} {uri}: the service answered {said}{tail}",
+            f"{what}: the service returned {said}{message}",
             uri=uri,
             status=status,
             retry_after_seconds=parse_retry_after(retry_after),
             maybe_done=True,
         )
+    error, before, advice = _BY_STATUS.get(status, (StorageError, "", ""))
     if code in _DIGEST_CODES:
-        return ChecksumError(
-            f"could not {action} {uri}: the service received other bytes than were sent, "
-            f"{said}{tail}",
-            uri=uri,
-            status=status,
+        error, before, advice = (
+            ChecksumError,
+            "the service received other bytes than were sent, ",
+            "",
         )
-    if status == 404 and generation and code != "NoSuchBucket":
-        return NotFoundError(
-            f"could not {action} {uri}: its generation {generation} is not there, {said}{tail}; "
-            "the object was replaced or deleted since it was seen, list it again",
-            uri=uri,
-            status=status,
+    elif status == 404 and generation and code != "NoSuchBucket":
+        before = f"its generation {generation} does not exist, "
+        advice = "the object was replaced or deleted since it was listed, list it again"
+    elif 300 <= status < 400:
+        advice = (
+            "redirects are not followed, because the credentials would be sent along; pass "
+            "endpoint_url= with the right address"
         )
-    if status == 404:
-        return NotFoundError(
-            f"could not {action} {uri}: nothing of this name exists, {said}{tail}; list the prefix "
-            "to see what does",
-            uri=uri,
-            status=status,
-        )
-    if 300 <= status < 400:
-        return StorageError(
-            f"could not {action} {uri}: {said}{tail}; a redirect is not followed, because the "
-            "credentials would go with it; pass endpoint_url= with the address that is meant",
-            uri=uri,
-            status=status,
-        )
-    if status == 401:
-        return PermissionDeniedError(
-            f"could not {action} {uri}: the service does not accept the credentials, {said}{tail}; "
-            "run 'gcloud auth application-default login', or pass others as credentials=",
-            uri=uri,
-            status=status,
-        )
-    if status == 403:
-        return PermissionDeniedError(
-            f"could not {action} {uri}: {said}{tail}; check that the credentials in use may "
-            f"{action} objects there",
-            uri=uri,
-            status=status,
-        )
-    if status == 412:
-        return PreconditionFailedError(
-            f"could not {action} {uri}: its generation is not the expected one, {said}{tail}",
-            uri=uri,
-            status=status,
-        )
-    return StorageError(f"could not {action} {uri}: {said}{tail}", uri=uri, status=status)
+    advice = f"; {advice.format(action=action)}" if advice else ""
+    return error(f"{what}: {before}{said}{message}{advice}", uri=uri, status=status)

@@ -1,4 +1,4 @@
-"""The XML multipart protocol that GCS and S3 share: targets, bodies and answers. No I/O.
+"""The XML multipart protocol of GCS and S3: targets, bodies and responses. No I/O.
 
 Source: cloud.google.com/storage/docs/multipart-uploads;
 docs.aws.amazon.com/AmazonS3/latest/API/API_CompleteMultipartUpload.html.
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from aioflux._services.base import UploadedPart
 
 __all__ = [
-    "abort_target",
     "combined_crc32c",
     "complete_body",
     "initiate_target",
@@ -30,35 +29,36 @@ __all__ = [
     "parse_fields",
     "parse_uploads",
     "part_target",
+    "upload_target",
 ]
 
 
 def initiate_target(path: bytes) -> bytes:
-    """Return the request target that begins an upload."""
+    """Return the target of a request that initiates an upload."""
     return path + b"?uploads"
 
 
 def part_target(path: bytes, upload_id: str, number: int) -> bytes:
-    """Return the request target of one part."""
+    """Return the target of a request for one part."""
     return b"%b?partNumber=%d&uploadId=%b" % (path, number, quote(upload_id, safe="").encode())
 
 
-def abort_target(path: bytes, upload_id: str) -> bytes:
-    """Return the request target of an upload as a whole: to complete, abort or list it."""
+def upload_target(path: bytes, upload_id: str) -> bytes:
+    """Return the target of a request that completes or aborts an upload."""
     return b"%b?uploadId=%b" % (path, quote(upload_id, safe="").encode())
 
 
 def list_uploads_target(
     bucket_path: bytes, *, prefix: str, key_marker: str, id_marker: str, is_encoded: bool = False
 ) -> bytes:
-    """Return the request target that lists open uploads.
+    """Return the target of a request that lists open uploads.
 
     Args:
         bucket_path: Path of the bucket.
-        prefix: What keys begin with.
-        key_marker: Key of the last upload of the page before.
+        prefix: Prefix of keys.
+        key_marker: Key of the last upload of the previous page.
         id_marker: Its id.
-        is_encoded: Keys are to come percent-encoded, since XML cannot hold all of them.
+        is_encoded: Request percent-encoded keys, since XML cannot hold all of them.
     """
     query = f"uploads&prefix={quote(prefix, safe='')}"
     if is_encoded:
@@ -71,7 +71,7 @@ def list_uploads_target(
 
 
 def complete_body(parts: Sequence[UploadedPart]) -> bytes:
-    """Return the body that completes an upload: every part, by number."""
+    """Return the body of a request that completes an upload: all parts, by number."""
     rows = "".join(
         f"<Part><PartNumber>{part.number}</PartNumber><ETag>{escape(part.etag)}</ETag></Part>"
         for part in parts
@@ -81,10 +81,10 @@ def complete_body(parts: Sequence[UploadedPart]) -> bytes:
 
 def _parse(data: bytes | bytearray | memoryview) -> ET.Element:
     try:
-        # Answers of the service that was asked, over TLS; expat refuses entity bombs since 2.4.1.
+        # A response of the service; expat rejects entity bombs since 2.4.1.
         return ET.fromstring(bytes(data))  # noqa: S314
     except ET.ParseError as exc:
-        raise ValueError(f"the service's answer is not XML: {exc}") from exc
+        raise ValueError(f"the response is not XML: {exc}") from exc
 
 
 def _local(tag: str) -> str:
@@ -92,7 +92,7 @@ def _local(tag: str) -> str:
 
 
 def parse_fields(data: bytes | bytearray | memoryview) -> dict[str, str]:
-    """Return the fields directly below the root of an XML answer, without namespaces.
+    """Return the fields directly below the root of an XML response, without namespaces.
 
     Raises:
         ValueError: The body is not XML.
@@ -101,7 +101,7 @@ def parse_fields(data: bytes | bytearray | memoryview) -> dict[str, str]:
 
 
 def parse_error(data: bytes | bytearray | memoryview) -> tuple[str, str]:
-    """Return (code, message) of an XML error body; empty strings where it is none."""
+    """Return (code, message) of an XML error body; empty strings if it is malformed."""
     try:
         fields = parse_fields(data)
     except ValueError:
@@ -116,27 +116,27 @@ def parse_uploads(
 
     Args:
         data: The page.
-        is_encoded: Its keys were asked for percent-encoded.
+        is_encoded: Percent-encoded keys were requested.
 
     Raises:
-        ValueError: The body is no such page.
+        ValueError: The body is not such a page.
     """
     root = _parse(data)
     is_encoded = is_encoded and any(
         _local(child.tag) == "EncodingType" and child.text == "url" for child in root
     )
     if _local(root.tag) != "ListMultipartUploadsResult":
-        raise ValueError(f"the service's answer is <{_local(root.tag)}>, not a page of uploads")
+        raise ValueError(f"the response is <{_local(root.tag)}>, not a page of uploads")
     uploads: list[OpenUpload] = []
     for child in root:
         if _local(child.tag) == "Upload":
             fields = {_local(part.tag): part.text or "" for part in child}
-            begun = datetime.fromisoformat(fields["Initiated"])
+            time = datetime.fromisoformat(fields["Initiated"])
             uploads.append(
                 OpenUpload(
                     key=unquote_plus(fields["Key"]) if is_encoded else fields["Key"],
                     upload_id=fields["UploadId"],
-                    initiated=begun.astimezone(UTC) if begun.tzinfo else begun.replace(tzinfo=UTC),
+                    initiated=time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC),
                 )
             )
     fields = {_local(child.tag): child.text or "" for child in root}
@@ -146,14 +146,14 @@ def parse_uploads(
     if is_encoded:
         marker = unquote_plus(marker)
     if not marker and uploads:
-        marker = uploads[-1].key  # SeaweedFS does not tell it
+        marker = uploads[-1].key  # SeaweedFS does not return it
     if not marker:
-        raise ValueError("the service's answer is cut off, and does not tell where it goes on")
+        raise ValueError("the response is truncated, and has no marker of the next page")
     return uploads, marker, fields.get("NextUploadIdMarker", "")
 
 
 def combined_crc32c(parts: Sequence[UploadedPart]) -> int | None:
-    """Return the crc32c of parts one after the other; None where one has none."""
+    """Return the crc32c of the concatenation of parts; None if one has none."""
     whole = 0
     for part in parts:
         if part.crc32c is None:

@@ -1,4 +1,4 @@
-"""Multipart uploads in the XML protocol of GCS and S3; `xml_multipart` has its texts."""
+"""Multipart uploads in the XML protocol of GCS and S3, encoded by `xml_multipart`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from aioflux._services import xml_multipart as multipart
 from aioflux._services.http import HTTPService
-from aioflux._services.status import EmptyPages
+from aioflux._services.status import EmptyPageCounter
 from aioflux._values.uri import check_name
 from aioflux.errors import TransientError
 
@@ -23,10 +23,10 @@ __all__ = ["XMLService"]
 
 
 class XMLService(HTTPService):
-    """One bucket and prefix of a service whose uploads have an id and are listed."""
+    """One bucket and prefix of a service with the XML multipart protocol."""
 
     _encodes_keys: ClassVar[bool] = False
-    """Keys of uploads come percent-encoded where that is asked for."""
+    """The service can list uploads with percent-encoded keys."""
     _bucket_path: bytes = b""
     """Path of the bucket in targets."""
 
@@ -43,18 +43,18 @@ class XMLService(HTTPService):
         return self._fields(response, "UploadId", action, key)["UploadId"]
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
-        target = multipart.abort_target(self._path(key), upload_id)
+        target = multipart.upload_target(self._path(key), upload_id)
         action = "abort the upload of"
         response = await self._sender.send(b"DELETE", target, action, key, accept=404)
         if response.num_bytes and response.status != 404:
-            raise self._foreign(action, key, response)
+            raise self._not_from_service(action, key, response)
 
     async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
         found: list[OpenUpload] = []
         key_marker = id_marker = ""
         is_encoded = False
         cut, whole, action = len(self._prefix), self._prefix + prefix, "list the uploads of"
-        empty = EmptyPages(self.uri(prefix))
+        empty = EmptyPageCounter(self.uri(prefix))
         while True:
             target = multipart.list_uploads_target(
                 self._bucket_path,
@@ -70,8 +70,8 @@ class XMLService(HTTPService):
                 )
             except (ValueError, KeyError) as exc:
                 if self._encodes_keys and not is_encoded:
-                    # One key that XML cannot hold; not asked for at once, since SeaweedFS says that
-                    # it encodes keys, and does not.
+                    # A key that XML cannot hold. Not in the first request, since SeaweedFS says
+                    # that it encodes keys, and does not.
                     is_encoded = True
                     continue
                 response.discard_connection()
@@ -82,7 +82,7 @@ class XMLService(HTTPService):
             found += [
                 replace(upload, key=upload.key[cut:])
                 for upload in uploads
-                # Some servers list those of other keys, too.
+                # Some servers list uploads of other keys, too.
                 if upload.key.startswith(whole)
             ]
             if not key_marker:
@@ -103,10 +103,10 @@ class XMLService(HTTPService):
 
     @abstractmethod
     def _fields(self, response: Response, name: str, action: str, key: str) -> Mapping[str, str]:
-        """Return the fields of an answer that has one of this name.
+        """Return the fields of a response, which has one of this name.
 
         Raises:
-            StorageError: It has not; it may be an error that is told with status 200.
+            StorageError: It has not; it may be an error with status 200.
         """
 
     def _part_target(self, key: str, upload_id: str, number: int) -> bytes:
@@ -116,11 +116,7 @@ class XMLService(HTTPService):
         return (response.headers.get(b"etag") or b"").decode("latin-1")
 
     def _name(self, key: str) -> str:
-        """Return the object's whole name.
-
-        Raises:
-            ValueError: No object can have it.
-        """
+        """Return the object's whole name, or raise ValueError if no object can have it."""
         name = self._prefix + key
         check_name(name)
         return name

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 __all__ = [
     "SCHEMES",
     "Location",
+    "check_endpoint",
     "check_name",
     "join_uri",
     "local_uri",
@@ -81,6 +82,40 @@ def check_name(name: str) -> None:
     else:
         return
     raise ValueError(f"{name!r} is not a valid object name: {reason}")
+
+
+def check_endpoint(url: str, *, may_have_path: bool = False) -> str:
+    """Return the url of a server, with its scheme in lower case.
+
+    Args:
+        url: The url.
+        may_have_path: A path is allowed.
+
+    Raises:
+        ValueError: It is not a url of a server, or has more in it; the message leaves out what may
+            be a secret.
+    """
+    scheme, separator, rest = url.strip().partition("://")
+    url = f"{scheme.lower()}{separator}{rest}"
+    if "@" in url:
+        raise ValueError(
+            "endpoint_url has credentials in it, which is not accepted: give scheme, host and "
+            "port, and the credentials as credentials="
+        )
+    parts = urlsplit(url)
+    if parts.query or parts.fragment:
+        raise ValueError(
+            "endpoint_url has a query or a fragment: give scheme, host and port, and a token as "
+            "credentials="
+        )
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError(
+            f"endpoint_url {url!r} is no url of a server: write it as http://127.0.0.1:9000 or "
+            "https://storage.example"
+        )
+    if not may_have_path and parts.path not in {"", "/"}:
+        raise ValueError(f"endpoint_url {url!r} has a path; give scheme, host and port only")
+    return url
 
 
 def parse_uri(uri: str) -> Location:

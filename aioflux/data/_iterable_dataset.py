@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from torch.utils.data import IterableDataset as TorchIterableDataset
 from torch.utils.data import get_worker_info
@@ -66,12 +66,30 @@ class IterableDataset(TorchIterableDataset[Item_co]):
     pickle, as a function at the top of a module does.
     """
 
+    @overload
     def __init__(
-        self: IterableDataset[ItemOfRecord],
+        self,
         uri: str | Sequence[str] | SourceOpener,
         *,
-        transform: Callable[[Record], ItemOfRecord] | None = None,
+        transform: Callable[[Any], Item_co],
+        records: Records[Any] | None = None,
+        **options: Unpack[IterableOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: IterableDataset[Record],
+        uri: str | Sequence[str] | SourceOpener,
+        *,
+        transform: None = None,
         records: Records[Record] | None = None,
+        **options: Unpack[IterableOptions],
+    ) -> None: ...
+    def __init__(
+        self,
+        uri: str | Sequence[str] | SourceOpener,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        records: Records[Any] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         shuffle: bool = False,
@@ -194,9 +212,8 @@ class IterableDataset(TorchIterableDataset[Item_co]):
             options: As for the class.
         """
         dataset = cast("IterableDataset[ItemOfRecord]", cls.__new__(cls))
-        IterableDataset.__init__(
-            dataset, from_keys(uri, keys), transform=transform, records=records, **options
-        )
+        build: Any = IterableDataset.__init__  # of no overload: both may be None
+        build(dataset, from_keys(uri, keys), transform=transform, records=records, **options)
         return dataset
 
     @classmethod
@@ -223,9 +240,8 @@ class IterableDataset(TorchIterableDataset[Item_co]):
             ValueError: It is no manifest, or a damaged one.
         """
         dataset = cast("IterableDataset[ItemOfRecord]", cls.__new__(cls))
-        IterableDataset.__init__(
-            dataset, from_manifests(uri), transform=transform, records=records, **options
-        )
+        build: Any = IterableDataset.__init__  # of no overload: both may be None
+        build(dataset, from_manifests(uri), transform=transform, records=records, **options)
         return dataset
 
     def __getstate__(self) -> dict[str, Any]:

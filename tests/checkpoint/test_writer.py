@@ -211,7 +211,7 @@ def test_a_closed_file_takes_no_more(server: GCSServer) -> None:
     file = open_writer(URI)
     file.close()
     for act in (lambda: file.write(b"x"), file.tell, file.flush):
-        with pytest.raises(ValueError, match="closed file"):
+        with pytest.raises(ValueError, match="is closed"):
             act()
 
 

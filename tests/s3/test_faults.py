@@ -6,7 +6,7 @@ import pytest
 
 import aioflux
 from aioflux import RetryPolicy, S3Access, TransferOptions, TransientError
-from tests.service.s3_rig import ETAG, PIN, Cut, answer, asking, hello, refusal
+from tests.service.s3_rig import ETAG, PIN, Cut, answer, asking, hello, service_error
 
 SOON = RetryPolicy(max_attempts=4, initial_seconds=1e-3, max_seconds=2e-3)
 KEYS = S3Access(credentials=lambda: ("AKID", "s"))
@@ -45,7 +45,7 @@ async def test_a_body_that_breaks_off_is_gone_on_with() -> None:
 
 async def test_a_server_that_is_busy_is_waited_for() -> None:
     async with (
-        asking(refusal(503, "SlowDown"), refusal(500, "InternalError"), hello()) as (
+        asking(service_error(503, "SlowDown"), service_error(500, "InternalError"), hello()) as (
             service,
             asked,
         ),
@@ -57,7 +57,7 @@ async def test_a_server_that_is_busy_is_waited_for() -> None:
 
 
 async def test_a_server_that_stays_busy_ends_in_an_error() -> None:
-    async with asking(refusal(503, "SlowDown")) as (service, asked), opened(service) as store:
+    async with asking(service_error(503, "SlowDown")) as (service, asked), opened(service) as store:
         with pytest.raises(TransientError, match="gave up after 4 attempts"):
             await store.put("a", b"hello")
     assert len(asked) == 4
@@ -66,7 +66,7 @@ async def test_a_server_that_stays_busy_ends_in_an_error() -> None:
 async def test_a_created_object_whose_answer_was_lost_is_found() -> None:
     """By what is there: the second attempt is refused because of the first."""
     async with (
-        asking(Cut(b""), refusal(412, "PreconditionFailed"), LOOKED) as (service, asked),
+        asking(Cut(b""), service_error(412, "PreconditionFailed"), LOOKED) as (service, asked),
         opened(service) as store,
     ):
         meta = await store.put("a", b"hello", mode="create")
@@ -96,7 +96,7 @@ async def test_a_completion_whose_answer_was_lost_is_found() -> None:
             x_amz_checksum_type="FULL_OBJECT",
         )
 
-    completions = [refusal(500, "InternalError"), refusal(404, "NoSuchUpload")]
+    completions = [service_error(500, "InternalError"), service_error(404, "NoSuchUpload")]
     small = TransferOptions(part_size_bytes=5 * 1024 * 1024, max_buffered_bytes=10 * 1024 * 1024)
     async with asking(reply) as (service, _), opened(service, transfer=small) as store:
         meta = await store.put("a", data)
@@ -124,7 +124,7 @@ async def test_wrong_bytes_are_read_again_and_told_in_the_end() -> None:
 
 async def test_a_region_is_learned_by_reads_without_a_task() -> None:
     """They are asked again where the bucket turns out to be."""
-    told = refusal(400, "AuthorizationHeaderMalformed", fields="<Region>eu-west-3</Region>")
+    told = service_error(400, "AuthorizationHeaderMalformed", fields="<Region>eu-west-3</Region>")
 
     def reply(asked: object) -> bytes:
         is_there = "/eu-west-3/" in asked.headers["authorization"]  # type: ignore[attr-defined]
@@ -137,7 +137,7 @@ async def test_a_region_is_learned_by_reads_without_a_task() -> None:
         sender = session.service._sender  # type: ignore[attr-defined]
         sender._move("us-east-1")  # as if the bucket had moved under reads that are under way
         assert [data async for _, data in store.get_many(keys)] == [b"hello"] * 20
-        assert sender.site.region == "eu-west-3"
+        assert sender.endpoint.region == "eu-west-3"
 
 
 async def test_reads_that_guess_too_little_at_the_same_time_all_look_again() -> None:

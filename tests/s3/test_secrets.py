@@ -13,7 +13,7 @@ from botocore.credentials import Credentials
 import aioflux
 from aioflux import RetryPolicy, S3Access
 from aioflux._services.base import ReadRequest
-from tests.service.s3_rig import asking, hello, refusal
+from tests.service.s3_rig import asking, hello, service_error
 
 if TYPE_CHECKING:
     from tests.servers.seaweedfs import SeaweedFS
@@ -77,7 +77,7 @@ async def test_nothing_is_said_of_keys_that_are_refused(
     caplog.set_level(logging.DEBUG)
     said: list[str] = []
     fields = "<Message>no</Message><StringToSign>AWS4-HMAC-SHA256 x</StringToSign>"
-    answers = refusal(status, "SignatureDoesNotMatch", fields=fields)
+    answers = service_error(status, "SignatureDoesNotMatch", fields=fields)
     async with asking(answers) as (service, _):
         endpoint_url = service._sender._endpoint_url
         async with aioflux.open_store(

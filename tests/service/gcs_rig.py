@@ -6,32 +6,19 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from aioflux import Timeouts
-from aioflux._services.base import ListRequest, Precondition, ReadRequest, Source, WriteRequest
+from aioflux._services.base import Precondition
 from aioflux._services.gcs.service import GCSService
 from aioflux.testing.gcs_server import Hook
+from tests.service.operations import operations
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Callable
 
     from aioflux.testing.gcs_server import Request, Response
 
 ANY = Precondition()
 
-OPERATIONS: dict[str, Callable[[GCSService], Awaitable[object]]] = {
-    "head": lambda service: service.head("a"),
-    "get": lambda service: service.get(ReadRequest("a")),
-    "put": lambda service: service.put(WriteRequest("b"), b"1", crc32c=None),
-    "delete": lambda service: service.delete("a"),
-    "list": lambda service: service.list_page(ListRequest("")),
-    "compose": lambda service: service.compose(WriteRequest("b"), [Source(key="a")]),
-    "copy": lambda service: service.copy(Source(key="a"), "b", precondition=ANY),
-    "initiate": lambda service: service.initiate_upload(WriteRequest("b")),
-    "put_part": lambda service: service.put_part("b", "id", 1, (b"1",), offset=0, crc32c=None),
-    "complete": lambda service: service.complete_upload(WriteRequest("b"), "id", []),
-    "abort": lambda service: service.abort_upload("b", "id"),
-    "list_uploads": lambda service: service.list_uploads(""),
-    "permissions": lambda service: service.granted_permissions(["storage.objects.get"]),
-}
+OPERATIONS = operations("delete_page")
 
 
 @asynccontextmanager

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from botocore.credentials import Credentials
 
 from aioflux import S3Access, Timeouts
-from aioflux._services.base import ListRequest, Precondition, ReadRequest, WriteRequest
+from aioflux._services.base import Precondition
 from aioflux._services.s3.service import S3Service
 from tests.http.scripted import serving
+from tests.service.operations import operations
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Callable
 
     from tests.http.scripted import Peer
 
@@ -23,17 +24,9 @@ ETAG = "5d41402abc4b2a76b9719d911017c592"
 """The MD5 of `hello`."""
 PIN = f"{ETAG}/5"
 
-OPERATIONS: dict[str, Callable[[S3Service], Awaitable[object]]] = {
-    "head": lambda service: service.head("a"),
-    "get": lambda service: service.get(ReadRequest("a")),
-    "put": lambda service: service.put(WriteRequest("b"), b"1", crc32c=None),
+OPERATIONS = {
+    **operations("compose", "permissions"),
     "delete": lambda service: service.delete("a", generation=PIN),
-    "list": lambda service: service.list_page(ListRequest("")),
-    "initiate": lambda service: service.initiate_upload(WriteRequest("b")),
-    "put_part": lambda service: service.put_part("b", "id", 1, (b"1",), offset=0, crc32c=None),
-    "complete": lambda service: service.complete_upload(WriteRequest("b"), "id", []),
-    "abort": lambda service: service.abort_upload("b", "id"),
-    "list_uploads": lambda service: service.list_uploads(""),
 }
 
 
@@ -61,7 +54,7 @@ def answer(status: int, body: bytes | str = b"", **headers: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + data
 
 
-def refusal(status: int, code: str, *, fields: str = "", **headers: str) -> bytes:
+def service_error(status: int, code: str, *, fields: str = "", **headers: str) -> bytes:
     return answer(status, f"<Error><Code>{code}</Code>{fields}</Error>", **headers)
 
 
@@ -81,7 +74,7 @@ class Probed:
         there = self.etags.get(asked.target)
         expected = asked.headers.get("if-match", there or "").strip('"')
         if (there or "") != expected or (there and "if-none-match" in asked.headers):
-            return refusal(412, "PreconditionFailed")
+            return service_error(412, "PreconditionFailed")
         if asked.method == "PUT":
             etag = self.etags[asked.target] = f"{self.num_requests:032x}"
             return answer(200, etag=f'"{etag}"')

@@ -56,7 +56,7 @@ def test_preconditions_are_etags() -> None:
     expected = Precondition(if_generation_match="0x8D")
     assert wire.precondition_headers(expected) == [(b"If-Match", b'"0x8D"')]
     for none in ('a"b', "a b", "", "\u00e9", "a\r\nb"):
-        with pytest.raises(ValueError, match="no ETag"):
+        with pytest.raises(ValueError, match="not an ETag"):
             wire.match_header(none)
 
 
@@ -126,7 +126,7 @@ def test_the_md5_of_the_whole_is_told_by_one_header_or_the_other() -> None:
 @given(now=st.integers(0, 2**32 - 1), random=st.binary(min_size=12, max_size=12))
 def test_an_upload_is_told_by_its_blocks(now: int, random: bytes) -> None:
     upload_id = wire.new_upload_id(now, random)
-    assert wire.upload_begun(upload_id).timestamp() == now
+    assert wire.upload_initiated(upload_id).timestamp() == now
     ids = [wire.block_id(upload_id, number) for number in (1, 17, 50_000)]
     assert len({len(each) for each in ids}) == 1  # the service wants them of one length
     assert all(len(base64.b64decode(each)) <= 64 for each in ids)
@@ -191,7 +191,7 @@ def test_an_error_is_its_code_and_message(
         (412, "", PreconditionFailedError, "not the expected one"),
         (412, "LeaseIdMissing", StorageError, "lease"),
         (412, "Unheard", StorageError, "HTTP 412 Unheard$"),
-        (400, "InvalidBlockList", PreconditionFailedError, "somebody else wrote it"),
+        (400, "InvalidBlockList", PreconditionFailedError, "another writer wrote it"),
         (400, "Md5Mismatch", ChecksumError, "received other bytes"),
         (401, "NoAuthenticationInformation", PermissionDeniedError, "no credentials were sent"),
         (403, "AuthenticationFailed", PermissionDeniedError, "clock"),
@@ -208,7 +208,9 @@ def test_an_error_is_its_code_and_message(
 )
 def test_what_an_answer_means(status: int, code: str, error: type[Exception], says: str) -> None:
     uri = "az://acct/container/key"
-    found = wire.error_of(status, action="read", uri=uri, code=code, detail="", retry_after="7")
+    found = wire.service_error(
+        status, action="read", uri=uri, code=code, detail="", retry_after="7"
+    )
     with pytest.raises(error, match=says):
         raise found
     assert type(found) is error
@@ -219,7 +221,7 @@ def test_what_an_answer_means(status: int, code: str, error: type[Exception], sa
 
 def test_what_must_have_a_generation_and_is_not_there_has_not_got_it() -> None:
     def error(code: str) -> StorageError:
-        return wire.error_of(
+        return wire.service_error(
             404, action="a", uri="u", code=code, detail="", retry_after=None, is_conditional=True
         )
 
@@ -256,10 +258,14 @@ def test_answers_of_a_batch_are_told_by_number(told: bytes) -> None:
 @pytest.mark.parametrize(
     ("told", "data", "says"),
     [
-        (b"text/html", ANSWERS, "several parts"),
-        (b"a/b; boundary=x", ANSWERS[:-3], "cut off"),
-        (b"a/b; boundary=x", ANSWERS.replace(b"HTTP/1.1 404", b"FTP"), "no answer to a request"),
-        (b"a/b; boundary=x", ANSWERS.replace(b"-ID: 1", b"-ID: x"), "no answer to a request"),
+        (b"text/html", ANSWERS, "not multipart"),
+        (b"a/b; boundary=x", ANSWERS[:-3], "truncated"),
+        (
+            b"a/b; boundary=x",
+            ANSWERS.replace(b"HTTP/1.1 404", b"FTP"),
+            "not a response to",
+        ),
+        (b"a/b; boundary=x", ANSWERS.replace(b"-ID: 1", b"-ID: x"), "not a response to"),
     ],
 )
 def test_what_is_no_answer_to_a_batch_is_refused(told: bytes, data: bytes, says: str) -> None:
@@ -282,14 +288,14 @@ TOLD = {b"etag": b'"0x8D"', b"x-ms-request-id": b"1"}
         (206, b"bytes 0-4/9", 5, 0, 5, "0x8D", 9),
         (206, b"bytes 2-4/5", 3, 2, 9, "", 5),
         (206, b"bytes 2-4/5", 3, 2, None, "", 5),
-        (206, b"bytes 0-4/5", 5, 0, None, "", "the whole was asked"),
-        (206, b"bytes 1-4/5", 4, 0, 5, "", "another part"),
-        (206, b"bytes 0-4/9", 4, 0, 5, "", "another part"),
-        (206, b"bytes 0-4/4", 5, 0, 5, "", "another part"),
+        (206, b"bytes 0-4/5", 5, 0, None, "", "in place of the whole"),
+        (206, b"bytes 1-4/5", 4, 0, 5, "", "another range"),
+        (206, b"bytes 0-4/9", 4, 0, 5, "", "another range"),
+        (206, b"bytes 0-4/4", 5, 0, 5, "", "another range"),
         (206, b"bytes 0-4/9", 5, 0, 4, "", "more than"),
-        (206, None, 5, 0, 5, "", "no part of known size"),
+        (206, None, 5, 0, 5, "", "no range of known size"),
         (206, b"bytes 0-4/9", 5, 0, 5, "0x9", "of generation 0x8D"),
-        (204, None, 0, 0, 5, "", "no answer to a read"),
+        (204, None, 0, 0, 5, "", "is not a response to a read"),
     ],
 )
 def test_an_answer_is_what_was_asked_for_or_refused(
@@ -317,7 +323,7 @@ def test_an_answer_is_what_was_asked_for_or_refused(
 @pytest.mark.parametrize("missing", TOLD)
 def test_an_answer_of_somebody_else_is_refused(missing: bytes) -> None:
     headers = {name: value for name, value in TOLD.items() if name != missing}
-    with pytest.raises(ValueError, match="Azure did not send it"):
+    with pytest.raises(ValueError, match="it is not from Azure"):
         reading.object_size(200, headers, 5, start=0, end=None, generation="")
 
 

@@ -175,7 +175,7 @@ async def test_a_web_server_is_told_from_a_service_at_once(server: GCSServer) ->
     """The message is that of one attempt: the address, and what is there."""
     relay = Relay(server.url, page)
     async with relayed(relay) as store:
-        with pytest.raises(StorageError, match="Cloud Storage did not send it") as caught:
+        with pytest.raises(StorageError, match="it is not from Cloud Storage") as caught:
             await store.get("a")
     assert "RetryPolicy" not in str(caught.value)
 

@@ -229,7 +229,7 @@ async def test_a_damaged_page_is_asked_for_again(page: str) -> None:
 )
 async def test_metadata_of_another_object_is_an_error(body: bytes) -> None:
     async with answering(body) as url, opened(url) as service:
-        with pytest.raises(StorageError, match="the answer is about") as caught:
+        with pytest.raises(StorageError, match="the response is about") as caught:
             await service.head("a", generation="7")
     assert not isinstance(caught.value, TransientError)
 
@@ -283,7 +283,7 @@ async def test_a_copy_is_of_the_generation_that_was_seen(server: GCSServer) -> N
         assert (meta.key, meta.size) == ("b", 10)
         with pytest.raises(NotFoundError):
             await service.copy(Source(key="a", generation="1"), "b", precondition=ANY)
-        with pytest.raises(PreconditionFailedError, match=r"to gs://bucket/p/b: the generation"):
+        with pytest.raises(PreconditionFailedError, match=r"to gs://bucket/p/b: the target"):
             await service.copy(Source(key="a"), "b", precondition=Precondition(if_absent=True))
 
 

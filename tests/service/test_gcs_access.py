@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from aioflux.testing.gcs_server import Request
 
-each_operation = pytest.mark.parametrize("operation", OPERATIONS)
+# Requests are counted, and a small read opens a connection by another read.
+each_operation = pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - {"small_read"}))
 
 
 @pytest.fixture

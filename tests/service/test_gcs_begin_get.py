@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +16,7 @@ from aioflux._services.base import ReadRequest
 from aioflux.testing import GCSServer
 from tests.faults.gateway import Gateway
 from tests.service.gcs_rig import Answering, opened
+from tests.service.operations import SmallRead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,36 +33,8 @@ def server() -> Iterator[GCSServer]:
         yield running
 
 
-class Read:
-    """A waiter for one read."""
-
-    def __init__(self, service: Service, key: str, *, generation: str = "", end: int = 1000):
-        self.service = service
-        self.request = ReadRequest(key, generation, 0, end)
-        self.result: asyncio.Future[Body | None] = asyncio.get_running_loop().create_future()
-        self.error: Exception | None = None
-        self.exchange = service.begin_get(self.request, self)
-
-    def done(self) -> bool:
-        return self.result.done()
-
-    def set_result(self, response: Any) -> None:
-        assert self.exchange is not None
-        try:
-            body = self.service.end_get(self.request, self.exchange, response)
-        except StorageError as exc:
-            self.result.set_exception(exc)
-        else:
-            self.result.set_result(body)
-
-    def set_exception(self, error: Exception) -> None:
-        assert self.exchange is not None
-        self.error = error
-        failed = self.service.fail_get(self.request, self.exchange, error)
-        if failed is None:
-            self.result.set_result(None)
-        else:
-            self.result.set_exception(failed)
+def begin(service: Service, key: str, *, generation: str = "", end: int = 1000) -> SmallRead:
+    return SmallRead(service, ReadRequest(key, generation, 0, end))
 
 
 def told(body: Body) -> object:
@@ -76,11 +48,11 @@ async def warm(service: Service) -> None:
 
 async def test_it_needs_a_connection_that_is_there(server: GCSServer) -> None:
     async with opened(server.url) as service:
-        assert Read(service, "a").exchange is None
+        assert begin(service, "a").exchange is None
         await warm(service)
-        first = Read(service, "a")
+        first = begin(service, "a")
         assert first.exchange is not None
-        assert Read(service, "a").exchange is None
+        assert begin(service, "a").exchange is None
         assert (await first.result).data == b"hello"
 
 
@@ -92,7 +64,7 @@ async def test_it_reads_what_get_reads(
     async with opened(server.url) as service:
         expected = await service.get(ReadRequest(key, start=0, end=end))
         generation = expected.generation if is_pinned else ""
-        body = await Read(service, key, generation=generation, end=end).result
+        body = await begin(service, key, generation=generation, end=end).result
         assert body is not None
         assert type(body.data) is bytes
         assert told(body) == told(expected)
@@ -103,7 +75,7 @@ async def test_of_an_empty_object_it_tells_the_size_where_the_answer_does(
 ) -> None:
     async with opened(server.url) as service:
         await warm(service)
-        body = await Read(service, "empty").result
+        body = await begin(service, "empty").result
         assert body is None or (body.size, body.data) == (0, b"")
 
 
@@ -123,7 +95,7 @@ async def test_it_raises_what_get_raises(
         await warm(service)
         server.faults.add("objects.media", **fault)
         with pytest.raises(error) as raised:
-            await Read(service, "a").result
+            await begin(service, "a").result
         server.faults.clear()
         await warm(service)
         server.faults.add("objects.media", **fault)
@@ -141,7 +113,7 @@ async def test_it_raises_what_get_raises(
 async def test_a_connection_that_was_closed_meanwhile_is_no_failure(server: GCSServer) -> None:
     async with opened(server.url) as service:
         await warm(service)
-        read = Read(service, "a")
+        read = begin(service, "a")
         server.faults.add("objects.media", lost=True, times=1)
         assert await read.result is None
         assert isinstance(read.error, ConnectionLostError)
@@ -151,7 +123,7 @@ async def test_a_connection_that_was_closed_meanwhile_is_no_failure(server: GCSS
 async def test_one_that_is_dropped_is_told_nothing(server: GCSServer) -> None:
     async with opened(server.url) as service:
         await warm(service)
-        read = Read(service, "a")
+        read = begin(service, "a")
         assert read.exchange is not None
         service.abort_get(read.exchange)
         await warm(service)
@@ -163,7 +135,7 @@ async def test_a_key_that_no_object_can_have_sends_nothing(server: GCSServer, ke
     async with opened(server.url) as service:
         await warm(service)
         with pytest.raises(ValueError, match=r"key|name|text|encode"):
-            Read(service, key)
+            begin(service, key)
         await warm(service)
         assert server.stats.operation("xml.objects.get").requests == 2
 
@@ -175,7 +147,7 @@ async def test_a_generation_that_cannot_be_sent_sends_nothing(
     async with opened(server.url) as service:
         await warm(service)
         with pytest.raises(ValueError, match="target"):
-            Read(service, "a", generation=generation)
+            begin(service, "a", generation=generation)
         await warm(service)
         assert server.stats.operation("xml.objects.get").requests == 2
 
@@ -191,7 +163,7 @@ async def test_it_sends_what_get_sends(server: GCSServer) -> None:
         for generation in ("", (await service.get(ReadRequest("a"))).generation):
             seen.clear()
             await service.get(ReadRequest("a", generation=generation, start=0, end=100))
-            await Read(service, "a", generation=generation, end=100).result
+            await begin(service, "a", generation=generation, end=100).result
             assert seen[0] == seen[1]
 
 
@@ -214,11 +186,11 @@ async def test_a_new_token_is_sent_as_soon_as_there_is_one(server: GCSServer) ->
     server.app.hooks = (*server.app.hooks, hook)
     async with opened(server.url, credentials=mine) as service:
         await warm(service)
-        await Read(service, "a").result
+        await begin(service, "a").result
         service._token.invalidate("one")
-        assert Read(service, "a").exchange is None  # there is none at once
+        assert begin(service, "a").exchange is None  # there is none at once
         await warm(service)
-        await Read(service, "a").result
+        await begin(service, "a").result
     assert hook.tokens == ["Bearer one", "Bearer one", "Bearer one+", "Bearer one+"]
 
 
@@ -234,7 +206,7 @@ async def test_a_token_of_a_coroutine_function_is_asked_for_by_a_coroutine(
     async with opened(server.url, credentials=provide) as service:
         await warm(service)
         service._token.invalidate("one")
-        assert Read(service, "a").exchange is None
+        assert begin(service, "a").exchange is None
         await warm(service)
     assert hook.tokens == ["Bearer one", "Bearer two"]
 
@@ -245,7 +217,7 @@ async def test_a_token_of_a_function_is_used_for_many_requests(server: GCSServer
     tokens = iter(["one"])
     async with opened(server.url, credentials=lambda: next(tokens)) as service:
         await warm(service)
-        await Read(service, "a").result
+        await begin(service, "a").result
         await warm(service)
     assert hook.tokens == ["Bearer one"] * 3
 
@@ -264,7 +236,7 @@ async def test_a_function_for_tokens_is_not_called_by_a_read_without_a_task(
     async with opened(server.url, credentials=provide) as service:
         await warm(service)
         service._token.invalidate("one")
-        assert Read(service, "a").exchange is None
+        assert begin(service, "a").exchange is None
         assert num_asked == 1
 
 
@@ -315,7 +287,7 @@ async def test_many_small_objects_come_alike_through_both_clients(
             got = [pair async for pair in store.get_many(iter(stored))]
             service: Any = store._sessions.current().service
             assert type(service._pool) is (AiohttpPool if by_proxy else Pool)
-            has_one = Read(service, "a").exchange is not None
+            has_one = begin(service, "a").exchange is not None
         num_proxied = sum(proxy.num_requests.values())
     assert got == list(stored.items())
     assert has_one is not by_proxy

@@ -50,7 +50,7 @@ async def test_a_bucket_that_is_not_there_has_none(server: GCSServer) -> None:
 async def test_an_answer_that_tells_no_permissions_is_none(server: GCSServer, body: bytes) -> None:
     server.app.hooks += (Answering(lambda _: Response(body=body)),)
     async with opened(server.url) as service:
-        with pytest.raises(TransientError, match="tells none"):
+        with pytest.raises(TransientError, match="has no permissions"):
             await service.granted_permissions(NAMES)
 
 

@@ -13,7 +13,7 @@ import aioflux
 from aioflux import NotFoundError, StorageError, TransientError
 from aioflux._services.base import ReadRequest, WriteRequest
 from aioflux._services.gcs.read import object_size
-from aioflux._services.ranges import size_past_the_end
+from aioflux._services.headers import size_from_unsatisfied
 from aioflux.testing import GCSServer
 from aioflux.testing.gcs_server import Response
 from tests.http.scripted import answering, ok, serving
@@ -33,7 +33,7 @@ def told_size(status: int, headers: dict[bytes, bytes], num_bytes: int, **asked:
 
 
 def test_an_answer_without_a_generation_is_not_of_cloud_storage() -> None:
-    with pytest.raises(ValueError, match="the answer tells no generation"):
+    with pytest.raises(ValueError, match="the response has no generation"):
         object_size(200, {}, 3, start=0, end=None, generation="")
 
 
@@ -82,21 +82,21 @@ RIGHT = {b"content-range": b"bytes 2-4/10", b"x-goog-generation": b"7"}
 @pytest.mark.parametrize(
     ("status", "headers", "num_bytes", "says"),
     [
-        pytest.param(206, {b"content-range": b"bytes 3-5/10"}, 3, "another part", id="start"),
-        pytest.param(206, {b"content-range": b"bytes 2-3/10"}, 3, "another part", id="length"),
+        pytest.param(206, {b"content-range": b"bytes 3-5/10"}, 3, "another range", id="start"),
+        pytest.param(206, {b"content-range": b"bytes 2-3/10"}, 3, "another range", id="length"),
         pytest.param(206, {b"content-range": b"bytes 2-5/10"}, 4, "more than", id="too-long"),
-        pytest.param(206, {b"content-range": b"bytes 2-4/4"}, 3, "another part", id="past-size"),
-        pytest.param(206, {b"content-range": b"bytes 2-4/*"}, 3, "no part", id="unknown-size"),
-        pytest.param(206, {b"content-range": b"bytes */10"}, 3, "no part", id="unsatisfied"),
-        pytest.param(206, {b"content-range": b"items 2-4/10"}, 3, "no part", id="other-unit"),
+        pytest.param(206, {b"content-range": b"bytes 2-4/4"}, 3, "another range", id="past-size"),
+        pytest.param(206, {b"content-range": b"bytes 2-4/*"}, 3, "no range", id="unknown-size"),
+        pytest.param(206, {b"content-range": b"bytes */10"}, 3, "no range", id="unsatisfied"),
+        pytest.param(206, {b"content-range": b"items 2-4/10"}, 3, "no range", id="other-unit"),
         pytest.param(
-            206, {b"content-range": b"bytes 2-4/10, bytes 6-7/10"}, 3, "no part", id="two"
+            206, {b"content-range": b"bytes 2-4/10, bytes 6-7/10"}, 3, "no range", id="two"
         ),
         pytest.param(
             206,
             {b"content-type": b"multipart/byteranges; boundary=x"},
             3,
-            "no part",
+            "no range",
             id="multipart",
         ),
         pytest.param(200, {}, 3, "ignored the range", id="whole"),
@@ -137,7 +137,7 @@ def test_another_answer_is_refused(
     ids=["part", "short", "no-length"],
 )
 def test_a_whole_object_is_whole(status: int, headers: dict[bytes, bytes]) -> None:
-    with pytest.raises(ValueError, match=r"the whole was asked|3 bytes came"):
+    with pytest.raises(ValueError, match=r"in place of the whole|3 bytes came"):
         told_size(status, headers, 3, start=0, end=None, generation="")
 
 
@@ -174,8 +174,8 @@ def test_stored_bytes_are_believed(headers: dict[bytes, bytes]) -> None:
 def test_a_416_is_believed_where_it_tells_a_size_that_explains_it(
     value: bytes, size: int | None
 ) -> None:
-    assert size_past_the_end({b"content-range": value}, start=20) == size
-    assert size_past_the_end({}, start=20) is None
+    assert size_from_unsatisfied({b"content-range": value}, start=20) == size
+    assert size_from_unsatisfied({}, start=20) is None
 
 
 # The same through a service.

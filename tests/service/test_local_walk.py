@@ -341,9 +341,9 @@ async def test_an_abort_removes_nothing_but_writes_under_way(
 def test_what_comes_and_goes_during_a_walk_is_no_error(root: Path) -> None:
     write(root, "a/1", "b/1", "c/1", "d")
     walk = Walk(str(root), "", "")
-    assert walk.take(1, end="", delimiter="")[2] == "b/1"
+    assert walk.read_page(1, end="", delimiter="")[2] == "b/1"
     for name in ("b/1", "c/1", "d"):
         (root / name).unlink()
     (root / "c").rmdir()
     (root / "d").mkdir()
-    assert walk.take(9, end="", delimiter="") == ([], [], "")
+    assert walk.read_page(9, end="", delimiter="") == ([], [], "")

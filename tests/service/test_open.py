@@ -96,5 +96,5 @@ async def test_names_that_mean_the_bucket_never_reach_the_service() -> None:
     async with aioflux.open_store("gs://bucket", endpoint_url="http://127.0.0.1:1") as store:
         for key in (".", ".."):
             for call in (store.get(key), store.head(key), store.delete(key), store.put(key, b"")):
-                with pytest.raises(ValueError, match="no name for an object"):
+                with pytest.raises(ValueError, match="not a valid object name"):
                     await call

@@ -35,7 +35,7 @@ from aioflux._services.base import (
     WriteRequest,
 )
 from aioflux._services.http import DELETE_SECONDS
-from aioflux._services.s3.endpoint import Site
+from aioflux._services.s3.endpoint import Endpoint
 from aioflux._services.s3.service import S3Service
 from tests.service.s3_rig import (
     ANY,
@@ -45,7 +45,7 @@ from tests.service.s3_rig import (
     answer,
     asking,
     hello,
-    refusal,
+    service_error,
 )
 
 if TYPE_CHECKING:
@@ -60,20 +60,21 @@ CRC32C = "mnG7TA=="
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 async def test_a_busy_service_is_asked_again_when_it_says(operation: str) -> None:
-    async with asking(refusal(503, "SlowDown", Retry_After="7")) as (service, _):
+    async with asking(service_error(503, "SlowDown", Retry_After="7")) as (service, _):
         with pytest.raises(TransientError) as error:
             await OPERATIONS[operation](service)
     assert error.value.status == 503
     assert error.value.retry_after_seconds == 7
-    # A read, or the look before a copy, changes nothing, whatever its answer.
-    assert error.value.maybe_done is (operation not in {"head", "get", "list", "list_uploads"})
+    # A read, such as that of the source of a copy, changes nothing, whatever its response.
+    reads = {"head", "get", "small_read", "list", "list_uploads", "copy"}
+    assert error.value.maybe_done is (operation not in reads)
 
 
 @pytest.mark.parametrize("code", ["RequestTimeout", "SlowDown", "InternalError"])
 @pytest.mark.parametrize("status", [400, 408, 429, 502])
 async def test_a_code_that_passes_leaves_open_what_was_done(code: str, status: int) -> None:
     """Whatever status a server sends it with; the wait that it asks for is kept."""
-    async with asking(refusal(status, code, Retry_After="7")) as (service, _):
+    async with asking(service_error(status, code, Retry_After="7")) as (service, _):
         with pytest.raises(TransientError) as error:
             await service.put(WriteRequest("b"), b"1", crc32c=None)
     assert error.value.maybe_done
@@ -82,19 +83,20 @@ async def test_a_code_that_passes_leaves_open_what_was_done(code: str, status: i
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 async def test_what_is_forbidden_is_not_asked_again(operation: str) -> None:
-    async with asking(refusal(403, "AccessDenied")) as (service, asked):
+    async with asking(service_error(403, "AccessDenied")) as (service, asked):
         with pytest.raises(PermissionDeniedError, match="s3:ListBucket"):
             await OPERATIONS[operation](service)
-    assert len(asked) == 1
+    assert len(asked) == (2 if operation == "small_read" else 1)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 async def test_every_request_is_signed(operation: str) -> None:
-    async with asking(refusal(404, "NoSuchKey")) as (service, asked):
+    async with asking(service_error(404, "NoSuchKey")) as (service, asked):
         with suppress(StorageError):  # an abort takes it as done
             await OPERATIONS[operation](service)
-    assert asked[0].headers["authorization"].startswith("AWS4-HMAC-SHA256 Credential=AKID/")
-    assert asked[0].target.startswith("/bucket")
+    for each in asked:
+        assert each.headers["authorization"].startswith("AWS4-HMAC-SHA256 Credential=AKID/")
+        assert each.target.startswith("/bucket")
     assert "hush" not in repr(asked)
 
 
@@ -111,7 +113,7 @@ async def test_a_page_that_stands_in_for_every_answer_is_not_believed(operation:
 
 
 async def test_a_request_goes_to_the_region_that_a_refusal_tells() -> None:
-    told = refusal(400, "AuthorizationHeaderMalformed", fields="<Region>eu-west-3</Region>")
+    told = service_error(400, "AuthorizationHeaderMalformed", fields="<Region>eu-west-3</Region>")
     async with asking(told, hello()) as (service, asked):
         assert bytes((await service.get(ReadRequest("a"))).data) == b"hello"
         await service.get(ReadRequest("a"))
@@ -127,7 +129,7 @@ async def test_a_head_learns_the_region_from_a_header() -> None:
 
 
 async def test_a_region_that_is_no_help_is_an_error() -> None:
-    told = refusal(400, "AuthorizationHeaderMalformed", fields="<Region>us-east-1</Region>")
+    told = service_error(400, "AuthorizationHeaderMalformed", fields="<Region>us-east-1</Region>")
     async with asking(told) as (service, asked):
         with pytest.raises(StorageError, match="AuthorizationHeaderMalformed"):
             await service.get(ReadRequest("a"))
@@ -141,11 +143,11 @@ def take_for_aws(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     origin = Origin.from_url(service._sender._endpoint_url)
     service._sender._endpoint_url = ""
 
-    def site(bucket: str, *, region: str = "us-east-1", **_: object) -> Site:
-        return Site(origin, f"/{bucket}".encode(), region, is_aws=True)
+    def site(bucket: str, *, region: str = "us-east-1", **_: object) -> Endpoint:
+        return Endpoint(origin, f"/{bucket}".encode(), region, is_aws=True)
 
-    monkeypatch.setattr(aioflux._services.s3.sender, "discovery_site", site)
-    monkeypatch.setattr(aioflux._services.s3.sender, "site_of", site)
+    monkeypatch.setattr(aioflux._services.s3.sender, "discovery_endpoint", site)
+    monkeypatch.setattr(aioflux._services.s3.sender, "endpoint_of", site)
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
@@ -195,7 +197,7 @@ async def test_keys_that_have_ended_are_replaced() -> None:
 
     def ended(_: Asked) -> bytes:
         current[0] = next(given)
-        return refusal(400, "ExpiredToken")
+        return service_error(400, "ExpiredToken")
 
     access = S3Access(credentials=provider)
     async with asking(ended, hello(), access=access) as (service, asked):
@@ -205,7 +207,7 @@ async def test_keys_that_have_ended_are_replaced() -> None:
 
 
 async def test_keys_that_stay_ended_are_an_error() -> None:
-    async with asking(refusal(403, "ExpiredToken")) as (service, asked):
+    async with asking(service_error(403, "ExpiredToken")) as (service, asked):
         with pytest.raises(PermissionDeniedError, match="aws sso login"):
             await service.get(ReadRequest("a"))
     assert 2 <= len(asked) <= 4
@@ -213,7 +215,7 @@ async def test_keys_that_stay_ended_are_an_error() -> None:
 
 async def test_a_clock_that_is_wrong_is_set_by_the_service() -> None:
     ahead = email.utils.formatdate(time.time() + 7200, usegmt=True)
-    told = refusal(403, "RequestTimeTooSkewed", date=ahead)
+    told = service_error(403, "RequestTimeTooSkewed", date=ahead)
     async with asking(told, hello()) as (service, asked):
         await service.get(ReadRequest("a"))
     first, second = (each.headers["x-amz-date"] for each in asked)
@@ -272,7 +274,7 @@ async def test_a_version_is_read_by_its_id() -> None:
 
 
 async def test_an_object_that_was_replaced_is_not_found() -> None:
-    async with asking(refusal(412, "PreconditionFailed")) as (service, _):
+    async with asking(service_error(412, "PreconditionFailed")) as (service, _):
         with pytest.raises(NotFoundError, match=f"replaced .* generation {PIN}"):
             await service.get(ReadRequest("a", generation=PIN))
         with pytest.raises(NotFoundError):
@@ -284,14 +286,14 @@ async def test_an_answer_of_another_content_is_refused() -> None:
     async with asking(hello()) as (service, _):
         with pytest.raises(StorageError, match="another content"):
             await service.get(ReadRequest("a", generation="abc/5"))
-        with pytest.raises(StorageError, match="5 bytes are there now, not 6"):
+        with pytest.raises(StorageError, match="the object has 5 bytes now, not 6"):
             await service.get(ReadRequest("a", generation=f"{ETAG}/6"))
 
 
 @pytest.mark.parametrize("generation", ['a"b', "a\nb", "ü"])
 async def test_a_generation_that_is_none_is_refused(generation: str) -> None:
     async with asking(hello()) as (service, asked):
-        with pytest.raises(ValueError, match="no generation of S3"):
+        with pytest.raises(ValueError, match="not a generation of S3"):
             await service.get(ReadRequest("a", generation=generation))
     assert not asked
 
@@ -340,7 +342,7 @@ async def test_what_is_no_checksum_of_the_bytes_is_not_taken_for_one(
 
 
 async def test_a_range_past_the_end_is_empty() -> None:
-    past = refusal(416, "InvalidRange", fields="<ActualObjectSize>5</ActualObjectSize>")
+    past = service_error(416, "InvalidRange", fields="<ActualObjectSize>5</ActualObjectSize>")
     async with asking(past) as (service, _):
         body = await service.get(ReadRequest("a", start=7, end=9))
     assert (bytes(body.data), body.size) == (b"", 5)
@@ -348,7 +350,7 @@ async def test_a_range_past_the_end_is_empty() -> None:
 
 async def test_a_range_past_the_end_that_tells_no_size_is_looked_at() -> None:
     looked = hello(content_length="5")[: -len(b"hello")]
-    async with asking(refusal(416, "InvalidRange"), looked) as (service, asked):
+    async with asking(service_error(416, "InvalidRange"), looked) as (service, asked):
         assert (await service.get(ReadRequest("a", start=7, end=9))).size == 5
     assert asked[1].method == "HEAD"
 
@@ -380,14 +382,14 @@ async def test_conditions_travel_as_headers() -> None:
 async def test_a_condition_that_does_not_hold(status: int, code: str) -> None:
     """AWS says 404 where there is nothing to replace."""
     wanted = Precondition(if_generation_match=PIN)
-    async with asking(refusal(status, code)) as (service, _):
+    async with asking(service_error(status, code)) as (service, _):
         with pytest.raises(PreconditionFailedError):
             await service.put(WriteRequest("a", wanted), b"", crc32c=None)
 
 
 async def test_a_conflict_is_asked_again_but_not_for_a_completion() -> None:
     """A completion that met one has lost its upload."""
-    conflict = refusal(409, "ConditionalRequestConflict")
+    conflict = service_error(409, "ConditionalRequestConflict")
     absent = Precondition(if_absent=True)
     async with asking(conflict, answer(404), conflict) as (service, _):
         with pytest.raises(TransientError):
@@ -405,7 +407,7 @@ async def test_a_version_is_no_condition() -> None:
 
 @pytest.mark.parametrize("code", ["BadDigest", "XAmzContentChecksumMismatch", "InvalidDigest"])
 async def test_bytes_that_arrived_wrong_are_a_checksum_error(code: str) -> None:
-    async with asking(refusal(400, code)) as (service, _):
+    async with asking(service_error(400, code)) as (service, _):
         with pytest.raises(ChecksumError):
             await service.put(WriteRequest("a"), b"1", crc32c=1)
 
@@ -422,7 +424,7 @@ async def test_an_error_in_a_success_is_an_error(
     code: str, status: int, *, maybe_done: bool
 ) -> None:
     """A completion and a copy begin their answer before they are done."""
-    failed = refusal(200, code)
+    failed = service_error(200, code)
     looked = hello(content_length="5")[: -len(b"hello")]
     async with asking(failed) as (service, _):
         with pytest.raises(TransientError) as error:
@@ -498,7 +500,7 @@ async def test_a_copy_by_parts_that_fails_leaves_no_upload() -> None:
             return answer(200, content_length=f"{6 * 1024**3}", etag='"e"')
         if "uploads=" in asked.target:
             return answer(200, "<R><UploadId>u</UploadId></R>")
-        return answer(204) if asked.method == "DELETE" else refusal(403, "AccessDenied")
+        return answer(204) if asked.method == "DELETE" else service_error(403, "AccessDenied")
 
     async with asking(reply) as (service, asked):
         with pytest.raises(PermissionDeniedError):
@@ -523,7 +525,7 @@ async def test_a_named_source_that_is_replaced_before_it_is_copied_is_copied_ane
             return answer(412) if is_pinned else answer(200, content_length=f"{size}", etag='"e"')
         if "uploads=" in asked.target:
             return answer(200, "<R><UploadId>u</UploadId></R>")
-        return answer(204) if asked.method == "DELETE" else refusal(412, "PreconditionFailed")
+        return answer(204) if asked.method == "DELETE" else service_error(412, "PreconditionFailed")
 
     async with asking(reply) as (service, _):
         with pytest.raises(TransientError, match="p/a: it was replaced meanwhile") as error:
@@ -588,7 +590,7 @@ async def test_a_name_that_xml_cannot_hold_is_deleted_by_itself() -> None:
 async def test_a_deletion_that_failed_under_another_name_is_not_one_that_was_done() -> None:
     told = "<DeleteResult><Error><Key>q%2Fb</Key><Code>AccessDenied</Code></Error></DeleteResult>"
     async with asking(answer(200, told)) as (service, _):
-        with pytest.raises(TransientError, match="AccessDenied of 'q%2Fb'") as error:
+        with pytest.raises(TransientError, match="AccessDenied for 'q%2Fb'") as error:
             await service.delete_page([Source(key="b", generation=PIN)])
     assert error.value.maybe_done
 
@@ -864,5 +866,5 @@ async def test_a_damaged_page_is_asked_for_again(body: str) -> None:
 
 async def test_a_page_of_something_else_is_an_error() -> None:
     async with asking(listed("other/a")) as (service, _):
-        with pytest.raises(StorageError, match="not what was asked for"):
+        with pytest.raises(StorageError, match="not the requested one"):
             await service.list_page(ListRequest(""))

@@ -19,10 +19,10 @@ from aioflux._services.s3 import conditions as _s3_conditions
 from aioflux._services.s3.endpoint import is_amazon
 from aioflux._services.s3.service import S3Service
 from aioflux._transfer import conditions as _conditions
-from tests.service.s3_rig import PIN, Asked, Cut, Probed, answer, asking, hello, refusal
+from tests.service.s3_rig import PIN, Asked, Cut, Probed, answer, asking, hello, service_error
 
 MATCH = Precondition(if_generation_match=PIN)
-REFUSED = refusal(412, "PreconditionFailed")
+REFUSED = service_error(412, "PreconditionFailed")
 SAME = hello(content_length="5")[: -len(b"hello")]
 OTHER = answer(200, etag='"other"', content_length="5")
 KEYS = S3Access(credentials=lambda: ("AKID", "s"))
@@ -77,7 +77,7 @@ async def test_an_etag_that_is_not_the_objects_is_sent_once(found: bytes) -> Non
 
 async def test_a_look_that_fails_leaves_nothing_open() -> None:
     """The write itself was refused: it cannot have been done."""
-    async with asking(REFUSED, refusal(500, "InternalError")) as (service, _):
+    async with asking(REFUSED, service_error(500, "InternalError")) as (service, _):
         with pytest.raises(TransientError) as failure:
             await put(service)
     assert not failure.value.maybe_done
@@ -103,7 +103,7 @@ async def test_a_conditional_delete_is_spelled_alike() -> None:
 
 async def test_a_pinned_head_notices_a_server_that_ignores_the_pin() -> None:
     async with asking(OTHER) as (service, _):
-        with pytest.raises(NotFoundError, match="replaced since it was seen"):
+        with pytest.raises(NotFoundError, match="replaced since it was listed"):
             await service.head("a", generation=PIN)
 
 
@@ -144,7 +144,7 @@ class Refusing(Probed):
     def answer(self, asked: Asked) -> bytes:
         if not self.num_requests:
             self.num_requests += 1
-            return refusal(403, "AccessDenied")
+            return service_error(403, "AccessDenied")
         return super().answer(asked)
 
 
@@ -168,7 +168,7 @@ class Rejecting(Probed):
 
     def answer(self, asked: Asked) -> bytes:
         if asked.headers.keys() & {"if-match", "if-none-match"}:
-            return refusal(501, "NotImplemented")
+            return service_error(501, "NotImplemented")
         return super().answer(asked)
 
 
@@ -206,7 +206,7 @@ class Busy(Probed):
             return super().answer(asked)
         if self._is_done:
             super().answer(asked)
-        return refusal(429, "TooManyRequests")
+        return service_error(429, "TooManyRequests")
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["not done", "done"])

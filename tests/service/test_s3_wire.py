@@ -17,8 +17,9 @@ from aioflux._services.s3 import endpoint as sites
 from aioflux._services.s3 import list_page as listing
 from aioflux._services.s3 import read as reading
 from aioflux._services.s3 import wire
-from aioflux._services.s3.copy import plan_copy
-from aioflux._services.s3.errors import deletion_error, error_in_success, refusal
+from aioflux._services.s3.copy import copy_headers, plan_copy
+from aioflux._services.s3.delete import can_be_xml, delete_body
+from aioflux._services.s3.errors import deletion_error, error_in_success, service_error
 
 ETAG = "5d41402abc4b2a76b9719d911017c592"
 TOLD = {b"etag": f'"{ETAG}"'.encode()}
@@ -54,37 +55,37 @@ names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 def test_a_bucket_stands_in_the_host_or_in_the_path(
     bucket: str, settings: dict[str, str], host: bytes, root: bytes
 ) -> None:
-    site = sites.site_of(bucket, region="eu-west-3", **settings)
+    site = sites.endpoint_of(bucket, region="eu-west-3", **settings)
     assert (site.origin.authority, site.root) == (host, root)
 
 
 def test_china_has_hosts_of_its_own() -> None:
-    site = sites.site_of("data-1", region="cn-north-1")
+    site = sites.endpoint_of("data-1", region="cn-north-1")
     assert site.origin.host == "data-1.s3.cn-north-1.amazonaws.com.cn"
 
 
 def test_a_region_is_asked_for_in_the_first_one() -> None:
-    assert sites.discovery_site("data-1").origin.host == "data-1.s3.us-east-1.amazonaws.com"
+    assert sites.discovery_endpoint("data-1").origin.host == "data-1.s3.us-east-1.amazonaws.com"
 
 
 @pytest.mark.parametrize(
     ("bucket", "settings", "why"),
     [
         ("b--usw2-az1--x-s3", {}, "directory bucket"),
-        ("b.c", {"addressing": "virtual"}, "cannot stand"),
-        ("b", {"region": "eu west"}, "no name of a region"),
-        ("b", {"region": "x.evil.com/"}, "no name of a region"),
+        ("b.c", {"addressing": "virtual"}, "cannot be a part of a host"),
+        ("b", {"region": "eu west"}, "not the name of a region"),
+        ("b", {"region": "x.evil.com/"}, "not the name of a region"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(bucket: str, settings: dict[str, str], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        sites.site_of(bucket, **{"region": "eu-west-3", **settings})
+        sites.endpoint_of(bucket, **{"region": "eu-west-3", **settings})
 
 
 def test_a_region_that_is_told_must_look_like_one() -> None:
-    assert sites.region_told({b"x-amz-bucket-region": b"eu-west-3"}, {}) == "eu-west-3"
-    assert sites.region_told({}, {"Region": "eu-west-3"}) == "eu-west-3"
-    assert sites.region_told({b"x-amz-bucket-region": b"evil.com/"}, {}) == ""
+    assert sites.region_from_response({b"x-amz-bucket-region": b"eu-west-3"}, {}) == "eu-west-3"
+    assert sites.region_from_response({}, {"Region": "eu-west-3"}) == "eu-west-3"
+    assert sites.region_from_response({b"x-amz-bucket-region": b"evil.com/"}, {}) == ""
 
 
 # --- generations and headers -------------------------------------------------------------------
@@ -114,7 +115,7 @@ def test_an_entity_tag_alone_matches_what_is_told_with_its_size() -> None:
 
 def test_a_size_that_differs_is_told() -> None:
     wire.require_size(wire.Pin("a"), 5)
-    with pytest.raises(ValueError, match="5 bytes are there, not 6"):
+    with pytest.raises(ValueError, match="the object has 5 bytes, not 6"):
         wire.require_size(wire.Pin("a", 6), 5)
 
 
@@ -150,11 +151,11 @@ def test_metadata_comes_back_from_headers() -> None:
 
 
 def test_the_source_of_a_copy_is_encoded_and_pinned() -> None:
-    assert dict(wire.copy_headers("b", "a b/ü", PIN)) == {
+    assert dict(copy_headers("b", "a b/ü", PIN)) == {
         b"x-amz-copy-source": b"/b/a%20b/%C3%BC",
         b"x-amz-copy-source-if-match": f'"{ETAG}"'.encode(),
     }
-    [(_, source)] = wire.copy_headers("b", "a", wire.Pin(version="v/1"))
+    [(_, source)] = copy_headers("b", "a", wire.Pin(version="v/1"))
     assert source == b"/b/a?versionId=v%2F1"
 
 
@@ -167,11 +168,11 @@ def test_no_condition_is_no_header() -> None:
 @given(name=names)
 def test_a_name_is_deleted_by_the_name_it_has(name: str) -> None:
     """What XML cannot hold is not written into it."""
-    if not wire.can_be_xml(name):
+    if not can_be_xml(name):
         return
     import xml.etree.ElementTree as ET
 
-    root = ET.fromstring(wire.delete_body([(name, PIN)]))
+    root = ET.fromstring(delete_body([(name, PIN)]))
     assert [each.text for each in root.iter("Key")] == [name]
 
 
@@ -188,12 +189,12 @@ def test_parts_of_a_copy_are_all_of_it() -> None:
         (200, {}, 5, 0, None, "no entity tag"),
         (200, TOLD, 5, 1, None, "ignored the range"),
         (200, TOLD, 5, 0, 4, "ignored the range"),
-        (204, TOLD, 0, 0, 4, "no answer to a read"),
-        (206, TOLD, 2, 0, 4, "no part of known size"),
-        (206, {**TOLD, b"content-range": b"bytes 1-2/5"}, 2, 0, 4, "another part"),
-        (206, {**TOLD, b"content-range": b"bytes 0-2/5"}, 2, 0, 4, "another part"),
-        (206, {**TOLD, b"content-range": b"bytes 0-4/5"}, 5, 0, 4, "more than was asked"),
-        (206, {**TOLD, b"content-range": b"bytes 0-3/9"}, 4, 0, 4, "9 bytes are there now"),
+        (204, TOLD, 0, 0, 4, "is not a response to a read"),
+        (206, TOLD, 2, 0, 4, "no range of known size"),
+        (206, {**TOLD, b"content-range": b"bytes 1-2/5"}, 2, 0, 4, "another range"),
+        (206, {**TOLD, b"content-range": b"bytes 0-2/5"}, 2, 0, 4, "another range"),
+        (206, {**TOLD, b"content-range": b"bytes 0-4/5"}, 5, 0, 4, "more than the range"),
+        (206, {**TOLD, b"content-range": b"bytes 0-3/9"}, 4, 0, 4, "the object has 9 bytes now"),
     ],
 )
 def test_an_answer_that_is_another_is_refused(
@@ -230,9 +231,9 @@ def test_a_size_past_the_end_must_be_possible() -> None:
 
 def test_the_head_of_a_broken_body_tells_its_generation() -> None:
     part = {**TOLD, b"content-range": b"bytes 2-4/5"}
-    assert reading.generation_of_head(part) == f"{ETAG}/5"
-    assert reading.generation_of_head({**TOLD, b"content-length": b"5"}) == f"{ETAG}/5"
-    assert reading.generation_of_head(TOLD) == ""
+    assert reading.generation_from_head(part) == f"{ETAG}/5"
+    assert reading.generation_from_head({**TOLD, b"content-length": b"5"}) == f"{ETAG}/5"
+    assert reading.generation_from_head(TOLD) == ""
 
 
 def test_a_crc64nvme_is_compared_where_awscrt_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +263,7 @@ def test_an_entity_tag_is_not_always_an_md5(headers: dict[bytes, bytes]) -> None
 
 @pytest.mark.parametrize("name", [".", "..", "", "\u00e9" * 513, "a" * 1025, "\ud800"])
 def test_names_that_no_object_can_have_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"is no name for an object|surrogates not allowed"):
+    with pytest.raises(ValueError, match=r"is not a valid object name|surrogates not allowed"):
         wire.quote_name(name)
 
 
@@ -287,8 +288,8 @@ def test_all_keys_from_one_on_come_after_what_is_sent(wanted: str, other: str) -
 @example(wanted="a\U00010000")
 def test_what_a_listing_starts_after_can_be_told_in_xml(wanted: str) -> None:
     """Some servers repeat it as it is."""
-    if wire.can_be_xml(wanted):
-        assert wire.can_be_xml(listing.after(wanted))
+    if can_be_xml(wanted):
+        assert can_be_xml(listing.after(wanted))
 
 
 def test_a_listing_from_the_beginning_starts_after_nothing() -> None:
@@ -364,7 +365,7 @@ def test_an_error_in_a_success_is_what_it_is_elsewhere(code: str, kind: type[Exc
 
 
 def test_a_token_that_is_none_is_told_as_one() -> None:
-    error = refusal(400, action="read", uri="s3://b/k", code="InvalidToken")
+    error = service_error(400, action="read", uri="s3://b/k", code="InvalidToken")
     assert isinstance(error, PermissionDeniedError)
     assert "session token" in str(error)
 

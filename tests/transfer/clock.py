@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["Clock", "ShiftedClock", "clock_of_this_loop", "loop_time"]
+__all__ = ["Clock", "clock_of_this_loop", "loop_time"]
 
 
 class Clock:
@@ -30,18 +29,6 @@ class Clock:
         if not events and timeout:
             self.now += timeout
         return events
-
-
-class ShiftedClock:
-    """The clock of the running loop, which a test sets forward.
-
-    Attributes:
-        ahead: Seconds that it is ahead of the machine's.
-    """
-
-    def __init__(self, loop: Any, patch: pytest.MonkeyPatch) -> None:
-        self.ahead = 0.0
-        patch.setattr(loop, "time", lambda: time.monotonic() + self.ahead)
 
 
 def clock_of_this_loop(patch: pytest.MonkeyPatch) -> Clock:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 
 import pytest
 
-from tests.transfer.clock import Clock, ShiftedClock, clock_of_this_loop
+from tests.transfer.clock import Clock, clock_of_this_loop
 from tests.transfer.scripted_service import ScriptedService
 
 
@@ -20,9 +19,3 @@ def scripted() -> ScriptedService:
 async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time of the test, which only waiting moves."""
     return clock_of_this_loop(monkeypatch)
-
-
-@pytest.fixture
-async def shifted_clock(monkeypatch: pytest.MonkeyPatch) -> ShiftedClock:
-    """The machine's time, which the test may set forward."""
-    return ShiftedClock(asyncio.get_running_loop(), monkeypatch)

@@ -218,7 +218,7 @@ async def test_a_service_that_begins_elsewhere_is_an_error(scripted: ScriptedSer
         return await inner(replace(request, start_offset=""))
 
     scripted.service.list_page = list_page
-    with pytest.raises(StorageError, match="does not go on where a page ended"):
+    with pytest.raises(StorageError, match="does not continue after the page"):
         await list_all(scripted.session, "")
     assert scripted.is_clean()
 

@@ -33,6 +33,11 @@ CHECKPOINT_PARTS = (
     "checkpoint._save.state_pickle checkpoint._save.ranks checkpoint._save.staging "
     "checkpoint._save.tag_save"
 )
+# What every service on the data plane is made of.
+SERVICE_PARTS = (
+    "_services.base _services.http _services.sender _services.headers _services.status "
+    "_services.xml_multipart _services.xml_uploads"
+)
 STORE = "errors options _values.* store"
 BLOCKING = f"{STORE} sync _bridge _files _store_cache"
 
@@ -49,10 +54,10 @@ MAY_IMPORT: dict[str, str] = {
         "_services.gcs.service _services.s3.service _services.azure.service "
         "_services.local.service"
     ),
-    "_services.gcs": "errors options _values.* _http _auth.google _services.*",
-    "_services.s3": "errors options _values.* _http _auth.aws _auth.sigv4 _services.*",
-    "_services.azure": "errors options _values.* _http _auth.azure _services.*",
-    "_services.local": "errors _values.* _http.memory _services.*",
+    "_services.gcs": f"errors options _values.* _http _auth.google {SERVICE_PARTS}",
+    "_services.s3": f"errors options _values.* _http _auth.aws _auth.sigv4 {SERVICE_PARTS}",
+    "_services.azure": f"errors options _values.* _http _auth.azure {SERVICE_PARTS}",
+    "_services.local": "errors _values.* _http.memory _services.base _services.xml_multipart",
     "_transfer": ("errors options _values.* _concurrency.* _http _http.memory _services.base"),
     "store": ("errors options _values.* _concurrency.* _services.base _services.open _transfer.*"),
     "_bridge": "store _concurrency.* _transfer.sessions",
@@ -62,15 +67,15 @@ MAY_IMPORT: dict[str, str] = {
     # upon the store
     "data": BLOCKING,
     "checkpoint._format": "errors _values.checksums",
-    "checkpoint._store": f"{STORE} _transfer.retry checkpoint._format.*",
-    "checkpoint._maintain": f"{STORE} checkpoint._format.* checkpoint._store.*",
+    "checkpoint._store": f"{STORE} _concurrency.* _transfer.retry checkpoint._format.*",
+    "checkpoint._maintain": f"{STORE} _concurrency.* checkpoint._format.* checkpoint._store.*",
     "checkpoint._save": (
-        f"{BLOCKING} checkpoint._require_torch checkpoint._format.* checkpoint._store.* "
-        "checkpoint._maintain.*"
+        f"{BLOCKING} _concurrency.* checkpoint._require_torch checkpoint._format.* "
+        "checkpoint._store.* checkpoint._maintain.*"
     ),
     "checkpoint._load": (
-        f"{BLOCKING} checkpoint._require_torch checkpoint.compression checkpoint._format.* "
-        "checkpoint._store.* checkpoint._save.*"
+        f"{BLOCKING} _concurrency.* checkpoint._require_torch checkpoint.compression "
+        "checkpoint._format.* checkpoint._store.* checkpoint._save.*"
     ),
     "checkpoint.dcp": (
         f"{BLOCKING} checkpoint._require_torch checkpoint.compression checkpoint._format.* "

@@ -1,6 +1,6 @@
-"""Blob Batch: many deletes in one request, each with its own condition and answer. No I/O.
+"""Blob Batch: many deletes in one request, each with its own condition and response. No I/O.
 
-A batch is MIME parts, each of which is a request of HTTP, as its answer is parts that are answers.
+The parts of a batch are HTTP requests, and those of its response are HTTP responses.
 Source: learn.microsoft.com/rest/api/storageservices/blob-batch.
 """
 
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["MAX_DELETES", "SubAnswer", "batch_body", "batch_type", "parse_batch"]
+__all__ = ["MAX_DELETES", "SubResponse", "batch_body", "batch_type", "parse_batch"]
 
 MAX_DELETES = 256
 """Requests in one batch."""
 _BOUNDARY = b"batch_aioflux"
-_TOLD_BOUNDARY = re.compile(rb'boundary="?([^";]+)"?', re.IGNORECASE)
+_BOUNDARY_OF = re.compile(rb'boundary="?([^";]+)"?', re.IGNORECASE)
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})")
 
 
-class SubAnswer(NamedTuple):
-    """The answer to one request of a batch."""
+class SubResponse(NamedTuple):
+    """The response to one request of a batch."""
 
     status: int
     """HTTP status."""
@@ -33,7 +33,7 @@ class SubAnswer(NamedTuple):
 
 
 def batch_type() -> tuple[bytes, bytes]:
-    """Return the header that says what `batch_body` is."""
+    """Return the Content-Type of `batch_body`."""
     return b"Content-Type", b"multipart/mixed; boundary=" + _BOUNDARY
 
 
@@ -61,28 +61,30 @@ def batch_body(requests: Sequence[tuple[bytes, Sequence[tuple[bytes, bytes]]]]) 
     return b"".join(parts) + b"--" + _BOUNDARY + b"--\r\n"
 
 
-def parse_batch(content_type: bytes, data: bytes | bytearray | memoryview) -> dict[int, SubAnswer]:
-    """Return the answers of a batch, by the numbers of their requests.
+def parse_batch(
+    content_type: bytes, data: bytes | bytearray | memoryview
+) -> dict[int, SubResponse]:
+    """Return the responses of a batch, by the numbers of their requests.
 
     Raises:
-        ValueError: It is no answer to a batch.
+        ValueError: It is not the response to a batch.
     """
-    told = _TOLD_BOUNDARY.search(content_type)
-    if told is None:
-        raise ValueError("the answer is not one of several parts")
-    answers: dict[int, SubAnswer] = {}
-    for part in bytes(data).split(b"--" + told[1])[1:]:
+    boundary = _BOUNDARY_OF.search(content_type)
+    if boundary is None:
+        raise ValueError("the response is not multipart")
+    responses: dict[int, SubResponse] = {}
+    for part in bytes(data).split(b"--" + boundary[1])[1:]:
         if part.startswith(b"--"):
-            return answers
+            return responses
         head, _, message = part.lstrip(b"\r\n").partition(b"\r\n\r\n")
         number = _headers(head.split(b"\r\n")).get(b"content-id", b"")
         inner, _, body = message.partition(b"\r\n\r\n")
         first, *lines = inner.split(b"\r\n")
         status = _STATUS.match(first)
         if status is None or not number.isdigit():
-            raise ValueError("a part of the answer is no answer to a request")
-        answers[int(number)] = SubAnswer(int(status[1]), _headers(lines), body.rstrip(b"\r\n"))
-    raise ValueError("the answer was cut off")
+            raise ValueError("a part of the response is not a response to a request")
+        responses[int(number)] = SubResponse(int(status[1]), _headers(lines), body.rstrip(b"\r\n"))
+    raise ValueError("the response is truncated")
 
 
 def _headers(lines: Sequence[bytes]) -> dict[bytes, bytes]:

@@ -1,4 +1,4 @@
-"""Copies that the service makes in the background."""
+"""Copies in the background, by the service."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 
 __all__ = ["wait_for_copy"]
 
-_LOOK_SECONDS = (0.05, 2.0)
-"""Time between two looks at a copy: first and longest."""
+_POLL_SECONDS = (0.05, 2.0)
+"""Interval of polling a copy: first and longest."""
 
 
 async def wait_for_copy(
     sender: AzureSender, path: bytes, response: Response, *, action: str, key: str, uri: str
 ) -> Response:
-    """Wait until a copy is done, and return the answer that tells it.
+    """Wait until a copy is done, and return the response with its result.
 
     Args:
-        sender: Asks how far it is.
-        path: Of what is made.
-        response: The answer to the request that began it.
-        action: What was asked, as a verb; errors say it.
-        key: Name of what is made.
+        sender: Sends requests.
+        path: Path of the copy.
+        response: Response to the request for the copy.
+        action: Verb for errors.
+        key: Key of the copy.
         uri: Its whole uri.
 
     Raises:
-        PreconditionFailedError: Somebody else wrote it meanwhile.
+        PreconditionFailedError: Another writer wrote it meanwhile.
         TransientError: It failed.
     """
-    seconds, most = _LOOK_SECONDS
+    seconds, most = _POLL_SECONDS
     copy_id = response.headers.get(b"x-ms-copy-id")
     while (state := response.headers.get(b"x-ms-copy-status")) == b"pending":
         await asyncio.sleep(seconds)
@@ -43,13 +43,13 @@ async def wait_for_copy(
         response = await sender.send(b"HEAD", path, action, key)
     if response.headers.get(b"x-ms-copy-id") != copy_id:
         raise PreconditionFailedError(
-            f"could not {action} {uri}: somebody else wrote it meanwhile", uri=uri
+            f"could not {action} {uri}: another writer wrote it meanwhile", uri=uri
         )
     if state != b"success" or not wire.etag_of(response.headers):
-        told = response.headers.get(b"x-ms-copy-status-description", b"").decode("latin-1")
-        said = (state or b"of no status").decode("latin-1")
+        description = response.headers.get(b"x-ms-copy-status-description", b"").decode("latin-1")
+        status = (state or b"without status").decode("latin-1")
         raise TransientError(
-            f"could not {action} {uri}: the copy is {said} {told}".rstrip(),
+            f"could not {action} {uri}: the copy is {status} {description}".rstrip(),
             uri=uri,
             maybe_done=True,
         )

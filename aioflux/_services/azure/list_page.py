@@ -1,9 +1,9 @@
-"""One page of List Blobs, parsed into columns, and the order that pages come in.
+"""One page of List Blobs, parsed into columns, and the order of pages.
 
-Three orders are met. Ours is that of UTF-8. A flat namespace is sorted by UTF-16 in emulators,
-which differs where characters beyond U+FFFF meet others above U+D7FF. A hierarchical namespace is
-sorted by segment, so that "a/b" comes before "a-b". Both are told by a page: nothing before the
-first directory or high character is out of order, whatever follows (`is_in_doubt`).
+There are three orders. Ours is that of UTF-8. Emulators sort a flat namespace by UTF-16, which
+differs for characters beyond U+FFFF and others above U+D7FF. A hierarchical namespace is sorted by
+segment, so that "a/b" comes before "a-b". A page shows both: nothing before the first directory or
+high character is out of order, whatever follows (`may_be_unsorted`).
 Source: learn.microsoft.com/rest/api/storageservices/list-blobs.
 """
 
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from aioflux._services.azure.wire import parse_xml
-from aioflux._services.gcs.wire import parse_http_date
+from aioflux._services.headers import parse_http_date
 from aioflux._values.columns import TimeColumn
 from aioflux._values.listing import MAX_SIZE_BYTES, Kind, Listing
 
 if TYPE_CHECKING:
     import xml.etree.ElementTree as ET
 
-__all__ = ["ListedBlob", "ListedPage", "in_range", "is_in_doubt", "listing_of", "parse_page"]
+__all__ = ["ListedBlob", "ListedPage", "in_range", "listing_of", "may_be_unsorted", "parse_page"]
 
 _FIRST_DOUBTFUL = "\ud7ff"
 
@@ -36,7 +36,7 @@ class ListedBlob:
     size: int
     """Bytes."""
     etag: str
-    """ETag; empty where nothing is committed."""
+    """ETag; empty if nothing is committed."""
     changed: str
     """Time of the last change, as an HTTP date."""
     kind: Kind
@@ -50,23 +50,23 @@ class ListedPage:
     blobs: list[ListedBlob] = field(default_factory=list)
     """Blobs, in the order of the service."""
     prefixes: list[str] = field(default_factory=list)
-    """Beginnings of names, where one level was listed."""
+    """Common prefixes, if the request has a delimiter."""
     next_marker: str = ""
-    """Where the next page begins; empty at the end."""
+    """Marker of the next page; empty at the end."""
     has_directories: bool = False
     """The namespace is a hierarchical one."""
 
 
 def parse_page(data: bytes | bytearray | memoryview) -> ListedPage:
-    """Parse a page; directories, and what stands for them, are left out.
+    """Parse a page without its directories and their markers.
 
     Raises:
-        ValueError: It is none. An answer that says nothing would end a listing in silence.
+        ValueError: It is malformed. An empty document would end the listing without an error.
     """
     root = parse_xml(data)
     blobs = root.find("Blobs")
     if root.tag != "EnumerationResults" or blobs is None:
-        raise ValueError(f"the service's answer is <{root.tag}>, not a page of blobs")
+        raise ValueError(f"the response is <{root.tag}>, not a page of blobs")
     page = ListedPage(next_marker=root.findtext("NextMarker") or "")
     for each in blobs:
         if each.tag == "BlobPrefix":
@@ -80,36 +80,36 @@ def _name(element: ET.Element) -> str:
     name = element.find("Name")
     if name is None or not name.text:
         raise ValueError("a blob of the page has no name")
-    # Names that XML cannot carry are percent-encoded, and say so.
+    # Names that XML cannot hold are percent-encoded, which an attribute shows.
     return unquote(name.text) if name.get("Encoded") == "true" else name.text
 
 
 def _add(page: ListedPage, element: ET.Element) -> None:
-    told = {child.tag: child.text or "" for child in element.iterfind("Properties/*")}
-    # The service keeps the case of names in listings alone.
+    properties = {child.tag: child.text or "" for child in element.iterfind("Properties/*")}
+    # Only listings return names in their original case.
     user = {child.tag.lower(): child.text or "" for child in element.iterfind("Metadata/*")}
     is_marker = user.get("hdi_isfolder", "").lower() == "true"
-    if told.get("ResourceType") == "directory" or is_marker:
+    if properties.get("ResourceType") == "directory" or is_marker:
         page.has_directories = True
         return
     kind = (
-        told.get("Content-Type", ""),
-        told.get("Content-Encoding", ""),
-        told.get("AccessTier", ""),
+        properties.get("Content-Type", ""),
+        properties.get("Content-Encoding", ""),
+        properties.get("AccessTier", ""),
         tuple(sorted(user.items())),
     )
-    size = int(told.get("Content-Length") or 0)
+    size = int(properties.get("Content-Length") or 0)
     if not 0 <= size <= MAX_SIZE_BYTES:
         raise ValueError(f"a size is {size}")
-    etag = told.get("Etag", "").strip('"')
-    blob = ListedBlob(_name(element), size, etag, told.get("Last-Modified", ""), kind)
+    etag = properties.get("Etag", "").strip('"')
+    blob = ListedBlob(_name(element), size, etag, properties.get("Last-Modified", ""), kind)
     page.blobs.append(blob)
 
 
-def is_in_doubt(page: ListedPage) -> bool:
-    """Tell whether what follows a page may belong before its end.
+def may_be_unsorted(page: ListedPage) -> bool:
+    """Return whether names of the next pages may sort before the end of a page.
 
-    A level with prefixes is, since a hierarchical namespace has "a/" before "a-b".
+    True for a page with prefixes, since a hierarchical namespace has "a/" before "a-b".
     """
     if not page.next_marker:
         return False
@@ -121,7 +121,7 @@ def is_in_doubt(page: ListedPage) -> bool:
 
 
 def in_range(page: ListedPage, *, prefix: str, start: str, end: str) -> ListedPage:
-    """Return what of a page is within `[start, end)`, sorted; past the end nothing follows.
+    """Return the part of a page within `[start, end)`, sorted; past the end, it is the last page.
 
     Raises:
         ValueError: A name is not below the prefix.
@@ -149,8 +149,8 @@ def listing_of(blobs: list[ListedBlob], *, prefix: str, root: str) -> Listing:
 
     Args:
         blobs: The blobs, sorted.
-        prefix: What each name begins with; left out of keys.
-        root: The uri of that.
+        prefix: Prefix of each name, cut off from keys.
+        root: Uri of the prefix.
     """
     listing = Listing()
     cut = len(prefix)

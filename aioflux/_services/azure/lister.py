@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from aioflux._services.azure import list_page as listing
 from aioflux._services.azure import wire
 from aioflux._services.base import Page
-from aioflux._services.lister import Lister
-from aioflux._services.status import EmptyPages, not_a_listing, wrong_page
+from aioflux._services.status import EmptyPageCounter, malformed_page, unexpected_page
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
@@ -20,25 +19,28 @@ if TYPE_CHECKING:
 __all__ = ["AzureLister"]
 
 
-class AzureLister(Lister["AzureSender"]):
-    """Reads pages below a prefix; what is in doubt is sorted here, as a whole."""
+class AzureLister:
+    """Reads pages below a prefix; listings that may be unsorted are sorted here, as a whole."""
 
     def __init__(
         self, sender: AzureSender, path: bytes, prefix: str, *, uri: Callable[[str], str]
     ) -> None:
-        """Take what is listed; `path` is that of the container."""
-        super().__init__(sender, prefix, uri=uri)
+        """Initialize; `path` is that of the container."""
+        self._sender = sender
+        self._prefix = prefix
+        self._uri = uri
         self._path = path
         self._sorted: dict[str, listing.ListedPage] = {}
 
     async def page(self, request: ListRequest, size: int) -> Page:
+        """Read one page of `size` objects at most; see `Service.list_page`."""
         prefix, delimiter = request.prefix, request.delimiter
         marker, _, offset = request.page_token.rpartition(":")
         found = self._sorted.pop(request.page_token, None)
         if found is None:
             found = await self.read(prefix, delimiter=delimiter, marker=marker, size=size)
-            if offset or listing.is_in_doubt(found):
-                found = await self._listed_to_the_end(prefix, delimiter, found, size)
+            if offset or listing.may_be_unsorted(found):
+                found = await self._read_all_pages(prefix, delimiter, found, size)
         whole = self._prefix + prefix
         try:
             page = listing.in_range(
@@ -48,13 +50,13 @@ class AzureLister(Lister["AzureSender"]):
                 end=request.end_offset and self._prefix + request.end_offset,
             )
         except ValueError as exc:
-            raise wrong_page(self._uri(prefix), exc) from exc
+            raise unexpected_page(self._uri(prefix), exc) from exc
         return self._page(page, marker, int(offset or 0), size)
 
     def _page(self, page: listing.ListedPage, marker: str, offset: int, size: int) -> Page:
-        """Cut what was sorted as a whole into pages; others are one page already.
+        """Cut a listing that was sorted as a whole into pages; others are one page already.
 
-        The token of such a page is where the sorting began, and how far it was given away.
+        The token of such a page is the marker where the sorting began, and an offset.
         """
         blobs = page.blobs
         token = f"{page.next_marker}:" if page.next_marker else ""
@@ -71,15 +73,12 @@ class AzureLister(Lister["AzureSender"]):
             next_token=token,
         )
 
-    async def _listed_to_the_end(
+    async def _read_all_pages(
         self, prefix: str, delimiter: str, first: listing.ListedPage, size: int
     ) -> listing.ListedPage:
-        """Read all pages that follow one, and return them as one: what follows may belong before.
-
-        This keeps the rest of the listing in memory, and is what sorted listings cost here.
-        """
+        """Read all pages from one on, and return them as one, in memory: they may be unsorted."""
         whole = first
-        empty = EmptyPages(self._uri(prefix))
+        empty = EmptyPageCounter(self._uri(prefix))
         while whole.next_marker:
             page = await self.read(prefix, delimiter=delimiter, marker=whole.next_marker, size=size)
             empty.count(len(page.blobs) + len(page.prefixes))
@@ -97,7 +96,7 @@ class AzureLister(Lister["AzureSender"]):
         size: int,
         include: str = "metadata",
     ) -> listing.ListedPage:
-        """Read one page as the service has it."""
+        """Read one page in the order of the service."""
         query = {
             "restype": "container",
             "comp": "list",
@@ -114,7 +113,7 @@ class AzureLister(Lister["AzureSender"]):
             page = listing.parse_page(response.body)
         except ValueError as exc:
             response.discard_connection()
-            raise not_a_listing(self._uri(prefix), exc) from exc
+            raise malformed_page(self._uri(prefix), exc) from exc
         if page.next_marker and page.next_marker == marker:
             uri = self._uri(prefix)
             raise StorageError(

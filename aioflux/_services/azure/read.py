@@ -1,10 +1,10 @@
-"""Whether an answer to a read is what was asked for: rules over status and headers, no I/O."""
+"""Checks of responses to reads, by status and headers. No I/O."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aioflux._services import ranges
+from aioflux._services import headers as _headers
 from aioflux._services.azure.wire import etag_of
 
 if TYPE_CHECKING:
@@ -14,26 +14,26 @@ __all__ = ["is_whole", "object_size", "range_header", "size_past_the_end"]
 
 
 def range_header(start: int, end: int | None) -> tuple[bytes, bytes]:
-    """Write the header that asks for the bytes `[start, end)`; None means the end of the object."""
-    return b"x-ms-range", ranges.byte_range(start, end)
+    """Return the header for the bytes `[start, end)`; None means the end of the object."""
+    return b"x-ms-range", _headers.byte_range(start, end)
 
 
 def is_whole(
     status: int, headers: Mapping[bytes, bytes], num_bytes: int, *, end: int, generation: str
 ) -> bool:
-    """Tell whether an answer to a read of `[0, end)` is a whole object, beyond any doubt.
+    """Return whether a response to a read of `[0, end)` is certainly a whole object.
 
-    It is what most answers are, found with less work than `object_size` does, which takes all that
-    are taken here. The arguments are as there.
+    Most responses are, and this takes less time than `object_size`, which accepts all of them, too.
+    Arguments as there.
     """
-    told = headers.get(b"etag")
+    etag = headers.get(b"etag")
     return (
         status == 206
         and 0 < num_bytes <= end
         and headers.get(b"content-range") == b"bytes 0-%d/%d" % (num_bytes - 1, num_bytes)
-        and told is not None
-        and told not in {b"", b'""'}
-        and (not generation or told == b'"%b"' % generation.encode())
+        and etag is not None
+        and etag not in {b"", b'""'}
+        and (not generation or etag == b'"%b"' % generation.encode())
     )
 
 
@@ -46,12 +46,12 @@ def object_size(
     end: int | None,
     generation: str,
 ) -> int:
-    """Return the size of the whole object that an answer to a read belongs to, in bytes.
+    """Return the size of the whole object, in bytes, from a response to a read.
 
-    Takes what `size_told` takes, and the generation that was asked for.
+    Arguments as `size_from_response`, and the generation of the read.
 
     Raises:
-        ValueError: The answer is another than the one that was asked for; says how.
+        ValueError: It is not the response to this read.
     """
     if (
         not start
@@ -59,27 +59,27 @@ def object_size(
         and is_whole(status, headers, num_bytes, end=end, generation=generation)
     ):
         return num_bytes
-    told = etag_of(headers)
-    if not told or b"x-ms-request-id" not in headers:
-        # Such as the page that a hotel's network sends for every url.
-        raise ValueError("the answer tells no ETag or request id: Azure did not send it")
-    if generation and told != generation:
-        raise ValueError(f"the answer is of generation {told}")
+    etag = etag_of(headers)
+    if not etag or b"x-ms-request-id" not in headers:
+        # Such as the login page of a hotel's network.
+        raise ValueError("the response has no ETag or request id: it is not from Azure")
+    if generation and etag != generation:
+        raise ValueError(f"the response is of generation {etag}")
     if status == 206 and not start and end is None:
-        raise ValueError("a part came where the whole was asked for")
-    return ranges.size_told(status, headers, num_bytes, start=start, end=end)
+        raise ValueError("a range came in place of the whole object")
+    return _headers.size_from_response(status, headers, num_bytes, start=start, end=end)
 
 
 def size_past_the_end(headers: Mapping[bytes, bytes], *, start: int) -> int | None:
-    """Return the size of the object that an answer without bytes tells, or None if it tells none.
+    """Return the size of the object from a response without bytes; None if it is not plausible.
 
     Args:
-        headers: Headers of the answer, names in lower case.
-        start: First byte that was asked for: an object that is longer has it.
+        headers: Headers of the response, names in lower case.
+        start: First byte of the read: a longer object would have it.
     """
-    part = ranges.parse_content_range(headers)
+    part = _headers.parse_content_range(headers)
     if part is None:
-        return ranges.size_past_the_end(headers, start=start)
+        return _headers.size_from_unsatisfied(headers, start=start)
     first, last, size = part
-    # An emulator answers 206 with no bytes where the first one asked for is the end.
+    # An emulator returns 206 without bytes for a range that starts at the end.
     return size if first == last + 1 and size <= start else None

@@ -1,4 +1,4 @@
-"""Requests to one container: signed by an account key, or with a SAS token or access token."""
+"""Requests to one container: signed with an account key, or with a SAS token or access token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 from aioflux._auth.azure import is_sas
 from aioflux._http import FixedHeaders
 from aioflux._services.azure import wire
-from aioflux._services.sender import USER_AGENT, Answer, Terms, TokenSender
+from aioflux._services.sender import USER_AGENT, ErrorResponse, RequestKind, TokenSender
 from aioflux.errors import (
     CredentialsError,
     NotFoundError,
@@ -38,12 +38,12 @@ class AzureSender(TokenSender):
         origin: Origin,
         uri: Callable[[str], str],
     ) -> None:
-        """Take how requests are authorized and sent.
+        """Initialize.
 
         Args:
             access: Key, SAS token or access token.
-            pool: Sends them.
-            origin: Where to.
+            pool: Sends requests.
+            origin: The server.
             uri: Returns the whole uri of a key, for errors.
         """
         self._access = access
@@ -91,23 +91,29 @@ class AzureSender(TokenSender):
     def _generation_of(self, headers: Mapping[bytes, bytes]) -> str:
         return wire.etag_of(headers)
 
-    def _refusal(
-        self, response: Answer, terms: Terms, *, action: str, uri: str, retry_after: str | None
+    def _service_error(
+        self,
+        response: ErrorResponse,
+        kind: RequestKind,
+        *,
+        action: str,
+        uri: str,
+        retry_after: str | None,
     ) -> StorageError:
         code, detail = wire.parse_error(response.headers, response.body)
-        error = wire.error_of(
+        error = wire.service_error(
             response.status,
             action=action,
             uri=uri,
             code=code,
             detail=detail,
             retry_after=retry_after,
-            is_conditional=terms.is_conditional,
+            is_conditional=kind.is_conditional,
         )
-        if not (terms.generation and isinstance(error, PreconditionFailedError)):
+        if not (kind.generation and isinstance(error, PreconditionFailedError)):
             return error
         replaced = NotFoundError(
-            f"{uri} is no longer in generation {terms.generation}: it was replaced; list again",
+            f"{uri} is no longer in generation {kind.generation}: it was replaced; list again",
             uri=uri,
             status=error.status,
         )
@@ -115,7 +121,7 @@ class AzureSender(TokenSender):
         return replaced
 
     def with_sas(self, url: bytes) -> bytes:
-        """Return a url that the SAS token authorizes, where there is one."""
+        """Return a url with the SAS token, if there is one."""
         if not self._sas:
             return url
         return b"%b%b%b" % (url, b"&" if b"?" in url else b"?", self._sas)
@@ -123,11 +129,11 @@ class AzureSender(TokenSender):
     def sign(
         self, method: bytes, path: bytes, headers: Sequence[tuple[bytes, bytes]]
     ) -> Sequence[tuple[bytes, bytes]]:
-        """Return the headers of a request that travels in the body of another one."""
+        """Return the headers of a request that is sent in the body of another one."""
         if self._access.key is not None:
             return [*headers, *self._access.key.sign(method, path, {}, headers)]
         return [*headers, *(item for item in self._fixed.items if item[0] == b"Authorization")]
 
     def url(self, path: bytes) -> bytes:
-        """Return the whole url of a path, as the service is told it."""
+        """Return the whole url of a path."""
         return b"%b://%b%b" % (self._origin.scheme.encode(), self._origin.authority, path)

@@ -3,17 +3,18 @@
     put -> Put Blob                                  create -> If-None-Match: *
     parts -> Put Block (id: upload and number) -> Put Block List, which makes them a blob, whole
 
-The service knows no uploads: blocks that belong to no blob yet are in no listing of ours, and go
-after a week. Whoever writes the key meanwhile drops them, so that of two uploads of one key the
-first to end wins, and the other one fails. They cannot be dropped alone: see `abort_upload`.
+The service has no uploads: blocks that belong to no blob yet are in no listing of ours, and are
+deleted after a week. Another write of the key deletes them, so that of two uploads of one key the
+first to end succeeds, and the other one fails. No request deletes them alone: see `abort_upload`.
 
-What is verified: bytes sent, by the MD5 of each request, which the service compares; bytes read in
-one answer, by the MD5 of the blob where it has one (those made of parts have none). Ranges have no
+Bytes sent are verified by the MD5 of each request, which the service compares; bytes read in one
+response, by the MD5 of the blob if it has one (those made of parts have none). Ranges have no
 checksum: over TLS they are trusted, else read twice, as `TransferOptions.verify_ranges` says.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
@@ -27,12 +28,12 @@ from aioflux._services.azure import batch, wire
 from aioflux._services.azure import read as reading
 from aioflux._services.azure.copy import wait_for_copy
 from aioflux._services.azure.lister import AzureLister
-from aioflux._services.azure.md5 import md5, md5_header, md5_now
 from aioflux._services.azure.sender import AzureSender
 from aioflux._services.base import Body, Capabilities, Precondition
+from aioflux._services.headers import DEFAULT_TYPE
 from aioflux._services.http import COMPLETE_SECONDS, DELETE_SECONDS, EncodedRead, HTTPService
-from aioflux._services.sender import CONDITIONAL, PLAIN, Terms
-from aioflux._services.status import EmptyPages
+from aioflux._services.sender import CONDITIONAL, PLAIN, RequestKind, hash_body
+from aioflux._services.status import EmptyPageCounter
 from aioflux._values.meta import OpenUpload
 from aioflux.errors import NotFoundError, PreconditionFailedError, StorageError, TransientError
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from aioflux._http import Response
     from aioflux._services.base import (
         Exchange,
+        ListRequest,
+        Page,
         ReadRequest,
         Source,
         UploadedPart,
@@ -58,7 +61,7 @@ MIB = 1024 * 1024
 _PLAIN_NAME: Final = re.compile(
     r"(?:[A-Za-z0-9_~-][A-Za-z0-9_~-]*/)*[A-Za-z0-9_~-][A-Za-z0-9_.~-]*[A-Za-z0-9_~-]"
 )
-"""Names that stand in a url as they are; `check_name` has nothing against any up to 1024 long."""
+"""Names that need no percent-encoding; `check_name` accepts all of them up to 1024 characters."""
 
 
 class AzureService(HTTPService):
@@ -108,7 +111,7 @@ class AzureService(HTTPService):
         self.capabilities = replace(
             AzureService.capabilities,
             guarded_transport=origin.scheme == "https",
-            # Emulators know no batch that is authorized by the SAS token of an account.
+            # Emulators have no batches with the SAS token of an account.
             delete_page_size=0 if access.sas else batch.MAX_DELETES,
         )
         pool = open_pool(
@@ -127,13 +130,15 @@ class AzureService(HTTPService):
             "read the metadata of",
             key,
             headers=headers,
-            terms=Terms(generation=generation) if generation else PLAIN,
+            kind=RequestKind(generation=generation) if generation else PLAIN,
         )
-        self._refuse_directory(response, key)
-        told = response.headers.get(b"content-length", b"")
-        if not told.isdigit() or not wire.etag_of(response.headers):
-            raise self._foreign("read the metadata of", key, response)
-        return wire.meta_from_headers(response.headers, key=key, uri=self.uri(key), size=int(told))
+        self._require_blob(response, key)
+        length = response.headers.get(b"content-length", b"")
+        if not length.isdigit() or not wire.etag_of(response.headers):
+            raise self._not_from_service("read the metadata of", key, response)
+        return wire.meta_from_headers(
+            response.headers, key=key, uri=self.uri(key), size=int(length)
+        )
 
     def _encode_read(self, request: ReadRequest) -> EncodedRead:
         key, generation, start, end = request
@@ -147,12 +152,14 @@ class AzureService(HTTPService):
         body = super().end_get(request, exchange, response)
         expected = None if body is None else self._expected_md5(request, response, body)
         if expected is not None:
-            self._compare(request.key, md5_now([memoryview(response.body)]), expected)
+            self._compare(
+                request.key, hashlib.md5(response.body, usedforsecurity=False).digest(), expected
+            )
         return body
 
     def _decode_read(self, request: ReadRequest, response: Response) -> Body | None:
         key, generation, start, end = request
-        self._refuse_directory(response, key)
+        self._require_blob(response, key)
         status, headers = response.status, response.headers
         if status == 416 or (status == 206 and not response.num_bytes):
             past = reading.size_past_the_end(headers, start=start)
@@ -173,32 +180,32 @@ class AzureService(HTTPService):
             lambda: wire.meta_from_headers(headers, key=key, uri=self.uri(key), size=size),
         )
 
-    def _check_whole(
+    def _verify_body(
         self, request: ReadRequest, response: Response, body: Body
     ) -> Awaitable[None] | None:
         expected = self._expected_md5(request, response, body)
         return None if expected is None else self._check_md5(request.key, body, expected)
 
     async def _check_md5(self, key: str, body: Body, expected: bytes) -> None:
-        self._compare(key, await md5([memoryview(body.data)]), expected)
+        self._compare(key, await hash_body("md5", body.data), expected)
 
     def _expected_md5(self, request: ReadRequest, response: Response, body: Body) -> bytes | None:
-        """Return the MD5 that a body must have: of one that is a whole blob, if it tells one."""
+        """Return the MD5 that a body must have, if it is a whole blob with an MD5."""
         is_whole = not request.start and len(body.data) == body.size
         if not self._verify or not body.size or not is_whole:
             return None
         try:
             return wire.md5_of(response.headers, is_part=response.status == 206)
         except ValueError as exc:
-            raise self._damaged(request.key, exc) from exc
+            raise self._malformed_response(request.key, exc) from exc
 
     def _compare(self, key: str, actual: bytes, expected: bytes) -> None:
         if actual != expected:
             uri = self.uri(key)
             raise TransientError(
                 f"could not read {uri}: its bytes have the MD5 {actual.hex()}, but the service "
-                f"says {expected.hex()}; the object, or what tells its MD5, is damaged, or "
-                "something between here and the service changes bytes",
+                f"returned {expected.hex()}; the object or its MD5 is corrupt, or a proxy in "
+                "between changes bytes",
                 uri=uri,
             )
 
@@ -209,7 +216,7 @@ class AzureService(HTTPService):
         headers += wire.object_headers(request.content_type, request.metadata)
         headers += wire.precondition_headers(request.precondition)
         if crc32c is not None:
-            headers.append(await md5_header([data]))
+            headers.append(wire.md5_header(await hash_body("md5", data)))
         response = await self._sender.send(
             b"PUT",
             self._path(request.key),
@@ -217,21 +224,21 @@ class AzureService(HTTPService):
             request.key,
             headers=headers,
             body=data,
-            terms=CONDITIONAL if request.precondition else PLAIN,
+            kind=CONDITIONAL if request.precondition else PLAIN,
         )
-        return self._stored(request, response, memoryview(data).nbytes)
+        return self._written_meta(request, response, memoryview(data).nbytes)
 
-    def _stored(self, request: WriteRequest, response: Response, size: int) -> ObjectMeta:
+    def _written_meta(self, request: WriteRequest, response: Response, size: int) -> ObjectMeta:
         key = request.key
         if not wire.etag_of(response.headers):
-            raise self._foreign("write", key, response)
+            raise self._not_from_service("write", key, response)
         return wire.meta_from_headers(
             response.headers,
             key=key,
             uri=self.uri(key),
             size=size,
             # The headers of the response describe its own body, not the object.
-            content_type=request.content_type or wire.DEFAULT_TYPE,
+            content_type=request.content_type or DEFAULT_TYPE,
             metadata=dict(request.metadata or {}),
         )
 
@@ -241,31 +248,31 @@ class AzureService(HTTPService):
             b"DELETE", self._path(key), "delete", key, headers=headers
         )
         if response.num_bytes or response.status != 202:
-            raise self._foreign("delete", key, response)
+            raise self._not_from_service("delete", key, response)
 
     async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
-        told, signer = await self._delete_batch(sources)
-        refused = [source for source, answer in told.items() if answer.status == 401]
-        # Each request of a batch has a token of its own, which `send` does not renew.
-        if refused and self._sender.learn(told[refused[0]], signer):
+        responses, token = await self._delete_batch(sources)
+        rejected = [source for source, each in responses.items() if each.status == 401]
+        # Each request of a batch has its own Authorization, which `send` does not renew.
+        if rejected and self._sender.should_resend(responses[rejected[0]], token):
             try:
-                again, _ = await self._delete_batch(refused)
+                again, _ = await self._delete_batch(rejected)
             except TransientError as exc:
-                exc.maybe_done = True  # what was not refused is deleted
+                exc.maybe_done = True  # the others are deleted
                 raise
-            told.update(again)
+            responses.update(again)
         return {
-            source.key: self._sender.refused(answer, "delete", source.key)
-            for source, answer in told.items()
-            if answer.status != 202
+            source.key: self._sender.response_error(each, "delete", source.key)
+            for source, each in responses.items()
+            if each.status != 202
         }
 
     async def _delete_batch(
         self, sources: Sequence[Source]
-    ) -> tuple[dict[Source, batch.SubAnswer], str | None]:
-        """Return the answer to each delete, and the token by which they were asked."""
+    ) -> tuple[dict[Source, batch.SubResponse], str | None]:
+        """Return the response to each delete, and the token of the requests."""
         action = "delete objects of"
-        signer = await self._sender.make_ready(action, "")
+        token = await self._sender.make_ready(action, "")
         requests: list[tuple[bytes, Sequence[tuple[bytes, bytes]]]] = []
         for source in sources:
             path = self._path(source.key)
@@ -282,17 +289,23 @@ class AzureService(HTTPService):
             head_seconds=DELETE_SECONDS,
         )
         try:
-            told = response.headers.get(b"content-type", b"")
-            answers = batch.parse_batch(told, response.body)
-            return {source: answers[number] for number, source in enumerate(sources)}, signer
+            content_type = response.headers.get(b"content-type", b"")
+            responses = batch.parse_batch(content_type, response.body)
+            return {source: responses[number] for number, source in enumerate(sources)}, token
         except (KeyError, ValueError) as exc:
             uri = self.uri()
             raise TransientError(
-                f"could not {action} {uri}: the answer is none ({exc})", uri=uri, maybe_done=True
+                f"could not {action} {uri}: the response cannot be read ({exc})",
+                uri=uri,
+                maybe_done=True,
+                is_malformed=True,
             ) from exc
 
+    async def list_page(self, request: ListRequest) -> Page:
+        return await self._lister.page(request, request.page_size or self.capabilities.page_size)
+
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
-        # Looked at first: the answer to a copy tells neither size nor type.
+        # The response to a copy has neither size nor content type.
         original = await self.head(source.key, generation=source.generation)
         action, target = f"copy {original.uri} to", self._path(key)
         url = self._sender.with_sas(self._sender.url(self._path(source.key)))
@@ -307,10 +320,10 @@ class AzureService(HTTPService):
                 key,
                 headers=headers,
                 body=b"",
-                terms=CONDITIONAL if precondition else PLAIN,
+                kind=CONDITIONAL if precondition else PLAIN,
             )
         except PreconditionFailedError as exc:
-            # Which of the two was it?
+            # Of the source, or of the destination.
             try:
                 await self.head(source.key, generation=original.generation)
                 is_replaced = not precondition  # and written back since
@@ -340,7 +353,7 @@ class AzureService(HTTPService):
         )
 
     async def initiate_upload(self, request: WriteRequest) -> str:
-        """See base class. No request: an upload is what the ids of its blocks have in common."""
+        """See base class. Sends no request: the blocks of an upload share a part of their ids."""
         # A ValueError of these is raised now, before parts are sent.
         self._path(request.key)
         wire.object_headers(request.content_type, request.metadata)
@@ -355,7 +368,7 @@ class AzureService(HTTPService):
     async def _part_headers(
         self, pieces: Sequence[bytes | memoryview], crc32c: int
     ) -> Sequence[tuple[bytes, bytes]]:
-        return [await md5_header(pieces)]
+        return [wire.md5_header(await hash_body("md5", pieces))]
 
     def _part_etag(self, response: Response, upload_id: str, number: int) -> str:
         is_written = response.status == 201 and b"x-ms-request-id" in response.headers
@@ -377,19 +390,19 @@ class AzureService(HTTPService):
             ],
             body=wire.block_list(part.etag for part in parts),
             head_seconds=COMPLETE_SECONDS,
-            terms=CONDITIONAL if precondition else PLAIN,
+            kind=CONDITIONAL if precondition else PLAIN,
         )
-        meta = self._stored(request, response, sum(part.size for part in parts))
+        meta = self._written_meta(request, response, sum(part.size for part in parts))
         self._own_uploads.discard(upload_id)
         return meta
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         """See base class.
 
-        Blocks go with the next write of the key, or a week after the last one; no request drops
-        them alone. An upload of this process is only forgotten, so that nothing is ever visible at
-        its key. One that `Store.clean` found is dropped by making an empty blob of it, if there is
-        none, which is deleted at once; where others write the key it is left alone.
+        Blocks are deleted by the next write of the key, or after a week; no request deletes them
+        alone. For an upload of this process, nothing is sent, so that nothing is ever visible at
+        its key. One that `Store.clean` found is replaced by an empty blob, if there is none, which
+        is deleted at once; not if the key has blocks of other uploads.
         """
         if upload_id in self._own_uploads:
             self._own_uploads.remove(upload_id)
@@ -409,11 +422,11 @@ class AzureService(HTTPService):
                 key,
                 headers=[(b"Content-Type", b"application/xml"), (b"If-None-Match", b"*")],
                 body=wire.block_list(()),
-                terms=CONDITIONAL,
+                kind=CONDITIONAL,
             )
             await self.delete(key, generation=wire.etag_of(response.headers))
         except (NotFoundError, PreconditionFailedError):
-            return  # somebody else wrote it: their blob is there, and the blocks are gone
+            return  # another writer wrote the blob, which deleted the blocks
 
     async def _blocks(self, key: str) -> wire.BlockList | None:
         response = await self._sender.send(
@@ -434,11 +447,11 @@ class AzureService(HTTPService):
     async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
         """See base class. Uploads of other programs, and of keys that have a blob, are not found.
 
-        Each empty blob costs a request, since only its blocks tell whether it is an upload.
+        Each empty blob costs a request, since only its blocks show whether it is an upload.
         """
         found: list[OpenUpload] = []
         marker, cut = "", len(self._prefix)
-        empty = EmptyPages(self.uri(prefix))
+        empty = EmptyPageCounter(self.uri(prefix))
         while True:
             page = await self._lister.read(
                 prefix,
@@ -453,7 +466,7 @@ class AzureService(HTTPService):
                     continue
                 known = {wire.parse_block_id(each) for each in held.uncommitted}
                 for upload_id in sorted({each[0] for each in known if each is not None}):
-                    begun = wire.upload_begun(upload_id)
+                    begun = wire.upload_initiated(upload_id)
                     found.append(OpenUpload(key=key, upload_id=upload_id, initiated=begun))
             marker = page.next_marker
             if not marker:
@@ -467,7 +480,7 @@ class AzureService(HTTPService):
             name = quote(name, safe="/")
         return b"%b/%b" % (self._container_path, name.encode())
 
-    def _refuse_directory(self, response: Response, key: str) -> None:
+    def _require_blob(self, response: Response, key: str) -> None:
         if wire.is_directory(response.headers):
             uri = self.uri(key)
             raise NotFoundError(

@@ -1,6 +1,6 @@
-"""How Azure Blob Storage writes things: `x-ms-` headers, ETags, block ids, XML bodies. No I/O.
+"""Encodings of Azure Blob Storage: `x-ms-` headers, ETags, block ids, XML bodies. No I/O.
 
-An ETag is the identity of a blob's content and metadata, so that it serves as generation.
+An ETag identifies a blob's content and metadata: it is the generation.
 Source: learn.microsoft.com/rest/api/storageservices/blob-service-rest-api.
 """
 
@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from aioflux._services.gcs.wire import parse_http_date
-from aioflux._services.status import error_from_status, words_of
+from aioflux._services.headers import DEFAULT_TYPE, parse_http_date
+from aioflux._services.status import describe_response, error_from_status
 from aioflux._values.meta import ObjectMeta
 from aioflux.errors import (
     ChecksumError,
@@ -30,16 +30,15 @@ if TYPE_CHECKING:
     from aioflux._services.base import Precondition
 
 __all__ = [
-    "DEFAULT_TYPE",
     "VERSION",
     "BlockList",
     "block_id",
     "block_list",
     "check_name",
-    "error_of",
     "etag_of",
     "is_directory",
     "match_header",
+    "md5_header",
     "md5_of",
     "meta_from_headers",
     "new_upload_id",
@@ -50,13 +49,12 @@ __all__ = [
     "precondition_headers",
     "query_target",
     "root_path",
-    "upload_begun",
+    "service_error",
+    "upload_initiated",
 ]
 
 VERSION = b"2023-11-03"
-"""Version of the service's protocol that requests ask for."""
-DEFAULT_TYPE = "application/octet-stream"
-"""The type of objects that are told none."""
+"""API version of requests."""
 _USER_PREFIX = b"x-ms-meta-"
 _META_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ETAG = re.compile(r"[!#-~]+")
@@ -111,12 +109,12 @@ _WHAT_TO_DO = {
     "AccountBeingCreated": "the storage account is not ready yet",
     "ContainerBeingDeleted": "the container is being deleted",
 }
-"""What each code of the service means to whoever meets it
+"""Advice for each code of the service
 (learn.microsoft.com/rest/api/storageservices/blob-service-error-codes)."""
 
 
 class BlockList(NamedTuple):
-    """What a blob is made of."""
+    """Blocks of a blob."""
 
     has_committed: bool
     """It has committed blocks."""
@@ -125,39 +123,36 @@ class BlockList(NamedTuple):
 
 
 def check_name(name: str, key: str) -> None:
-    """Refuse a name that no blob can have, or not for certain.
+    """Raise ValueError for a name that no blob can have, or not reliably.
 
-    The service takes a backslash for a slash, and asks not to end what stands between slashes with
-    a dot: on the way there `.` and `..` may be taken for steps in a path, out of the container even
+    The service treats a backslash as a slash, and advises against path segments that end with a
+    dot: on the way `.` and `..` may be resolved as steps in a path, even out of the container
     (learn.microsoft.com/rest/api/storageservices/naming-and-referencing-containers--blobs--and-
     metadata).
 
     Args:
         name: The whole name, the store's prefix included.
         key: The name below that.
-
-    Raises:
-        ValueError: It is one.
     """
-    name.encode()  # refuses what is no valid Unicode
+    name.encode()  # raises for lone surrogates
     if not 1 <= len(name) <= _MAX_NAME:
         why = f"it has {len(name)} characters, not 1 to {_MAX_NAME}"
     elif "\r" in name or "\n" in name:
         why = "it holds the end of a line"
     elif "\\" in name:
-        why = "the service takes a backslash for a slash"
+        why = "the service treats a backslash as a slash"
     elif any(segment.endswith(".") for segment in name.split("/")):
         why = "no name between slashes may be '.' or '..', or end with a dot"
     else:
         return
-    raise ValueError(f"{key!r} is no name for a blob: {why}")
+    raise ValueError(f"{key!r} is not a valid blob name: {why}")
 
 
 def root_path(url: str, account: str) -> str:
-    """Return what stands before the container in paths.
+    """Return the path before the container.
 
-    A url with a path tells it. Else the account is in the host's name, as Azure's own hosts have
-    it, or it stands in the path, as emulators take it.
+    It is that of the url, if it has one. Else the account is in the host's name, as for Azure's own
+    hosts, or it is the path, as for emulators.
     """
     parts = urlsplit(url)
     path = parts.path.rstrip("/")
@@ -167,19 +162,19 @@ def root_path(url: str, account: str) -> str:
 
 
 def query_target(path: bytes, query: Mapping[str, str]) -> bytes:
-    """Return a request target of a path, encoded, and parameters, which are not."""
+    """Return the target of a request: an encoded path, and parameters to encode."""
     return b"%b?%b" % (path, urlencode(query, quote_via=quote).encode())
 
 
 def etag_of(headers: Mapping[bytes, bytes]) -> str:
-    """Return the ETag that an answer tells, without quotes; empty where it tells none."""
+    """Return the ETag of a response, without quotes; empty if it has none."""
     return (headers.get(b"etag") or b"").decode("latin-1").strip('"')
 
 
 def is_directory(headers: Mapping[bytes, bytes]) -> bool:
-    """Tell whether an answer speaks of a directory of a hierarchical namespace, which is no object.
+    """Return whether a response is about a directory, which is not an object.
 
-    Programs of Hadoop leave markers for directories in flat namespaces, too.
+    Hierarchical namespaces have directories; Hadoop marks them in flat namespaces, too.
     """
     return (
         headers.get(b"x-ms-resource-type") == b"directory"
@@ -188,22 +183,14 @@ def is_directory(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def match_header(generation: str) -> tuple[bytes, bytes]:
-    """Write that the object must have an ETag.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Return an If-Match header, or raise ValueError if the generation is not an ETag."""
     if _ETAG.fullmatch(generation) is None:
-        raise ValueError(f"{generation!r} is no ETag; pass ObjectMeta.generation")
+        raise ValueError(f"{generation!r} is not an ETag; pass ObjectMeta.generation")
     return b"If-Match", b'"%b"' % generation.encode()
 
 
 def precondition_headers(precondition: Precondition) -> list[tuple[bytes, bytes]]:
-    """Write a precondition.
-
-    Raises:
-        ValueError: It is no ETag.
-    """
+    """Return a precondition as headers, or raise ValueError if it is not an ETag."""
     if precondition.if_absent:
         return [(b"If-None-Match", b"*")]
     if precondition.if_generation_match is None:
@@ -214,10 +201,10 @@ def precondition_headers(precondition: Precondition) -> list[tuple[bytes, bytes]
 def object_headers(
     content_type: str, metadata: Mapping[str, str] | None
 ) -> list[tuple[bytes, bytes]]:
-    """Write what a new object is told to be.
+    """Return content type and metadata as headers.
 
     Raises:
-        ValueError: The service cannot keep it.
+        ValueError: The service cannot store it.
     """
     headers = [(b"x-ms-blob-content-type", (content_type or DEFAULT_TYPE).encode())]
     for name, value in (metadata or {}).items():
@@ -235,20 +222,25 @@ def object_headers(
     return headers
 
 
+def md5_header(digest: bytes) -> tuple[bytes, bytes]:
+    """Return the header by which the service checks the bytes that it receives."""
+    return b"Content-MD5", binascii.b2a_base64(digest, newline=False)
+
+
 def md5_of(headers: Mapping[bytes, bytes], *, is_part: bool) -> bytes | None:
-    """Return the MD5 of the whole blob that an answer tells, or None.
+    """Return the MD5 of the whole blob from a response, or None.
 
     Args:
-        headers: Headers of the answer, names in lower case.
-        is_part: A range was asked for: `Content-MD5` would be of that.
+        headers: Headers of the response, names in lower case.
+        is_part: It is the response to a range, whose MD5 `Content-MD5` would be.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is malformed.
     """
-    told = headers.get(b"x-ms-blob-content-md5" if is_part else b"content-md5")
-    if not told:
+    text = headers.get(b"x-ms-blob-content-md5" if is_part else b"content-md5")
+    if not text:
         return None
-    value = binascii.a2b_base64(told, strict_mode=True)
+    value = binascii.a2b_base64(text, strict_mode=True)
     if len(value) != 16:
         raise ValueError(f"an MD5 has 16 bytes, not {len(value)}")
     return value
@@ -263,15 +255,15 @@ def meta_from_headers(
     content_type: str | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> ObjectMeta:
-    """Build the metadata of an object from the headers of an answer.
+    """Build the metadata of an object from the headers of a response.
 
     Args:
         headers: The headers, names in lower case.
         key: Name of the object.
         uri: Its whole uri.
         size: Its stored size, in bytes.
-        content_type: Its media type, where the answer speaks of another body.
-        metadata: The user's own metadata, where the answer does not repeat it.
+        content_type: Its media type, if the header is about another body.
+        metadata: The user's own metadata, if the headers do not repeat it.
     """
     get = headers.get
     changed = get(b"last-modified", b"").decode("latin-1")
@@ -302,26 +294,26 @@ def meta_from_headers(
 
 
 def new_upload_id(now: float, random: bytes) -> str:
-    """Return the id of a new upload: when it was begun, in Unix time, and 12 random bytes."""
+    """Return the id of a new upload: Unix time of its initiation, and 12 random bytes."""
     return f"{int(now):08x}{random.hex()}"
 
 
-def upload_begun(upload_id: str) -> datetime:
-    """Return when an upload was begun."""
+def upload_initiated(upload_id: str) -> datetime:
+    """Return the time when an upload was initiated."""
     return datetime.fromtimestamp(int(upload_id[:8], 16), UTC)
 
 
 def block_id(upload_id: str, number: int) -> str:
-    """Return the id of one block: of one length for all, as the service wants it.
+    """Return the id of one block; the service requires one length for all.
 
-    The id of the upload is in it, since the service itself knows no uploads.
+    It has the id of the upload, since the service itself has no uploads.
     """
     text = b"%b%b-%07d" % (_MARK, upload_id.encode(), number)
     return binascii.b2a_base64(text, newline=False).decode()
 
 
 def parse_block_id(text: str) -> tuple[str, int] | None:
-    """Return upload and number of a block; None where another program has written it."""
+    """Return upload and number of a block; None for a block of another program."""
     try:
         found = _BLOCK.fullmatch(binascii.a2b_base64(text, strict_mode=True))
     except ValueError:
@@ -330,37 +322,29 @@ def parse_block_id(text: str) -> tuple[str, int] | None:
 
 
 def block_list(ids: Iterable[str]) -> bytes:
-    """Return the body that makes a blob of blocks."""
+    """Return the body of a request that commits blocks as a blob."""
     rows = "".join(f"<Latest>{each}</Latest>" for each in ids)
     return f'<?xml version="1.0" encoding="utf-8"?><BlockList>{rows}</BlockList>'.encode()
 
 
 def parse_block_list(data: bytes | bytearray | memoryview) -> BlockList:
-    """Read the blocks of a blob.
-
-    Raises:
-        ValueError: The body is no such list.
-    """
+    """Parse the blocks of a blob, or raise ValueError if the body is not a block list."""
     root = parse_xml(data)
     if root.tag != "BlockList":
-        raise ValueError(f"the service's answer is <{root.tag}>, not a list of blocks")
+        raise ValueError(f"the response is <{root.tag}>, not a block list")
     names = [each.text or "" for each in root.iterfind("UncommittedBlocks/Block/Name")]
     return BlockList(root.find("CommittedBlocks/Block") is not None, names)
 
 
 def parse_xml(data: bytes | bytearray | memoryview) -> ET.Element:
-    """Parse an answer.
-
-    Raises:
-        ValueError: It is no XML.
-    """
-    # The service begins some answers with a byte order mark.
+    """Parse a response, or raise ValueError if it is not XML."""
+    # Some responses begin with a byte order mark.
     text = bytes(data).removeprefix(b"\xef\xbb\xbf")
     try:
-        # Answers of the service that was asked; expat refuses entity bombs since 2.4.1.
+        # A response of the service; expat rejects entity bombs since 2.4.1.
         return ET.fromstring(text)  # noqa: S314
     except ET.ParseError as exc:
-        raise ValueError(f"the service's answer is not XML: {exc}") from exc
+        raise ValueError(f"the response is not XML: {exc}") from exc
 
 
 # --- errors ----------------------------------------------------------------------------
@@ -369,10 +353,10 @@ def parse_xml(data: bytes | bytearray | memoryview) -> ET.Element:
 def parse_error(
     headers: Mapping[bytes, bytes], data: bytes | bytearray | memoryview
 ) -> tuple[str, str]:
-    """Return (code, message) of an error; empty strings where it tells none.
+    """Return (code, message) of an error; empty strings if it has none.
 
-    The code is a header, too, since answers to HEAD have no body. Of the body the message alone is
-    taken: other fields repeat the signature that was sent.
+    The code is a header, too, since responses to HEAD have no body. Other fields of the body than
+    the message may repeat the signature of the request.
     """
     code = headers.get(b"x-ms-error-code", b"").decode("latin-1")
     try:
@@ -383,7 +367,7 @@ def parse_error(
     return code or root.findtext("Code") or "", message
 
 
-def error_of(
+def service_error(
     status: int,
     *,
     action: str,
@@ -393,18 +377,18 @@ def error_of(
     retry_after: str | None,
     is_conditional: bool = False,
 ) -> StorageError:
-    """Return the error for an answer that is not a success.
+    """Return the error for an error response.
 
     Args:
         status: HTTP status.
-        action: What was asked, as a verb.
-        uri: Of what.
-        code: The service's own code.
-        detail: The service's own words.
+        action: Verb for errors.
+        uri: Uri of the object.
+        code: Code of the service.
+        detail: Message of the service.
         retry_after: Retry-After header.
-        is_conditional: The request was to change the object only in a generation.
+        is_conditional: The request had a condition.
     """
-    said, tail = words_of(status, code, detail)
+    said, tail = describe_response(status, code, detail)
     what = f"could not {action} {uri}"
     if code in _WRONG_BYTES:
         return ChecksumError(
@@ -414,8 +398,8 @@ def error_of(
         )
     if code == "InvalidBlockList":
         return PreconditionFailedError(
-            f"{what}: somebody else wrote it while its parts were sent, which drops them on Azure, "
-            f"{said}; write it again",
+            f"{what}: another writer wrote it while its parts were sent, which deletes them on "
+            f"Azure, {said}; write it again",
             uri=uri,
             status=status,
         )

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from aioflux._services.base import Precondition, Source, WriteRequest
     from aioflux.options import Timeouts
 
-__all__ = ["GCSControl", "token_of"]
+__all__ = ["GCSControl", "get_token"]
 
 T = TypeVar("T")
 
@@ -41,11 +41,11 @@ _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
 class GCSControl:
-    """JSON requests on one bucket, each one attempt, each with whole keys.
+    """JSON requests on one bucket, each one attempt, each with whole names.
 
-    gcloud-aio-storage sends them over one aiohttp session and asks our token for credentials. What
-    it has no words for (a generation to read, generations of compose sources, user metadata of a
-    composite) goes over the same session.
+    gcloud-aio-storage sends them over one aiohttp session with our tokens. Requests that it cannot
+    express (of a generation, with generations of compose sources, with metadata of a composite) are
+    sent over the same session.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class GCSControl:
         self._ssl_context = ssl_context
         self._proxy = proxy
         self._api_root = api_root
-        # A read is answered at once or not at all; a write may be worked on before its answer.
+        # The response to a read comes at once or not at all; a write may take time before it.
         self._read_timeout = aiohttp.ClientTimeout(
             sock_connect=timeouts.connect_seconds, sock_read=timeouts.progress_seconds
         )
@@ -80,23 +80,23 @@ class GCSControl:
 
     @cached_property
     def _client(self) -> aiohttp.ClientSession:
-        """Made on first use: most stores move bytes alone, and one that is never closed warns."""
+        """The session, opened on first use: most stores never need one."""
         if self._is_closed:
-            raise RuntimeError("Session is closed")  # as aiohttp says it
+            raise RuntimeError("Session is closed")  # the message of aiohttp
         connector = aiohttp.TCPConnector(
             limit=self._max_connections,
             keepalive_timeout=self._timeouts.idle_seconds,
             ssl=True if self._ssl_context is None else self._ssl_context,
             socket_factory=self._sockets.create,
         )
-        # gcloud-aio-storage leaves aiohttp at its default, which follows redirects; these refuse.
+        # aiohttp follows redirects by default, and gcloud-aio-storage does not change that.
         trace = aiohttp.TraceConfig()
         trace.on_request_redirect.append(_refuse_redirect)
         trace.on_request_end.append(_refuse_redirect)
         return aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
-            # Named, because `trust_env` would let ~/.netrc add credentials to ours.
+            # Explicit, because `trust_env` would add the credentials of ~/.netrc.
             proxy=self._proxy,
             trace_configs=[trace],
         )
@@ -111,7 +111,7 @@ class GCSControl:
             session=self._client,  # type: ignore[arg-type]  # as above
             token=self._token,
             api_root=self._api_root,
-            # What it calls a development API is one that is asked without credentials.
+            # A development API, in its words, gets requests without credentials.
             api_is_dev=isinstance(self._token, AnonymousToken),
         )
 
@@ -121,14 +121,14 @@ class GCSControl:
         url = f"{self._root}/{wire.quote_key(key)}"
         action = "read the metadata of"
         try:
-            answer = await self._call(
+            response = await self._call(
                 lambda: self._send("get", url, params=params), action=action, uri=uri
             )
         except NotFoundError as exc:
             if not generation:
                 raise
             raise error_from_status(404, action=action, uri=uri, generation=generation) from exc
-        return _decode(answer, action=action, uri=uri, name=key, generation=generation)
+        return _decode(response, action=action, uri=uri, name=key, generation=generation)
 
     async def copy(
         self,
@@ -140,12 +140,12 @@ class GCSControl:
         uri: str,
         target_uri: str,
     ) -> wire.ObjectResource:
-        """Copy an object within the bucket; gcloud-aio repeats the call where it is large."""
+        """Copy an object within the bucket; gcloud-aio repeats the call if it is large."""
         params = {**wire.precondition_params(precondition)}
         if source.generation:
             params["sourceGeneration"] = source.generation
         try:
-            answer = await self._call(
+            response = await self._call(
                 lambda: self._storage.copy(
                     self._bucket,
                     source_key,
@@ -159,11 +159,11 @@ class GCSControl:
             )
         except PreconditionFailedError as exc:
             raise PreconditionFailedError(
-                f"could not copy {uri} to {target_uri}: the generation there is another",
+                f"could not copy {uri} to {target_uri}: the target has another generation",
                 uri=target_uri,
                 status=exc.status,
             ) from exc
-        resource = json.dumps(answer.get("resource")).encode()
+        resource = json.dumps(response.get("resource")).encode()
         return _decode(resource, action="copy", uri=uri, name=key)
 
     async def compose(
@@ -187,22 +187,24 @@ class GCSControl:
         body = json.dumps({"sourceObjects": rows, "destination": destination}).encode()
         url = f"{self._root}/{wire.quote_key(key)}/compose"
         params = wire.precondition_params(request.precondition)
-        answer = await self._call(
+        response = await self._call(
             lambda: self._send("post", url, params=params, body=body), action="compose", uri=uri
         )
-        return _decode(answer, action="compose", uri=uri, name=key)
+        return _decode(response, action="compose", uri=uri, name=key)
 
     async def granted_permissions(self, permissions: Sequence[str], *, uri: str) -> Sequence[str]:
         """Return those of `permissions` that the credentials in use have on the bucket."""
         action = "test the permissions of"
         query = urlencode([("permissions", each) for each in permissions])
         url = f"{self._bucket_url}/iam/testPermissions?{query}"
-        answer = await self._call(lambda: self._send("get", url, params={}), action=action, uri=uri)
+        response = await self._call(
+            lambda: self._send("get", url, params={}), action=action, uri=uri
+        )
         try:
-            return wire.decode_permissions(answer)
+            return wire.decode_permissions(response)
         except ValueError as exc:
             raise TransientError(
-                f"could not {action} {uri}: the answer tells none ({exc})",
+                f"could not {action} {uri}: the response has no permissions ({exc})",
                 uri=uri,
                 is_malformed=True,
             ) from exc
@@ -214,15 +216,15 @@ class GCSControl:
             await self._sockets.aclose(self._client)
 
     async def _call(self, request: Callable[[], Awaitable[T]], *, action: str, uri: str) -> T:
-        """Run a request; with another token once more, where the service refuses the first."""
-        token = await token_of(self._token, action=action, uri=uri)
+        """Run a request; once more with another token, if the service rejects the first."""
+        token = await get_token(self._token, action=action, uri=uri)
         try:
             return await _guard(request, action=action, uri=uri)
         except PermissionDeniedError as exc:
             if exc.status != 401 or token is None:
                 raise
         self._token.invalidate(token)
-        await token_of(self._token, action=action, uri=uri)
+        await get_token(self._token, action=action, uri=uri)
         return await _guard(request, action=action, uri=uri)
 
     async def _send(
@@ -243,12 +245,12 @@ class GCSControl:
         return await response.read()
 
 
-async def token_of(source: Any, *, action: str, uri: str) -> str | None:
-    """Return the token to send, or None for a request without one.
+async def get_token(source: Any, *, action: str, uri: str) -> str | None:
+    """Return the token for a request, or None for a request without one.
 
     Raises:
         CredentialsError: There are no usable credentials.
-        TransientError: There is no token this time.
+        TransientError: Tokens are temporarily unavailable.
     """
     try:
         token: str | None = await source.get()
@@ -258,7 +260,7 @@ async def token_of(source: Any, *, action: str, uri: str) -> str | None:
 
 
 class _RedirectError(Exception):
-    """The service answers that something is elsewhere."""
+    """The service returned a redirect."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -275,7 +277,7 @@ async def _refuse_redirect(
 
 
 async def _guard(request: Callable[[], Awaitable[T]], *, action: str, uri: str) -> T:
-    """Run one request of the control plane; the one place where its foreign errors become ours."""
+    """Run one request of the control plane, and map its errors to ours."""
     error: StorageError
     try:
         return await request()
@@ -297,23 +299,23 @@ async def _guard(request: Callable[[], Awaitable[T]], *, action: str, uri: str) 
         ) from exc
     except json.JSONDecodeError as exc:
         raise TransientError(
-            f"could not {action} {uri}: the answer is not JSON",
+            f"could not {action} {uri}: the response is not JSON",
             uri=uri,
             maybe_done=True,
             is_malformed=True,
         ) from exc
-    except RuntimeError as exc:  # aiohttp's word for a session that was closed
+    except RuntimeError as exc:  # aiohttp's error for a closed session
         raise StorageError(f"could not {action} {uri}: the store was closed", uri=uri) from exc
-    # Not from aiohttp's error, nor in its context: that one shows the request with its token.
+    # Neither from aiohttp's error nor in its context, which has the request with its token.
     raise error
 
 
 def _response_error(exc: aiohttp.ClientResponseError, *, action: str, uri: str) -> StorageError:
-    """Return our error for an answer that aiohttp or gcloud-aio took for a failure."""
+    """Return our error for an error response of aiohttp or gcloud-aio."""
     if isinstance(exc.__cause__, HttpProcessingError):
-        # The status is aiohttp's own, the server sent none that is valid.
+        # The status is aiohttp's own: the server sent no valid one.
         return TransientError(
-            f"could not {action} {uri}: the answer is not valid HTTP/1.1",
+            f"could not {action} {uri}: the response is not valid HTTP/1.1",
             uri=uri,
             maybe_done=True,
             is_malformed=True,
@@ -328,29 +330,29 @@ def _response_error(exc: aiohttp.ClientResponseError, *, action: str, uri: str) 
 
 
 def _decode(
-    answer: bytes, *, action: str, uri: str, name: str, generation: str = ""
+    response: bytes, *, action: str, uri: str, name: str, generation: str = ""
 ) -> wire.ObjectResource:
-    """Read the resource of the object that was asked for.
+    """Decode the resource of an object.
 
     Args:
-        answer: JSON.
-        action: What was asked, for errors.
-        uri: Of what, for errors.
-        name: Whole name of the object.
-        generation: Generation that was asked for; empty for any.
+        response: JSON.
+        action: Verb for errors.
+        uri: Uri for errors.
+        name: Whole name of the requested object.
+        generation: Requested generation; empty for any.
     """
     try:
-        resource = wire.decode_resource(answer)
+        resource = wire.decode_resource(response)
     except ValueError as exc:
         raise TransientError(
-            f"could not {action} {uri}: the answer is no object resource",
+            f"could not {action} {uri}: the response is not an object resource",
             uri=uri,
             maybe_done=True,
             is_malformed=True,
         ) from exc
     if resource.name != name or generation not in {"", resource.generation}:
         raise StorageError(
-            f"could not {action} {uri}: the answer is about {resource.name!r} of generation "
+            f"could not {action} {uri}: the response is about {resource.name!r} of generation "
             f"{resource.generation}",
             uri=uri,
         )
@@ -358,6 +360,6 @@ def _decode(
 
 
 def _message(text: str) -> str:
-    """Cut the service's message out of gcloud-aio's `Reason: body`."""
+    """Return the service's message, from gcloud-aio's `Reason: body`."""
     body = text.partition(": ")[2]
     return wire.decode_error(body.encode()) or body

@@ -1,7 +1,7 @@
-"""Whether an answer to a read is what was asked for: rules over status and headers, no I/O.
+"""Checks of responses to reads, by status and headers. No I/O.
 
-An answer that could be other bytes than those asked for is refused, whatever the reason: a service
-that ignores ranges, a proxy that compresses, a cache that knows no generations. Ranges have no
+A response that could hold other bytes than the requested ones is rejected, whatever the reason: a
+service that ignores ranges, a proxy that compresses, a cache without generations. Ranges have no
 checksum of their own, so that nothing later would find it.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aioflux._services.ranges import size_told
+from aioflux._services.headers import size_from_response
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,20 +20,20 @@ __all__ = ["is_whole", "object_size"]
 def is_whole(
     status: int, headers: Mapping[bytes, bytes], num_bytes: int, *, end: int, generation: str
 ) -> bool:
-    """Tell whether an answer to a read of `[0, end)` is a whole object, beyond any doubt.
+    """Return whether a response to a read of `[0, end)` is certainly a whole object.
 
-    It is what most answers are, found with less work than `object_size` does, which takes all that
-    are taken here. The arguments are as there.
+    Most responses are, and this takes less time than `object_size`, which accepts all of them, too.
+    Arguments as there.
     """
     get = headers.get
-    told = get(b"x-goog-generation")
+    found = get(b"x-goog-generation")
     return (
         status == 206
         and 0 < num_bytes <= end
         and get(b"content-range") == b"bytes 0-%d/%d" % (num_bytes - 1, num_bytes)
-        and told is not None
-        and told != b""
-        and (not generation or told == generation.encode())
+        and found is not None
+        and found != b""
+        and (not generation or found == generation.encode())
         and b"content-encoding" not in headers
         and get(b"x-goog-stored-content-encoding", b"identity") == b"identity"
     )
@@ -48,12 +48,12 @@ def object_size(
     end: int | None,
     generation: str,
 ) -> int:
-    """Return the size of the whole object that an answer to a read belongs to, in bytes.
+    """Return the size of the whole object, in bytes, from a response to a read.
 
-    Takes what `size_told` takes, and the generation that was asked for.
+    Arguments as `size_from_response`, and the generation of the read.
 
     Raises:
-        ValueError: The answer is another than the one that was asked for; says how.
+        ValueError: It is not the response to this read.
     """
     if (
         not start
@@ -62,15 +62,15 @@ def object_size(
     ):
         return num_bytes
     _require_stored_bytes(headers)
-    told = headers.get(b"x-goog-generation")
-    if not told:
-        # Such as the page that a hotel's network sends for every url.
-        raise ValueError("the answer tells no generation: Cloud Storage did not send it")
-    if generation and told != generation.encode():
-        raise ValueError(f"the answer is of generation {told.decode('latin-1')}")
+    found = headers.get(b"x-goog-generation")
+    if not found:
+        # Such as the login page of a hotel's network.
+        raise ValueError("the response has no generation: it is not from Cloud Storage")
+    if generation and found != generation.encode():
+        raise ValueError(f"the response is of generation {found.decode('latin-1')}")
     if status == 206 and not start and end is None:
-        raise ValueError("a part came where the whole was asked for")
-    size = size_told(status, headers, num_bytes, start=start, end=end)
+        raise ValueError("a range came in place of the whole object")
+    size = size_from_response(status, headers, num_bytes, start=start, end=end)
     stored = headers.get(b"x-goog-stored-content-length") if status == 200 else None
     if stored is not None and stored != b"%d" % num_bytes:
         raise ValueError(f"{num_bytes} bytes came of an object of {stored.decode('latin-1')}")
@@ -78,22 +78,18 @@ def object_size(
 
 
 def _require_stored_bytes(headers: Mapping[bytes, bytes]) -> None:
-    """Refuse a body that was encoded or decoded on its way.
-
-    Raises:
-        ValueError: It was.
-    """
+    """Raise ValueError if a body was encoded or decoded on its way."""
     coding = headers.get(b"content-encoding")
     stored = headers.get(b"x-goog-stored-content-encoding")
     if coding is None and (stored is None or stored == b"identity"):
         return
-    told = _coding(coding)
-    # A service that does not say how it stores an object may have it compressed: that is what
-    # `Accept-Encoding: gzip` lets it send.
-    if told != _coding(stored) if stored is not None else told not in {"", "gzip"}:
+    received = _coding(coding)
+    # Without the header of the stored encoding, the object may be stored compressed, since requests
+    # have `Accept-Encoding: gzip`.
+    if received != _coding(stored) if stored is not None else received not in {"", "gzip"}:
         raise ValueError(
-            f"the bytes were changed on their way: Content-Encoding {told or 'identity'!r} of an "
-            f"object stored as {_coding(stored) or 'identity'!r}"
+            f"the bytes were changed on the way: Content-Encoding {received or 'identity'!r} of "
+            f"an object stored as {_coding(stored) or 'identity'!r}"
         )
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from aioflux._http import FixedHeaders
 from aioflux._services.gcs import wire
-from aioflux._services.gcs.control import token_of
-from aioflux._services.sender import USER_AGENT, Answer, Terms, TokenSender
+from aioflux._services.gcs.control import get_token
+from aioflux._services.sender import USER_AGENT, ErrorResponse, RequestKind, TokenSender
 from aioflux._services.status import error_from_status
 from aioflux._services.xml_multipart import parse_error
 
@@ -31,13 +31,19 @@ class GCSSender(TokenSender):
         return FixedHeaders(headers), FixedHeaders([*headers, _STORED_BYTES])
 
     async def _await_token(self, action: str, key: str) -> str | None:
-        return await token_of(self._token, action=action, uri=self._uri(key))
+        return await get_token(self._token, action=action, uri=self._uri(key))
 
     def _generation_of(self, headers: Mapping[bytes, bytes]) -> str:
         return wire.generation_of(headers)
 
-    def _refusal(
-        self, response: Answer, terms: Terms, *, action: str, uri: str, retry_after: str | None
+    def _service_error(
+        self,
+        response: ErrorResponse,
+        kind: RequestKind,
+        *,
+        action: str,
+        uri: str,
+        retry_after: str | None,
     ) -> StorageError:
         code, detail = parse_error(response.body)
         return error_from_status(
@@ -47,5 +53,5 @@ class GCSSender(TokenSender):
             code=code,
             detail=detail or wire.decode_error(response.body),
             retry_after=retry_after,
-            generation=terms.generation,
+            generation=kind.generation,
         )

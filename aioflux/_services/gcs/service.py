@@ -1,8 +1,8 @@
 """Google Cloud Storage: bytes, parts and listings on the data plane, the rest on the control plane.
 
-The XML API carries bytes: it takes preconditions and checksums as headers, answers with all of an
-object's checksums, and speaks the multipart protocol. Requests with `Accept-Encoding: gzip` get the
-stored bytes of a compressed object, whose checksum is known; without it the service would
+Objects are read and written through the XML API: it has preconditions and checksums as headers,
+returns all checksums of an object, and has multipart uploads. Reads have `Accept-Encoding: gzip`,
+for the stored bytes of a compressed object, whose checksum is known; without it the service would
 decompress them.
 """
 
@@ -22,9 +22,9 @@ from aioflux._services.gcs import read as reading
 from aioflux._services.gcs import wire
 from aioflux._services.gcs.control import GCSControl
 from aioflux._services.gcs.sender import GCSSender
+from aioflux._services.headers import DEFAULT_TYPE, byte_range, size_from_unsatisfied
 from aioflux._services.http import COMPLETE_SECONDS, EncodedRead
-from aioflux._services.ranges import byte_range, size_past_the_end
-from aioflux._services.status import not_a_listing, wrong_page
+from aioflux._services.status import malformed_page, unexpected_page
 from aioflux._services.xml_uploads import XMLService
 from aioflux.errors import TransientError
 
@@ -49,7 +49,7 @@ __all__ = ["GCSService"]
 DEFAULT_ENDPOINT: Final = "https://storage.googleapis.com"
 
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9_.~/-]{0,1023}")
-"""Names that stand in a url as they are; `check_name` has nothing against any of them."""
+"""Names that need no percent-encoding; `check_name` accepts all of them."""
 
 
 class GCSService(XMLService):
@@ -78,7 +78,7 @@ class GCSService(XMLService):
         )
         self._token = open_token(credentials, emulator=emulator)
         if ssl_context is None and origin.scheme == "https":
-            # One for both planes: a store trusts one set of authorities.
+            # The same for both planes, so that a store trusts one set of authorities.
             ssl_context = default_context()
         self._pool = open_pool(
             origin,
@@ -119,7 +119,7 @@ class GCSService(XMLService):
         key, generation, start, end = request
         status, headers = response.status, response.headers
         if status == 416:
-            past = size_past_the_end(headers, start=start)
+            past = size_from_unsatisfied(headers, start=start)
             return None if past is None else self._body(key, response, b"", past)
         size = reading.object_size(
             status, headers, response.num_bytes, start=start, end=end, generation=generation
@@ -131,12 +131,12 @@ class GCSService(XMLService):
         try:
             crc32c = wire.hash_crc32c(headers.get(b"x-goog-hash"))
         except ValueError as exc:
-            raise self._damaged(key, exc) from exc
+            raise self._malformed_response(key, exc) from exc
         return Body(
             data,
             size,
             wire.generation_of(headers),
-            # An empty object's checksum is known where the answer, as a 416, tells none.
+            # The checksum of an empty object is known even if the response, a 416, has none.
             0 if crc32c is None and not size else crc32c,
             lambda: wire.meta_from_headers(headers, key=key, uri=self.uri(key), size=size),
         )
@@ -145,9 +145,9 @@ class GCSService(XMLService):
         try:
             return wire.meta_from_resource(resource, key=key, uri=self.uri(key))
         except ValueError as exc:
-            raise self._damaged(key, exc) from exc
+            raise self._malformed_response(key, exc) from exc
 
-    def _stored(self, request: WriteRequest, response: Response, size: int) -> ObjectMeta:
+    def _written_meta(self, request: WriteRequest, response: Response, size: int) -> ObjectMeta:
         key = request.key
         try:
             meta = wire.meta_from_headers(
@@ -156,13 +156,13 @@ class GCSService(XMLService):
                 uri=self.uri(key),
                 size=size,
                 # The Content-Type of the response is that of its own body, not the object's.
-                content_type=request.content_type or wire.DEFAULT_TYPE,
+                content_type=request.content_type or DEFAULT_TYPE,
                 metadata=request.metadata or {},
             )
         except ValueError as exc:
-            raise self._damaged(key, exc) from exc
+            raise self._malformed_response(key, exc) from exc
         if not meta.generation:
-            raise self._foreign("write", key, response)
+            raise self._not_from_service("write", key, response)
         return meta
 
     async def put(
@@ -174,17 +174,17 @@ class GCSService(XMLService):
         response = await self._sender.send(
             b"PUT", self._path(request.key), "write", request.key, headers=headers, body=data
         )
-        return self._stored(request, response, memoryview(data).nbytes)
+        return self._written_meta(request, response, memoryview(data).nbytes)
 
     async def delete(self, key: str, *, generation: str = "") -> None:
-        # On the data plane: aiohttp sends a DELETE again by itself where its connection was lost,
-        # and the second answer to a delete that was done is "not found".
+        # On the data plane: aiohttp sends a DELETE again by itself if its connection was lost, and
+        # the response to the second one would be "not found".
         headers = wire.precondition_headers(Precondition(if_generation_match=generation or None))
         response = await self._sender.send(
             b"DELETE", self._path(key), "delete", key, headers=headers
         )
         if response.num_bytes:
-            raise self._foreign("delete", key, response)
+            raise self._not_from_service("delete", key, response)
 
     async def list_page(self, request: ListRequest) -> Page:
         prefix, glob = request.prefix, request.match_glob
@@ -207,7 +207,7 @@ class GCSService(XMLService):
             page = listing.decode_page(response.body, expected=self._listed_kind)
         except ValueError as exc:
             response.discard_connection()
-            raise not_a_listing(uri, exc) from exc
+            raise malformed_page(uri, exc) from exc
         try:
             listing.check_page(
                 page,
@@ -217,12 +217,12 @@ class GCSService(XMLService):
                 page_token=request.page_token,
             )
         except ValueError as exc:
-            raise wrong_page(uri, exc) from exc
+            raise unexpected_page(uri, exc) from exc
         self._listed_kind = listing.expected_kind(page)
         try:
             objects = listing.listing_of(page.items, prefix=self._prefix, root=self.uri())
         except ValueError as exc:
-            raise self._damaged(prefix, exc) from exc
+            raise self._malformed_response(prefix, exc) from exc
         cut = len(self._prefix)
         return Page(
             objects=objects,
@@ -268,7 +268,7 @@ class GCSService(XMLService):
         key, action = request.key, "complete the upload of"
         response = await self._sender.send(
             b"POST",
-            multipart.abort_target(self._path(key), upload_id),
+            multipart.upload_target(self._path(key), upload_id),
             action,
             key,
             headers=[(b"Content-Type", b"application/xml")],
@@ -276,7 +276,7 @@ class GCSService(XMLService):
             head_seconds=COMPLETE_SECONDS,
         )
         etag = self._fields(response, "ETag", action, key)["ETag"].strip('"')
-        meta = self._stored(request, response, sum(part.size for part in parts))
+        meta = self._written_meta(request, response, sum(part.size for part in parts))
         return replace(meta, etag=etag)
 
     async def granted_permissions(self, permissions: Sequence[str]) -> Sequence[str]:
@@ -293,7 +293,7 @@ class GCSService(XMLService):
         return b"%b/%b" % (self._bucket_path, name.encode())
 
     def _fields(self, response: Response, name: str, action: str, key: str) -> Mapping[str, str]:
-        # A complete can answer 200 and carry an error in its body, as on S3.
+        # The response to a completion can be 200 with an error in its body, as on S3.
         try:
             fields = multipart.parse_fields(response.body)
             fields[name]
@@ -302,7 +302,7 @@ class GCSService(XMLService):
             code, detail = multipart.parse_error(response.body)
             uri = self.uri(key)
             raise TransientError(
-                f"could not upload {uri}: the answer has no {name} ({code} {detail})",
+                f"could not upload {uri}: the response has no {name} ({code} {detail})",
                 uri=uri,
                 status=response.status,
                 maybe_done=True,

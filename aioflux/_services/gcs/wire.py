@@ -1,4 +1,4 @@
-"""How Google Cloud Storage writes things: JSON resources, `x-goog-` headers, base64 checksums.
+"""Encodings of Google Cloud Storage: JSON resources, `x-goog-` headers. No I/O.
 
 Sources: cloud.google.com/storage/docs/json_api/v1/objects and
 cloud.google.com/storage/docs/xml-api/reference-headers.
@@ -6,14 +6,19 @@ cloud.google.com/storage/docs/xml-api/reference-headers.
 
 from __future__ import annotations
 
-import binascii
 import re
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import msgspec
 
+from aioflux._services.headers import (
+    DEFAULT_TYPE,
+    decode_crc32c,
+    encode_crc32c,
+    parse_http_date,
+)
 from aioflux._values.listing import MAX_SIZE_BYTES
 from aioflux._values.meta import ObjectMeta
 
@@ -23,30 +28,23 @@ if TYPE_CHECKING:
     from aioflux._services.base import Precondition
 
 __all__ = [
-    "DEFAULT_TYPE",
     "ErrorBody",
     "ObjectResource",
-    "decode_crc32c",
     "decode_error",
     "decode_permissions",
     "decode_resource",
-    "encode_crc32c",
     "generation_of",
     "hash_crc32c",
     "hash_headers",
     "meta_from_headers",
     "meta_from_resource",
     "object_headers",
-    "parse_http_date",
     "precondition_headers",
     "precondition_params",
     "quote_key",
 ]
 
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _PERMISSIONS = "storage#testIamPermissionsResponse"
-DEFAULT_TYPE = "application/octet-stream"
-"""The type of objects that are told none."""
 _USER_PREFIX = b"x-goog-meta-"
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
@@ -67,7 +65,7 @@ class ObjectResource(msgspec.Struct, rename="camel"):
 
 
 class _Permissions(msgspec.Struct):
-    """The answer of `buckets.testIamPermissions`."""
+    """The response of `buckets.testIamPermissions`."""
 
     kind: str = ""
     permissions: list[str] = []
@@ -92,25 +90,25 @@ def decode_resource(data: bytes | bytearray | memoryview) -> ObjectResource:
     """Parse an object resource.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is malformed.
     """
     return _resource_decoder.decode(data)
 
 
 def decode_permissions(data: bytes | bytearray | memoryview) -> list[str]:
-    """Parse which permissions are granted.
+    """Parse the granted permissions; none are if the response lists none.
 
     Raises:
-        ValueError: It is no answer to that. One that says nothing means that none is granted.
+        ValueError: It is not such a response.
     """
-    answer = _permissions_decoder.decode(data)
-    if answer.kind != _PERMISSIONS:
-        raise ValueError(f"kind is {answer.kind!r}")
-    return answer.permissions
+    response = _permissions_decoder.decode(data)
+    if response.kind != _PERMISSIONS:
+        raise ValueError(f"kind is {response.kind!r}")
+    return response.permissions
 
 
 def decode_error(data: bytes | bytearray | memoryview) -> str:
-    """Return the message of a JSON error body, or the empty string where it is none."""
+    """Return the message of a JSON error body; empty if it is malformed."""
     try:
         return _error_decoder.decode(data).error.message
     except msgspec.DecodeError:
@@ -118,27 +116,27 @@ def decode_error(data: bytes | bytearray | memoryview) -> str:
 
 
 def generation_of(headers: Mapping[bytes, bytes]) -> str:
-    """Return the generation that an answer belongs to; empty where it tells none."""
+    """Return the generation of a response; empty if it has none."""
     return (headers.get(b"x-goog-generation") or b"").decode("latin-1")
 
 
 def object_headers(
     content_type: str, metadata: Mapping[str, str] | None
 ) -> list[tuple[bytes, bytes]]:
-    """Write what a new object is told to be as headers of the XML API.
+    """Return content type and metadata as headers of the XML API.
 
     Raises:
-        ValueError: No header can carry it.
+        ValueError: A header cannot hold it.
     """
     for name, value in (metadata or {}).items():
         if _HEADER_NAME.fullmatch(name) is None:
             raise ValueError(
-                f"metadata cannot have the name {name!r}: it travels as a header, whose name is "
+                f"metadata cannot have the name {name!r}: it is sent as a header, whose name is "
                 "ASCII letters, digits and -_.!#$%&'*+^`|~"
             )
         if value != value.strip() or not value.replace("\t", " ").isprintable():
             raise ValueError(
-                f"metadata {name!r} cannot have the value {value!r}: it travels as a header, which "
+                f"metadata {name!r} cannot have the value {value!r}: it is sent as a header, which "
                 "has no line ends or control characters, and no space around it"
             )
     headers = [(b"Content-Type", (content_type or DEFAULT_TYPE).encode())]
@@ -149,7 +147,7 @@ def object_headers(
 
 
 def hash_headers(crc32c: int | None) -> list[tuple[bytes, bytes]]:
-    """Write the crc32c that the service compares with what it receives."""
+    """Return the header by which the service checks the bytes that it receives."""
     if crc32c is None:
         return []
     return [(b"x-goog-hash", f"crc32c={encode_crc32c(crc32c)}".encode())]
@@ -160,30 +158,11 @@ def quote_key(key: str) -> str:
     return quote(key, safe="")
 
 
-def encode_crc32c(value: int) -> str:
-    """Write a crc32c as base64 of 4 big-endian bytes."""
-    return binascii.b2a_base64(value.to_bytes(4, "big"), newline=False).decode()
-
-
-def decode_crc32c(text: str | bytes) -> int | None:
-    """Read a base64 crc32c; None for an empty text.
-
-    Raises:
-        ValueError: It is not base64 of 4 bytes.
-    """
-    if not text:
-        return None
-    value = binascii.a2b_base64(text, strict_mode=True)
-    if len(value) != 4:
-        raise ValueError(f"a crc32c has 4 bytes, not {len(value)}")
-    return int.from_bytes(value, "big")
-
-
 def hash_crc32c(header: bytes | None) -> int | None:
     """Return the crc32c in an `x-goog-hash` header (`crc32c=...,md5=...`), or None.
 
     Raises:
-        ValueError: It is damaged.
+        ValueError: It is malformed.
     """
     if not header:
         return None
@@ -197,7 +176,7 @@ def meta_from_resource(resource: ObjectResource, *, key: str, uri: str) -> Objec
     """Build the metadata of an object from its JSON resource.
 
     Raises:
-        ValueError: Its size or crc32c is none.
+        ValueError: Its size or crc32c is malformed.
     """
     size = int(resource.size)
     if not 0 <= size <= MAX_SIZE_BYTES:
@@ -226,10 +205,10 @@ def meta_from_headers(
     content_type: str | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> ObjectMeta:
-    """Build the metadata of an object from the headers of an XML API answer.
+    """Build the metadata of an object from the headers of a response of the XML API.
 
-    Names of the user's own metadata are in lower case here, as names of headers are. Its values are
-    read as UTF-8; the service's documentation keeps to ASCII
+    Names of the user's own metadata are in lower case, as names of headers are. Its values are
+    decoded as UTF-8; the service's documentation is limited to ASCII
     (cloud.google.com/storage/docs/metadata).
 
     Args:
@@ -237,11 +216,11 @@ def meta_from_headers(
         key: Name of the object.
         uri: Its whole uri.
         size: Its stored size, in bytes.
-        content_type: Its media type, where the answer speaks of another body.
-        metadata: The user's own metadata, where the answer does not repeat it.
+        content_type: Its media type, if the header is about another body.
+        metadata: The user's own metadata, if the headers do not repeat it.
 
     Raises:
-        ValueError: The crc32c is none.
+        ValueError: The crc32c is malformed.
     """
     get = headers.get
     changed = get(b"last-modified", b"").decode("latin-1")
@@ -277,35 +256,21 @@ def _as_text(value: bytes) -> str:
         return value.decode("latin-1")
 
 
-def parse_http_date(text: str) -> datetime | None:
-    """Read the fixed form of an HTTP date (RFC 9110, 5.6.7), or None where it is another.
-
-    A fraction of the cost of `email.utils.parsedate_to_datetime`, which takes every form of mail.
-    """
-    try:
-        month = _MONTHS.index(text[8:11]) + 1
-        day, year, clock = int(text[5:7]), int(text[12:16]), text[17:25]
-        hour, minute, second = int(clock[:2]), int(clock[3:5]), int(clock[6:8])
-        return datetime(year, month, day, hour, minute, second, tzinfo=UTC)
-    except ValueError:
-        return None
-
-
 def precondition_headers(precondition: Precondition) -> list[tuple[bytes, bytes]]:
-    """Write a precondition as headers of the XML API.
+    """Return a precondition as headers of the XML API.
 
     Raises:
-        ValueError: It is no generation of this service.
+        ValueError: It is not a generation of this service.
     """
     expected = _expected(precondition)
     return [] if expected is None else [(b"x-goog-if-generation-match", expected.encode())]
 
 
 def precondition_params(precondition: Precondition) -> Mapping[str, str]:
-    """Write a precondition as query parameters of the JSON API.
+    """Return a precondition as query parameters of the JSON API.
 
     Raises:
-        ValueError: It is no generation of this service.
+        ValueError: It is not a generation of this service.
     """
     expected = _expected(precondition)
     return {} if expected is None else {"ifGenerationMatch": expected}
@@ -315,7 +280,7 @@ def _expected(precondition: Precondition) -> str | None:
     expected = "0" if precondition.if_absent else precondition.if_generation_match
     if expected is not None and not (expected.isascii() and expected.isdigit()):
         raise ValueError(
-            f"{expected!r} is no generation of Cloud Storage, which is a number; pass "
+            f"{expected!r} is not a generation of Cloud Storage, which is a number; pass "
             "ObjectMeta.generation"
         )
     return expected

@@ -1,10 +1,9 @@
 """CRC32C of files, in an extended attribute: `user.aioflux.crc32c`, on Linux.
 
 The attribute holds the size and the modification time of the file with the crc32c: `<crc32c, hex>
-<size> <mtime in ns>`. It says nothing about a file that another program changed in place, which
-has another modification time, and neither about one whose copy lost the attribute (`cp` without
-`--preserve=xattr`). A file system that keeps no such attributes (errno ENOTSUP), or has no room for
-one more, has files without crc32c.
+<size> <mtime in ns>`. It does not apply to a file that another program changed in place, which has
+another modification time, and is missing in a copy without attributes (`cp` without
+`--preserve=xattr`), on a file system without them (errno ENOTSUP), or without space for one more.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _NO_ATTRIBUTES: Final = frozenset(
         errno.ENODATA,
     }
 )
-"""Errors of a file without the attribute, or that cannot have it (setxattr(2), xattr(7))."""
+"""Errors for a file without the attribute, or that cannot have it (setxattr(2), xattr(7))."""
 
 
 def record_checksum(descriptor: int, status: os.stat_result, crc32c: int) -> None:

@@ -1,4 +1,4 @@
-"""What the system says of files, as errors of ours."""
+"""Errors of the file system, mapped to ours."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import os
 from aioflux._services.local.walk import is_temporary
 from aioflux.errors import NotFoundError, PermissionDeniedError, StorageError, TransientError
 
-__all__ = ["error_of"]
+__all__ = ["error_from_os"]
 
 _PASSING = frozenset({errno.ESTALE, errno.ETIMEDOUT})
-"""What NFS says of a file that is gone under an open handle, and of a server that is away, where it
-is mounted `soft`. Another attempt finds what is there now."""
+"""Errors of NFS for a file that was removed while open, and for a server that does not respond, if
+it is mounted `soft`. They are retried."""
 
 
-def error_of(error: OSError, what: str, uri: str, *, reading: bool) -> StorageError:
-    """Return our error for one of the system.
+def error_from_os(error: OSError, what: str, uri: str, *, reading: bool) -> StorageError:
+    """Return our error for an error of the file system.
 
     Args:
-        error: What the system says.
-        what: What could not be done.
-        uri: To what.
-        reading: Nothing was to be changed.
+        error: The error.
+        what: Text of the failed action.
+        uri: Uri of the object.
+        reading: The action changes nothing.
     """
     said = error.strerror or str(error)
     if isinstance(error, FileNotFoundError) or (
@@ -48,5 +48,5 @@ def error_of(error: OSError, what: str, uri: str, *, reading: bool) -> StorageEr
             maybe_done=not reading,
         )
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return StorageError(f"{what}: {said}; nothing of it was kept, make room first", uri=uri)
+        return StorageError(f"{what}: {said}; nothing was stored, free some space first", uri=uri)
     return StorageError(f"{what}: {said}", uri=uri)

@@ -1,18 +1,16 @@
 """Objects as files below one directory: `file:///dir`.
 
 A write goes to a temporary name beside its target, is synced, and becomes visible by a rename, or
-by a link where it must be new; both are atomic on local file systems and on NFS. Writers of one
-object take turns for that moment, in whatever process they are, so that its preconditions hold.
-User metadata and content types are not kept.
+by a link if it must be new; both are atomic on local file systems and on NFS. Writers of one object
+hold a lock for that step, in all processes, so that its preconditions hold. User metadata and
+content types are not stored.
 
-A key whose parent is an object cannot be written: `a` and `a/b` are not both files. What else is in
-the directory, and what becomes of symbolic links, is told in `walk`.
+A key whose parent is an object cannot be written: `a` and `a/b` are not both files. See `walk` for
+other entries of the directory and for symbolic links, and `write` for NFS.
 
-Generations are made of modification time, inode and size. What is written here has its crc32c in an
-extended attribute (`checksums`), which is compared by reads of the whole object; reads of
-other files are not verified. What holds on NFS is told in `write`.
-
-Over 500 lines because it is one class with a method for each request of the contract.
+Generations are made of modification time, inode and size. Objects written here have their crc32c in
+an extended attribute (`checksums`), which reads of the whole object compare; reads of other files
+are not verified.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from aioflux._services.base import (
     WriteRequest,
 )
 from aioflux._services.local.checksums import read_checksum
-from aioflux._services.local.errors import error_of
+from aioflux._services.local.errors import error_from_os
 from aioflux._services.local.threads import BLOCK_BYTES, Stop, in_thread
 from aioflux._services.local.walk import (
     Walk,
@@ -75,16 +73,16 @@ if TYPE_CHECKING:
 __all__ = ["LocalService"]
 
 _MAX_WALKS = 16
-"""Listings that are remembered between two of their pages; another one begins by a search."""
+"""Listings that are kept between two of their pages; others search for the next key."""
 
 
 def generation_of(status: os.stat_result) -> str:
-    """Return the identity of a file's content."""
+    """Return the generation of a file."""
     return f"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"
 
 
-def _place(into: Into | None, num_bytes: int) -> memoryview:
-    """Return the caller's memory for so many bytes."""
+def _memory_for(into: Into | None, num_bytes: int) -> memoryview:
+    """Return the caller's memory for a number of bytes."""
     assert into is not None
     return into(num_bytes) if callable(into) else into
 
@@ -114,7 +112,7 @@ class LocalService(Service):
         check_key(key)
 
         def look(_: Stop) -> ObjectMeta:
-            with self._mapped("read the metadata of", key, reading=True):
+            with self._mapped_errors("read the metadata of", key, reading=True):
                 path, status = self._status(key)
                 return self._meta(key, status, generation, read_checksum(path, status))
 
@@ -131,9 +129,9 @@ class LocalService(Service):
             with self._opened(key, generation) as (descriptor, meta):
                 wanted = max(0, (meta.size if end is None else min(end, meta.size)) - start)
                 own = BytesBuffer(wanted) if into is None else None
-                view = own.view if own is not None else _place(into, wanted)
+                view = own.view if own is not None else _memory_for(into, wanted)
                 done = _fill(descriptor, view[:wanted], start, stop)
-                self._refuse_changed(key, os.fstat(descriptor), meta, done, wanted)
+                self._require_unchanged(key, os.fstat(descriptor), meta, done, wanted)
                 return Body(
                     data=own.finish() if own is not None else view[:done],
                     size=meta.size,
@@ -146,10 +144,10 @@ class LocalService(Service):
 
     @contextmanager
     def _opened(self, key: str, generation: str) -> Iterator[tuple[int, ObjectMeta]]:
-        """Open an object and read its metadata, in the generation where one is given."""
-        with self._mapped("read", key, reading=True):
+        """Open an object and read its metadata, in one generation if it is given."""
+        with self._mapped_errors("read", key, reading=True):
             path, _ = self._status(key)
-            # Not to wait for a writer, should it be replaced by a pipe in this moment.
+            # If it is replaced by a pipe now, open does not wait for a writer.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 status = os.fstat(descriptor)
@@ -158,10 +156,10 @@ class LocalService(Service):
             finally:
                 os.close(descriptor)
 
-    def _refuse_changed(
+    def _require_unchanged(
         self, key: str, status: os.stat_result, meta: ObjectMeta, done: int, wanted: int
     ) -> None:
-        """Refuse what was read of a file that somebody wrote into meanwhile: no store does that."""
+        """Raise if a file was changed in place while it was read; no store does that."""
         if (generation_of(status), done) != (meta.generation, wanted):
             uri = self.uri(key)
             raise TransientError(
@@ -173,15 +171,15 @@ class LocalService(Service):
     ) -> ObjectMeta:
         key = request.key
         check_key(key)
-        self._refuse_metadata(request)
+        self._reject_metadata(request)
 
         def write(stop: Stop) -> ObjectMeta:
-            with self._mapped("write", key), self._temporary(key) as (path, temporary):
+            with self._mapped_errors("write", key), self._temporary(key) as (path, temporary):
                 with temporary.open("r+b", buffering=0) as file:
                     checksum = write_all(file.fileno(), data, 0, stop)
                     self._compare(key, checksum, crc32c)
                     meta = self._finish(file.fileno(), key, checksum)
-                return self._reveal(temporary, path, meta, request.precondition, stop)
+                return self._publish(temporary, path, meta, request.precondition, stop)
 
         return await in_thread(write)
 
@@ -189,7 +187,7 @@ class LocalService(Service):
         check_key(key)
 
         def remove(stop: Stop) -> None:
-            with self._mapped("delete", key, reading=True):
+            with self._mapped_errors("delete", key, reading=True):
                 self._status(key)
                 path = Path(locate(str(self._root), key))
                 with locked(path, stop):
@@ -197,7 +195,7 @@ class LocalService(Service):
                     if generation and generation_of(status) != generation:
                         raise self._changed(key, generation_of(status), generation)
                     stop.check()
-                    # It was there under the lock: NFS sends a delete again whose answer was lost.
+                    # It exists, under the lock: NFS repeats a delete whose response was lost.
                     path.unlink(missing_ok=True)
             prune(path, self._root)
 
@@ -212,21 +210,21 @@ class LocalService(Service):
 
         def read(_: Stop) -> tuple[Page, Walk]:
             if walk is not None and before == listing:
-                going = walk
+                current = walk
             else:
                 start = max(prefix, request.start_offset, next_key)
-                going = Walk(str(self._root), prefix, start)
-            found, prefixes, follows = going.take(
+                current = Walk(str(self._root), prefix, start)
+            found, prefixes, follows = current.read_page(
                 limit, end=request.end_offset, delimiter=request.delimiter
             )
             metas = [self._meta(key, status, "", None) for key, status in found]
             token = f"{next(self._tokens)}/{follows}" if follows else ""
-            return Page(metas, prefixes, token), going
+            return Page(metas, prefixes, token), current
 
-        with self._mapped("list", prefix):
-            page, going = await in_thread(read)
+        with self._mapped_errors("list", prefix):
+            page, current = await in_thread(read)
         if page.next_token:
-            self._walks[page.next_token] = (listing, going)
+            self._walks[page.next_token] = (listing, current)
         while len(self._walks) > _MAX_WALKS:
             del self._walks[next(iter(self._walks))]
         return page
@@ -235,10 +233,10 @@ class LocalService(Service):
         key = request.key
         for each in (key, *(source.key for source in sources)):
             check_key(each)
-        self._refuse_metadata(request)
+        self._reject_metadata(request)
 
         def concatenate(stop: Stop) -> ObjectMeta:
-            with self._mapped("compose", key), self._temporary(key) as (path, temporary):
+            with self._mapped_errors("compose", key), self._temporary(key) as (path, temporary):
                 with temporary.open("r+b", buffering=0) as target:
                     size = checksum = 0
                     for source in sources:
@@ -246,7 +244,7 @@ class LocalService(Service):
                         checksum = combine_crc32c(checksum, own, num_bytes)
                         size += num_bytes
                     meta = self._finish(target.fileno(), key, checksum)
-                return self._reveal(temporary, path, meta, request.precondition, stop)
+                return self._publish(temporary, path, meta, request.precondition, stop)
 
         return await in_thread(concatenate)
 
@@ -262,12 +260,12 @@ class LocalService(Service):
             while num_read := _fill(descriptor, block[: meta.size - done], done, stop):
                 checksum = write_all(target, block[:num_read], offset + done, stop, checksum)
                 done += num_read
-            self._refuse_changed(source.key, os.fstat(descriptor), meta, done, meta.size)
+            self._require_unchanged(source.key, os.fstat(descriptor), meta, done, meta.size)
             self._compare(source.key, checksum, meta.crc32c)
             return done, checksum
 
     def _compare(self, key: str, actual: int, expected: int | None) -> None:
-        """Compare the crc32c of bytes with the one that they should have, if that is known."""
+        """Compare the crc32c of bytes with the expected one, if that is known."""
         if expected not in {None, actual}:
             uri = self.uri(key)
             raise ChecksumError(
@@ -275,7 +273,7 @@ class LocalService(Service):
             )
 
     def _finish(self, descriptor: int, key: str, checksum: int | None) -> ObjectMeta:
-        """Finish a file, and return the metadata of the object that it is about to become."""
+        """Finish a file, and return the metadata of its object."""
         status = finish(descriptor, checksum)
         return self._meta(key, status, "", read_checksum(descriptor, status))
 
@@ -285,10 +283,10 @@ class LocalService(Service):
     async def initiate_upload(self, request: WriteRequest) -> str:
         key = request.key
         check_key(key)
-        self._refuse_metadata(request)
+        self._reject_metadata(request)
 
         def begin(_: Stop) -> Path:
-            with self._mapped("write", key):
+            with self._mapped_errors("write", key):
                 return new_temporary(Path(locate(str(self._root), key)), self._root)
 
         temporary = await in_thread(begin)
@@ -316,7 +314,7 @@ class LocalService(Service):
 
         def write(stop: Stop) -> UploadedPart:
             at, checksum = offset, 0
-            with self._mapped("write", key), path.open("r+b", buffering=0) as file:
+            with self._mapped_errors("write", key), path.open("r+b", buffering=0) as file:
                 for piece in pieces:
                     checksum = write_all(file.fileno(), piece, at, stop, checksum)
                     at += memoryview(piece).nbytes
@@ -333,14 +331,14 @@ class LocalService(Service):
         expected = sum(part.size for part in parts)
 
         def complete(stop: Stop) -> ObjectMeta:
-            with self._mapped("write", key):
+            with self._mapped_errors("write", key):
                 with temporary.open("r+b", buffering=0) as file:
                     meta = self._finish(file.fileno(), key, combined_crc32c(parts))
                 if meta.size != expected:
                     uri = self.uri(key)
                     raise ChecksumError(f"{uri} has {meta.size} bytes, not {expected}", uri=uri)
                 path = temporary.with_name(key.rpartition("/")[2])
-                self._reveal(temporary, path, meta, request.precondition, stop)
+                self._publish(temporary, path, meta, request.precondition, stop)
                 temporary.unlink(missing_ok=True)
                 return meta
 
@@ -349,13 +347,13 @@ class LocalService(Service):
         return meta
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
-        """See base class. An upload of another process, too: its id is its temporary name."""
+        """See base class. Uploads of other processes, too: the id is the temporary name."""
         if not is_temporary(upload_id):
             return
 
         def drop(_: Stop) -> None:
             with (
-                self._mapped("abort the upload of", key),
+                self._mapped_errors("abort the upload of", key),
                 suppress(FileNotFoundError, NotADirectoryError),
             ):
                 target = f"{key.rpartition('/')[0]}/x".lstrip("/")
@@ -365,7 +363,7 @@ class LocalService(Service):
         self._uploads.pop(upload_id, None)
 
     async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
-        """See base class. What other processes have under way, or left behind, is there, too."""
+        """See base class. Uploads of other processes are listed, too."""
         own = dict(self._uploads)
 
         def find(_: Stop) -> list[OpenUpload]:
@@ -378,11 +376,11 @@ class LocalService(Service):
                     found.append(OpenUpload(key=key, upload_id=upload_id, initiated=initiated))
             return sorted(found, key=lambda upload: (upload.key, upload.upload_id))
 
-        with self._mapped("list", prefix):
+        with self._mapped_errors("list", prefix):
             return await in_thread(find)
 
     async def aclose(self) -> None:
-        """Forget the listings under way: no file is kept open."""
+        """Forget the listings in progress: no file is kept open."""
         self._walks.clear()
 
     def _meta(
@@ -409,12 +407,12 @@ class LocalService(Service):
         uri = self.uri(key)
         return PreconditionFailedError(f"{uri} has generation {actual}, not {expected}", uri=uri)
 
-    def _refuse_metadata(self, request: WriteRequest) -> None:
+    def _reject_metadata(self, request: WriteRequest) -> None:
         if request.metadata:
             uri = self.uri(request.key)
             raise UnsupportedError(f"{uri} cannot carry metadata: files keep none", uri=uri)
 
-    def _reveal(
+    def _publish(
         self,
         temporary: Path,
         path: Path,
@@ -422,7 +420,7 @@ class LocalService(Service):
         precondition: Precondition,
         stop: Stop,
     ) -> ObjectMeta:
-        """Make a finished file visible as an object, and return its metadata, which is given."""
+        """Make a finished file visible as an object, and return its metadata."""
         key = meta.key
         expected = precondition.if_generation_match
         with locked(path, stop, required=expected is not None):
@@ -439,7 +437,7 @@ class LocalService(Service):
         return meta
 
     def _current(self, key: str) -> str | None:
-        """Return the generation of an object, or None where there is none."""
+        """Return the generation of an object, or None if there is no object."""
         try:
             return generation_of(self._status(key)[1])
         except FileNotFoundError:
@@ -447,7 +445,7 @@ class LocalService(Service):
 
     @contextmanager
     def _temporary(self, key: str) -> Iterator[tuple[Path, Path]]:
-        """Make a file for the bytes of an object; yield the path of the object, and its own."""
+        """Create a file for the bytes of an object; yield the object's path and the file's."""
         path = Path(locate(str(self._root), key))
         temporary = new_temporary(path, self._root)
         try:
@@ -460,10 +458,10 @@ class LocalService(Service):
         prune(temporary, self._root)
 
     @contextmanager
-    def _mapped(self, action: str, key: str, *, reading: bool = False) -> Iterator[None]:
+    def _mapped_errors(self, action: str, key: str, *, reading: bool = False) -> Iterator[None]:
         """Map OSError to ours, naming the object.
 
-        Reading `a` or `a/b/c` where there is an object `a/b` finds nothing; writing them fails.
+        With an object `a/b`, reads of `a` or `a/b/c` find nothing, and writes of them fail.
         """
         uri = self.uri(key)
         try:
@@ -471,7 +469,7 @@ class LocalService(Service):
         except StorageError:
             raise
         except OSError as exc:
-            raise error_of(exc, f"could not {action} {uri}", uri, reading=reading) from exc
+            raise error_from_os(exc, f"could not {action} {uri}", uri, reading=reading) from exc
 
 
 def _fill(descriptor: int, view: memoryview, start: int, stop: Stop) -> int:

@@ -1,4 +1,4 @@
-"""Blocking work on files, in a thread, that ends soon where nobody waits for it any more."""
+"""Blocking work on files, in a thread, that ends soon after a cancellation."""
 
 from __future__ import annotations
 
@@ -15,25 +15,21 @@ __all__ = ["BLOCK_BYTES", "Stop", "in_thread"]
 T = TypeVar("T")
 
 BLOCK_BYTES = 16 * 1024 * 1024
-"""Bytes between two looks at whether the work was cancelled: 2 to 10 ms."""
+"""Bytes between two checks for a cancellation: 2 to 10 ms."""
 
 
 class Stop:
-    """Tells the work of a thread whether anybody still waits for it."""
+    """A flag by which the event loop ends work in a thread."""
 
     def __init__(self) -> None:
         self._is_set = False
 
     def set(self) -> None:
-        """Ask the work to end; from any thread."""
+        """Make the next `check` raise; from any thread."""
         self._is_set = True
 
     def check(self) -> None:
-        """End the work where it was cancelled.
-
-        Raises:
-            InterruptedError: It was.
-        """
+        """Raise InterruptedError if the work was cancelled."""
         if self._is_set:
             raise InterruptedError(errno.EINTR, "cancelled")
 
@@ -42,8 +38,8 @@ async def in_thread(work: Callable[[Stop], T], *, into_callers_memory: bool = Fa
     """Run blocking work in a thread; cancelled, it ends at its next `Stop.check`.
 
     Args:
-        work: Given the `Stop`, to look at now and then.
-        into_callers_memory: A cancellation waits for that end, as the memory is the caller's again.
+        work: Called with the `Stop`, which it checks now and then.
+        into_callers_memory: A cancellation waits for the end, since the memory is the caller's.
     """
     stop = Stop()
     try:

@@ -1,10 +1,10 @@
-"""Which keys a directory holds, in key order; and where a key is.
+"""The keys of a directory, in key order, and the paths of keys.
 
-Keys are paths below the directory. An object is a regular file. A symbolic link stands for what it
-leads to, as long as that is below the directory, too: one that leads out, to nothing or back to a
-directory that it is in is not there. Neither are pipes, sockets and devices, nor writes under way.
+Keys are paths below the directory. An object is a regular file. Symbolic links are followed to
+targets below the directory; links that lead out of it, to nothing or back to a directory above them
+are ignored, as are pipes, sockets, devices and writes in progress.
 
-A name that is not UTF-8 is a key as Python writes such names, with surrogate escapes.
+A name that is not UTF-8 is a key with surrogate escapes, as in Python.
 """
 
 from __future__ import annotations
@@ -32,26 +32,25 @@ __all__ = [
 ]
 
 TEMPORARY = ".aioflux-"
-"""Names that begin so are writes under way: never listed, never taken as keys."""
+"""Prefix of the names of writes in progress, which are neither listed nor keys."""
 _DELETED = re.compile(r"\.nfs[0-9a-f]{16,}")
-"""Names that the clients of NFS give to files that are deleted while somebody has them open."""
+"""Names that NFS clients give to files that are deleted while they are open."""
 _TEMPORARY = re.compile(re.escape(TEMPORARY) + r"(lock-)?[0-9a-f]{32}")
 _FIRST, _LAST = (datetime(year, 1, 2, tzinfo=UTC) for year in (1, 9999))
 _NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
-"""What the system says of a path that leads to nothing."""
+"""Errors for a path that does not exist."""
 
 
 def is_temporary(name: str) -> bool:
-    """Tell whether a writer of this package made a file of this name, and not a person."""
+    """Return whether the name is that of a temporary file of this package."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
 def check_key(key: str) -> None:
-    """Refuse a key that is no path strictly below a directory.
+    """Raise ValueError for a key that is not a path strictly below a directory.
 
-    Raises:
-        ValueError: It is empty or absolute, has an empty, `.` or `..` segment or a NUL, or looks
-            like a write under way, or like what NFS makes of a deleted file.
+    Such as one that is empty or absolute, has an empty, `.` or `..` segment or a NUL, or is the
+    name of a write in progress, or of a deleted file on NFS.
     """
     if not _is_key(key):
         raise ValueError(
@@ -71,11 +70,11 @@ def _is_hidden(name: str) -> bool:
 
 
 def locate(root: str, key: str) -> str:
-    """Return the path of a key, whose last segment may be anything or nothing.
+    """Return the path of a key, which need not exist.
 
     Raises:
         PermissionError: A symbolic link on the way leads out of the directory.
-        ValueError: `check_key` refuses it.
+        ValueError: `check_key` rejects it.
     """
     check_key(key)
     path = root.rstrip("/")
@@ -91,12 +90,12 @@ def locate(root: str, key: str) -> str:
 
 
 def status_of(root: str, key: str) -> tuple[str, os.stat_result]:
-    """Return path and status of the regular file that a key is.
+    """Return path and status of the regular file of a key.
 
     Raises:
         FileNotFoundError: There is none, or it is not below the directory.
-        OSError: It cannot be told.
-        ValueError: `check_key` refuses the key.
+        OSError: The file system failed.
+        ValueError: `check_key` rejects the key.
     """
     path = ""
     try:
@@ -109,7 +108,7 @@ def status_of(root: str, key: str) -> tuple[str, os.stat_result]:
             raise FileNotFoundError(errno.ENOENT, exc.strerror, path) from exc
         raise
     if not stat.S_ISREG(status.st_mode):
-        raise FileNotFoundError(errno.ENOENT, "it is no regular file", path)
+        raise FileNotFoundError(errno.ENOENT, "it is not a regular file", path)
     return path, status
 
 
@@ -118,16 +117,16 @@ def _is_below(real: str, root: str) -> bool:
 
 
 def _follow(path: str, root: str) -> tuple[str, os.stat_result]:
-    """Return what a symbolic link leads to, below the directory whose real path is `root`."""
+    """Return real path and status of a symbolic link, which must be below the real path `root`."""
     real = os.path.realpath(path)
     if not _is_below(real, root):
         raise FileNotFoundError(errno.ENOENT, "the symbolic link leads out of the directory", path)
-    # Of the link, not of its real path: where links lead around in a circle there is none.
+    # Of the link, not of its real path, which a circle of links does not have.
     return real, os.stat(path)
 
 
 class _Level:
-    """One directory on the way to the current key: what of it is still to come, last first."""
+    """One directory on the way to the current key, and its remaining rows, last first."""
 
     __slots__ = ("base", "real", "rows")
 
@@ -140,8 +139,8 @@ class _Level:
 class Walk:
     """The objects below a directory whose keys begin with `prefix`, from `low` on, in key order.
 
-    An iterator of (key, entry) that can be left and gone on with: each directory is read once, and
-    none that cannot hold such keys.
+    An iterator of (key, entry), which may be continued later. Each directory is read once, and only
+    if it can hold such keys.
     """
 
     def __init__(self, root: str, prefix: str, low: str) -> None:
@@ -159,7 +158,7 @@ class Walk:
             self._begin(base)
 
     def _begin(self, base: str) -> None:
-        """Begin at the directory that a prefix is in."""
+        """Enter the directory of a prefix."""
         real = os.path.realpath(f"{self._root.rstrip('/')}/{base[:-1]}")
         try:
             if _is_below(real, self._root):
@@ -188,20 +187,19 @@ class Walk:
             try:
                 self._enter(entry.path, real or f"{level.real}/{name[:-1]}", key)
             except OSError:
-                level.rows.append((name, entry, real))  # who goes on comes by it again
+                level.rows.append((name, entry, real))  # the next call retries it
                 self._closed = key
                 raise
         raise StopIteration
 
-    def take(
+    def read_page(
         self, limit: int, *, end: str, delimiter: str
     ) -> tuple[list[tuple[str, os.stat_result]], list[str], str]:
-        """Go on until there are `limit` keys and common prefixes, or to the key `end`.
+        """Return up to `limit` keys and common prefixes, before the key `end`.
 
         Returns:
-            Keys with the status of their files, common prefixes up to the delimiter, and the next
-            key, from which on another walk would go on; empty at the end. What comes before a
-            directory that cannot be read is returned first.
+            Keys with the status of their files, common prefixes up to the delimiter, and the first
+            key of the next page; empty at the end. A directory that cannot be read ends a page.
 
         Raises:
             OSError: A directory cannot be read.
@@ -245,7 +243,7 @@ class Walk:
         return ""
 
     def _skip(self, prefix: str) -> None:
-        """Leave out what is left of the keys that begin with `prefix`."""
+        """Skip the remaining keys that begin with `prefix`."""
         self._skipped = prefix
         while self._levels and self._levels[-1].base.startswith(prefix):
             self._levels.pop()
@@ -256,10 +254,10 @@ class Walk:
             with os.scandir(path) as found:
                 level.rows = [row for entry in found if (row := self._row(level, entry))]
         except FileNotFoundError:
-            return  # removed meanwhile; and a root that is not there is an empty store
+            return  # removed meanwhile; and a missing root is an empty store
         except NotADirectoryError:
             if base:
-                return  # the prefix goes on behind an object
+                return  # the prefix continues the key of an object
             raise
         level.rows.sort(key=_first, reverse=True)
         self._levels.append(level)
@@ -267,7 +265,7 @@ class Walk:
     def _row(
         self, level: _Level, entry: os.DirEntry[str]
     ) -> tuple[str, os.DirEntry[str], str] | None:
-        """Return (name, entry, real path of a link) of what may hold keys; `/` ends directories."""
+        """Return (name, entry, real path of a link) if it may hold keys; `/` ends directories."""
         name = entry.name
         key = level.base + name
         below = f"{key}/"
@@ -292,7 +290,7 @@ class Walk:
         return name, entry, real
 
     def _linked(self, level: _Level, entry: os.DirEntry[str]) -> tuple[str, bool] | None:
-        """Return where a link leads and whether to a directory, or None where it is not there."""
+        """Return the target of a link and whether it is a directory; None if it is ignored."""
         try:
             real, status = _follow(entry.path, self._root)
         except OSError as exc:
@@ -312,16 +310,16 @@ def _first(row: tuple[str, os.DirEntry[str], str]) -> str:
 
 
 def modified(status: os.stat_result) -> datetime:
-    """Return when a file was last written; file systems keep times that a calendar does not."""
+    """Return the modification time of a file, limited to the years of `datetime`."""
     seconds = min(max(status.st_mtime, _FIRST.timestamp()), _LAST.timestamp())
     return datetime.fromtimestamp(seconds, UTC)
 
 
 def temporaries(root: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield what writers have under way, or left behind when they were killed.
+    """Yield the temporary files of writers, those of killed ones included.
 
-    As (path below the directory, status), in no order; the status tells how long it has not been
-    written to. Links are not followed. What others named alike is theirs.
+    As (path below the directory, status), in no order. Links are not followed, and files of other
+    programs with similar names are left out.
     """
     directories = [""]
     while directories:
@@ -330,7 +328,7 @@ def temporaries(root: str) -> Iterator[tuple[str, os.stat_result]]:
             with os.scandir(f"{root}/{base}") as found:
                 entries = list(found)
         except FileNotFoundError:
-            continue  # gone meanwhile; and a root that is not there holds nothing
+            continue  # removed meanwhile; and a missing root is empty
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 directories.append(f"{base}{entry.name}/")

@@ -2,18 +2,16 @@
 
     temporary name beside the target -> bytes -> fsync -> lock -> link or rename -> fsync directory
 
-A killed writer leaves its temporary, or an empty lock, under a name that no listing shows.
+A killed writer leaves its temporary file, or an empty lock, under a name that no listing shows.
 
-On NFS all of this holds between machines that mount with the defaults. One read is of one file,
-which may have been replaced up to `acregmax` seconds ago (60 by default): by name, another
-machine's last write may not be seen yet, as its old bytes, whole. A file that is gone under a read
-is a stale handle (ESTALE): it is read again, and is a NotFoundError where its generation was asked
-for. The lock that a conditional write takes makes a file in the directory of the object, which
-brings what is known of that directory up to date; mounted with `nolock` or `local_lock`, machines
-are not kept apart. Links and renames that a server was sent twice, since its first answer was lost,
-are known for what they are, and so are deletes. What a full server says at fsync is said before
-anything is visible. Names that clients of NFS give to files deleted while open (`.nfs` and digits)
-are no keys.
+On NFS all of this holds between machines that mount with the defaults. A read by name may return
+the old bytes, whole, of an object that another machine replaced up to `acregmax` seconds ago (60 by
+default). A file that is removed during a read is a stale handle (ESTALE): it is read again, and is
+a NotFoundError if the read has a generation. The lock of a conditional write creates a file in the
+directory of the object, which refreshes the cached directory; with the mount options `nolock` or
+`local_lock`, the lock has no effect between machines. Links, renames and deletes that NFS repeats
+after a lost response are recognized. A full server reports it at fsync, before anything is visible.
+Names that NFS clients give to files deleted while open (`.nfs` and digits) are not keys.
 """
 
 from __future__ import annotations
@@ -51,8 +49,8 @@ __all__ = [
 
 _MAX_DIRECTORY_RACES = 100
 _LOCK_SECONDS = 0.0005
-"""Time to the second look at a lock that another writer holds. It doubles from look to look; a
-writer holds it for one rename and one sync of a directory."""
+"""Interval of polling a lock that another writer holds, doubled each time; it is held for one
+rename and one sync of a directory."""
 
 _MAX_LOCK_SECONDS = 0.02
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -60,7 +58,7 @@ _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
 
 def new_temporary(path: Path, root: Path) -> Path:
-    """Make an empty file beside a path, and the directories above it; they are durable then."""
+    """Create an empty file beside a path, and the directories above it, durably."""
     temporary = path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
     try:
         for attempt in range(_MAX_DIRECTORY_RACES):
@@ -69,7 +67,7 @@ def new_temporary(path: Path, root: Path) -> Path:
                 temporary.touch(exist_ok=False)
                 break
             except (FileNotFoundError, FileExistsError):
-                # A delete of the last object in a directory removes it, here between two lines.
+                # A delete of the last object in a directory removes it, maybe just now.
                 if attempt == _MAX_DIRECTORY_RACES - 1 or _is_blocked(path.parent):
                     raise
     except OSError:
@@ -79,7 +77,7 @@ def new_temporary(path: Path, root: Path) -> Path:
 
 
 def _is_blocked(directory: Path) -> bool:
-    """Judge whether something that is no directory is in the way of one."""
+    """Return whether a file is in the place of one of the directories."""
     for each in (directory, *directory.parents):
         try:
             if not stat.S_ISDIR(each.stat().st_mode):
@@ -103,14 +101,14 @@ def _make_directories(directory: Path) -> None:
 
 
 def prune(path: Path, root: Path) -> None:
-    """Remove the directories that held nothing but this: a bucket has no directories."""
+    """Remove the directories above a path that are empty: a bucket has no directories."""
     for parent in path.parents:
         if parent == root or not parent.is_relative_to(root):
             break
         try:
             parent.rmdir()
         except OSError as exc:
-            # Never made, or gone: its parent may be empty, too.
+            # Never created, or removed: its parent may be empty, too.
             if exc.errno not in {errno.ENOENT, errno.ENAMETOOLONG}:
                 break
 
@@ -118,7 +116,7 @@ def prune(path: Path, root: Path) -> None:
 def write_all(
     descriptor: int, data: bytes | memoryview, offset: int, stop: Stop, checksum: int = 0
 ) -> int:
-    """Write all of `data` at `offset`, and return its crc32c, going on from `checksum`."""
+    """Write all of `data` at `offset`, and return its crc32c, continued from `checksum`."""
     view = memoryview(data).cast("B")
     done = 0
     while done < view.nbytes:
@@ -130,10 +128,10 @@ def write_all(
 
 
 def finish(descriptor: int, checksum: int | None) -> os.stat_result:
-    """Stamp and sync a file that is about to become visible, and return its status.
+    """Set the time of a file, sync it, and return its status.
 
-    The kernel stamps with a clock that ticks every 4 ms: an inode number that is given out again
-    within one tick would repeat a generation.
+    The kernel's own timestamps change every 4 ms: an inode that is reused within that time would
+    repeat a generation.
 
     Args:
         descriptor: The file, open for writing.
@@ -148,12 +146,12 @@ def finish(descriptor: int, checksum: int | None) -> os.stat_result:
 
 
 def sync_directory(path: Path) -> None:
-    """Make a rename durable: the directory entry is data of its own."""
+    """Make a rename durable, which fsync of the file does not."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as exc:
-        if exc.errno != errno.EINVAL:  # a file system that has nothing to sync here
+        if exc.errno != errno.EINVAL:  # a file system without sync of directories
             raise
     finally:
         os.close(descriptor)
@@ -161,15 +159,15 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path, stop: Stop, *, required: bool = False) -> Iterator[None]:
-    """Keep the writers of one object apart, in all processes of all machines.
+    """Hold the lock of an object, in all processes of all machines.
 
-    The lock is the kernel's, so that a killed holder gives it back; its file goes with it. One that
-    is stopped keeps it, so the wait ends with the work.
+    The kernel releases the lock of a killed process. A suspended process keeps it, so `stop` ends
+    the wait.
 
     Args:
-        path: Where the object is; its directory exists.
-        stop: Of the work that waits.
-        required: Fail on a file system that has no locks, rather than go on without.
+        path: Path of the object; its directory exists.
+        stop: Ends the wait.
+        required: Raise on a file system without locks, rather than continue without.
     """
     name = hashlib.blake2b(os.fsencode(path.name), digest_size=16).hexdigest()
     lock = path.with_name(f"{TEMPORARY}lock-{name}")
@@ -178,9 +176,9 @@ def locked(path: Path, stop: Stop, *, required: bool = False) -> Iterator[None]:
         yield
     finally:
         if descriptor is not None:
-            # Removed first: who waits for it finds out that it is no longer this one.
+            # Removed first, so that a waiting writer opens the new file.
             lock.unlink(missing_ok=True)
-            # Said, not left to `close`: a child that was forked meanwhile holds it open, too.
+            # Not by `close` alone: a child that was forked meanwhile has it open, too.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
@@ -196,7 +194,7 @@ def _lock(lock: Path, stop: Stop, *, required: bool) -> int | None:
         except OSError as exc:
             os.close(descriptor)
             if exc.errno not in _NO_LOCKS:
-                raise  # the file stays: it is the lock of whoever holds it
+                raise  # the file stays: another writer may hold the lock
             lock.unlink(missing_ok=True)
             if required:
                 raise
@@ -205,7 +203,7 @@ def _lock(lock: Path, stop: Stop, *, required: bool) -> int | None:
 
 
 def _wait_for(descriptor: int, stop: Stop) -> None:
-    """Take a lock. The kernel's own wait would keep the thread, and with it the process."""
+    """Acquire a lock by polling, since the kernel's wait could not be cancelled."""
     seconds = _LOCK_SECONDS
     while True:
         try:
@@ -219,21 +217,21 @@ def _wait_for(descriptor: int, stop: Stop) -> None:
 
 
 def link_new(temporary: Path, path: Path) -> None:
-    """Give a file a second name that nobody has.
+    """Link a file to a new name.
 
     Raises:
-        FileExistsError: Somebody has.
+        FileExistsError: The name exists.
     """
     try:
         os.link(temporary, path)
     except FileExistsError:
-        # NFS sends a link again where the answer to the first was lost.
+        # NFS repeats a link after a lost response.
         if not _is_same(temporary.stat(), path):
             raise
     except OSError as exc:
         if exc.errno not in _NO_LINKS:
             raise
-        # A file system without links: the lock alone keeps writers apart.
+        # A file system without links: writers are excluded by the lock alone.
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from exc
         temporary.replace(path)
@@ -241,20 +239,20 @@ def link_new(temporary: Path, path: Path) -> None:
 
 
 def replace_file(temporary: Path, path: Path) -> None:
-    """Give a file the name of another, or of none.
+    """Rename a file, replacing the object of that name.
 
     Raises:
-        IsADirectoryError: There is a directory, or something else that is no object.
+        IsADirectoryError: The name is a directory, or something else that is not an object.
     """
     with suppress(FileNotFoundError):
         mode = path.lstat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-            raise IsADirectoryError(errno.EISDIR, "something that is no object is there", path)
+            raise IsADirectoryError(errno.EISDIR, "the name is not that of an object", path)
     status = temporary.stat()
     try:
         temporary.replace(path)
     except FileNotFoundError:
-        # NFS sends a rename again where the answer to the first was lost.
+        # NFS repeats a rename after a lost response.
         if not _is_same(status, path):
             raise
     sync_directory(path.parent)

@@ -1,4 +1,4 @@
-"""Conditions of writes on S3 servers that differ from AWS: what is known, errors and warnings.
+"""Conditions of writes on S3 servers that differ from AWS: known servers, errors and warnings.
 
 Ceph radosgw 18.2 and DigitalOcean Spaces compare the ETag of `If-Match` without its quotes; some
 gateways to other storage ignore conditions of writes altogether.
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 __all__ = ["refuse_ignored", "unquoted_endpoints"]
 
 unquoted_endpoints: set[str] = set()
-"""Endpoints that take the ETag of `If-Match` without quotes, and refuse it with them."""
+"""Endpoints that accept the ETag of `If-Match` only without quotes."""
 
 _warned: set[str] = set()
-"""Servers, by endpoint and bucket, of which a warning was given."""
+"""Servers, by endpoint and bucket, that a warning was issued for."""
 
 
 def refuse_ignored(
     precondition: Precondition, *, uri: str, server: str, is_required: bool, warns: bool
 ) -> None:
-    """Refuse a write whose condition the server ignores, or warn once if that is allowed.
+    """Raise for a write whose condition the server ignores, or warn once if that is allowed.
 
     Args:
         precondition: The condition.
-        uri: What is written.
+        uri: Uri of the object.
         server: Endpoint and bucket.
-        is_required: It is not allowed.
-        warns: Warn if it is allowed.
+        is_required: The condition is required (`S3Access.require_conditions`).
+        warns: Warn if it is not.
 
     Raises:
-        UnsupportedError: It is not allowed.
+        UnsupportedError: It is required.
     """
     if precondition.if_absent:
         header, lost = "If-None-Match", 'mode="create" would replace an object that exists'
@@ -52,9 +52,9 @@ def refuse_ignored(
     if warns and server not in _warned:
         _warned.add(server)
         warnings.warn(
-            f"{server} does not compare {header} when it writes: aioflux looks at the object "
-            "before each conditional write, and of two writers that write it at the same time "
-            "both succeed (S3Access.require_conditions is False)",
+            f"{server} does not compare {header} when it writes: aioflux reads the metadata "
+            "before each conditional write, and two writers of one object at the same time both "
+            "succeed (S3Access.require_conditions is False)",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -1,11 +1,13 @@
-"""Copying an object that one request does not copy: part by part, on the service."""
+"""Copies on S3: the headers that name a source, and copies of large objects by parts."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 from aioflux._services.base import UploadedPart
+from aioflux._services.s3.wire import quote_name
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
@@ -13,13 +15,29 @@ if TYPE_CHECKING:
 
     from aioflux._services.base import WriteRequest
     from aioflux._services.s3.service import S3Service
+    from aioflux._services.s3.wire import Pin
     from aioflux._values.meta import ObjectMeta
 
-__all__ = ["copy_by_parts", "plan_copy"]
+__all__ = ["MAX_COPY_BYTES", "copy_by_parts", "copy_headers", "plan_copy"]
+
+MAX_COPY_BYTES = 5 * 1024**3
+"""Largest object of one copy request
+(docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html)."""
 
 _PART_BYTES: Final = 512 * 1024**2
 _MAX_IN_FLIGHT: Final = 8
 """Parts of one copy under way at once."""
+
+
+def copy_headers(bucket: str, name: str, pin: Pin) -> list[tuple[bytes, bytes]]:
+    """Return the headers that name the source of a copy."""
+    source = b"/" + quote(bucket, safe="").encode() + quote_name(name)
+    if pin.version:
+        source += b"?versionId=" + quote(pin.version, safe="").encode()
+    headers = [(b"x-amz-copy-source", source)]
+    if pin.etag:
+        headers.append((b"x-amz-copy-source-if-match", pin.quoted))
+    return headers
 
 
 def plan_copy(size: int, part_bytes: int = _PART_BYTES) -> list[tuple[int, int]]:
@@ -33,7 +51,7 @@ async def copy_by_parts(
     size: int,
     source_headers: Sequence[tuple[bytes, bytes]],
 ) -> ObjectMeta:
-    """Copy an object by parts; nothing of it stays if that fails.
+    """Copy an object by parts; if that fails, nothing is left.
 
     Args:
         service: The service.
@@ -43,11 +61,11 @@ async def copy_by_parts(
     """
     key = request.key
     upload_id = await service.initiate_upload(request)
-    places = asyncio.Semaphore(_MAX_IN_FLIGHT)
+    slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
 
     async def part(number: int, start: int, end: int) -> UploadedPart:
         headers = [*source_headers, (b"x-amz-copy-source-range", b"bytes=%d-%d" % (start, end - 1))]
-        async with places:
+        async with slots:
             etag = await service.put_part_copy(key, upload_id, number, headers)
         return UploadedPart(number, etag, end - start)
 

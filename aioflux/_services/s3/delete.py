@@ -1,45 +1,100 @@
-"""Deleting many objects of S3 with one request."""
+"""Deletes of many objects with one request of S3 (DeleteObjects).
+
+Source: docs.aws.amazon.com/AmazonS3/latest/API/API_DeleteObjects.html.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
+import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape
 
 from aioflux._services.http import DELETE_SECONDS
-from aioflux._services.s3 import wire
 from aioflux.errors import TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from aioflux._services.s3.sender import S3Sender
+    from aioflux._services.s3.wire import Pin
 
-__all__ = ["delete_many"]
+__all__ = ["can_be_xml", "delete_body", "delete_many", "digest_header", "parse_deletions"]
+
+_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
 async def delete_many(
-    sender: S3Sender, rows: Sequence[tuple[str, wire.Pin]], *, uri: str
+    sender: S3Sender, rows: Sequence[tuple[str, Pin]], *, uri: str
 ) -> Mapping[str, tuple[str, str]]:
-    """Delete objects, and return code and words for each name that could not be deleted.
+    """Delete objects, and return code and message for each name that was not deleted.
 
     Args:
-        sender: Asks the service.
-        rows: Whole names, which XML can hold, each with the content that is deleted.
-        uri: Of what they are, for errors.
+        sender: Sends the request.
+        rows: Whole names, which XML can hold, each with the content to delete.
+        uri: Uri of the store, for errors.
     """
     action = "delete objects of"
-    body = wire.delete_body(rows)
+    body = delete_body(rows)
     response = await sender.send(
         b"POST",
         b"?delete",
         action,
         "",
-        headers=[(b"Content-Type", b"application/xml"), wire.digest_header(body)],
+        headers=[(b"Content-Type", b"application/xml"), digest_header(body)],
         body=body,
         head_seconds=DELETE_SECONDS,
     )
     try:
-        return wire.parse_deletions(response.body)
+        return parse_deletions(response.body)
     except ValueError as exc:
         raise TransientError(
-            f"could not {action} {uri}: the answer is none ({exc})", uri=uri, maybe_done=True
+            f"could not {action} {uri}: the response cannot be read ({exc})",
+            uri=uri,
+            maybe_done=True,
+            is_malformed=True,
         ) from exc
+
+
+def delete_body(objects: Iterable[tuple[str, Pin]]) -> bytes:
+    """Return the body of the request; in the quiet mode the response has only the failures."""
+    rows: list[str] = []
+    for name, pin in objects:
+        tag = f"<ETag>{escape(pin.etag)}</ETag>" if pin.etag else ""
+        # Line ends and tabs would otherwise be normalized.
+        key = escape(name, {"\r": "&#13;", "\n": "&#10;", "\t": "&#9;"})
+        rows.append(f"<Object><Key>{key}</Key>{tag}</Object>")
+    return f"<Delete><Quiet>true</Quiet>{''.join(rows)}</Delete>".encode()
+
+
+def digest_header(body: bytes) -> tuple[bytes, bytes]:
+    """Return the MD5 header, which S3 requires; all servers accept it."""
+    digest = hashlib.md5(body, usedforsecurity=False).digest()
+    return b"Content-MD5", base64.b64encode(digest)
+
+
+def can_be_xml(name: str) -> bool:
+    """Return whether XML can hold a name: no control characters, nor two others."""
+    return _NOT_XML.search(name) is None
+
+
+def parse_deletions(data: bytes | bytearray | memoryview) -> dict[str, tuple[str, str]]:
+    """Return code and message of each name that was not deleted.
+
+    Raises:
+        ValueError: The body is not a response to this request.
+    """
+    try:
+        root = ET.fromstring(bytes(data))  # noqa: S314  see `xml_multipart._parse`
+    except ET.ParseError as exc:
+        raise ValueError(f"it is not XML: {exc}") from exc
+    if root.tag.rpartition("}")[2] != "DeleteResult":
+        raise ValueError(f"it is <{root.tag.rpartition('}')[2]}>")
+    failed: dict[str, tuple[str, str]] = {}
+    for child in root:
+        if child.tag.rpartition("}")[2] == "Error":
+            fields = {each.tag.rpartition("}")[2]: each.text or "" for each in child}
+            failed[fields.get("Key", "")] = fields.get("Code", ""), fields.get("Message", "")
+    return failed

@@ -1,4 +1,4 @@
-"""Where a bucket of S3 is asked: host, region, and whether the bucket stands in the path. Pure."""
+"""Endpoints of S3: host, region, and whether the bucket is in the path. No I/O."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from aioflux._http import Origin
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DEFAULT_REGION", "Site", "discovery_site", "is_amazon", "region_told", "site_of"]
+__all__ = [
+    "DEFAULT_REGION",
+    "Endpoint",
+    "discovery_endpoint",
+    "endpoint_of",
+    "is_amazon",
+    "region_from_response",
+]
 
 DEFAULT_REGION = "us-east-1"
-"""What servers at an endpoint of one's own call their region, and where buckets of AWS are asked
-for theirs."""
+"""Default region of servers at an `endpoint_url`, and the one that returns the regions of buckets
+on AWS."""
 
 _HOST_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 """Buckets whose name is one label of a host: with a dot in it, no certificate would cover it."""
@@ -25,27 +32,27 @@ _EXPRESS = "--x-s3"
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """How the objects of one bucket are addressed."""
+class Endpoint:
+    """Address of one bucket."""
 
     origin: Origin
     """The server."""
     root: bytes
-    """Path of the bucket: empty where its name stands in the host."""
+    """Path of the bucket; empty if its name is in the host."""
     region: str
     """Region that requests are signed for."""
     is_aws: bool
-    """It is a host of AWS, which may say that the bucket lives in another region."""
+    """It is a host of AWS, which may return that the bucket is in another region."""
 
 
 def is_amazon(endpoint_url: str) -> bool:
-    """Return whether a url, empty for none, is that of AWS itself."""
+    """Return whether a url is one of AWS; an empty url is."""
     host = urlsplit(endpoint_url).hostname or ""
     suffixes = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu")
     return not endpoint_url or f".{host}".endswith(suffixes)
 
 
-def site_of(
+def endpoint_of(
     bucket: str,
     *,
     region: str,
@@ -53,31 +60,31 @@ def site_of(
     addressing: str = "auto",
     use_fips: bool = False,
     use_dualstack: bool = False,
-) -> Site:
-    """Return where a bucket is asked.
+) -> Endpoint:
+    """Return the endpoint of a bucket.
 
     Args:
         bucket: Its name.
         region: Its region.
         endpoint_url: Url of another server than AWS, without a path; empty for AWS.
         addressing: "path", "virtual", or "auto".
-        use_fips: Ask a FIPS 140 endpoint of AWS; without effect at another server.
-        use_dualstack: Ask an endpoint of AWS that has IPv6; without effect at another server.
+        use_fips: Use a FIPS 140 endpoint of AWS; without effect at another server.
+        use_dualstack: Use an endpoint of AWS with IPv6; without effect at another server.
 
     Raises:
-        ValueError: The name, the region or the url is none.
+        ValueError: The name, the region or the url is not valid.
     """
     if _REGION.fullmatch(region) is None:
-        raise ValueError(f"{region!r} is no name of a region, such as 'eu-central-1'")
+        raise ValueError(f"{region!r} is not the name of a region, such as 'eu-central-1'")
     if bucket.endswith(_EXPRESS):
         raise ValueError(
-            f"s3://{bucket} is a directory bucket (S3 Express One Zone), which aioflux does not "
-            "speak to: its listings are not sorted, and its sessions are signed in another way"
+            f"s3://{bucket} is a directory bucket (S3 Express One Zone), which is not supported: "
+            "its listings are not sorted, and its requests are signed in another way"
         )
     can_be_host = _HOST_NAME.fullmatch(bucket) is not None
     if addressing == "virtual" and not can_be_host:
         raise ValueError(
-            f"the name of s3://{bucket} cannot stand in that of a host; take addressing='path'"
+            f"the name of s3://{bucket} cannot be a part of a host name; use addressing='path'"
         )
     is_aws = not endpoint_url
     if is_aws:
@@ -95,21 +102,25 @@ def site_of(
     origin = Origin.from_url(endpoint_url)
     if addressing == "virtual":
         origin = Origin(origin.scheme, f"{bucket}.{origin.host}", origin.port)
-        return Site(origin, b"", region, is_aws)
-    return Site(origin, f"/{quote(bucket, safe='')}".encode(), region, is_aws)
+        return Endpoint(origin, b"", region, is_aws)
+    return Endpoint(origin, f"/{quote(bucket, safe='')}".encode(), region, is_aws)
 
 
-def discovery_site(bucket: str, *, use_fips: bool = False, use_dualstack: bool = False) -> Site:
-    """Return where AWS is asked for the region of a bucket, by name, without a signature."""
-    return site_of(bucket, region=DEFAULT_REGION, use_fips=use_fips, use_dualstack=use_dualstack)
+def discovery_endpoint(
+    bucket: str, *, use_fips: bool = False, use_dualstack: bool = False
+) -> Endpoint:
+    """Return the endpoint of AWS for the region of a bucket; requests need no signature."""
+    return endpoint_of(
+        bucket, region=DEFAULT_REGION, use_fips=use_fips, use_dualstack=use_dualstack
+    )
 
 
-def region_told(headers: Mapping[bytes, bytes], fields: Mapping[str, str]) -> str:
-    """Return the region that a refusal says the bucket is in; empty where it tells none.
+def region_from_response(headers: Mapping[bytes, bytes], fields: Mapping[str, str]) -> str:
+    """Return the region of the bucket from an error response; empty if it has none.
 
     Args:
-        headers: Headers of the answer, names in lower case.
+        headers: Headers of the response, names in lower case.
         fields: Fields of its XML.
     """
-    told = headers.get(b"x-amz-bucket-region", b"").decode("latin-1") or fields.get("Region", "")
-    return told if _REGION.fullmatch(told) else ""
+    region = headers.get(b"x-amz-bucket-region", b"").decode("latin-1") or fields.get("Region", "")
+    return region if _REGION.fullmatch(region) else ""

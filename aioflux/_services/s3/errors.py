@@ -1,10 +1,10 @@
-"""What a refusal of S3 means, beside what `status` knows of all services. Pure."""
+"""Error responses of S3, mapped to errors: what differs from `status`. No I/O."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aioflux._services.status import TRANSIENT, error_from_status, words_of
+from aioflux._services.status import TRANSIENT, describe_response, error_from_status
 from aioflux.errors import (
     NotFoundError,
     PermissionDeniedError,
@@ -16,10 +16,10 @@ from aioflux.errors import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["EXPIRED_CODES", "SKEWED_CODE", "deletion_error", "error_in_success", "refusal"]
+__all__ = ["EXPIRED_CODES", "SKEWED_CODE", "deletion_error", "error_in_success", "service_error"]
 
 EXPIRED_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
-"""The keys have ended: others are to be found."""
+"""The keys have expired."""
 SKEWED_CODE = "RequestTimeTooSkewed"
 """This machine's clock is more than 15 minutes off."""
 
@@ -31,15 +31,14 @@ _PASSING = {
     "ServiceUnavailable": 503,
     "SlowDown": 503,
 }
-"""Codes that ask for another attempt, with their status, whatever that of the answer is."""
+"""Codes that are retried, with their status; the response may have another one."""
 _STATUSES = {"AccessDenied": 403, "NoSuchKey": 404, "PreconditionFailed": 412}
 _WRONG_TOKENS = frozenset({"InvalidToken"})
 _DIGEST_CODE = "XAmzContentSHA256Mismatch"
 _HINTS = {
     "InvalidAccessKeyId": "no such access key exists; sign in again, or choose another profile",
     "SignatureDoesNotMatch": (
-        "the secret key does not belong to the access key, or something between here and there "
-        "changes requests"
+        "the secret key does not belong to the access key, or a proxy in between changes requests"
     ),
     SKEWED_CODE: "this machine's clock is wrong; set it",
     "InvalidToken": "the session token does not belong to the access key; sign in again",
@@ -49,11 +48,11 @@ _HINTS = {
 _DENIED = (
     "check that the credentials in use may do it (s3:GetObject, s3:PutObject, s3:DeleteObject, "
     "s3:ListBucket; for encrypted objects also the key of KMS), and whether the requester pays; "
-    "without s3:ListBucket, S3 says this of objects that do not exist, too"
+    "without s3:ListBucket, S3 returns this for objects that do not exist, too"
 )
 
 
-def refusal(
+def service_error(
     status: int,
     *,
     action: str,
@@ -65,23 +64,23 @@ def refusal(
     is_conditional: bool = False,
     is_completion: bool = False,
 ) -> StorageError:
-    """Return the error for an answer that is not a success.
+    """Return the error for an error response.
 
     Args:
         status: HTTP status.
-        action: What was asked, as a verb.
-        uri: Of what.
-        code: The service's own code, such as `NoSuchKey`; a HEAD has none.
-        detail: The service's own words.
+        action: Verb for errors.
+        uri: Uri of the object.
+        code: Code of the service, such as `NoSuchKey`; a HEAD has none.
+        detail: Message of the service.
         retry_after: Retry-After header.
-        generation: Content that a read was pinned to; empty for any.
+        generation: Generation that a read was pinned to; empty for none.
         is_conditional: A write had a condition.
-        is_completion: It was the completion of an upload.
+        is_completion: The request was the completion of an upload.
     """
-    said, tail = words_of(status, code, detail)
+    said, tail = describe_response(status, code, detail)
     if status == 412 and generation:
         return NotFoundError(
-            f"could not {action} {uri}: it was replaced since it was seen in generation "
+            f"could not {action} {uri}: it was replaced since it was listed in generation "
             f"{generation}, {said}; list it again",
             uri=uri,
             status=status,
@@ -90,16 +89,16 @@ def refusal(
     is_conflict = status == 409 and code == "ConditionalRequestConflict" and is_completion
     if is_conditional and (status == 412 or is_gone or is_conflict):
         return PreconditionFailedError(
-            f"could not {action} {uri}: it is not what was expected there, {said}{tail}",
+            f"could not {action} {uri}: its generation is not the expected one, {said}{tail}",
             uri=uri,
             status=status,
         )
     if code in _PASSING and status not in TRANSIENT:
         return TransientError(
-            f"could not {action} {uri}: the service answered {said}{tail}",
+            f"could not {action} {uri}: the service returned {said}{tail}",
             uri=uri,
             status=status,
-            # A conflict is S3's own word that this request lost to another one.
+            # 409 means that another request won.
             maybe_done=_PASSING[code] != 409,
         )
     if code == _DIGEST_CODE:
@@ -114,39 +113,38 @@ def refusal(
 def _denial(
     status: int, said: str, tail: str, *, action: str, uri: str, code: str
 ) -> PermissionDeniedError:
-    """Return the error for keys that may not do it, or no longer."""
+    """Return the error for keys without the permission, or that have expired."""
     if code in EXPIRED_CODES:
-        what = "the session of the credentials has ended"
-        text = f"{what}, {said}; sign in again, as with 'aws sso login'"
+        text = f"the credentials have expired, {said}; sign in again, as with 'aws sso login'"
     else:
         text = f"{said}{tail}; {_HINTS.get(code, _DENIED)}"
     return PermissionDeniedError(f"could not {action} {uri}: {text}", uri=uri, status=status)
 
 
 def deletion_error(code: str, detail: str, *, uri: str) -> StorageError:
-    """Return the error of one object that a request for many could not delete."""
+    """Return the error of one object that a request for many did not delete."""
     status = _PASSING.get(code) or _STATUSES.get(code, 400)
-    return refusal(
+    return service_error(
         status, action="delete", uri=uri, code=code, detail=detail, is_conditional=status == 412
     )
 
 
 def error_in_success(fields: Mapping[str, str], *, action: str, uri: str) -> StorageError:
-    """Return the error that an answer with status 200 tells in its body.
+    """Return the error in the body of a response with status 200.
 
-    A completion and a copy begin their answer before they are done.
+    The response to a completion or a copy begins before it is done.
     Source: docs.aws.amazon.com/AmazonS3/latest/API/API_CompleteMultipartUpload.html.
     """
     code, detail = fields.get("Code", ""), fields.get("Message", "")
     if not code:
         return TransientError(
-            f"could not {action} {uri}: the answer does not tell what became of it",
+            f"could not {action} {uri}: the response has neither a result nor an error",
             uri=uri,
             status=200,
             maybe_done=True,
             is_malformed=True,
         )
     status = _PASSING.get(code) or _STATUSES.get(code, 400)
-    return refusal(
+    return service_error(
         status, action=action, uri=uri, code=code, detail=detail, is_conditional=status == 412
     )

@@ -1,8 +1,8 @@
-"""One page of ListObjectsV2, from XML into columns. Pure.
+"""One page of ListObjectsV2, from XML into columns. No I/O.
 
-Keys come percent-encoded (`encoding-type=url`), since XML cannot hold all of them. Objects are read
-by one pattern, which takes 1.5 ms for a page of 1,000; a page in another form by a parser of XML,
-in four times that. Source: docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html.
+Keys are percent-encoded (`encoding-type=url`), since XML cannot hold all of them. Objects are
+parsed by a regular expression in 1.5 ms for a page of 1,000; a page in another form by an XML
+parser, in four times that. Source: docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OBJECT = re.compile(
 )
 _FIELDS = ("Key", "LastModified", "ETag", "Size", "StorageClass")
 AFTER = "aioflux:after:"
-"""Begins the token of a page that is sorted here: behind it stands the name before the page."""
+"""Prefix of the tokens of pages that are sorted here; the name before the page follows."""
 _LAST = "\U0010fffd"
 _MAX_KEY_BYTES = 1024
 _SURROGATES = range(0xD800, 0xE000)
@@ -46,7 +46,7 @@ _SURROGATES = range(0xD800, 0xE000)
 
 @dataclass(slots=True)
 class ListPage:
-    """One page: the columns of its objects, with whole names."""
+    """One page as columns, with whole names."""
 
     names: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -57,7 +57,7 @@ class ListPage:
     next_token: str = ""
 
     def extend(self, other: ListPage) -> None:
-        """Add what another page holds."""
+        """Append another page."""
         for name in ("names", "sizes", "etags", "updated", "classes", "prefixes"):
             getattr(self, name).extend(getattr(other, name))
 
@@ -70,17 +70,17 @@ class ListPage:
             setattr(self, name, column[:at])
         return rest
 
-    def pick(self, places: list[int]) -> None:
-        """Keep the objects at these places, in this order."""
+    def pick(self, indices: list[int]) -> None:
+        """Keep the objects at these indices, in this order."""
         for name in ("names", "sizes", "etags", "updated", "classes"):
             column = getattr(self, name)
-            setattr(self, name, [column[at] for at in places])
+            setattr(self, name, [column[at] for at in indices])
 
 
 def list_query(
     *, prefix: str, start_after: str = "", delimiter: str = "", token: str = "", size: int = 1000
 ) -> bytes:
-    """Write the query of one page, its pairs sorted as they are signed."""
+    """Return the query of one page, its pairs sorted as they are signed."""
     pairs = {
         "continuation-token": token,
         "delimiter": delimiter,
@@ -96,9 +96,9 @@ def list_query(
 
 
 def after(name: str) -> str:
-    """Return a text after which all names from `name` on come: S3 leaves out what it is told.
+    """Return a `start-after`, which S3 excludes, for all names from `name` on.
 
-    A few names before `name` may come, too.
+    A few names before `name` may be listed, too.
     """
     if not name:
         return ""
@@ -107,7 +107,7 @@ def after(name: str) -> str:
         last = _SURROGATES.start - 1
     # Some servers repeat the text in XML as it is, which cannot hold all characters.
     text = name[:-1] + (chr(last) + _LAST if last > 0x20 and last & 0xFFFE != 0xFFFE else "")
-    # Not sent longer than a name may be; what begins as `name` does without its end is few then.
+    # Not longer than a name may be; the names between it and the shorter text are few then.
     return text if len(text.encode()) <= _MAX_KEY_BYTES else name[:-1]
 
 
@@ -115,7 +115,7 @@ def decode_page(data: bytes | bytearray | memoryview) -> ListPage:
     """Parse a page of a listing.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is malformed.
     """
     text = bytes(data).decode()
     start = text.find("<ListBucketResult", 0, 200)
@@ -129,7 +129,7 @@ def decode_page(data: bytes | bytearray | memoryview) -> ListPage:
     for child in root:
         tag = child.tag.rpartition("}")[2]
         if tag == "Contents":
-            # In another form: none is taken from the pattern, which may have met only some.
+            # In another form: the regular expression may have missed some.
             return _decode_slowly(text)
         if tag == "CommonPrefixes":
             prefixes += [each.text or "" for each in child]
@@ -164,8 +164,8 @@ def _decode_slowly(text: str) -> ListPage:
         elif tag != "Contents":
             fields[tag] = child.text or ""
         else:
-            told = {each.tag.rpartition("}")[2]: each.text or "" for each in child}
-            name, updated, etag, size, storage_class = (told.get(each, "") for each in _FIELDS)
+            values = {each.tag.rpartition("}")[2]: each.text or "" for each in child}
+            name, updated, etag, size, storage_class = (values.get(each, "") for each in _FIELDS)
             page.names.append(name)
             page.updated.append(updated)
             page.etags.append(etag.strip('"'))
@@ -183,7 +183,7 @@ def _finish(page: ListPage, fields: dict[str, str]) -> ListPage:
     if fields.get("IsTruncated", "").lower() == "true":
         page.next_token = fields.get("NextContinuationToken", "")
         if not page.next_token:
-            raise ValueError("it is cut off, and does not tell where it goes on")
+            raise ValueError("it is truncated, and has no token of the next page")
     return page
 
 
@@ -192,19 +192,19 @@ def _decoded(name: str) -> str:
 
 
 def is_sorted(page: ListPage) -> bool:
-    """Tell whether names and prefixes are in the order of their bytes, none of them twice."""
+    """Return whether names and prefixes are in the order of their bytes, none of them twice."""
     return all(all(map(lt, names, names[1:])) for names in (page.names, page.prefixes))
 
 
 def sort(page: ListPage) -> None:
-    """Put a page in the order of its names' bytes."""
+    """Sort a page by its names' bytes."""
     names = page.names
     page.pick(sorted(range(len(names)), key=names.__getitem__))
     page.prefixes = sorted(set(page.prefixes))
 
 
 def cut(page: ListPage, *, start: str, end: str) -> None:
-    """Leave out what is not within `[start, end)`; at the end of it there is no next page."""
+    """Remove names outside of `[start, end)`; a page that reaches the end is the last one."""
     names = page.names
     first, behind = 0, len(names)
     while first < behind and names[first] < start:
@@ -227,11 +227,11 @@ def listing_of(page: ListPage, *, prefix: str, root: str) -> Listing:
 
     Args:
         page: The page.
-        prefix: What each name begins with; left out of keys.
-        root: The uri of that.
+        prefix: Prefix of each name, cut off from keys.
+        root: Uri of the prefix.
 
     Raises:
-        ValueError: A name has another beginning, or a time is none.
+        ValueError: A name has another prefix, or a time is malformed.
     """
     listing = Listing()
     if not page.names:

@@ -1,8 +1,8 @@
-"""Whether an answer to a read of S3 is what was asked for, and what vouches for its bytes. Pure.
+"""Checks of responses to reads of S3, and of their checksums. No I/O.
 
-As for Cloud Storage, an answer that could be other bytes than those asked for is refused. S3 tells
-a checksum where the whole object was asked for: its crc32c, or another one, or that its entity tag
-is the MD5 of an object of one part.
+As for Cloud Storage, a response that could hold other bytes than the requested ones is rejected.
+S3 returns a checksum only for a read of a whole object: its crc32c, or another one, or an entity
+tag that is the MD5 of an object of one part.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import base64
 import hashlib
 import re
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from aioflux._services import ranges
+from aioflux._services import headers as _headers
 from aioflux._services.s3.wire import etag_of, full_crc32c, generation_of
 
 if TYPE_CHECKING:
@@ -22,24 +22,28 @@ if TYPE_CHECKING:
     from aioflux._services.s3.wire import Pin
 
 __all__ = [
+    "WholeObjectGuesses",
     "byte_range",
-    "generation_of_head",
+    "crc32c_from_headers",
+    "generation_from_head",
     "has_md5",
     "is_same_content",
     "object_size",
     "size_past_the_end",
-    "told_crc32c",
 ]
 
 _ACTUAL_SIZE = re.compile(rb"<ActualObjectSize>([0-9]{1,18})</ActualObjectSize>")
 _MD5 = re.compile(r"[0-9a-f]{32}")
+_MAX_GUESSED_BYTES: Final = 4 * 1024 * 1024
+_NOT_GUESSED: Final = 1000
+"""Reads by name with a Range after a guess that was wrong."""
 
 
 def byte_range(start: int, end: int | None, pin: Pin) -> bytes:
-    """Write the value of a Range header for `[start, end)`; empty where it is the whole object."""
+    """Return the Range header for `[start, end)`; empty for the whole object."""
     if start == 0 and (end is None or (pin.size is not None and end >= pin.size)):
         return b""
-    return ranges.byte_range(start, end)
+    return _headers.byte_range(start, end)
 
 
 def object_size(
@@ -51,84 +55,84 @@ def object_size(
     end: int | None,
     pin: Pin,
 ) -> int:
-    """Return the size of the whole object that an answer to a read belongs to, in bytes.
+    """Return the size of the whole object, in bytes, from a response to a read.
 
-    Takes what `size_told` takes, and the content that was asked for.
+    Arguments as `size_from_response`, and the pinned content.
 
     Raises:
-        ValueError: The answer is another than the one that was asked for; says how.
+        ValueError: It is not the response to this read.
     """
     etag = etag_of(headers)
     if not etag:
-        # Such as the page that a hotel's network sends for every url.
-        raise ValueError("the answer tells no entity tag: S3 did not send it")
+        # Such as the login page of a hotel's network.
+        raise ValueError("the response has no entity tag: it is not from S3")
     if pin.etag and etag != pin.etag:
-        raise ValueError(f"the answer is of another content, with the entity tag {etag!r}")
-    size = ranges.size_told(status, headers, num_bytes, start=start, end=end)
+        raise ValueError(f"the response is of another content, with the entity tag {etag!r}")
+    size = _headers.size_from_response(status, headers, num_bytes, start=start, end=end)
     if pin.size is not None and size != pin.size:
-        raise ValueError(f"{size} bytes are there now, not {pin.size}")
+        raise ValueError(f"the object has {size} bytes now, not {pin.size}")
     return size
 
 
-def generation_of_head(headers: Mapping[bytes, bytes]) -> str:
-    """Return the generation that the head of an answer to a read tells; empty where it does not."""
-    part = ranges.parse_content_range(headers)
+def generation_from_head(headers: Mapping[bytes, bytes]) -> str:
+    """Return the generation in the head of a response to a read; empty if it has none."""
+    part = _headers.parse_content_range(headers)
     if part is not None:
         return generation_of(etag_of(headers), part[2])
-    told = headers.get(b"content-length", b"")
-    return generation_of(etag_of(headers), int(told)) if told.isdigit() else ""
+    length = headers.get(b"content-length", b"")
+    return generation_of(etag_of(headers), int(length)) if length.isdigit() else ""
 
 
 def size_past_the_end(headers: Mapping[bytes, bytes], body: Any, *, start: int) -> int | None:
-    """Return the size of the object that an answer 416 tells, or None where it cannot be believed.
+    """Return the size of the object from a response 416; None if it is missing or not plausible.
 
     Args:
-        headers: Headers of the answer, names in lower case.
-        body: Its body, in which S3 tells it.
-        start: First byte that was asked for: an object that is longer has it.
+        headers: Headers of the response, names in lower case.
+        body: Its body, which has the size on S3.
+        start: First byte of the read: a longer object would have it.
     """
     if b"content-range" in headers:
-        return ranges.size_past_the_end(headers, start=start)
+        return _headers.size_from_unsatisfied(headers, start=start)
     match = _ACTUAL_SIZE.search(bytes(body))
     return int(match[1]) if match is not None and int(match[1]) <= start else None
 
 
-def told_crc32c(headers: Mapping[bytes, bytes]) -> int | None:
-    """Return the crc32c of the whole object that an answer for all of it tells, or None.
+def crc32c_from_headers(headers: Mapping[bytes, bytes]) -> int | None:
+    """Return the crc32c of the whole object from a response to a read of all of it, or None.
 
     Raises:
-        ValueError: It is damaged.
+        ValueError: It is malformed.
     """
     return full_crc32c(headers.get(b"x-amz-checksum-crc32c"), headers.get(b"x-amz-checksum-type"))
 
 
 def is_same_content(headers: Mapping[bytes, bytes], data: Any, *, takes_md5: bool) -> bool | None:
-    """Compare the bytes of a whole object with what an answer without crc32c tells of them.
+    """Compare the bytes of a whole object with another checksum than a crc32c.
 
     Args:
-        headers: Headers of the answer, names in lower case.
+        headers: Headers of the response, names in lower case.
         data: The bytes.
         takes_md5: Compare with the MD5, too, which takes 1.6 ms for a MiB.
 
     Returns:
-        None where it tells nothing that can be compared.
+        None if the response has no checksum that can be computed here.
     """
     get = headers.get
     if get(b"x-amz-checksum-type") != b"COMPOSITE":
         for name, digest in _DIGESTS.items():
-            told = get(name)
-            if told is None or b"-" in told:
+            expected = get(name)
+            if expected is None or b"-" in expected:
                 continue
             actual = digest(data)
             if actual is not None:
-                return base64.b64encode(actual) == told
+                return base64.b64encode(actual) == expected
     if not takes_md5 or not has_md5(headers):
         return None
     return hashlib.md5(data, usedforsecurity=False).hexdigest() == etag_of(headers)
 
 
 def has_md5(headers: Mapping[bytes, bytes]) -> bool:
-    """Tell whether the entity tag is the MD5 of the bytes: of one part, with no key of KMS or own.
+    """Return whether the entity tag is the MD5 of the bytes: of one part, not encrypted by KMS.
 
     Source: docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html.
     """
@@ -145,7 +149,7 @@ def _crc32(data: Any) -> bytes:
 
 
 def _crc64nvme(data: Any) -> bytes | None:
-    """Compute a CRC64NVME, where awscrt is there to do it."""
+    """Return the CRC64NVME; None if awscrt is not installed."""
     try:
         from awscrt.checksums import crc64nvme  # type: ignore[import-not-found]
     except ImportError:
@@ -160,3 +164,27 @@ _DIGESTS: dict[bytes, Callable[[Any], bytes | None]] = {
     b"x-amz-checksum-sha256": lambda data: hashlib.sha256(data).digest(),
     b"x-amz-checksum-sha1": lambda data: hashlib.sha1(data, usedforsecurity=False).digest(),
 }
+
+
+class WholeObjectGuesses:
+    """Reads by name that are sent without a Range, because the object probably fits into it.
+
+    Only a response for all of an object has a checksum, and most reads of small objects by name
+    have a range beyond its end. If the object turns out to be larger, the connection is lost, and
+    no read is guessed for a while.
+    """
+
+    def __init__(self) -> None:
+        self._num_not_guessed = 0
+
+    def reads_all(self, end: int | None) -> bool:
+        """Return whether a read of `[0, end)` is sent without a Range."""
+        if end is None or end > _MAX_GUESSED_BYTES:
+            return False
+        if self._num_not_guessed:
+            self._num_not_guessed -= 1
+        return not self._num_not_guessed
+
+    def note_wrong(self) -> None:
+        """Record that an object was larger."""
+        self._num_not_guessed = _NOT_GUESSED

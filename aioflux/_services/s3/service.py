@@ -1,6 +1,6 @@
-"""S3 and what speaks as it does: all of it on the data plane, signed here.
+"""S3 and servers with its API, all on the data plane.
 
-operation -> `sender`: site, keys, signature, data plane -> what the answer means
+    operation -> `sender`: endpoint, keys, signature, data plane -> decoded response
 
 Over 500 lines because it is one class with a method for each operation of the contract.
 """
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from aioflux._services import xml_multipart as multipart
 from aioflux._services.base import Body, Capabilities, Precondition, WriteRequest
+from aioflux._services.headers import DEFAULT_TYPE
 from aioflux._services.http import COMPLETE_SECONDS, EncodedRead
 from aioflux._services.s3 import read as reading
 from aioflux._services.s3 import wire
 from aioflux._services.s3.conditions import refuse_ignored, unquoted_endpoints
-from aioflux._services.s3.copy import copy_by_parts
-from aioflux._services.s3.delete import delete_many
+from aioflux._services.s3.copy import MAX_COPY_BYTES, copy_by_parts, copy_headers
+from aioflux._services.s3.delete import can_be_xml, delete_many
 from aioflux._services.s3.endpoint import is_amazon
 from aioflux._services.s3.errors import deletion_error, error_in_success
 from aioflux._services.s3.lister import S3Lister
 from aioflux._services.s3.sender import S3Sender
-from aioflux._services.s3.whole_reads import Guesses
-from aioflux._services.sender import CONDITIONAL, PLAIN, Terms
+from aioflux._services.sender import CONDITIONAL, PLAIN, RequestKind
 from aioflux._services.xml_uploads import XMLService
 from aioflux._values.checksums import crc32c as crc32c_of
 from aioflux._values.meta import ObjectMeta
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
     from aioflux._http import Response
     from aioflux._services.base import (
+        ListRequest,
+        Page,
         ReadRequest,
         Source,
         UploadedPart,
@@ -99,16 +101,16 @@ class S3Service(XMLService):
             timeouts=timeouts,
             max_connections=max_connections,
             ssl_context=ssl_context,
-            note_site=self._note_guard,
+            on_endpoint=self._update_trust,
         )
-        self._note_guard()
-        self._guesses = Guesses()
+        self._update_trust()
+        self._guesses = reading.WholeObjectGuesses()
         self._lister = S3Lister(
             self._sender, prefix, uri=self.uri, note_unsorted=self._note_unsorted
         )
 
-    def _note_guard(self) -> None:
-        """Tell whether ranges are to be trusted; before the endpoint is known they are not."""
+    def _update_trust(self) -> None:
+        """Declare whether ranges are trusted; until the endpoint is known, they are not."""
         self.capabilities = replace(self.capabilities, guarded_transport=self._sender.is_guarded)
 
     def _note_unsorted(self) -> None:
@@ -118,7 +120,7 @@ class S3Service(XMLService):
     async def unprobed_server(self) -> str:
         if self.conditions_known:
             return ""
-        endpoint = await self._sender.endpoint()
+        endpoint = await self._sender.endpoint_url()
         if is_amazon(endpoint):
             self.conditions_known = self._is_amazon = True
             return ""
@@ -145,17 +147,17 @@ class S3Service(XMLService):
 
     async def compares_deletes(self, *, in_pages: bool = False) -> bool:
         await self.unprobed_server()
-        # A probe tries single deletes alone.
-        is_tried = self.conditions_known and not in_pages
-        return self._is_amazon or (is_tried and self.capabilities.conditional_delete)
+        # A probe tries only single deletes.
+        is_probed = self.conditions_known and not in_pages
+        return self._is_amazon or (is_probed and self.capabilities.conditional_delete)
 
     def _is_compared(self, precondition: Precondition) -> bool:
-        """Return whether the server compares a precondition, as far as it is known."""
+        """Return whether the server compares a precondition, as far as is known."""
         can = self.capabilities
         return can.conditional_create if precondition.if_absent else can.conditional_replace
 
     async def _compared(self, key: str, precondition: Precondition) -> Precondition:
-        """Return what is sent of a precondition, after a look in place of what is ignored.
+        """Return the precondition to send; one that the server ignores is checked here instead.
 
         Raises:
             PreconditionFailedError: It does not hold.
@@ -168,20 +170,20 @@ class S3Service(XMLService):
     async def _send_matching(
         self, key: str, generation: str, send: Callable[[bool], Awaitable[Response]]
     ) -> Response:
-        """Send a request under `If-Match`, in the spelling of the ETag that the endpoint takes.
+        """Send a request with `If-Match`, its ETag in quotes or without, as the endpoint needs it.
 
-        If the endpoint refuses an ETag that is the object's, the other spelling is tried, and
-        remembered if it is taken.
+        If the endpoint rejects the ETag of the object, the other form is tried, and kept if it is
+        accepted.
 
         Args:
-            key: The object.
-            generation: The generation that it must have.
-            send: Sends the request, with the ETag in quotes or without.
+            key: Key of the object.
+            generation: Generation that it must have.
+            send: Sends the request; the argument is whether the ETag has quotes.
 
         Raises:
             PreconditionFailedError: The object has another generation, or there is none.
         """
-        endpoint = await self._sender.endpoint()
+        endpoint = await self._sender.endpoint_url()
         is_quoted = endpoint not in unquoted_endpoints
         try:
             return await send(is_quoted)
@@ -193,7 +195,7 @@ class S3Service(XMLService):
             except NotFoundError:
                 found = ""
             except TransientError as failure:
-                failure.maybe_done = False  # the request itself was refused
+                failure.maybe_done = False  # the request itself was rejected
                 raise
             if not wire.is_same_generation(generation, found):
                 raise
@@ -209,29 +211,30 @@ class S3Service(XMLService):
         response = await self._sender.send(
             b"HEAD",
             self._target(key, pin),
-            "look at",
+            "read the metadata of",
             key,
             headers=wire.read_headers(pin),
-            terms=Terms(generation=generation) if generation else PLAIN,
+            kind=RequestKind(generation=generation) if generation else PLAIN,
         )
         headers = response.headers
-        told = headers.get(b"content-length", b"")
-        if not wire.etag_of(headers) or not told.isdigit():
-            raise self._foreign("look at", key, response)
+        length = headers.get(b"content-length", b"")
+        if not wire.etag_of(headers) or not length.isdigit():
+            raise self._not_from_service("read the metadata of", key, response)
         if pin.etag and wire.etag_of(headers) != pin.etag:
             # A server that ignores `If-Match`.
             uri = self.uri(key)
             raise NotFoundError(
-                f"could not look at {uri}: it was replaced since it was seen; list it again",
+                f"could not read the metadata of {uri}: it was replaced since it was listed; list "
+                "it again",
                 uri=uri,
                 status=412,
             )
-        size = int(told)
+        size = int(length)
         try:
             wire.require_size(pin, size)
-            checksum = self._told_checksum(headers)
+            checksum = self._checksum_from_headers(headers)
         except ValueError as exc:
-            raise self._damaged(key, exc) from exc
+            raise self._malformed_response(key, exc) from exc
         return wire.meta_from_headers(
             headers, key=key, uri=self.uri(key), size=size, crc32c=checksum
         )
@@ -239,13 +242,13 @@ class S3Service(XMLService):
     def _encode_read(self, request: ReadRequest) -> EncodedRead:
         key, generation, start, end = request
         pin = wire.parse_pin(generation)
-        is_guess = not generation and start == 0 and self._guesses.asks_for_all(end)
-        asked = b"" if is_guess else reading.byte_range(start, end, pin)
-        headers = wire.read_headers(pin, asked)
-        return EncodedRead(self._target(key, pin), headers, bool(asked), is_guess)
+        is_guess = not generation and start == 0 and self._guesses.reads_all(end)
+        byte_range = b"" if is_guess else reading.byte_range(start, end, pin)
+        headers = wire.read_headers(pin, byte_range)
+        return EncodedRead(self._target(key, pin), headers, bool(byte_range), is_guess)
 
-    def _guessed_wrong(self) -> None:
-        self._guesses.was_wrong()
+    def _note_wrong_guess(self) -> None:
+        self._guesses.note_wrong()
 
     def _decode_read(self, request: ReadRequest, response: Response) -> Body | None:
         key, generation, start, end = request
@@ -262,19 +265,19 @@ class S3Service(XMLService):
         return self._body(key, response, response.body, size, checksum)
 
     def _checksum_of_whole(self, key: str, response: Response) -> int | None:
-        """Return the crc32c of a whole object, which its answer told or vouches for in another way.
+        """Return the crc32c of a whole object, of the response or verified by another checksum.
 
         Raises:
-            TransientError: The bytes are others than those it vouches for.
+            TransientError: The bytes do not match the other checksum.
         """
         headers = response.headers
         try:
-            told = self._told_checksum(headers)
+            checksum = self._checksum_from_headers(headers)
         except ValueError as exc:
-            raise self._damaged(key, exc) from exc
-        if told is not None or not self._verify:
-            return told
-        # Over TLS nothing changes bytes unseen, and an MD5 may cost more than the read.
+            raise self._malformed_response(key, exc) from exc
+        if checksum is not None or not self._verify:
+            return checksum
+        # Over TLS bytes cannot change without an error, and an MD5 may cost more than the read.
         is_same = reading.is_same_content(
             headers, response.body, takes_md5=not self._sender.is_guarded
         )
@@ -284,8 +287,7 @@ class S3Service(XMLService):
             return crc32c_of(response.body)
         uri = self.uri(key)
         raise TransientError(
-            f"could not read {uri}: the bytes that came do not match the checksum that S3 tells of "
-            "them",
+            f"could not read {uri}: the bytes do not match the checksum of the response",
             uri=uri,
         )
 
@@ -314,32 +316,32 @@ class S3Service(XMLService):
         condition = await self._compared(key, request.precondition)
 
         async def send(is_quoted: bool) -> Response:
-            spelled = wire.precondition_headers(condition, is_quoted=is_quoted)
+            conditions = wire.precondition_headers(condition, is_quoted=is_quoted)
             return await self._sender.send(
                 b"PUT",
                 self._path(key),
                 "write",
                 key,
-                headers=headers + spelled,
+                headers=headers + conditions,
                 body=data,
-                terms=CONDITIONAL if condition else PLAIN,
+                kind=CONDITIONAL if condition else PLAIN,
             )
 
         expected = condition.if_generation_match
         response = await (self._send_matching(key, expected, send) if expected else send(True))
         etag = wire.etag_of(response.headers)
         if not etag:
-            raise self._foreign("write", key, response)
+            raise self._not_from_service("write", key, response)
         try:
-            checksum = self._told_checksum(response.headers)
+            checksum = self._checksum_from_headers(response.headers)
         except ValueError as exc:
-            raise self._damaged(key, exc) from exc
-        return self._stored(request, etag, memoryview(data).nbytes, checksum)
+            raise self._malformed_response(key, exc) from exc
+        return self._written_meta(request, etag, memoryview(data).nbytes, checksum)
 
     async def delete(self, key: str, *, generation: str = "") -> None:
         pin = wire.parse_pin(generation)
         if not generation:
-            # S3 answers alike whether there was something or not.
+            # The response of S3 is the same for a missing object.
             await self.head(key)
 
         async def send(is_quoted: bool) -> Response:
@@ -350,7 +352,7 @@ class S3Service(XMLService):
                 "delete",
                 key,
                 headers=[(b"If-Match", etag)] if pin.etag else (),
-                terms=CONDITIONAL if pin.etag else PLAIN,
+                kind=CONDITIONAL if pin.etag else PLAIN,
             )
 
         try:
@@ -358,11 +360,11 @@ class S3Service(XMLService):
                 self._send_matching(key, generation, send) if pin.etag else send(True)
             )
         except PreconditionFailedError:
-            # Also the answer where nothing is there.
+            # S3 returns it for a missing object, too.
             await self.head(key)
             raise
         if response.num_bytes:
-            raise self._foreign("delete", key, response)
+            raise self._not_from_service("delete", key, response)
 
     async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
         failed: dict[str, StorageError] = {}
@@ -370,7 +372,7 @@ class S3Service(XMLService):
         rows: list[tuple[str, wire.Pin]] = []
         for source in sources:
             name = self._name(source.key)
-            if wire.can_be_xml(name):
+            if can_be_xml(name):
                 names[name] = source.key
                 rows.append((name, wire.parse_pin(source.generation)))
             else:
@@ -380,30 +382,33 @@ class S3Service(XMLService):
                     failed[source.key] = exc
         if not rows:
             return failed
-        told = await delete_many(self._sender, rows, uri=self.uri())
-        for name, (code, words) in told.items():
+        rejected = await delete_many(self._sender, rows, uri=self.uri())
+        for name, (code, detail) in rejected.items():
             key = names.get(name)
             if key is None:
-                # Told of another name, it is that of an object which would count as deleted.
+                # It may be about an object that would otherwise count as deleted.
                 uri = self.uri()
                 raise TransientError(
-                    f"could not delete objects of {uri}: the service answered {code} of {name!r}, "
-                    "which was not asked for",
+                    f"could not delete objects of {uri}: the service returned {code} for {name!r}, "
+                    "which was not in the request",
                     uri=uri,
                     maybe_done=True,
                 )
-            failed[key] = deletion_error(code, words, uri=self.uri(key))
+            failed[key] = deletion_error(code, detail, uri=self.uri(key))
         return failed
+
+    async def list_page(self, request: ListRequest) -> Page:
+        return await self._lister.page(request, request.page_size or self.capabilities.page_size)
 
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
         original = await self.head(source.key, generation=source.generation)
         await self._check(key, precondition)
         pin = wire.parse_pin(source.generation or original.generation)
-        source_headers = wire.copy_headers(self._bucket, self._name(source.key), pin)
+        source_headers = copy_headers(self._bucket, self._name(source.key), pin)
         action = "copy to"
         condition = precondition if self._is_compared(precondition) else Precondition()
         try:
-            if original.size > wire.MAX_COPY_BYTES:
+            if original.size > MAX_COPY_BYTES:
                 request = WriteRequest(key, precondition, original.content_type, original.metadata)
                 return await copy_by_parts(self, request, original.size, source_headers)
             response = await self._sender.send(
@@ -413,15 +418,15 @@ class S3Service(XMLService):
                 key,
                 headers=source_headers + wire.precondition_headers(condition),
                 head_seconds=COMPLETE_SECONDS,
-                terms=CONDITIONAL if condition else PLAIN,
+                kind=CONDITIONAL if condition else PLAIN,
             )
         except PreconditionFailedError:
-            # Of the source, or of what is there.
+            # Of the source, or of the destination.
             await self._require_source(source, pin_text(pin, original))
             raise
         fields = self._fields(response, "ETag", action, key)
         etag = fields["ETag"].strip('"')
-        checksum = self._told_crc32c(fields, key)
+        checksum = self._checksum_from_fields(fields, key)
         return replace(
             original,
             key=key,
@@ -434,12 +439,12 @@ class S3Service(XMLService):
         )
 
     async def _require_source(self, source: Source, generation: str) -> None:
-        """Check that the source of a copy is still the one that was seen.
+        """Check that the source of a copy has not been replaced.
 
         Raises:
-            NotFoundError: It was replaced, and the caller had pinned it.
-            TransientError: It was replaced, and the caller had named it: the next attempt copies
-                what has the name then.
+            NotFoundError: It was, and the caller had pinned it.
+            TransientError: It was, and the caller had named it without a generation: the next
+                attempt copies the new object.
         """
         try:
             await self.head(source.key, generation=generation)
@@ -452,10 +457,10 @@ class S3Service(XMLService):
             ) from exc
 
     async def _check(self, key: str, precondition: Precondition) -> None:
-        """Look whether a condition holds, for servers that do not know it where it is sent.
+        """Check a condition by reading the metadata, for servers that ignore it.
 
         Raises:
-            PreconditionFailedError: It does not.
+            PreconditionFailedError: It does not hold.
         """
         if not precondition:
             return
@@ -469,7 +474,9 @@ class S3Service(XMLService):
         if precondition.if_absent or not wire.is_same_generation(expected or "", found):
             uri = self.uri(key)
             raise PreconditionFailedError(
-                f"could not write {uri}: it is not what was expected there", uri=uri, status=412
+                f"could not write {uri}: its generation is not the expected one",
+                uri=uri,
+                status=412,
             )
 
     def _upload_headers(self, request: WriteRequest) -> list[tuple[bytes, bytes]]:
@@ -484,14 +491,14 @@ class S3Service(XMLService):
         return wire.hash_headers(crc32c) if self._has_checksums else ()
 
     def _part_crc32c(self, response: Response, crc32c: int | None) -> int | None:
-        told = self._told_checksum(response.headers)
-        # What was compared is what it holds, whether it says so or not.
-        return crc32c if told is None else told
+        checksum = self._checksum_from_headers(response.headers)
+        # Without a checksum in the response, the service has compared that of the request.
+        return crc32c if checksum is None else checksum
 
     async def put_part_copy(
         self, key: str, upload_id: str, number: int, headers: Sequence[tuple[bytes, bytes]]
     ) -> str:
-        """Have one part copied from an object, and return its entity tag."""
+        """Copy one part from an object, and return its entity tag."""
         action = f"copy part {number} of"
         response = await self._sender.send(
             b"PUT",
@@ -518,17 +525,17 @@ class S3Service(XMLService):
         action = "complete the upload of"
         response = await self._sender.send(
             b"POST",
-            multipart.abort_target(self._path(key), upload_id),
+            multipart.upload_target(self._path(key), upload_id),
             action,
             key,
             headers=headers,
             body=multipart.complete_body(parts),
             head_seconds=COMPLETE_SECONDS,
-            terms=Terms(is_conditional=bool(condition), is_completion=True),
+            kind=RequestKind(is_conditional=bool(condition), is_completion=True),
         )
         fields = self._fields(response, "ETag", action, key)
-        told = self._told_crc32c(fields, key)
-        return self._stored(request, fields["ETag"].strip('"'), size, told)
+        checksum = self._checksum_from_fields(fields, key)
+        return self._written_meta(request, fields["ETag"].strip('"'), size, checksum)
 
     def _path(self, key: str) -> bytes:
         return wire.quote_name(self._prefix + key)
@@ -552,21 +559,21 @@ class S3Service(XMLService):
         response.discard_connection()
         raise error_in_success(fields, action=action, uri=self.uri(key))
 
-    def _told_checksum(self, headers: Mapping[bytes, bytes]) -> int | None:
-        """Return the crc32c that an answer tells of a whole object, where the server is believed.
+    def _checksum_from_headers(self, headers: Mapping[bytes, bytes]) -> int | None:
+        """Return the crc32c of a whole object, unless `S3Access.checksums` is off.
 
         Raises:
-            ValueError: It is damaged.
+            ValueError: It is malformed.
         """
-        return reading.told_crc32c(headers) if self._has_checksums else None
+        return reading.crc32c_from_headers(headers) if self._has_checksums else None
 
-    def _told_crc32c(self, fields: Mapping[str, str], key: str) -> int | None:
+    def _checksum_from_fields(self, fields: Mapping[str, str], key: str) -> int | None:
         try:
             return wire.full_crc32c(fields.get("ChecksumCRC32C"), fields.get("ChecksumType"))
         except ValueError as exc:
-            raise self._damaged(key, exc) from exc
+            raise self._malformed_response(key, exc) from exc
 
-    def _stored(
+    def _written_meta(
         self, request: WriteRequest, etag: str, size: int, checksum: int | None
     ) -> ObjectMeta:
         return ObjectMeta(
@@ -576,11 +583,11 @@ class S3Service(XMLService):
             etag=etag,
             generation=wire.generation_of(etag, size),
             crc32c=checksum if self._has_checksums else None,
-            content_type=request.content_type or wire.DEFAULT_TYPE,
+            content_type=request.content_type or DEFAULT_TYPE,
             metadata=dict(request.metadata or {}),
         )
 
 
 def pin_text(pin: wire.Pin, meta: ObjectMeta) -> str:
-    """Return the generation that a copy was pinned to."""
+    """Return the generation that a copy is pinned to."""
     return f"version:{pin.version}" if pin.version else meta.generation

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aioflux.checkpoint._store.commits import each_bounded, uri_below
+from aioflux._concurrency.fan_out import gather_bounded
+from aioflux.checkpoint._store.commits import MAX_IN_FLIGHT, uri_below
 from aioflux.checkpoint._store.objects import meta_of, read_range
 from aioflux.errors import CheckpointCorruptError, NotFoundError, PreconditionFailedError
 
@@ -45,7 +46,7 @@ class DataObjects:
         Raises:
             CheckpointCorruptError: One is missing.
         """
-        metas = await each_bounded(self._find_meta, keys)
+        metas = await gather_bounded(self._find_meta, keys, max_in_flight=MAX_IN_FLIGHT)
         self._metas = dict(zip(keys, metas, strict=True))
 
     async def _find_meta(self, key: str) -> ObjectMeta:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from aioflux._concurrency.fan_out import gather_bounded
 from aioflux.checkpoint._format.commit import (
     INDEX_KEY,
     decode_commit,
@@ -30,7 +31,6 @@ from aioflux.checkpoint._store.commit import commit as commit_object
 from aioflux.checkpoint._store.commit import delete_logged
 from aioflux.checkpoint._store.commits import (
     as_prefix,
-    each_bounded,
     is_home,
     list_prefixes,
     read_commits,
@@ -235,7 +235,7 @@ async def _copy_objects(
         return msgspec.structs.replace(stored, generation=meta.generation)
 
     most = _MAX_ON_SERVICE if on_service else _MAX_OBJECTS
-    return await each_bounded(one, commit.objects, max_in_flight=most)
+    return await gather_bounded(one, commit.objects, max_in_flight=most)
 
 
 async def _find_reusable(

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from aioflux._concurrency.fan_out import gather_bounded
 from aioflux._values.meta import CleanResult
 from aioflux.checkpoint._format.commit import COMMIT_KEY, find_save_id
-from aioflux.checkpoint._store.commits import COMMIT_KEYS, each_bounded, read_commits
+from aioflux.checkpoint._store.commits import COMMIT_KEYS, MAX_IN_FLIGHT, read_commits
 from aioflux.errors import CheckpointCorruptError, StorageError
 
 if TYPE_CHECKING:
@@ -175,7 +176,8 @@ async def clean_saves(
 
     old = [each for each in await _list_saves(store, prefix) if stale(each)]
     prefixes = sorted({each.prefix for each in old})
-    metas = [meta for group in await each_bounded(find_removable, prefixes) for meta in group]
+    groups = await gather_bounded(find_removable, prefixes, max_in_flight=MAX_IN_FLIGHT)
+    metas = [meta for group in groups for meta in group]
     metas.sort(key=lambda meta: meta.key)
     if dry_run:
         return CleanResult(aborted=(), removed=tuple(meta.key for meta in metas), errors=errors)

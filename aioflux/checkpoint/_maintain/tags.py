@@ -6,9 +6,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aioflux._concurrency.fan_out import gather_bounded
 from aioflux.checkpoint._format.commit import COMMIT_KEY, part_key
 from aioflux.checkpoint._maintain.verify import plan_pieces, verify
-from aioflux.checkpoint._store.commits import each_bounded, is_home, read_commit, uri_below
+from aioflux.checkpoint._store.commits import MAX_IN_FLIGHT, is_home, read_commit, uri_below
 from aioflux.checkpoint._store.mapping import MemoryFile
 from aioflux.checkpoint._store.objects import read_range
 from aioflux.checkpoint._store.tag_names import is_tag, part_name, quote_name, tag_of
@@ -74,7 +75,8 @@ async def list_tags(store: Store) -> list[StoredTag]:
         return await read_tag(store, tag_of(prefix.removesuffix("/")))
 
     prefixes = [each for each in listing.prefixes if is_tag(each.removesuffix("/"))]
-    found = [each for each in await each_bounded(one, prefixes) if each is not None]
+    results = await gather_bounded(one, prefixes, max_in_flight=MAX_IN_FLIGHT)
+    found = [each for each in results if each is not None]
     return sorted(found, key=lambda each: each.commit.save_id, reverse=True)
 
 
@@ -115,7 +117,7 @@ async def read_part(store: Store, tag: StoredTag, name: str) -> MemoryFile:
                     is_pinned=is_pinned,
                 )
 
-            await each_bounded(read, plan_pieces(stored), max_in_flight=_MAX_PIECES)
+            await gather_bounded(read, plan_pieces(stored), max_in_flight=_MAX_PIECES)
     except NotFoundError as exc:
         file.close()
         raise CheckpointCorruptError(

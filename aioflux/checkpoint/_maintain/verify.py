@@ -12,12 +12,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from aioflux._concurrency.fan_out import gather_bounded
 from aioflux._values.checksums import join_crc32c
 from aioflux.checkpoint._format.commit import parse_step, step_prefix
 from aioflux.checkpoint._maintain.orphans import save_of
 from aioflux.checkpoint._store.commits import (
     as_prefix,
-    each_bounded,
     is_home,
     list_prefixes,
     read_commit,
@@ -310,7 +310,7 @@ async def _read(
             progress(end - start)
 
     pieces = [(stored, *piece) for stored in objects for piece in plan_pieces(stored)]
-    await each_bounded(one, pieces, max_in_flight=_MAX_PIECES)
+    await gather_bounded(one, pieces, max_in_flight=_MAX_PIECES)
     return [wrong[stored.key] for stored in objects if stored.key in wrong]
 
 
@@ -336,7 +336,7 @@ async def verify_steps(
         return replace(await verify(store, step_prefix(step), deep=deep), found=None)
 
     chosen = sorted(set(steps)) if steps is not None else await list_prefixes(store)
-    found = await each_bounded(one, chosen, max_in_flight=1 if deep else _MAX_STEPS)
+    found = await gather_bounded(one, chosen, max_in_flight=1 if deep else _MAX_STEPS)
     return [each for each in found if each.is_committed]
 
 

@@ -147,7 +147,7 @@ class _StateFile(CheckpointWriter):
         """The pieces that cross next, and whether each is borrowed."""
         self._num_batched = 0
 
-    def _take(self, view: memoryview) -> None:
+    def _write_view(self, view: memoryview) -> None:
         borrowed = None
         if view.nbytes >= _LEAST_BORROWED_BYTES:
             borrowed = self._memory.find(view)

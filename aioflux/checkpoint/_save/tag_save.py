@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from aioflux._concurrency.fan_out import gather_bounded
 from aioflux.checkpoint._format.commit import StoredItem, StoredObject, part_key
 from aioflux.checkpoint._format.dcp_metadata import pickle_metadata_of_parts
 from aioflux.checkpoint._save.commit_protocol import RankSave
 from aioflux.checkpoint._save.job import GlobalSavePlan, Job, UploadSettings
-from aioflux.checkpoint._store.commits import each_bounded
 from aioflux.checkpoint._store.objects import write_object
 from aioflux.checkpoint._store.tag_names import part_name, quote_name, step_of
 
@@ -111,7 +111,7 @@ class TagSave(RankSave):
 
     async def _upload(self) -> tuple[StoredObject, ...]:
         started = time.monotonic()
-        stored = await each_bounded(self._write_part, self._parts, max_in_flight=_MAX_PARTS)
+        stored = await gather_bounded(self._write_part, self._parts, max_in_flight=_MAX_PARTS)
         self._num_bytes = sum(each.size for each in stored)
         self._upload_seconds = time.monotonic() - started
         self.checksums = {part_name(each.key): each.crc32c for each in stored}

@@ -8,11 +8,11 @@ Nothing is unpickled here: the commit is JSON after the pickle.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
+from aioflux._concurrency.fan_out import gather_bounded
 from aioflux._values.uri import join_uri, parse_uri
 from aioflux.checkpoint._format.commit import (
     COMMIT_KEY,
@@ -25,7 +25,7 @@ from aioflux.checkpoint._format.commit import (
 from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError, NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._format.commit import Commit
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMMIT_KEYS",
+    "MAX_IN_FLIGHT",
     "CommitObject",
     "StepSummary",
     "as_prefix",
-    "each_bounded",
     "is_home",
     "list_prefixes",
     "list_steps",
@@ -46,13 +46,11 @@ __all__ = [
     "uri_below",
 ]
 
-T = TypeVar("T")
-R = TypeVar("R")
-
 COMMIT_KEYS = (COMMIT_KEY, INDEX_KEY)
 """Keys that a commit object can have below its checkpoint's prefix, one for each layout."""
 
-_MAX_IN_FLIGHT = 64
+MAX_IN_FLIGHT = 64
+"""Commit objects that are read at once."""
 
 
 class CommitObject(NamedTuple):
@@ -120,29 +118,6 @@ def is_home(store: Store, prefix: str, commit: Commit) -> bool:
     return str(home).rstrip("/") == str(here).rstrip("/")
 
 
-async def each_bounded(
-    act: Callable[[T], Awaitable[R]], items: Sequence[T], *, max_in_flight: int = _MAX_IN_FLIGHT
-) -> list[R]:
-    """Return the result of `act` for each item, in order; at most `max_in_flight` run at once.
-
-    The first failure cancels the others and is raised.
-    """
-    results: dict[int, R] = {}
-    waiting = iter(enumerate(items))
-
-    async def work() -> None:
-        for at, item in waiting:
-            results[at] = await act(item)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(len(items), max_in_flight)):
-                group.create_task(work())
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [results[at] for at in range(len(items))]
-
-
 async def list_prefixes(store: Store, root: str = "") -> list[int]:
     """Return the steps with objects below them, committed or not, ascending; one listing.
 
@@ -175,7 +150,7 @@ async def list_steps(store: Store) -> list[int]:
         return False
 
     steps = await list_prefixes(store)
-    found = await each_bounded(is_committed, steps)
+    found = await gather_bounded(is_committed, steps, max_in_flight=MAX_IN_FLIGHT)
     return [step for step, is_there in zip(steps, found, strict=True) if is_there]
 
 
@@ -269,5 +244,5 @@ async def summarize(store: Store, steps: Sequence[int] | None = None) -> list[St
         )
 
     selected = sorted(set(steps)) if steps is not None else await list_prefixes(store)
-    summaries = await each_bounded(summarize_step, selected)
+    summaries = await gather_bounded(summarize_step, selected, max_in_flight=MAX_IN_FLIGHT)
     return [each for each in summaries if each is not None]

@@ -323,8 +323,8 @@ WAYS = {
 
 
 @pytest.mark.parametrize("ways", WAYS.values(), ids=WAYS)
-def test_ways_that_contradict_each_other_are_refused(ways: Any) -> None:
-    with pytest.raises(ValueError, match=r"way|value|dictionary|list"):
+def test_paths_that_contradict_each_other_are_rejected(ways: Any) -> None:
+    with pytest.raises(ValueError, match=r"path|value|dictionary|list"):
         nest(dict.fromkeys(ways, 1), ways)
 
 
@@ -354,7 +354,7 @@ def test_invalid_containers_are_rejected_or_ignored(told: str) -> None:
     "told", ["5", "[5]", '[[[], {"a": 1}]]', '[[[], {"a": "f()"}]]', '[[[], {"a": "[1]"}]]']
 )
 def test_keys_that_are_no_constants_are_rejected(told: str) -> None:
-    with pytest.raises(ValueError, match="what is told of"):
+    with pytest.raises(ValueError, match="the description of"):
         nest({"a": 1}, None, f'{{"literals": {told}}}')
 
 

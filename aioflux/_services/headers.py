@@ -1,0 +1,122 @@
+"""Header values in the forms that several services share: ranges, dates, checksums. No I/O.
+
+Source: RFC 9110, 5.6.7 and 14.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "DEFAULT_TYPE",
+    "byte_range",
+    "decode_crc32c",
+    "encode_crc32c",
+    "parse_content_range",
+    "parse_http_date",
+    "size_from_response",
+    "size_from_unsatisfied",
+]
+
+DEFAULT_TYPE = "application/octet-stream"
+"""Content type of objects that are written without one."""
+_CONTENT_RANGE = re.compile(rb"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", re.IGNORECASE)
+_UNSATISFIED = re.compile(rb"bytes \*/([0-9]{1,18})", re.IGNORECASE)
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+def byte_range(start: int, end: int | None) -> bytes:
+    """Return the Range header for `[start, end)`; None means the end of the object."""
+    return b"bytes=%d-" % start if end is None else b"bytes=%d-%d" % (start, end - 1)
+
+
+def parse_content_range(headers: Mapping[bytes, bytes]) -> tuple[int, int, int] | None:
+    """Return first byte, last byte and size of the object; None without a Content-Range of one."""
+    match = _CONTENT_RANGE.fullmatch(headers.get(b"content-range") or b"")
+    return (int(match[1]), int(match[2]), int(match[3])) if match is not None else None
+
+
+def size_from_response(
+    status: int, headers: Mapping[bytes, bytes], num_bytes: int, *, start: int, end: int | None
+) -> int:
+    """Return the size of the whole object, from the response to a read of `[start, end)`.
+
+    Args:
+        status: Status of the response, 2xx.
+        headers: Its headers, names in lower case.
+        num_bytes: Length of its body.
+        start: First byte of the read.
+        end: One past the last byte of the read, or None for the end of the object.
+
+    Raises:
+        ValueError: The response has other bytes than those of the read.
+    """
+    if status == 200:
+        if start or (end is not None and num_bytes > end):
+            raise ValueError("the service ignored the range")
+        return num_bytes
+    if status != 206:
+        raise ValueError(f"HTTP {status} is not a response to a read")
+    content_range = headers.get(b"content-range")
+    part = parse_content_range(headers)
+    if part is None:
+        # A body of several parts (multipart/byteranges) has their ranges inside it.
+        raise ValueError(f"the Content-Range {content_range!r} has no range of known size")
+    first, last, size = part
+    if not start == first <= last < size or last - first + 1 != num_bytes:
+        raise ValueError(f"another range came: {num_bytes} bytes, Content-Range {content_range!r}")
+    if end is not None and last >= end:
+        raise ValueError(f"more than the range came: Content-Range {content_range!r}")
+    return size
+
+
+def size_from_unsatisfied(headers: Mapping[bytes, bytes], *, start: int) -> int | None:
+    """Return the size of the object from a response 416; None if it is missing or not plausible.
+
+    Args:
+        headers: Headers of the response, names in lower case.
+        start: First byte of the read: a longer object would have it.
+    """
+    match = _UNSATISFIED.fullmatch(headers.get(b"content-range") or b"")
+    if match is None or int(match[1]) > start:
+        return None
+    return int(match[1])
+
+
+def parse_http_date(text: str) -> datetime | None:
+    """Parse the fixed form of an HTTP date; None for another form.
+
+    A fraction of the cost of `email.utils.parsedate_to_datetime`, which parses every form of mail.
+    """
+    try:
+        month = _MONTHS.index(text[8:11]) + 1
+        day, year, clock = int(text[5:7]), int(text[12:16]), text[17:25]
+        hour, minute, second = int(clock[:2]), int(clock[3:5]), int(clock[6:8])
+        return datetime(year, month, day, hour, minute, second, tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def encode_crc32c(value: int) -> str:
+    """Return a crc32c as base64 of 4 big-endian bytes."""
+    return binascii.b2a_base64(value.to_bytes(4, "big"), newline=False).decode()
+
+
+def decode_crc32c(text: str | bytes) -> int | None:
+    """Decode a base64 crc32c; None for an empty text.
+
+    Raises:
+        ValueError: It is not base64 of 4 bytes.
+    """
+    if not text:
+        return None
+    value = binascii.a2b_base64(text, strict_mode=True)
+    if len(value) != 4:
+        raise ValueError(f"a crc32c has 4 bytes, not {len(value)}")
+    return int.from_bytes(value, "big")
