@@ -719,7 +719,7 @@ class Store:
         if_generation_match: str | None = None,
         content_type: str = "",
         metadata: Mapping[str, str] | None = None,
-        borrow: bool = False,
+        zero_copy: bool = False,
     ) -> AsyncIterator[ObjectWriter]:
         """Write an object piece by piece: `async with store.open_writer(key) as writer: ...`.
 
@@ -733,11 +733,11 @@ class Store:
             if_generation_match: As `put`.
             content_type: As `put`.
             metadata: As `put`.
-            borrow: What is written stays as it is until the writer is closed: it is sent from where
-                it is, without a copy, and `write` returns before it was sent.
+            zero_copy: Send from the caller's memory, which must not change until the writer is
+                closed; `write` returns before the bytes were sent.
         """
         request = self._request(key, mode, if_generation_match, content_type, metadata)
-        kind = ZeroCopyWriter if borrow else ObjectWriter
+        kind = ZeroCopyWriter if zero_copy else ObjectWriter
         async with kind(self._sessions.current(), request) as writer:
             yield writer
 

@@ -333,7 +333,7 @@ class Store:
         if_generation_match: str | None = None,
         content_type: str = "",
         metadata: Mapping[str, str] | None = None,
-        borrow: bool = False,
+        zero_copy: bool = False,
     ) -> Iterator[ObjectWriter]:
         """Write an object piece by piece; it becomes visible if the body succeeds."""
         writer = self._store.open_writer(
@@ -342,7 +342,7 @@ class Store:
             if_generation_match=if_generation_match,
             content_type=content_type,
             metadata=metadata,
-            borrow=borrow,
+            zero_copy=zero_copy,
         )
         with _bridge.entered(writer) as held:
             yield ObjectWriter(held)

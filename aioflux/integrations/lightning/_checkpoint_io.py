@@ -280,7 +280,7 @@ async def _write(uri: str, copy: SerializedCopy, options: dict[str, Any]) -> Non
     write_options = {name: value for name, value in options.items() if name in _WRITE}
     async with (
         open_store(store_uri, **store_options) as store,
-        store.open_writer(key, borrow=True, **write_options) as writer,
+        store.open_writer(key, zero_copy=True, **write_options) as writer,
     ):
         for view in copy.views():
             await writer.write(view)
