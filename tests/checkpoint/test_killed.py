@@ -16,6 +16,8 @@ from aioflux.checkpoint._maintain.verify import latest, verify_steps
 from aioflux.checkpoint._store.commits import list_steps
 from tests.patience import wait_until_idle
 
+pytestmark = pytest.mark.more
+
 CHILD = """
 import asyncio, sys
 from aioflux import TransferOptions, open_store

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from tests.checkpoint.manager.worker_process import Forks, Rank
 
+pytestmark = pytest.mark.more
+
 WRITE = "*insert*"
 LONG = 250
 """Seconds for which what is not to be answered is held up."""
