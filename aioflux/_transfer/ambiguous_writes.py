@@ -45,7 +45,7 @@ _MAX_SENDS = 3
 
 
 class AmbiguousWrite:
-    """Whether attempts of one request may have been carried out without a response.
+    """Return whether attempts of one request may have been carried out without a response.
 
     Attributes:
         maybe_done: One of them may have been.

@@ -459,9 +459,9 @@ class ObjectWriter:
 
     def _unknown(self) -> StorageError:
         return StorageError(
-            f"could not tell whether {self._uri} was written: the response to the completion of "
+            f"it is not known whether {self._uri} was written: the response to the completion of "
             "its upload was lost, the upload is gone, and the object is not what was sent; it was "
-            "written and replaced since, or never; look at it before you write it again",
+            "written and then replaced, or never written; check it before you write it again",
             uri=self._uri,
         )
 

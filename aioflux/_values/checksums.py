@@ -51,7 +51,7 @@ _release_buffer = ctypes.PYFUNCTYPE(None, ctypes.POINTER(_Buffer))(
 
 @contextmanager
 def address_of(view: memoryview) -> Iterator[int]:
-    """Yield the address of contiguous memory, which is held meanwhile.
+    """Yield the address of contiguous memory, and keep the memory alive until the block ends.
 
     `from_buffer` of ctypes rejects read-only memory.
     """
@@ -85,7 +85,7 @@ def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:
 def crc32c_blocks(view: memoryview, block_size: int) -> list[int]:
     """Return the crc32c of each block of contiguous memory; the last one may be shorter.
 
-    A third of the time that `crc32c` of each takes, with blocks of 64 KiB.
+    Three times as fast as a call of `crc32c` for each, with blocks of 64 KiB.
     """
     num_whole, rest = divmod(view.nbytes, block_size)
     crcs: list[int] = []

@@ -231,7 +231,7 @@ class Checkpointer:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a rank received a signal to stop: the next save is the last one."""
+        """Return whether a rank received a signal to stop: the next save is the last one."""
         return self._signals.is_agreed
 
     def should_save(self, step: int) -> bool:

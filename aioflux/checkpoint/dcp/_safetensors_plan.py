@@ -37,7 +37,7 @@ _MIN_COMPOSED_BYTES: Final = 32 * 1024 * 1024
 
 
 class WriteKind(Enum):
-    """The way of a tensor, or of a part of one, to its object."""
+    """The method by which a tensor, or a part of one, is written to its object."""
 
     WHOLE = "whole"
     """Its rank writes the object."""
@@ -98,7 +98,7 @@ def plan_ranks(plans: Sequence[Sequence[WriteItem]], objects_per_rank: int) -> l
     placements: list[dict[MetadataIndex, ItemPlacement]] = [{} for _ in plans]
     parts: dict[str, list[tuple[int, WriteItem]]] = {}
     num_objects = 0
-    # One rank may hold all rows of a tensor, and the others none of them.
+    # By name: one rank may hold all rows of a sharded tensor, and the others parts without rows.
     cut = {
         item.index.fqn
         for items in plans
