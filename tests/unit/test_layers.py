@@ -39,7 +39,7 @@ SERVICE_PARTS = (
     "_services.xml_multipart _services.xml_uploads"
 )
 STORE = "errors options _values.* store"
-BLOCKING = f"{STORE} sync _bridge _files"
+BLOCKING = f"{STORE} sync _bridge _files _store_cache"
 
 MAY_IMPORT: dict[str, str] = {
     # from the ground up
@@ -62,6 +62,7 @@ MAY_IMPORT: dict[str, str] = {
     "store": ("errors options _values.* _concurrency.* _services.base _services.open _transfer.*"),
     "_bridge": "store _concurrency.* _transfer.sessions",
     "_files": "_bridge store _values.*",
+    "_store_cache": "",
     "sync": f"{STORE} _bridge _transfer.get_ranges",
     # upon the store
     "data": BLOCKING,
@@ -92,7 +93,7 @@ MAY_IMPORT: dict[str, str] = {
         "checkpoint._save.save checkpoint._store.mapping "
         "integrations.fsspec"
     ),
-    "integrations.deepspeed": f"{BLOCKING} {CHECKPOINT_PARTS}",
+    "integrations.deepspeed": f"{BLOCKING} checkpoint checkpoint._tag_checkpoints",
     "compat": "",
     "compat.dataflux": (
         f"{BLOCKING} data data._store_reader checkpoint checkpoint.dcp integrations.lightning "

@@ -1,6 +1,6 @@
-"""A stand-in for DeepSpeed's engine: it asks a checkpoint engine for what that of 0.19 asks.
+"""A fake of DeepSpeed's engine: it calls a checkpoint engine as that of 0.19 does.
 
-In the same order, on all ranks, and with the same looks at directories beside it.
+In the same order, on all ranks, and with the same checks of directories.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ class Unused:
 
 
 class Engine:
-    """Its state is one number."""
+    """An engine whose state is one number."""
 
     def __init__(self) -> None:
         self.checkpoint_engine: Any = Unused()
         self.number = 0.0
         self.fails = False
+        self.breaks_off = False
+        """Whether to fail between two parts."""
         self.stage = 1
         self.is_universal = False
         self.has_nvme = False
@@ -77,7 +79,7 @@ class Engine:
         return True
 
     def step(self) -> None:
-        """End a step: a decoupled engine is asked whether to commit."""
+        """End a step: a decoupled engine decides whether to commit."""
         info = self.checkpoint_engine.get_commit_info()
         if info is not None:
             self.checkpoint_engine.commit(info)
@@ -116,6 +118,8 @@ class Engine:
         return torch.full((20_000,), float(self.number))
 
     def _save(self, state: Any, save_dir: str, tag: str, name: str) -> None:
+        if self.breaks_off and "optim" in name:
+            raise MemoryError("gathering")
         self.checkpoint_engine.save(state, os.path.join(save_dir, tag, name))
 
     def _move_latest(self, info: CommitInfo) -> None:

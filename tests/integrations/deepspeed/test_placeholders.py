@@ -1,4 +1,4 @@
-"""Directories that stand for uris: they go with the process that made them, also a forked one."""
+"""Placeholder directories are removed with the process that made them, also a forked one."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux.integrations.deepspeed._roots import Roots
+from aioflux.integrations.deepspeed import AiofluxCheckpointEngine
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 URI = "gs://bucket/run"
-KEPT: list[Roots] = []
+KEPT: list[AiofluxCheckpointEngine] = []
 
 
-def use_two(told: Connection) -> None:
-    """Have one pair of roots that nobody holds, and one that lives until the process ends."""
-    dropped = Roots().stand_in(URI)
-    KEPT.append(Roots())
-    told.send([dropped, KEPT[0].stand_in(URI)])
+def use_two(connection: Connection) -> None:
+    """Drop one engine, and keep another until the process ends."""
+    dropped = AiofluxCheckpointEngine().placeholders.directory_of(URI)
+    KEPT.append(AiofluxCheckpointEngine())
+    connection.send([dropped, KEPT[0].placeholders.directory_of(URI)])
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -39,12 +39,12 @@ def test_a_process_of_multiprocessing_leaves_no_directory(method: str) -> None:
     its.close()
 
 
-def test_a_forked_child_leaves_its_parent_what_it_has() -> None:
-    roots = Roots()
-    directory = roots.stand_in(URI)
-    process = multiprocessing.get_context("fork").Process(target=KEPT.append, args=(roots,))
+def test_a_forked_child_keeps_the_directories_of_its_parent() -> None:
+    engine = AiofluxCheckpointEngine()
+    directory = engine.placeholders.directory_of(URI)
+    process = multiprocessing.get_context("fork").Process(target=KEPT.append, args=(engine,))
     process.start()
     process.join()
     assert os.path.isdir(directory)
-    roots.close()
+    engine.cleanup()
     assert not os.path.exists(directory)

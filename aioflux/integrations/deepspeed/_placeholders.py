@@ -1,4 +1,4 @@
-"""Directories that stand for uris while DeepSpeed looks at them, with empty files for the parts."""
+"""Local directories with empty files that DeepSpeed inspects in place of uris."""
 
 from __future__ import annotations
 
@@ -8,73 +8,70 @@ import tempfile
 from multiprocessing.util import Finalize
 from typing import Final
 
-from aioflux._values.uri import SCHEMES, parse_uri, quote_path
+from aioflux._values.uri import SCHEMES, local_uri, parse_uri
 from aioflux.errors import CheckpointError
 
-__all__ = ["LATEST", "Roots", "is_uri", "put_placeholders"]
+__all__ = ["LATEST", "Placeholders", "is_uri", "put_placeholders"]
 
 LATEST: Final = "latest"
-"""Name of the file, and of the object, that holds the newest tag."""
+"""Name of the file, and of the object, that contains the newest tag."""
 
 
 def is_uri(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a directory of DeepSpeed is a uri.
+    """Return whether a directory of DeepSpeed is a uri.
 
     Raises:
-        ValueError: It was one before `pathlib.Path` took a slash out of it.
+        ValueError: It was one before `pathlib.Path` removed a slash.
     """
     text = os.fspath(path)
     if "://" in text:
         return True
     if any(text.startswith(f"{scheme}:/") for scheme in SCHEMES):
-        raise ValueError(
-            f"{text!r} was a uri before pathlib took a slash out of it; pass it as a string"
-        )
+        raise ValueError(f"{text!r} was a uri before pathlib removed a slash; pass it as a string")
     return False
 
 
-class Roots:
-    """Which directory of this process stands for which uri."""
+class Placeholders:
+    """Temporary directories of this process, one for each uri."""
 
     def __init__(self) -> None:
         self._by_uri: dict[str, str] = {}
         self._by_directory: dict[str, str] = {}
 
-    def stand_in(self, uri: str) -> str:
-        """Return the directory that stands for a uri, made where it is not there."""
+    def directory_of(self, uri: str) -> str:
+        """Return the directory of a uri, created on first use."""
         uri = str(parse_uri(uri)).rstrip("/")
         directory = self._by_uri.get(uri)
         if directory is None:
             directory = tempfile.mkdtemp(prefix="aioflux-deepspeed-")
-            # A process that multiprocessing has started runs no other hook at its end.
+            # A process of multiprocessing runs no other hook when it exits.
             Finalize(self, shutil.rmtree, (directory, True), exitpriority=0)
             self._by_uri[uri] = directory
             self._by_directory[directory] = uri
         return directory
 
     def uri_of(self, directory: str | os.PathLike[str]) -> str:
-        """Return the uri of a directory: what it stands for, or its own.
+        """Return the uri whose placeholder a directory is, or else its own.
 
         Raises:
-            CheckpointError: It is a uri, which DeepSpeed itself cannot look at.
+            CheckpointError: It is a uri, which DeepSpeed itself cannot inspect.
         """
         path = os.fspath(directory)
         if is_uri(path):
             raise CheckpointError(
-                f"DeepSpeed looks at {path} by itself, as at a directory; let it have one in its "
-                "place: aioflux.integrations.deepspeed.attach(engine)"
+                f"DeepSpeed itself opens {path} as a directory; give it a placeholder: "
+                "aioflux.integrations.deepspeed.attach(engine)"
             )
-        absolute = os.path.abspath(path)
-        return self._by_directory.get(absolute) or f"file://{quote_path(absolute)}"
+        return self._by_directory.get(os.path.abspath(path)) or local_uri(path)
 
-    def split(self, directory: str) -> tuple[str, str]:
-        """Return root and tag of the directory of a tag, which may have slashes below a uri."""
+    def split_tag(self, directory: str) -> tuple[str, str]:
+        """Return root and tag of the directory of a tag; below a uri tags may have slashes."""
         root, tag = os.path.split(directory)
-        above, below = root, tag
-        while os.path.dirname(above) != above:
-            if os.path.abspath(above) in self._by_directory:
-                return above, below
-            above, name = os.path.split(above)
+        parent, below = root, tag
+        while os.path.dirname(parent) != parent:
+            if os.path.abspath(parent) in self._by_directory:
+                return parent, below
+            parent, name = os.path.split(parent)
             below = f"{name}/{below}"
         return root, tag
 
@@ -87,10 +84,10 @@ class Roots:
 
 
 def put_placeholders(directory: str, tag: str, names: list[str]) -> None:
-    """Show DeepSpeed the parts of a tag as empty files: it looks for them and reads none.
+    """Create empty files for the parts of a tag: DeepSpeed looks for them and reads none.
 
     Raises:
-        CheckpointError: A tag or a name leads out of the directory.
+        CheckpointError: A tag or a name is not below the directory.
     """
     root = os.path.abspath(directory)
     below = os.path.join(root, tag)
@@ -98,7 +95,7 @@ def put_placeholders(directory: str, tag: str, names: list[str]) -> None:
     for path in (below, *paths):
         if not os.path.abspath(path).startswith(f"{root.rstrip('/')}/"):
             raise CheckpointError(
-                f"DeepSpeed has the parts of a tag in a directory, and {path!r} is not below {root}"
+                f"the parts of a tag are in one directory, and {path!r} is not below {root}"
             )
     os.makedirs(below, exist_ok=True)
     for path in paths:

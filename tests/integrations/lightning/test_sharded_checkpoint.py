@@ -1,4 +1,4 @@
-"""What a sharded save in the background takes along."""
+"""Sharded saves: the state that is copied, and the objects that are stored."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from aioflux.integrations.lightning import (
     FSDPStrategy,
     ModelParallelStrategy,
 )
-from aioflux.integrations.lightning._objects import is_sharded, put_beside
 from aioflux.integrations.lightning._sharded_checkpoint import (
     Rest,
     has_rest,
+    live_memory,
     load_sharded,
     save_sharded,
+    snapshot,
 )
-from aioflux.integrations.lightning._snapshot import live_memory, snapshot
 
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer
@@ -39,7 +39,7 @@ def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def test_what_training_writes_to_is_copied_and_nothing_else() -> None:
+def test_only_memory_that_training_writes_to_is_copied() -> None:
     model, optimizer = trained()
     elsewhere = torch.ones(3)
     state = {
@@ -47,15 +47,15 @@ def test_what_training_writes_to_is_copied_and_nothing_else() -> None:
         "optimizer": optimizer.state_dict(),
         "other": [elsewhere, {"epoch": 3}],
     }
-    taken = snapshot(state, live_memory(model, [optimizer]))
-    assert taken["other"][0].data_ptr() == elsewhere.data_ptr()
-    before = [each.clone() for each in tensors(taken)]
+    copied = snapshot(state, live_memory(model, [optimizer]))
+    assert copied["other"][0].data_ptr() == elsewhere.data_ptr()
+    before = [each.clone() for each in tensors(copied)]
     model(torch.randn(3, 4)).sum().backward()
     optimizer.step()
     state["other"][1]["epoch"] = 4
-    assert all(torch.equal(*pair) for pair in zip(before, tensors(taken), strict=True))
-    assert not torch.equal(taken["model"]["0.weight"], model.state_dict()["0.weight"])
-    assert taken["other"][1] == {"epoch": 3}
+    assert all(torch.equal(*pair) for pair in zip(before, tensors(copied), strict=True))
+    assert not torch.equal(copied["model"]["0.weight"], model.state_dict()["0.weight"])
+    assert copied["other"][1] == {"epoch": 3}
 
 
 def tensors(state: dict[str, Any]) -> list[torch.Tensor]:
@@ -64,11 +64,10 @@ def tensors(state: dict[str, Any]) -> list[torch.Tensor]:
 
 
 def test_everything_else_is_in_the_save_itself(server: GCSServer) -> None:
-    """meta.pt is for others: what is loaded is what became visible with the weights."""
+    """meta.pt is for Lightning's own strategies; ours load what was committed with the weights."""
     rest = Rest.of({"epoch": 3, "global_step": 7})
     save_sharded(URI, {"model": {"weight": torch.ones(3)}}, rest, {"step": 7})
     server.put("bucket", "run/last.ckpt/meta.pt", b"of a save that was killed")
-    assert is_sharded(URI, {})
     assert has_rest(URI, {})
     state: dict[str, Any] = {"model": {"weight": torch.zeros(3)}, "aioflux.rest": b""}
     load_sharded(URI, state, {}, weights_only=None, is_strict=True)
@@ -76,7 +75,7 @@ def test_everything_else_is_in_the_save_itself(server: GCSServer) -> None:
     assert Rest(state["aioflux.rest"]).load(weights_only=True)["epoch"] == 3
 
 
-def test_what_is_missing_fails_unless_the_load_is_not_strict(server: GCSServer) -> None:
+def test_a_missing_tensor_fails_a_strict_load(server: GCSServer) -> None:
     save_sharded(URI, {"model": {"weight": torch.ones(3)}}, None, {})
     state = {"model": {"weight": torch.zeros(3), "bias": torch.zeros(3)}}
     with pytest.raises(aioflux.CheckpointError, match=r"last\.ckpt could not be loaded.*bias"):
@@ -85,18 +84,17 @@ def test_what_is_missing_fails_unless_the_load_is_not_strict(server: GCSServer) 
     assert torch.equal(state["model"]["weight"], torch.ones(3))
 
 
-def test_a_checkpoint_of_one_object_gives_way_to_its_namesake(server: GCSServer) -> None:
+def test_a_sharded_checkpoint_replaces_one_object_of_its_name(server: GCSServer) -> None:
     AiofluxCheckpointIO().save_checkpoint({"step": 1}, URI)
-    assert not is_sharded(URI, {})
-    save_sharded(URI, {"model": {"weight": torch.ones(3)}}, Rest.of({}), {})
-    assert is_sharded(URI, {})
-    with pytest.raises(aioflux.NotFoundError, match="is no checkpoint"):
-        is_sharded("gs://bucket/run/other.ckpt", {})
-    put_beside(URI, "meta.pt", b"", {})
+    for _ in range(2):
+        save_sharded(URI, {"model": {"weight": torch.ones(3)}}, Rest.of({}), {})
+        assert "run/last.ckpt" not in server.keys("bucket")
+        assert "run/last.ckpt/meta.pt" in server.keys("bucket")
+        assert AiofluxCheckpointIO().exists(URI)
 
 
 @pytest.mark.parametrize("kind", [FSDPStrategy, ModelParallelStrategy])
-def test_a_strategy_has_its_plugin_and_takes_no_other(kind: Any) -> None:
+def test_a_strategy_has_its_plugin_and_rejects_others(kind: Any) -> None:
     strategy = kind()
     assert isinstance(strategy.checkpoint_io, AiofluxCheckpointIO)
     strategy.checkpoint_io = TorchCheckpointIO()

@@ -15,7 +15,7 @@ import torch
 import aioflux
 from aioflux import RetryPolicy
 from aioflux.integrations.lightning import AiofluxCheckpointIO
-from aioflux.integrations.lightning._shared_download import load_together, opened_together
+from aioflux.integrations.lightning._shared_download import load_shared, shared_download
 
 if TYPE_CHECKING:
     from aioflux.options import StoreOptions
@@ -34,13 +34,13 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def load(retry: RetryPolicy | None = None) -> Any:
     options: StoreOptions = {"retry": retry}
-    return load_together(URI, options, map_location="cpu", weights_only=None, mmap=True)
+    return load_shared(URI, options, map_location="cpu", weights_only=None, mmap=True)
 
 
 def load_at_once(server: GCSServer, directory: Path) -> list[Any]:
-    """What ranks load, the first of which waits until all others are at the lock.
+    """Load on several ranks, of which the first waits until the others are at the lock.
 
-    Threads stand for ranks: a lock belongs to what was opened, not to the process.
+    Threads act as ranks: a lock belongs to an open file, not to the process.
     """
 
     def num_opened() -> int:
@@ -75,9 +75,7 @@ def test_one_download_serves_all(server: GCSServer, temporary: Path) -> None:
     assert not any(path.is_file() for path in temporary.rglob("*"))
 
 
-def test_the_others_help_themselves_where_the_first_one_fails(
-    server: GCSServer, temporary: Path
-) -> None:
+def test_the_others_download_if_the_first_one_fails(server: GCSServer, temporary: Path) -> None:
     AiofluxCheckpointIO().save_checkpoint({"step": 7}, URI)
     server.faults.add("objects.media", status=403, times=1)
     loaded = load_at_once(server, temporary)
@@ -85,15 +83,15 @@ def test_the_others_help_themselves_where_the_first_one_fails(
     assert sum(isinstance(each, aioflux.PermissionDeniedError) for each in loaded) == 1
 
 
-def test_what_a_killed_rank_told_is_not_believed(server: GCSServer, temporary: Path) -> None:
-    """Its number may be that of another process now, with another file."""
+def test_the_path_of_a_killed_rank_is_checked(server: GCSServer, temporary: Path) -> None:
+    """Another process may have its id now, with another file."""
     AiofluxCheckpointIO().save_checkpoint({"step": 7}, URI)
-    with opened_together(URI, {}), (temporary / "other").open("w+b") as other:
+    with shared_download(URI, {}), (temporary / "other").open("w+b") as other:
         (lock,) = (each for each in temporary.rglob("*") if len(each.name) == 64)
-        told = json.loads(lock.read_text())
-        other.truncate(told["size"])
+        record = json.loads(lock.read_text())
+        other.truncate(record["size"])
         for path in (f"/proc/{os.getpid()}/fd/{other.fileno()}", "/proc/0/fd/0"):
-            lock.write_text(json.dumps({**told, "path": path}))
+            lock.write_text(json.dumps({**record, "path": path}))
             assert load() == {"step": 7}
 
 
@@ -106,7 +104,9 @@ def test_a_directory_that_others_can_write_is_not_used(server: GCSServer, tempor
     assert list(directory.iterdir()) == []
 
 
-def test_what_is_not_there_is_told(server: GCSServer, temporary: Path) -> None:
+def test_a_missing_checkpoint_is_an_error_and_leaves_no_file(
+    server: GCSServer, temporary: Path
+) -> None:
     with pytest.raises(aioflux.NotFoundError, match=r"last\.ckpt"):
         load()
     assert not any(path.is_file() for path in temporary.rglob("*"))
