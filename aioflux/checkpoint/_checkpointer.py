@@ -373,7 +373,9 @@ class Checkpointer:
         # Arenas that an interrupt left between staging and upload.
         self._stager.reclaim(staged.arena for _, staged in self._in_flight)
         # The last save has a deadline, and does not wait.
-        while not self.is_stopping and not self._stager.has_memory_for(layout, self._pickled_bytes()):
+        while not self.is_stopping and not self._stager.has_memory_for(
+            layout, self._pickled_bytes()
+        ):
             wait_for_any([handle for handle, _ in self._in_flight])
             self._reap()
         return layout
