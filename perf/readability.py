@@ -25,7 +25,7 @@ IDIOMS: Final = re.compile(
     r"\b[Tt]old\b|\b[Tt]ells\b|\b[Tt]ell (?:whether|apart|of)\b|\b(?:[Ss]ome|[Aa]ny)body\b"
     r"|\b[Nn]obody\b|\b[Ww]hoever\b|\b[Ss]tand(?:s|ing)? (?:below|above|beside|for|still|there)\b"
     r"|\b[Hh]ears? of\b|\bin vain\b|\bcomes? up with\b|\bas it stands\b"
-    r"|\bours\b|\blet go\b|\bwho asks\b|\bdoes not yet speak\b"
+    r"|\b(?:of|to|than|before) ours\b|\blet go\b|\bwho asks\b|\bdoes not yet speak\b"
 )
 """Wording that the style guide replaces by the field's terms."""
 

@@ -100,7 +100,8 @@ MAY_IMPORT: dict[str, str] = {
         "integrations.lightning._uris"
     ),
     "compat.nebula": (
-        f"{BLOCKING} {CHECKPOINT_PARTS} checkpoint._maintain.history "
+        f"{BLOCKING} checkpoint checkpoint._maintain.tags checkpoint._save.ranks "
+        "checkpoint._save.staging checkpoint._save.state_pickle checkpoint._save.tag_save "
         "checkpoint._save.uploader_messages"
     ),
     "compat.s3_datapipes": f"{BLOCKING} data._object_stream data._store_reader",

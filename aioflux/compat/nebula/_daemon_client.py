@@ -1,7 +1,7 @@
-"""A trainer's end of the keeper: one connection, one request at a time.
+"""DaemonClient: the connection of a trainer to the node daemon, one request at a time.
 
-Where no keeper is there the first trainer starts one, under a lock, and listens for it until it can
-itself: whoever connects meanwhile waits in line.
+The first trainer starts the daemon, under a lock. It creates the listening socket itself, so that
+other trainers can connect before the daemon is ready.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aioflux import _bridge
 from aioflux.checkpoint._save.uploader_messages import MAX_FDS, MAX_READ_BYTES, Inbox, send
-from aioflux.compat.nebula._node_daemon import Keeper
+from aioflux.compat.nebula._node_daemon import NodeDaemon
 from aioflux.compat.nebula._node_daemon_process import lock_path
-from aioflux.compat.nebula._settings import meeting_path, signing_variables
+from aioflux.compat.nebula._settings import credential_variables, socket_path
 from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -29,66 +29,63 @@ if TYPE_CHECKING:
 
     from aioflux.compat.nebula._settings import Settings
 
-__all__ = ["Client"]
+__all__ = ["DaemonClient"]
 
 _BACKLOG: Final = 512
 
-_END_SECONDS: Final = 30.0
-_LOOK_SECONDS: Final = 0.01
-"""How long the end of a keeper is waited for, and the time between two looks."""
+_EXIT_SECONDS: Final = 30.0
+_POLL_SECONDS: Final = 0.01
+"""Longest wait for the daemon to exit, and the interval at which it is checked."""
 
 
-class Client:
-    """Requests of one process to the keeper of its node."""
+class DaemonClient:
+    """Requests of one process to the daemon of its node."""
 
     def __init__(self, settings: Settings) -> None:
-        # Pickled here, so that a store that does not pickle is told of at once.
+        # Pickled here, so that a store that does not pickle is an error of `init`.
         self._hello = pickle.dumps(settings)
         self._is_private = settings.is_private
         self._uri = settings.uri
-        self._place = settings.place
+        self._identity = settings.identity
         self._lock = _bridge.OwnLock()
         self._sock: socket.socket | None = None
         self._inbox = Inbox()
         self._pid = os.getpid()
         self.generation = 0
-        """Counts connections: pieces of memory of an earlier one are not known to the next."""
+        """Number of connections: segments of an earlier one are unknown to the next."""
 
     def call(self, name: str, *arguments: object, fds: tuple[int, ...] = ()) -> Any:
-        """Ask for something, and return the answer; a keeper is started where there is none.
+        """Send a request and return the answer; start a daemon if there is none.
 
         Raises:
-            CheckpointError: The keeper ended meanwhile; what it held in memory is lost.
+            CheckpointError: The daemon died meanwhile; what it had in memory is lost.
         """
         with self._lock.mine:
             if self._sock is None or self._pid != os.getpid():
-                self._connect(is_started=True)
+                self._connect(may_start=True)
             return self._call(name, arguments, fds)[0]
 
-    def ask(self, name: str, *arguments: object) -> tuple[Any, list[int]]:
-        """Ask for something where a keeper is there, and return the answer and descriptors.
-
-        Returns:
-            The answer; None where no keeper is there.
-        """
+    def call_if_running(self, name: str, *arguments: object) -> tuple[Any, list[int]]:
+        """Send a request; return the answer and descriptors, or None if no daemon is running."""
         with self._lock.mine:
             is_connected = self._sock is not None and self._pid == os.getpid()
-            if not is_connected and (self._is_private or not self._connect(is_started=False)):
+            if not is_connected and (self._is_private or not self._connect(may_start=False)):
                 return None, []
             return self._call(name, arguments, ())
 
     def stop(self) -> None:
-        """Let the keeper end; wait for that, where this is the last trainer."""
-        is_last = self.ask("stop")[0]
+        """Let the daemon exit; the last trainer waits for that."""
+        is_last = self.call_if_running("stop")[0]
         self.close()
         if not is_last or self._is_private:
             return
-        path, deadline = meeting_path(self._place, os.environ), time.monotonic() + _END_SECONDS
+        path = socket_path(self._identity, os.environ)
+        deadline = time.monotonic() + _EXIT_SECONDS
         while os.path.exists(path) and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def close(self) -> None:
-        """Leave the keeper to itself."""
+        """Disconnect."""
         with self._lock.mine:
             self._drop()
 
@@ -99,25 +96,25 @@ class Client:
         assert sock is not None
         try:
             send(sock, (name, *arguments), fds)
-            (kind, reply), received = self._hear(sock)
+            (kind, reply), received = self._receive(sock)
         except OSError as exc:
             self._drop()
             raise CheckpointError(
-                f"the process that keeps checkpoints of {self._uri or 'this node'} in memory "
-                f"ended, and what was only there is lost; save again ({exc})"
+                f"the node daemon of {self._uri or 'this node'} died, and what only its memory "
+                f"had is lost; save again ({exc})"
             ) from exc
-        except BaseException:  # interrupted: the answer would be taken for that of the next
+        except BaseException:  # interrupted: the next request would receive this answer
             self._drop()
             raise
         if kind == "error":
             raise reply
         return reply, received
 
-    def _hear(self, sock: socket.socket) -> tuple[Any, list[int]]:
+    def _receive(self, sock: socket.socket) -> tuple[Any, list[int]]:
         while True:
             data, fds, _, _ = socket.recv_fds(sock, MAX_READ_BYTES, MAX_FDS)
             if not data:
-                raise ConnectionResetError("it closed the connection")
+                raise ConnectionResetError("the daemon closed the connection")
             for message in self._inbox.feed(data, fds):
                 received, self._inbox.fds = self._inbox.fds, []
                 return message, received
@@ -130,38 +127,38 @@ class Client:
         if sock is not None:
             sock.close()
 
-    def _connect(self, *, is_started: bool) -> bool:
-        """Have a connection; return whether there is one."""
-        if self._pid != os.getpid():  # forked: the parent goes on with its own
+    def _connect(self, *, may_start: bool) -> bool:
+        """Connect; return False if no daemon is running and `may_start` is False."""
+        if self._pid != os.getpid():  # forked: the parent continues to use its connection
             self._sock, self._inbox, self._pid = None, Inbox(), os.getpid()
         self.generation += 1
         if self._is_private:
-            self._sock = _start_inside()
+            self._sock = _start_in_process()
         else:
-            path = meeting_path(self._place, os.environ)
-            if not is_started and not os.path.exists(path):
+            path = socket_path(self._identity, os.environ)
+            if not may_start and not os.path.exists(path):
                 return False
             with _locked(path):
-                self._sock = _reach(path)
-                if self._sock is None and not is_started:
+                self._sock = _try_connect(path)
+                if self._sock is None and not may_start:
                     return False
                 if self._sock is None:
                     self._sock = _start(path)
-                self._greet()
+                self._send_hello()
                 return True
-        self._greet()
+        self._send_hello()
         return True
 
-    def _greet(self) -> None:
+    def _send_hello(self) -> None:
         settings = pickle.loads(self._hello)  # noqa: S301  our own
-        # A keeper that is there already was started with those of an earlier training, which may
-        # have ended because they had. It hears of them as of all else: over a socket of this user.
-        self._call("hello", (settings, signing_variables(os.environ)), ())
+        # A running daemon has the credentials of an earlier training, which may have expired. They
+        # are sent like everything else: over a socket of this user.
+        self._call("hello", (settings, credential_variables(os.environ)), ())
 
 
 @contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """Hold the lock of whoever starts or ends a keeper."""
+    """Hold the lock that starting and stopping a daemon needs."""
     while True:
         lock = os.open(lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -174,15 +171,15 @@ def _locked(path: str) -> Iterator[None]:
 
 
 def _is_named(fd: int, path: str) -> bool:
-    """Tell whether an open file is still the one of its path: a keeper that ends takes it away."""
+    """Return whether a path still leads to an open file: a daemon that exits removes its lock."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
         return False
 
 
-def _reach(path: str) -> socket.socket | None:
-    """Return a connection to the keeper, None where there is none."""
+def _try_connect(path: str) -> socket.socket | None:
+    """Return a connection to the daemon; None if it is not running."""
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.connect(path)
@@ -196,13 +193,13 @@ def _reach(path: str) -> socket.socket | None:
 
 
 def _start(path: str) -> socket.socket:
-    """Start a keeper, and return a connection to it."""
-    with suppress(FileNotFoundError):  # of one that was killed
+    """Start a daemon, and return a connection to it."""
+    with suppress(FileNotFoundError):  # left by one that was killed
         os.unlink(path)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen(_BACKLOG)
-        # It leaves a child of its own behind, which is nobody's here, and ends.
+        # It forks the daemon, so that that is no child of this process, and exits.
         subprocess.run(  # noqa: S603  ourselves
             [
                 sys.executable,
@@ -210,7 +207,7 @@ def _start(path: str) -> socket.socket:
                 "aioflux.compat.nebula._node_daemon_process",
                 str(listening.fileno()),
             ],
-            # A function that returns tokens is found where this process finds it.
+            # The daemon imports functions that return tokens from the same path.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             pass_fds=(listening.fileno(),),
             stdin=subprocess.DEVNULL,
@@ -218,23 +215,23 @@ def _start(path: str) -> socket.socket:
             start_new_session=True,
             check=True,
         )
-        sock = _reach(path)
+        sock = _try_connect(path)
     if sock is None:
-        raise CheckpointError(f"the keeper at {path} could not be reached")
+        raise CheckpointError(f"could not connect to the node daemon at {path}")
     return sock
 
 
-def _start_inside() -> socket.socket:
-    """Serve this process from its own background loop: nobody else sees its memory:// objects."""
-    ours, its = socket.socketpair()
-    # Nobody waits for it: it goes when the process does, and its objects with it.
-    asyncio.run_coroutine_threadsafe(_serve_inside(its), _bridge.background_loop())
+def _start_in_process() -> socket.socket:
+    """Run a daemon on the background loop: other processes cannot see memory:// objects."""
+    ours, theirs = socket.socketpair()
+    # Not awaited: it ends with the process, as its objects do.
+    asyncio.run_coroutine_threadsafe(_serve_in_process(theirs), _bridge.background_loop())
     return ours
 
 
-async def _serve_inside(sock: socket.socket) -> None:
-    keeper = Keeper()
+async def _serve_in_process(sock: socket.socket) -> None:
+    daemon = NodeDaemon()
     try:
-        await keeper.serve(sock)
+        await daemon.serve(sock)
     finally:
-        await keeper.close()
+        await daemon.close()

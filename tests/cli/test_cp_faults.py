@@ -1,4 +1,4 @@
-"""`aioflux cp`: standard streams, progress, and origins that fail on the way."""
+"""`aioflux cp`: standard streams, progress, and sources that fail."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from aioflux.cli._copy_disk import Disk
-from aioflux.cli._copy_plan import LARGE_BYTES, Job
-from aioflux.cli._copy_run import Copier, Tally
-from aioflux.cli._copy_store import Standard, Stored
-from aioflux.cli._event_loop import Threads
-from aioflux.cli._progress import describe_amount
+from aioflux.cli._cp.copier import Copier
+from aioflux.cli._cp.local_files import FileThreads, LocalFiles
+from aioflux.cli._cp.objects import StandardStreams, StoreObjects
+from aioflux.cli._cp.plan import LARGE_BYTES, CopyJob
+from aioflux.cli._output import Report
+from aioflux.cli._progress import Progress, amount
 from aioflux.errors import ChecksumError
 from tests.cli.conftest import FAR_SECONDS, PROGRAM, read_files, write_files
 from tests.cli.test_cp import TREE, fill
@@ -34,8 +34,8 @@ def test_an_object_that_is_damaged_does_not_arrive(aioflux, bucket, cli_server) 
     assert sorted(read_files(Path("out"))) == sorted(set(TREE) - {"a"})
 
 
-class Damaged:
-    """An origin whose large object is not what it should be, the first times that it is read."""
+class DamagedSource:
+    """A source whose large object fails verification, the first times that it is read."""
 
     def __init__(self, times: int) -> None:
         self.num_reads = 0
@@ -60,26 +60,25 @@ class Damaged:
 async def test_a_large_object_is_read_three_times(tmp_path, times, num_reads, found) -> None:
     path = str(tmp_path / "k")
 
-    async def works():
-        yield Job("gs://b/k", path, "", path, LARGE_BYTES + 1)
+    async def jobs():
+        yield CopyJob("gs://b/k", path, "", path, LARGE_BYTES + 1)
 
-    origin, tally = Damaged(times), Tally()
-    said: list[str] = []
-    tally.report.say = said.append
-    await Copier(origin, Disk(Threads(), no_clobber=False), tally).run(works())
-    assert origin.num_reads == num_reads
+    source, progress, report = DamagedSource(times), Progress(), Report()
+    files = LocalFiles(FileThreads(), no_clobber=False)
+    await Copier(source, files, progress, report).run(jobs())
+    assert source.num_reads == num_reads
     assert read_files(tmp_path) == found
-    assert tally.report.num_failed == (not found), said
-    assert tally.num_bytes == (LARGE_BYTES + 1 if found else 0)
+    assert report.num_failed == (not found)
+    assert progress.num_bytes == (LARGE_BYTES + 1 if found else 0)
 
 
-async def test_what_standard_output_has_is_not_sent_again(capfd) -> None:
-    async def works():
-        yield Job("gs://b/k", "standard output", "", "", LARGE_BYTES + 1)
+async def test_standard_output_gets_no_byte_twice(capfd) -> None:
+    async def jobs():
+        yield CopyJob("gs://b/k", "standard output", "", "", LARGE_BYTES + 1)
 
-    origin, tally = Damaged(1), Tally()
-    await Copier(origin, Standard(), tally).run(works())
-    assert (origin.num_reads, tally.report.num_failed) == (1, 1)
+    source, report = DamagedSource(1), Report()
+    await Copier(source, StandardStreams(), Progress(), report).run(jobs())
+    assert (source.num_reads, report.num_failed) == (1, 1)
     assert capfd.readouterr().out == "wrong"
 
 
@@ -121,7 +120,7 @@ def test_an_object_that_is_deleted_meanwhile_is_named(aioflux, bucket) -> None:
     assert read_files(Path("out")) == {"a": b"1"}
 
 
-def test_two_tool_streams(command, bucket, tmp_path) -> None:
+def test_standard_streams(command, bucket, tmp_path) -> None:
     data = os.urandom(20 * MIB)
     ended = command("cp", "-", f"{bucket.uri}/k", stdin=data)
     assert ended.returncode == 0, ended.stderr
@@ -147,7 +146,7 @@ def test_standard_output_takes_one_source_after_the_other(command, bucket, tmp_p
     assert is_same
 
 
-def test_a_source_that_fails_does_not_keep_the_others_from_standard_output(aioflux, bucket) -> None:
+def test_a_source_that_fails_does_not_stop_the_others_to_standard_output(aioflux, bucket) -> None:
     fill(bucket)
     ended = aioflux("cp", f"{bucket.uri}/a", f"{bucket.uri}/none", f"{bucket.uri}/d/b", "-")
     assert (ended.status, ended.out) == (1, "12")
@@ -156,12 +155,12 @@ def test_a_source_that_fails_does_not_keep_the_others_from_standard_output(aiofl
 
 def test_standard_input_has_the_media_type_of_its_target(command, bucket) -> None:
     assert command("cp", "-", f"{bucket.uri}/x.json", stdin=b"{}").returncode == 0
-    told = command("stat", "--json", f"{bucket.uri}/x.json").stdout
-    assert json.loads(told)["content_type"] == "application/json"
+    output = command("stat", "--json", f"{bucket.uri}/x.json").stdout
+    assert json.loads(output)["content_type"] == "application/json"
 
 
 def test_a_dry_run_that_is_stopped_copied_nothing(environment, bucket) -> None:
-    """Stopped while nobody reads its lines, which are more than a pipe holds."""
+    """Stopped while its output is not read, which is more than a pipe holds."""
     for at in range(3000):
         bucket.put(f"{at:05}")
     with subprocess.Popen(
@@ -186,64 +185,64 @@ def test_progress_is_not_shown_over_the_data(environment, bucket) -> None:
     assert terminal.text.replace("\r", "") == data.decode().replace("\r", "")
 
 
-def test_progress_is_of_objects_where_all_are_empty() -> None:
-    tally = Tally()
+def test_progress_counts_objects_if_all_are_empty() -> None:
+    progress = Progress()
     for size in (0, 0):
-        tally.plan(Job("s", "t", "s", "t", size))
-    tally.finish(Job("s", "t", "s", "t", 0), None, moved=0)
-    assert tally.progress == (1, 2)
-    tally.plan(Job("s", "t", "s", "t", 5))
-    assert tally.progress == (0, 5)
-    tally.plan(Job("s", "t", "", "t", -1))
-    assert tally.progress == (0, None)
+        progress.plan(size)
+    progress.finish(0)
+    assert progress.completed == (1, 2)
+    progress.plan(5)
+    assert progress.completed == (0, 5)
+    progress.plan(-1)
+    assert progress.completed == (0, None)
 
 
-def test_progress_has_no_share_before_the_listing_ends() -> None:
-    """Of what is listed so far, nine tenths may be done, and of all less than a half."""
-    tally = Tally(num_listings=1)
+def test_progress_has_no_total_before_the_listing_ends() -> None:
+    """Nine tenths of what is listed so far may be less than a half of all."""
+    progress = Progress(num_listings=1)
     for _ in range(2):
-        tally.plan(Job("s", "t", "s", "t", 1024))
-    tally.finish(Job("s", "t", "s", "t", 1024), None, moved=0)
-    assert tally.progress == (1024, None)
-    assert describe_amount(tally) == "1.0 KiB, 1 of 2 listed so far"
-    tally.num_listings = 0
-    assert tally.progress == (1024, 2048)
-    assert describe_amount(tally) == "1.0 KiB of 2.0 KiB, 1 of 2"
+        progress.plan(1024)
+    progress.finish(1024)
+    assert progress.completed == (1024, None)
+    assert amount(progress) == "1.0 KiB, 1 of 2 found so far"
+    progress.num_listings = 0
+    assert progress.completed == (1024, 2048)
+    assert amount(progress) == "1.0 KiB of 2.0 KiB, 1 of 2"
 
 
-async def test_the_share_is_known_when_the_listing_has_ended(cli_server, bucket, tmp_path) -> None:
-    """While batches are copied, the listing of the next ones goes on."""
+async def test_the_total_is_known_when_the_listing_has_ended(cli_server, bucket, tmp_path) -> None:
+    """Batches are copied while the listing continues."""
     from aioflux.store import open_store
 
-    tally, seen = Tally(num_listings=1), []
+    progress, seen = Progress(num_listings=1), []
     for number in range(200):
         (tmp_path / f"{number}").write_bytes(b"x")
 
-    async def works():
+    async def jobs():
         for number in range(200):
             path = str(tmp_path / f"{number}")
-            yield Job(path, f"{bucket.uri}/{number}", path, str(number), 1)
-            seen.append(tally.progress[1])
+            yield CopyJob(path, f"{bucket.uri}/{number}", path, str(number), 1)
+            seen.append(progress.completed[1])
 
     async with open_store(bucket.uri, endpoint_url=cli_server.url) as store:
-        disk = Disk(Threads(), no_clobber=False, root=None)
-        await Copier(disk, Stored(store), tally).run(works())
+        files = LocalFiles(FileThreads(), no_clobber=False)
+        await Copier(files, StoreObjects(store), progress, Report()).run(jobs())
     assert seen == [None] * 200
-    assert tally.progress == (200, 200)
+    assert progress.completed == (200, 200)
 
 
-async def test_a_file_that_is_gone_does_not_keep_the_others(cli_server, bucket, tmp_path) -> None:
+async def test_a_file_that_is_gone_does_not_stop_the_others(cli_server, bucket, tmp_path) -> None:
     """It was there when the directory was listed."""
     from aioflux.store import open_store
 
     (tmp_path / "here").write_bytes(b"1")
     jobs = [
-        Job(str(tmp_path / name), f"{bucket.uri}/{name}", str(tmp_path / name), name, 1)
+        CopyJob(str(tmp_path / name), f"{bucket.uri}/{name}", str(tmp_path / name), name, 1)
         for name in ("gone", "here")
     ]
-    bodies = await Disk(Threads(), no_clobber=False).read_many(jobs)
+    bodies = await LocalFiles(FileThreads(), no_clobber=False).read_many(jobs)
     async with open_store(bucket.uri, endpoint_url=cli_server.url) as store:
-        gone, here = await Stored(store).write_many(jobs, bodies)
+        gone, here = await StoreObjects(store).write_many(jobs, bodies)
     assert isinstance(gone, FileNotFoundError)
     assert here is None
     assert bucket.contents() == {"here": b"1"}
@@ -253,7 +252,7 @@ async def test_a_file_that_is_gone_does_not_keep_the_others(cli_server, bucket, 
 def test_a_file_that_cannot_be_read_is_one_failure(aioflux, bucket) -> None:
     contents = {f"{at:03}": b"1" for at in range(300)}
     write_files(Path("src"), contents)
-    os.symlink("/proc/self/mem", "src/150x")  # its first byte can be read by nobody
+    os.symlink("/proc/self/mem", "src/150x")  # its first byte cannot be read
     ended = aioflux("cp", "-r", "src", bucket.uri)
     assert ended.status == 1
     assert "src/150x to " in ended.err
@@ -261,12 +260,12 @@ def test_a_file_that_cannot_be_read_is_one_failure(aioflux, bucket) -> None:
     assert bucket.contents() == contents
 
 
-async def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path) -> None:
+async def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path) -> None:
 
     path = tmp_path / "file"
     path.write_bytes(b"x" * 20 * MIB)
-    job = Job(str(path), "", str(path), "", 20 * MIB)
-    pieces = Disk(Threads(), no_clobber=False).pieces(job)
+    job = CopyJob(str(path), "", str(path), "", 20 * MIB)
+    pieces = LocalFiles(FileThreads(), no_clobber=False).pieces(job)
     await anext(pieces)
     with path.open("ab") as file:
         file.write(b"more")

@@ -1,4 +1,4 @@
-"""The run of this process: what `init` was told, and who carries it out."""
+"""TrainingRun: settings, daemon connection and stores of one storage, by `init`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 from typing import TYPE_CHECKING, Any, cast
 
 from aioflux import _bridge
-from aioflux.checkpoint._store.objects import open_checkpoint
-from aioflux.compat.nebula._client import Client
-from aioflux.compat.nebula._settings import settings_of
-from aioflux.compat.nebula._uris import scheme_of, to_uri
+from aioflux.checkpoint._maintain.tags import open_checkpoint
+from aioflux.compat.nebula._daemon_client import DaemonClient
+from aioflux.compat.nebula._settings import parse_settings, scheme_of, to_uri
+from aioflux.compat.nebula._storage_tier import DISK, STORAGE
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._save.ranks import Ranks
@@ -18,36 +18,35 @@ if TYPE_CHECKING:
     from aioflux.options import StoreOptions
     from aioflux.store import Store
 
-__all__ = ["Run", "all_runs", "begin", "current", "forget", "run_at"]
+__all__ = ["TrainingRun", "all_runs", "current", "remove", "run_at", "start"]
+
+_CLOUD_INDEPENDENT = ("transfer", "retry", "timeouts")
+"""Options that apply to stores of every cloud."""
 
 
-_ANYWHERE = ("transfer", "retry", "timeouts")
-"""Options that mean the same at all places."""
-
-
-class Run:
-    """Saves and loads below one place."""
+class TrainingRun:
+    """Saves to and loads from one persistent storage."""
 
     def __init__(self, settings: Settings, options: StoreOptions) -> None:
         self.settings = settings
         self.options = options
-        self.client = Client(settings)
+        self.client = DaemonClient(settings)
         self._snapshots: Snapshots | None = None
         self._ranks: Ranks | None = None
 
     @property
     def snapshots(self) -> Snapshots:
-        """What copies to memory."""
+        """Copies objects to memory."""
         if self._snapshots is None:
             from aioflux.compat.nebula._snapshot import Snapshots
 
             local = self.settings.local
-            self._snapshots = Snapshots(self.client, _directory(local))
+            self._snapshots = Snapshots(self.client, _create_directory(local))
         return self._snapshots
 
     @property
     def ranks(self) -> Ranks:
-        """The ranks of the training; every rank asks for it at the same time."""
+        """The ranks of the training; all ranks must get this property at the same time."""
         if self._ranks is None:
             from aioflux.checkpoint._save.ranks import open_ranks
 
@@ -55,31 +54,31 @@ class Run:
         return self._ranks
 
     def stores(self, path: str = "") -> list[tuple[str, Store]]:
-        """Return where to look for what is not in memory, the nearest first.
+        """Return the stores to search, by the name of their tier, the nearest first.
 
         Args:
-            path: Another place than that of this run.
+            path: Another storage than that of this run.
         """
         uri = to_uri(path) if path else self.settings.uri
         found: list[tuple[str, Store]] = []
         if self.settings.local is not None and uri == self.settings.uri:
-            found.append(("disk", open_checkpoint(self.settings.local.uri)))
+            found.append((DISK, open_checkpoint(self.settings.local.uri)))
         if uri:
-            found.append(("storage", open_checkpoint(uri, **self.options_at(uri))))
+            found.append((STORAGE, open_checkpoint(uri, **self.options_at(uri))))
         for _, store in found:
             _bridge.close_when_dropped(store)
         return found
 
     def options_at(self, path: str) -> StoreOptions:
-        """Return what a store at another place is opened with: credentials are for one cloud."""
+        """Return the options for another storage: credentials are for one cloud only."""
         scheme, ours = scheme_of(path), scheme_of(self.settings.uri)
         if scheme == ours or (not ours and scheme != "file"):
             return self.options
-        kept = {name: value for name, value in self.options.items() if name in _ANYWHERE}
+        kept = {name: value for name, value in self.options.items() if name in _CLOUD_INDEPENDENT}
         return cast("StoreOptions", kept)
 
     def close(self) -> None:
-        """Leave the keeper to itself."""
+        """Disconnect from the node daemon."""
         if self._snapshots is not None:
             self._snapshots.close()
         if self._ranks is not None:
@@ -87,7 +86,7 @@ class Run:
         self.client.close()
 
 
-def _directory(store: Store | None) -> str:
+def _create_directory(store: Store | None) -> str:
     if store is None:
         return ""
     from aioflux._values.uri import parse_uri
@@ -97,13 +96,13 @@ def _directory(store: Store | None) -> str:
     return path
 
 
-_runs: dict[str, Run] = {}
-"""By the uri that they save below; the one begun last is the current one."""
+_runs: dict[str, TrainingRun] = {}
+"""By the uri of the storage; the last one is the current one."""
 
 
-def begin(given: dict[str, Any], options: StoreOptions) -> Run:
-    """Begin a run, which is the current one then; an earlier one at its place ends."""
-    run = Run(settings_of(given, options, os.environ), options)
+def start(given: dict[str, Any], options: StoreOptions) -> TrainingRun:
+    """Start a run and make it the current one; it replaces an earlier one of its storage."""
+    run = TrainingRun(parse_settings(given, options, os.environ), options)
     earlier = _runs.pop(run.settings.uri, None)
     if earlier is not None:
         earlier.close()
@@ -111,20 +110,20 @@ def begin(given: dict[str, Any], options: StoreOptions) -> Run:
     return run
 
 
-def current() -> Run:
-    """Return the run that was begun last; one by the environment where there was none."""
-    return next(reversed(_runs.values())) if _runs else begin({}, {})
+def current() -> TrainingRun:
+    """Return the run that was started last; without one, start one from the environment."""
+    return next(reversed(_runs.values())) if _runs else start({}, {})
 
 
-def run_at(path: str) -> Run:
-    """Return the run at a place, which has the settings of the current one else."""
+def run_at(path: str) -> TrainingRun:
+    """Return the run of another storage, with the other settings of the current run."""
     uri = to_uri(path)
     if uri in _runs:
         return _runs[uri]
     before = current()
     options = before.options_at(path)
-    run = Run(
-        settings_of(
+    run = TrainingRun(
+        parse_settings(
             {
                 "persistent_storage_path": path,
                 "persistent_time_interval": before.settings.interval_seconds,
@@ -135,19 +134,19 @@ def run_at(path: str) -> Run:
         ),
         options,
     )
-    # Behind the current one, which stays the current one.
+    # First, so that the current run stays the last one.
     others = dict(_runs)
     _runs.clear()
     _runs.update({uri: run, **others})
     return run
 
 
-def forget(run: Run) -> None:
-    """Know a run no more."""
+def remove(run: TrainingRun) -> None:
+    """Close a run."""
     _runs.pop(run.settings.uri, None)
     run.close()
 
 
-def all_runs() -> list[Run]:
+def all_runs() -> list[TrainingRun]:
     """Return the runs of this process."""
     return list(_runs.values())

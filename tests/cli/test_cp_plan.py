@@ -1,4 +1,4 @@
-"""What a copy does is decided without I/O."""
+"""Jobs, batches and names of a copy."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.cli._copy_plan import (
+from aioflux.cli._cp.plan import (
     LARGE_BYTES,
     Batcher,
-    Clashes,
-    Job,
+    CopyJob,
+    NameClashes,
     base_name,
-    clash_message,
     is_temporary,
     local_problem,
 )
@@ -35,11 +34,11 @@ def test_a_key_that_passes_stays_below_the_directory(key: str) -> None:
 @pytest.mark.parametrize(
     "key", ["../a", "a/../b", "a/..", "/etc/passwd", "a//b", "./a", "a/.", ".aioflux-1", "", "a\0"]
 )
-def test_a_key_that_is_no_path_below_is_refused(key: str) -> None:
+def test_a_key_that_is_no_path_below_the_directory_is_rejected(key: str) -> None:
     assert local_problem(key)
 
 
-def test_only_names_that_writes_give_are_temporary() -> None:
+def test_only_names_of_unfinished_writes_are_temporary() -> None:
     name = f".aioflux-{'0a' * 16}"
     assert all(map(is_temporary, [name, name.replace("-", "-lock-")]))
     assert not any(map(is_temporary, [".aioflux-mine", f"{name}0", f"x{name}", f"{name}\n", ""]))
@@ -53,16 +52,16 @@ def test_other_keys_are_paths(key: str) -> None:
 @given(st.sets(st.text(alphabet="ab-/", min_size=1, max_size=6)))
 def test_a_key_clashes_where_an_earlier_one_is_its_directory(keys: set[str]) -> None:
     ordered = sorted(keys, key=lambda key: key.encode())
-    clashes = Clashes()
-    for place, key in enumerate(ordered):
-        before = {each for each in ordered[:place] if not each.endswith("/")}
+    clashes = NameClashes()
+    for index, key in enumerate(ordered):
+        before = {each for each in ordered[:index] if not each.endswith("/")}
         in_the_way = {each for each in before if key.startswith(f"{each}/")}
         found = clashes.add(key)
         assert (found in in_the_way) if found else not _unclashed(in_the_way, ordered)
 
 
-def test_a_clash_names_both() -> None:
-    clashes = Clashes()
+def test_a_clash_returns_the_earlier_key() -> None:
+    clashes = NameClashes()
     assert [clashes.add(key) for key in ("a", "a-", "a/b", "b", "b/", "c/", "c/d")] == [
         "",
         "",
@@ -72,9 +71,6 @@ def test_a_clash_names_both() -> None:
         "",
         "",
     ]
-    assert clash_message("gs://b/a/b", "gs://b/a").startswith(
-        "cannot copy gs://b/a/b: gs://b/a is a file where it needs a directory"
-    )
 
 
 def _unclashed(in_the_way: set[str], ordered: list[str]) -> set[str]:
@@ -83,8 +79,8 @@ def _unclashed(in_the_way: set[str], ordered: list[str]) -> set[str]:
     return {each for each in in_the_way if not any(each.startswith(f"{other}/") for other in files)}
 
 
-def job(size: int) -> Job:
-    return Job("source", "target", "path", "key", size)
+def job(size: int) -> CopyJob:
+    return CopyJob("source", "target", "path", "key", size)
 
 
 @given(st.lists(st.integers(-1, 3 * LARGE_BYTES)))
@@ -92,7 +88,7 @@ def test_batches_hold_every_job_once_within_their_bounds(sizes: list[int]) -> No
     batcher, batches = Batcher(), []
     for size in sizes:
         batches += batcher.add(job(size))
-    batches.append(batcher.rest())
+    batches.append(batcher.flush())
     assert sorted(each.size for batch in batches for each in batch) == sorted(sizes)
     for batch in batches:
         if any(each.is_large for each in batch):
@@ -106,12 +102,12 @@ def test_ordered_batches_keep_the_order_of_the_jobs(sizes: list[int]) -> None:
     batcher, batches = Batcher(is_ordered=True), []
     for size in sizes:
         batches += batcher.add(job(size))
-    batches.append(batcher.rest())
+    batches.append(batcher.flush())
     assert [each.size for batch in batches for each in batch] == sizes
 
 
 @pytest.mark.parametrize(("is_ordered", "sizes"), [(False, [[-1]]), (True, [[1], [-1]])])
-def test_a_large_object_passes_small_ones_unless_they_are_ordered(is_ordered, sizes) -> None:
+def test_a_large_job_overtakes_small_ones_unless_they_are_ordered(is_ordered, sizes) -> None:
     batcher = Batcher(is_ordered)
     assert batcher.add(job(1)) == []
     batches = batcher.add(job(-1))
@@ -121,13 +117,13 @@ def test_a_large_object_passes_small_ones_unless_they_are_ordered(is_ordered, si
 def test_a_batch_ends_when_its_objects_are_too_many() -> None:
     batcher = Batcher()
     batches = [batch for _ in range(257) for batch in batcher.add(job(1))]
-    assert list(map(len, [*batches, batcher.rest()])) == [128, 128, 1]
+    assert list(map(len, [*batches, batcher.flush()])) == [128, 128, 1]
 
 
 def test_a_batch_ends_before_its_bytes_are_too_many() -> None:
     batcher, size = Batcher(), LARGE_BYTES
     assert [batcher.add(job(size)) for _ in range(3)] == [[], [], [[job(size)] * 2]]
-    assert batcher.rest() == [job(size)]
+    assert batcher.flush() == [job(size)]
 
 
 @pytest.mark.parametrize(("text", "name"), [("a/b", "b"), ("a/b/", "b"), ("b", "b"), ("/", "")])

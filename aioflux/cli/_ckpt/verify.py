@@ -1,4 +1,4 @@
-"""`aioflux ckpt verify`: whether checkpoints are all there."""
+"""`aioflux ckpt verify`: compares checkpoints with their commit objects."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aioflux.cli._ckpt_location import Anonymous, Endpoint, Json, Root, Steps, opened, prepare
-from aioflux.cli._ckpt_meter import shown
+from aioflux.cli._ckpt.root import Root, Steps, open_checkpoints
 from aioflux.cli._event_loop import run
-from aioflux.cli._report import Report
-from aioflux.cli._stdout import tell
+from aioflux.cli._output import Report, print_lines
+from aioflux.cli._progress import Progress
 from aioflux.cli._text import format_count, format_size, json_line, one_line
+from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argument
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._maintain.verify import Verification
@@ -25,7 +25,7 @@ def verify_command(
     step: Steps = None,
     deep: Annotated[
         bool,
-        typer.Option("--deep", help="Read all bytes, and compare the crc32c of every block."),
+        typer.Option("--deep", help="Read all bytes, and verify the crc32c of every block."),
     ] = False,
     as_json: Json = False,
     endpoint_url: Endpoint = None,
@@ -33,8 +33,8 @@ def verify_command(
 ) -> int:
     """Verify the steps below URI, or one checkpoint, against their commit objects.
 
-    The commit object is whole, and each object that it names is there, with that size, generation
-    and crc32c. The exit status is 1 where something is wrong, which is named.
+    A checkpoint is valid if its commit object is intact, and all objects that it lists exist with
+    the same size, generation and crc32c. Problems are printed, and the exit status is then 1.
 
     --json: type ("checkpoint"), uri, step, is_valid, num_objects, size (bytes) and problems, a list
     of kind ("no_commit", "commit", "foreign", "missing", "size", "generation", "crc32c" or
@@ -42,16 +42,17 @@ def verify_command(
     """
     from aioflux.checkpoint._maintain.verify import verify
 
-    place, access = prepare(uri, endpoint_url, anonymous=anonymous)
+    root_uri, access = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
     report = Report()
 
     async def work() -> int:
         num_valid = num_bytes = 0
-        async with opened(place, access) as root:
+        async with open_checkpoints(root_uri, access) as root:
             for prefix in await root.prefixes(step):
-                with shown(is_wanted=deep) as progress:
-                    found = await verify(root.store, prefix, deep=deep, progress=progress)
-                await tell(json_line(_row(found)) if as_json else _line(found))
+                progress = Progress()
+                with progress.show(is_wanted=deep):
+                    found = await verify(root.store, prefix, deep=deep, progress=progress.advance)
+                await print_lines(json_line(_row(found)) if as_json else _line(found))
                 num_valid += found.is_valid
                 num_bytes += found.num_bytes
                 for problem in found.problems:

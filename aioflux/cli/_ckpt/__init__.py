@@ -1,14 +1,15 @@
-"""`aioflux ckpt`: the commands for checkpoints under one name. None of them needs PyTorch."""
+"""`aioflux ckpt`: the commands for checkpoints, a module each. None of them needs PyTorch."""
 
 from __future__ import annotations
 
 import typer
 
-from aioflux.cli._ckpt_copy import copy_command
-from aioflux.cli._ckpt_history import history
-from aioflux.cli._ckpt_list import list_command, show
-from aioflux.cli._ckpt_prune import prune_command
-from aioflux.cli._ckpt_verify import verify_command
+from aioflux.cli._ckpt.copy import copy_command
+from aioflux.cli._ckpt.history import history
+from aioflux.cli._ckpt.list import list_command
+from aioflux.cli._ckpt.prune import prune_command
+from aioflux.cli._ckpt.show import show
+from aioflux.cli._ckpt.verify import verify_command
 
 __all__ = ["ckpt"]
 
